@@ -24,6 +24,7 @@ from .errors import Code, InferError
 from .node import Node
 from .onnx_binding import OnnxBinding
 from .onnx_failures import is_absent, run_error, words
+from .onnx_file import is_pointer
 from .onnx_providers import CPU, device_number, said_to
 from .onnx_rows import with_free_rows
 from .signature import Signature, TensorSpec
@@ -99,7 +100,10 @@ def opened(path: Path, make: Callable[[], Any], *, on_gpu: bool = False) -> Any:
         if on_gpu and type(failed) is not InferError:
             raise failed from error
         code = Code.NOT_FOUND if isinstance(error, ort.NoSuchFile) else Code.INVALID
-        raise InferError(code, words(error, path)) from error
+        text = words(error, path)
+        if is_pointer(path):
+            text = f"{text} The file is a pointer of Git LFS: `git lfs pull` fetches the model"
+        raise InferError(code, text) from error
     session.disable_fallback()
     return session
 

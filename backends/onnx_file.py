@@ -24,6 +24,18 @@ _MESSAGES: Mapping[str, tuple[tuple[str, int, str], ...]] = {
 }
 """What is read of a ModelProto; all else is kept as it is. Source: onnx.proto of the ONNX IR specification."""
 
+_POINTER = b"version https://git-lfs.github.com/spec/"
+"""How what Git LFS leaves in a file's place begins. Source: docs/spec.md of git-lfs."""
+
+
+def is_pointer(path: Path) -> bool:
+    """Tell whether a file is not the model, but what Git LFS leaves in its place until it is fetched."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_POINTER)) == _POINTER
+    except OSError:
+        return False
+
 
 def weight_bytes(path: Path) -> int:
     """Give the size of a model's file and of the files beside it that its weights are in; 0 where it cannot be read."""

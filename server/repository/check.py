@@ -157,7 +157,7 @@ def _place(entry: Entry, path: Path, message: str) -> tuple[Path, int]:
     files = {place for place, _ in entry.places.values() if place.suffix in {".pbtxt", ".toml"} and place.is_file()}
     for config in sorted(files, key=lambda place: (place.suffix != ".pbtxt", place)):
         words = [quoted or bare for quoted, bare in _NAMES.findall(message)]
-        if line := mentioned(read_text(config), [word for word in words if word != entry.name]):
+        if line := mentioned(read_text(config, "replace"), [word for word in words if word != entry.name]):
             return config, line
     return entry.places.get("instances" if message.startswith("device '") else "ensemble", (path, 0))
 

@@ -56,13 +56,14 @@ class MistakesError(Exception):
         self.findings = tuple(findings)
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, errors: str = "strict") -> str:
     """Read a configuration file, with or without a byte order mark, as some editors and PowerShell write one.
 
-    Raises: MistakeError when it cannot be read or is not UTF-8.
+    `errors`: what becomes of bytes that are not UTF-8, as `open` has it. Raises: MistakeError when it cannot be read,
+    or such bytes are errors.
     """
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig", errors=errors)
     except OSError as error:
         raise MistakeError(Finding(path, f"cannot be read: {error.strerror}")) from error
     except UnicodeDecodeError as error:

@@ -17,6 +17,9 @@ from .findings import Finding, MistakeError, read_text
 
 __all__ = ["field_lines", "mentioned", "message_of", "model_config_pb2", "parse"]
 _TOKEN = re.compile(r"#[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|[A-Za-z_]\w*|[{}<>\[\]]|\n")
+_QUOTED_ENUM = re.compile(r"has no value named (\"\w+\"|'\w+')\.$")
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")
+"""A byte that is not UTF-8, as errors="surrogateescape" hands it on."""
 
 
 def parse(path: Path) -> tuple[Any, dict[str, int]]:
@@ -27,16 +30,32 @@ def parse(path: Path) -> tuple[Any, dict[str, int]]:
     """
     from google.protobuf import text_format
 
-    text = read_text(path)
+    text = _text(path)
     config = model_config_pb2().ModelConfig()
     try:
         text_format.Parse(text, config)
     except text_format.ParseError as error:
         message = re.sub(r"^(\d+:)*\d* ?: ?", "", str(error))
+        if _QUOTED_ENUM.search(message):
+            message = f"{message.rstrip('.')}: the values of an enum have no quotes"
         raise MistakeError(Finding(path, message, error.GetLine() or 0)) from error
     except (ValueError, RecursionError) as error:
         raise MistakeError(Finding(path, str(error))) from error
     return config, field_lines(text)
+
+
+def _text(path: Path) -> str:
+    """Read a config.pbtxt. Its comments may be in any encoding: Triton's parser reads past them unseen.
+
+    Raises: MistakeError when it cannot be read, or is not UTF-8 elsewhere, with the line.
+    """
+    text = read_text(path, errors="surrogateescape")
+    if _NOT_UTF8.search(text):
+        text = _TOKEN.sub(lambda piece: _NOT_UTF8.sub("?", piece[0]) if piece[0][0] == "#" else piece[0], text)
+    if wrong := _NOT_UTF8.search(text):
+        line = text.count("\n", 0, wrong.start()) + 1
+        raise MistakeError(Finding(path, "is not UTF-8: only comments may be in another encoding", line))
+    return text
 
 
 def message_of(text: str | bytes) -> Any:

@@ -13,7 +13,8 @@ from typing import Any
 from penstock.batching.spec import ModelSpec
 
 from . import python
-from .fields.identity import GRAPHDEF, SAVED_MODEL, TENSORFLOW, is_platform_handler
+from .fields.ensembles import PLATFORM as ENSEMBLE
+from .fields.identity import GRAPHDEF, PYTHON, SAVED_MODEL, TENSORFLOW
 from .findings import Finding
 from .libraries import LIBRARIES
 from .statement import Statement
@@ -60,10 +61,14 @@ def lacking_platform(config: Any, folder: Path) -> str:
 
 
 def complete_platform(config: Any, folder: Path) -> bool:
-    """Say the platform in a configuration that leaves it out. Returns: whether there was anything to say."""
-    if is_platform_handler(config):
-        if any((place / python.PYTHON_FILE).is_file() for place in folder.iterdir()):
-            config.platform = ""  # it brings its own code
+    """Say the platform in a configuration that leaves it out. Returns: whether there was anything to say.
+
+    A Python model that brings its own code has none, whatever it says, as in Triton.
+    """
+    if config.backend == PYTHON and config.platform not in {"", ENSEMBLE}:
+        name = config.default_model_filename or python.PYTHON_FILE
+        if any((place / name).is_file() for place in folder.iterdir()):
+            config.platform = ""
         return False
     config.platform = (platform := lacking_platform(config, folder)) or config.platform
     return bool(platform)

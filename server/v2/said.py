@@ -6,6 +6,7 @@ values, wherever they were read from. `finish.py` does what the Plan says. Texts
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,6 +43,8 @@ _MAX_TARGET_MS = 86_400_000
 _MAX_TIMEOUT_US = 1 << 53
 _MAX_UNSIGNED = (1 << 64) - 1
 _MAX_VERSION = (1 << 63) - 1
+_NEGATIVE = re.compile("-0*[1-9][0-9]{0,17}")
+"""A version that Triton's stol reads, and that is below 0."""
 _TYPES = (str, int, float, bool)
 _PREFIX_TEXT = "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
 
@@ -49,10 +52,13 @@ _PREFIX_TEXT = "parameter keys starting with 'triton_' are reserved for Triton u
 def version_of(text: str) -> str:
     """Read a version as Triton's stol does: "" for none, leading zeros count for nothing.
 
-    Raises: InferError (INVALID).
+    Raises: InferError (INVALID). Source of the texts: GetModelVersionFromString in Triton's src/common.cc.
     """
     if not text:
         return ""
+    if _NEGATIVE.fullmatch(text):
+        wrong = f"invalid model version specified '{text}' "
+        raise InferError(Code.INVALID, f"{wrong}, version should be an integral value > 0")
     digits = text.lstrip("0") or "0"
     if not (text.isascii() and text.isdigit()) or len(digits) > len(str(_MAX_VERSION)) or int(digits) > _MAX_VERSION:
         wrong = f"failed to get model version from specified version string '{text[:64]}' (details: stol)"

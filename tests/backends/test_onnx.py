@@ -331,6 +331,14 @@ class TestRefusals:
         assert error.code is Code.INVALID
         assert error.message == "onnx runtime error 7: Load model from model.onnx failed:Protobuf parsing failed."
 
+    def test_of_a_pointer_of_git_lfs_say_what_to_do(self, path: Path) -> None:
+        path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
+
+        assert refusal(path).message == (
+            "onnx runtime error 7: Load model from model.onnx failed:Protobuf parsing failed. The file is a pointer of "
+            "Git LFS: `git lfs pull` fetches the model"
+        )
+
     def test_of_a_missing_file_are_not_found(self, path: Path) -> None:
         error = refusal(path)
 

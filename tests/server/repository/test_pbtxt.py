@@ -50,6 +50,8 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
     [
         ("\nmax_batch_sise: 3", 2, 'no field named "max_batch_sise"'),
         ("\n\ninput { data_type: TYPE_FOO }", 3, "no value named TYPE_FOO"),
+        ('\ninput { data_type: "TYPE_FP32" }', 2, 'named "TYPE_FP32": the values of an enum have no quotes'),
+        ("instance_group { kind: 'KIND_CPU' }", 1, "the values of an enum have no quotes"),
         ('max_batch_size: "x"', 1, "Couldn't parse integer"),
         ('name: "a"\nname: "b"', 2, "multiple"),
         ("input {", 1, "Expected"),
@@ -64,6 +66,24 @@ def test_a_parse_error_has_its_file_and_line(tmp_path: Path, text: str, line: in
     assert caught.value.finding.path == path
     assert caught.value.finding.line == line
     assert words in caught.value.finding.message
+
+
+def test_a_comment_may_be_in_any_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "config.pbtxt"
+    path.write_bytes('name: "m" # 模型 "{\n# пример\nmax_batch_size: 8\n'.encode("gbk"))
+    config, lines = parse(path)
+
+    assert (config.name, config.max_batch_size) == ("m", 8)
+    assert lines["max_batch_size"] == 3
+
+
+def test_what_is_no_comment_is_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "config.pbtxt"
+    path.write_bytes('# 模型\nname: "m"\ninput { name: "图像" }\n'.encode("gbk"))
+    with pytest.raises(MistakeError) as caught:
+        parse(path)
+
+    assert str(caught.value) == f"{path}:3: is not UTF-8: only comments may be in another encoding"
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", None])

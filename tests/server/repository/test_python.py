@@ -50,6 +50,28 @@ def test_a_folder_with_a_model_py_is_a_python_model(tmp_path: Path, config: str 
     assert (spec.backend, spec.path.name) == ("python", "model.py")
 
 
+@pytest.mark.parametrize("platform", ["python", "pytorch_libtorch", "onnxruntime_onnx", "tensorflow_graphdef"])
+def test_one_that_brings_its_code_may_name_any_platform(tmp_path: Path, platform: str) -> None:
+    entry = read(written(tmp_path, f"platform: '{platform}'{CONFIG}"))
+
+    assert entry.findings == ()
+    (spec,) = entry.specs
+    assert (spec.backend, entry.config.platform) == ("python", "")
+
+
+@pytest.mark.parametrize(
+    ("platform", "why"),
+    [
+        ("pytorch_libtorch", "platform 'pytorch_libtorch' is not supported"),
+        ("onnxruntime_onnx", "platform 'onnxruntime_onnx' has another backend than 'python'"),
+    ],
+)
+def test_one_without_code_is_told_that_its_platform_is_not_served(tmp_path: Path, platform: str, why: str) -> None:
+    folder = written(tmp_path, f"platform: '{platform}'{CONFIG}", name="model.pt")
+
+    assert any(why in each for each in mistakes(read(folder)))
+
+
 def test_one_with_an_onnx_file_beside_it_is_not(tmp_path: Path) -> None:
     folder = written(tmp_path, None)
     (folder / "1" / "model.onnx").write_bytes(b"")
@@ -106,7 +128,6 @@ def test_a_batch_holds_all_requests_that_run_again(tmp_path: Path) -> None:
             "sequence_batching { state [ { input_name: 'a' output_name: 'b' data_type: TYPE_FP32 dims: [1] } ] }", "",
             "sequence_batching.state",
         ),
-        ("platform: 'onnxruntime_onnx'", "", "platform 'onnxruntime_onnx' has another backend"),
         ("parameters { key: 'EXECUTION_ENV_PATH' value: { string_value: 'none.tar.gz' } }", "", "is not there"),
         ("", "[worker]\nrequirements = 'requirements.txt'\n", "worker.requirements: 'requirements.txt' is not there"),
         ("", "[worker]\nbogus = 1\n", "unknown key worker.bogus"),

@@ -10,7 +10,7 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InSequence
 from penstock.server.v2.regions import OFF, Regions
-from penstock.server.v2.said import MAX_CLASSES, RESERVED, Classes, Parameters, Ways, outputs, parameters
+from penstock.server.v2.said import MAX_CLASSES, RESERVED, Classes, Parameters, Ways, outputs, parameters, version_of
 from tests.fakes import fake_model
 
 MODEL = fake_model()
@@ -21,6 +21,25 @@ def refused(call: Any, *args: Any) -> str:
         call(*args)
     assert caught.value.code is Code.INVALID
     return caught.value.message
+
+
+class TestVersionOf:
+    @pytest.mark.parametrize(("text", "version"), [("", ""), ("1", "1"), ("01", "1"), ("0", "0")])
+    def test_leading_zeros_count_for_nothing(self, text: str, version: str) -> None:
+        assert version_of(text) == version
+
+    @pytest.mark.parametrize("text", ["-1", "-01", "-999999999999999999"])
+    def test_one_below_0_is_refused_in_triton_s_words(self, text: str) -> None:
+        assert refused(version_of, text) == (
+            f"invalid model version specified '{text}' , version should be an integral value > 0"
+        )
+
+    @pytest.mark.parametrize("text", ["v3", "latest", "-", "--1", "-x", "9" * 19, "-" + "9" * 30])
+    def test_what_is_no_number_is_refused_in_triton_s_words(self, text: str) -> None:
+        assert refused(version_of, text) == (
+            f"failed to get model version from specified version string '{text}' (details: stol), version should be an "
+            "integral value > 0"
+        )
 
 
 class TestParameters:
