@@ -22,11 +22,12 @@ class QueuePolicy:
     """How requests of one priority level wait. Source: Triton's ModelQueuePolicy.
 
     Units: microseconds; `default_timeout_us` 0: no limit, `max_requests` likewise. `delays`: one whose timeout is over
-    goes on waiting behind all of its level whose is not; otherwise it fails.
+    goes on waiting behind all of its level whose is not; otherwise it fails. `allow_timeout_override` None: not said,
+    as timeouts.py has it.
     """
 
     default_timeout_us: int = 0
-    allow_timeout_override: bool = True
+    allow_timeout_override: bool | None = None
     max_requests: int = 0
     delays: bool = False
 
@@ -57,7 +58,7 @@ class BatchPolicy:
     max_queue_bytes: int = 0
     max_queue_requests: int = 0
     default_timeout_us: int = 0
-    allow_timeout_override: bool = True
+    allow_timeout_override: bool | None = None
     cap_rows: int | None = None
     executor: str = "auto"
     default_max_batch_rows: int = DEFAULT_MAX_BATCH_ROWS

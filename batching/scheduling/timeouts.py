@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from penstock.batching.spec import BatchPolicy, QueuePolicy
 
+MEANT_US = 10_000
+"""Where the model says nothing of timeouts, a request's own counts from so much on. In Triton none does there, so that
+programs say 30 or 1000 and mean seconds or milliseconds: each of their requests would fail that had to wait at all."""
+
 
 def level_of(policy: BatchPolicy, priority: int) -> int:
     """Give the level of a request: what it says, or the model's default where it says none that there is."""
@@ -32,9 +36,11 @@ def due_ns(now_ns: int, timeout_us: int, policy: BatchPolicy, target_us: int = 0
     if policy.level_policies:
         allowed = policy.level_policies.get(level_of(policy, priority), policy)
     default_us = allowed.default_timeout_us
-    if timeout_us and allowed.allow_timeout_override:
-        chosen = min(timeout_us, default_us) if default_us else timeout_us
-    else:
-        chosen = default_us
+    override = allowed.allow_timeout_override
+    if override is None:
+        override = default_us > 0 or timeout_us >= MEANT_US
+    chosen = default_us
+    if timeout_us and override:
+        chosen = min(timeout_us, default_us or timeout_us)
     chosen = min(chosen or target_us, target_us) if target_us else chosen
     return now_ns + chosen * 1000 if chosen else 0

@@ -145,7 +145,7 @@ def _batching(config: Any, spec: ModelSpec) -> None:
         queue.timeout_action = queue.DELAY if policy.timeout_delays else queue.REJECT
         queue.default_timeout_microseconds = policy.default_timeout_us
         queue.max_queue_size = policy.max_queue_requests
-        queue.allow_timeout_override = policy.allow_timeout_override
+        queue.allow_timeout_override = policy.allow_timeout_override is not False
 
 
 def to_json(message: Any) -> dict[str, Any]:

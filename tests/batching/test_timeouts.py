@@ -8,6 +8,7 @@ from penstock.batching.scheduling.timeouts import due_ns, is_timed, level_of
 from penstock.batching.spec import BatchPolicy, QueuePolicy
 
 FREE = BatchPolicy()
+SAYS_SO = BatchPolicy(allow_timeout_override=True)
 FIXED = BatchPolicy(default_timeout_us=100, allow_timeout_override=False)
 BENDING = BatchPolicy(default_timeout_us=100)
 LEVELS = BatchPolicy(
@@ -22,7 +23,9 @@ LEVELS = BatchPolicy(
     ("policy", "timeout_us", "target_us", "priority", "wait_us"),
     [
         (FREE, 0, 0, 0, 0),
-        (FREE, 7, 0, 0, 7),
+        (FREE, 10_000, 0, 0, 10_000),
+        (FREE, 9_999, 0, 0, 0),
+        (SAYS_SO, 7, 0, 0, 7),
         (FREE, 0, 9, 0, 9),
         (FREE, 7, 5, 0, 5),
         (FIXED, 0, 0, 0, 100),
@@ -32,10 +35,11 @@ LEVELS = BatchPolicy(
         (BENDING, 0, 50, 0, 50),
         (LEVELS, 7, 0, 1, 10),
         (LEVELS, 0, 0, 0, 0),
-        (LEVELS, 7, 0, 0, 7),
+        (LEVELS, 7, 0, 0, 0),
+        (LEVELS, 70_000, 0, 0, 70_000),
         (LEVELS, 700, 0, 3, 100),
         (LEVELS, 7, 0, 3, 7),
-        (LEVELS, 700, 0, 4, 700),
+        (LEVELS, 70_000, 0, 4, 70_000),
     ],
 )
 def test_a_request_may_shorten_what_its_level_says_where_that_allows_it(
