@@ -83,10 +83,12 @@ class Accepting:
         self._tell()
 
     async def settle(self) -> None:
-        """Wait for those on their way; a client that does not finish its handshake is let go."""
-        if self._arriving:
-            await asyncio.wait(set(self._arriving.values()), timeout=SETTLE_S)
-        self.abandon()
+        """Wait for those on their way; of these, a client that does not finish its handshake is let go."""
+        arriving = set(self._arriving.values())
+        if arriving:
+            await asyncio.wait(arriving, timeout=SETTLE_S)
+        for task in arriving:  # who came meanwhile is told why it is not served, and not cut off
+            task.cancel()
 
     def abandon(self) -> None:
         """Let go of those on their way."""

@@ -188,6 +188,9 @@ class _Process:
             loading = asyncio.ensure_future(role.load())
             if await process.first(loading, self._asked.wait()):
                 if not early:
+                    # said, and gone, before anybody can connect: who has not said it is not drained, but killed
+                    told.said(ANSWERS)
+                    await asyncio.sleep(0)
                     await role.answer()
                 process.settle_memory()
                 told.said(READY, **loading.result())

@@ -287,6 +287,37 @@ def test_a_drain_does_not_wait_for_a_client_that_does_not_finish_its_handshake(
     run(main, uvloop.new_event_loop)
 
 
+@pytest.mark.slow
+def test_who_comes_while_a_drain_waits_for_handshakes_may_finish_its_own(
+    monkeypatch: pytest.MonkeyPatch, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
+    monkeypatch.setattr(accepting, "SETTLE_S", 10.0)
+
+    async def main() -> None:
+        served = await Fronts.of(1, contexts[0])
+        (port,), (board,) = served.ports, served.boards
+        early, late = socket.socket(), socket.socket()
+        early.connect(("127.0.0.1", port.port))
+        await until(lambda: board.look(HTTP, 0).load == 1)
+        finishing = asyncio.ensure_future(port.finish(asyncio.get_running_loop().time() + 20))
+        for _ in range(10):  # it has taken who waited, and waits for the first one's handshake
+            await asyncio.sleep(0)
+        late.connect(("127.0.0.1", port.port))
+        await until(lambda: board.look(HTTP, 0).load == 2)
+        early.close()
+        assert await finishing == 0
+
+        late.settimeout(10)
+        wrapped = await asyncio.to_thread(contexts[1].wrap_socket, late, server_hostname="127.0.0.1")
+
+        assert await asyncio.to_thread(wrapped.recv, 1) == bytes([0])
+        wrapped.close()
+        await until(lambda: not port.connections)
+        await served.close()
+
+    run(main, uvloop.new_event_loop)
+
+
 def test_a_front_end_that_leaves_serves_what_it_has_been_sent_and_gives_away_what_it_accepts(loops: Any) -> None:
     async def main() -> None:
         served = await Fronts.of(2)

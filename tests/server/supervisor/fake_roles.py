@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -137,6 +138,14 @@ class Front:
         await self.port.close()
         if self.link:
             self.link.close()
+
+
+class Held(Front):
+    """A front end that is held as soon as it listens, as by the collector."""
+
+    async def answer(self) -> None:
+        await super().answer()
+        threading.Event().wait()
 
 
 class Engine:

@@ -15,7 +15,7 @@ import pytest
 import uvloop
 
 from penstock.server.listening.listener import StartError
-from penstock.server.supervisor.fleet import ENGINE, FRONT, READY
+from penstock.server.supervisor.fleet import ANSWERS, ENGINE, FRONT, READY
 from penstock.server.supervisor.supervisor import Supervisor
 from tests.live import settings_for
 from tests.processes import children, descriptors
@@ -219,6 +219,22 @@ def test_a_process_that_is_asked_to_end_by_somebody_else_finishes_and_is_replace
             await until(lambda: supervisor.fleet.restarts[FRONT] == 1 and supervisor.fleet.reached(READY))
 
             assert ledger["lost"] == ledger["wrong"] == ledger["503"] == 0
+
+    run(main)
+
+
+def test_a_front_end_that_listens_has_said_so_and_is_not_killed_at_the_end_but_drained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        async with supervised() as supervisor:
+            monkeypatch.setitem(ROLES, FRONT, "tests.server.supervisor.fake_roles:Held")
+            before = set(supervisor.fleet.members)
+            os.kill(pids(supervisor, FRONT)[0], signal.SIGKILL)
+            await until(lambda: bool(set(supervisor.fleet.members) - before))
+            (held,) = set(supervisor.fleet.members) - before
+
+            await until(lambda: supervisor.fleet.members[held].state == ANSWERS)
 
     run(main)
 
