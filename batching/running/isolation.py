@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock.backends.backend import Binding
-from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, PartUnreadable, RunStopped
+from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, PartUnreadable, RunStopped, bare
 
 from .batch import Batch
 from .execution import run_batch
@@ -88,16 +88,6 @@ def give_up(model: Model, error: Exception) -> None:
         told = InferError(Code.INTERNAL, f"model '{model.name}': the request could not be scheduled")
         rows = sum([request.rows for request in waiting])
         model.hand_over(refuse(Batch(waiting, rows, waiting[0].key, time.monotonic_ns()), told))
-
-
-def bare(error: Exception) -> Exception:
-    """Part an error that is only answered, and not logged, from where it was raised. Returns: the error.
-
-    Those frames hold it in turn, and the batch with all that its requests' tensors lie in, until the collector comes.
-    """
-    if isinstance(error, InferError):
-        error.__traceback__ = error.__cause__ = error.__context__ = None
-    return error
 
 
 def cut(batch: Batch, first: int, end: int | None = None) -> Batch:
