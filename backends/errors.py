@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import enum
+from typing import TypeVar
+
+E = TypeVar("E", bound=Exception)
 
 
 class Code(enum.Enum):
@@ -35,6 +38,17 @@ class InferError(Exception):
         self.code = code
         self.message = message
         self.retry_after_ns = retry_after_ns
+
+
+def bare(error: E) -> E:
+    """Part an error that is only answered, and not logged, from where it was raised. Returns: the error.
+
+    Where it is kept with the request, those frames hold it in turn, and the body and all that the tensors of its batch
+    lie in, until the collector comes.
+    """
+    if isinstance(error, InferError):
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error
 
 
 class PartUnreadable(InferError):  # noqa: N818 - a condition, as ResourceWarning is

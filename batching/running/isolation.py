@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock.backends.backend import Binding
-from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, PartUnreadable, RunStopped
+from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, PartUnreadable, RunStopped, bare
 
 from .batch import Batch, parted
 from .execution import run_batch
@@ -99,16 +99,6 @@ def settled(model: Model, batch: Batch, error: Exception) -> list[Batch]:
             _fail(request, told)
     batch.exec_end_ns = time.monotonic_ns()
     return parted(batch, batch.requests)
-
-
-def bare(error: Exception) -> Exception:
-    """Part an error that is only answered, and not logged, from where it was raised. Returns: the error.
-
-    Those frames hold it in turn, and the batch with all that its requests' tensors lie in, until the collector comes.
-    """
-    if isinstance(error, InferError):
-        error.__traceback__ = error.__cause__ = error.__context__ = None
-    return error
 
 
 def cut(batch: Batch, first: int, end: int | None = None) -> Batch:

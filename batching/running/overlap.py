@@ -12,11 +12,11 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.backends.backend import overlaps
-from penstock.backends.errors import DeviceLost, InferError, OutOfMemory, RunStopped
+from penstock.backends.errors import DeviceLost, InferError, OutOfMemory, RunStopped, bare
 from penstock.batching.scheduling.caps import RECOVER_NS
 
 from .execution import Filled, gather, scatter
-from .isolation import bare, give_up, refuse
+from .isolation import give_up, refuse
 from .lead import Lead, ended_ns
 
 if TYPE_CHECKING:

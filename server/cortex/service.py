@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qsl, unquote_to_bytes
 
-from penstock.backends.errors import Code, InferError
+from penstock.backends.errors import Code, InferError, bare
 from penstock.server.answering import LARGE_BYTES, answer_coded, internal, off_loop, off_task, on_task
 from penstock.server.errors import retry_after_line
 from penstock.server.http.coding import choose, decompress
@@ -237,7 +237,7 @@ class CortexService:
 
     @staticmethod
     def _refuse(connection: FastLane, claim: Claim, error: InferError, began_ns: int) -> None:
-        status, body, content_type = pages.refused(error)
+        status, body, content_type = pages.refused(bare(error))
         again = retry_after_line(error) if status == 503 else b""
         if claim.route is not None:
             claim.route.counted.count(status, time.monotonic_ns() - began_ns)

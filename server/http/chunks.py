@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from .head import HttpError, TooLargeError
 from .limits import Limits
@@ -27,7 +28,8 @@ class ChunkedBody:
         self._chunks = 0
         self._missing = 0
         self._trailers = 0
-        self._state = self._read_size
+        # not bound: with one of its own methods it would stay, with the body, until the collector comes
+        self._state: Callable[[ChunkedBody, bytearray, int], int] = ChunkedBody._read_size
 
     def feed(self, buffer: bytearray) -> None:
         """Take what can be taken from the front of `buffer`; what follows the body stays in it.
@@ -36,7 +38,7 @@ class ChunkedBody:
         """
         position = 0
         while not self.done:
-            step = self._state(buffer, position)
+            step = self._state(self, buffer, position)
             if step < 0:
                 break
             position = step
@@ -59,7 +61,7 @@ class ChunkedBody:
             raise HttpError(400, "invalid HTTP request: bad chunk size")
         size = int(match[1], 16)
         if not size:
-            self._state = self._read_trailer
+            self._state = ChunkedBody._read_trailer
             return line[1]
         self._chunks += 1
         if self._chunks > self._limits.max_chunks:
@@ -72,7 +74,7 @@ class ChunkedBody:
         if self.size > self._limits.max_body_bytes:
             raise TooLargeError(too_large(self.size, self._limits))
         self._missing = size
-        self._state = self._read_bytes
+        self._state = ChunkedBody._read_bytes
         return line[1]
 
     def _read_bytes(self, buffer: bytearray, position: int) -> int:
@@ -82,7 +84,7 @@ class ChunkedBody:
         self.body += part
         self._missing -= len(part)
         if not self._missing:
-            self._state = self._read_end
+            self._state = ChunkedBody._read_end
         return position + len(part)
 
     def _read_end(self, buffer: bytearray, position: int) -> int:
@@ -90,7 +92,7 @@ class ChunkedBody:
             return -1
         if buffer[position : position + 2] != b"\r\n":
             raise HttpError(400, "invalid HTTP request: a chunk is longer than its size")
-        self._state = self._read_size
+        self._state = ChunkedBody._read_size
         return position + 2
 
     def _read_trailer(self, buffer: bytearray, position: int) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
-from penstock.backends.errors import Code, InferError
+from penstock.backends.errors import Code, InferError, bare
 from penstock.batching.stream import NOT_ONE, Told
 from penstock.server.workers.kept import Kept
 from penstock.server.workers.order import NotBegunError, Order
@@ -245,7 +245,7 @@ class Host:
                 raise error_of(said["error"])
             found, wrong = self._names.outputs_of(names, taken)
         except InferError as failed:
-            error = failed
+            error = bare(failed)
         each.count += 1
         answers = getattr(request, "answers", None)
         if answers is None:
@@ -261,7 +261,7 @@ class Host:
         try:
             room = answers.tell(told)
         except InferError as full:
-            request.error = full
+            request.error = bare(full)
             self.abandon(request)
             return
         if room is not None and not each.held:
@@ -298,7 +298,7 @@ class Host:
                 raise InferError(Code.INTERNAL, NOT_ONE)
             request.outputs = self._names.in_order(request, *each.answer)
         except InferError as wrong:
-            request.error = wrong
+            request.error = bare(wrong)
 
     def _request(self, number: int) -> InferRequest | None:
         each = self._open.get(number)

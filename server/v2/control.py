@@ -17,7 +17,7 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from penstock.backends.errors import Code, InferError
+from penstock.backends.errors import Code, InferError, bare
 from penstock.batching.model import Model
 from penstock.batching.running.outsides import says_ready
 from penstock.server.errors import HTTP_STATUS, error_body, retry_after_s
@@ -218,7 +218,7 @@ def _statistics(models: list[Model]) -> Response:
 async def _refused(request: Request, error: Exception) -> Response:
     if not isinstance(error, InferError):
         raise error
-    seconds = retry_after_s(error)
+    seconds = retry_after_s(bare(error))
     headers = {"retry-after": str(seconds)} if seconds else None
     return Response(error_body(error.message), HTTP_STATUS[error.code], headers=headers, media_type=JSON)
 

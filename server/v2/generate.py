@@ -20,7 +20,7 @@ import orjson
 from fastapi import Request, Response
 
 from penstock.backends.datatypes import DATATYPES
-from penstock.backends.errors import Code, InferError
+from penstock.backends.errors import Code, InferError, bare
 from penstock.batching.model import Model
 from penstock.batching.scheduling.admission import admit
 from penstock.server.errors import HTTP_STATUS, error_body
@@ -111,7 +111,7 @@ class Generate:
             except InferError as error:
                 if error.code in _AT_THE_DOOR:
                     raise
-                return Response(_event(error), HTTP_STATUS[error.code], headers={"content-type": _EVENTS})
+                return Response(_event(bare(error)), HTTP_STATUS[error.code], headers={"content-type": _EVENTS})
             return _Events(first, answers, until_answered.pop_all())
         raise InferError(Code.INTERNAL, "an exit stack that swallows errors")
 
@@ -189,7 +189,7 @@ class _Events(Response):
             async for answer in self._answers:
                 await send({"type": "http.response.body", "body": _event(answer), "more_body": True})
         except InferError as error:
-            await send({"type": "http.response.body", "body": _event(error), "more_body": True})
+            await send({"type": "http.response.body", "body": _event(bare(error)), "more_body": True})
         except Exception:
             number = secrets.token_hex(4)
             logger.exception("generate_stream failed", extra={"request_id": number})
@@ -219,6 +219,8 @@ async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         gone.cancel()
         # what it used is let go of next
         await asyncio.wait((answer, gone))
+        # a task has its error, which has this frame
+        del answer, gone
 
 
 async def _gone(receive: Receive) -> None:

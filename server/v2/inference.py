@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
-from penstock.backends.errors import Code, InferError
+from penstock.backends.errors import Code, InferError, bare
 from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.server.answering import LARGE_BYTES, answer_coded, internal, off_loop, off_task, on_task
 from penstock.server.errors import HTTP_STATUS, error_body, retry_after_line
@@ -237,7 +237,7 @@ class Inference:
     @staticmethod
     def refuse(connection: FastLane, error: InferError) -> None:
         """Answer with an error."""
-        body, again = error_body(error.message), retry_after_line(error)
+        body, again = error_body(bare(error).message), retry_after_line(error)
         connection.answer(HTTP_STATUS[error.code], body, b"application/json", again)
 
     # -- calls that take more than one step --------------------------------------------------------------------

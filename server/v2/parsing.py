@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -65,10 +66,11 @@ def parse(text: bytes, max_depth: int, *, simd: bool = True) -> Any:
 def _parse_non_finite(text: bytes) -> Any:
     """Parse JSON that has NaN, Infinity or -Infinity, which Python's own clients write and Triton reads.
 
-    In all else as strict as orjson: UTF-8, no lone surrogate, integers of 64 bits and floats above them.
+    In all else as strict as orjson: UTF-8, no lone surrogate, integers of 64 bits and floats above them, and no digits
+    that are more than a double can be.
     """
     try:
-        document = json.loads(text.decode(), parse_int=_integer)
+        document = json.loads(text.decode(), parse_int=_integer, parse_float=_float)
         orjson.dumps(document)
     except (ValueError, RecursionError, TypeError) as error:
         raise InferError(Code.INVALID, f"failed to parse the request JSON buffer: {error}") from None
@@ -78,7 +80,14 @@ def _parse_non_finite(text: bytes) -> Any:
 def _integer(digits: str) -> int | float:
     if len(digits) <= _MOST_DIGITS and -(1 << 63) <= (number := int(digits)) < 1 << 64:
         return number
-    return float(digits)
+    return _float(digits)
+
+
+def _float(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError("number is infinity when parsed as double")
+    return number
 
 
 def depth_of(text: bytes) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from penstock.backends.errors import Code, InferError
+from penstock.backends.errors import Code, InferError, bare
 from penstock.server.errors import GRPC_STATUS, MAX_TEXT_CHARS, pushback_ms
 from penstock.server.grpc.method import Call, Method
 
@@ -96,9 +96,12 @@ def brief(text: str) -> str:
 
 
 def as_refusal(error: Exception, what: str, request_id: str = "") -> InferError:
-    """Give what the client is told of an error: of one that is not meant for it an id only, the rest is logged."""
+    """Give what the client is told of an error: of one that is not meant for it an id only, the rest is logged.
+
+    It may be kept with the call, and so has no frames, which hold the call and its message.
+    """
     if isinstance(error, InferError):
-        return error
+        return bare(error)
     request_id = request_id or secrets.token_hex(4)
     logger.error("%s failed", what, exc_info=error, extra={"request_id": request_id})
     return InferError(Code.INTERNAL, f"internal error, request id {request_id}")

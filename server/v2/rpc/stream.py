@@ -173,11 +173,11 @@ class Stream:
         try:
             self._begin(slot, message)
         except Exception as error:  # noqa: BLE001 - it concerns one request, and the stream goes on
-            self._refuse(slot, message, as_refusal(error, "ModelStreamInfer"))
+            self._refuse(slot, message, error)
 
-    def _refuse(self, slot: Slot, message: bytes, error: InferError) -> None:
+    def _refuse(self, slot: Slot, message: bytes, error: Exception) -> None:
         slot.request = None
-        slot.error = error
+        slot.error = as_refusal(error, "ModelStreamInfer")
         slot.id = slot.id or _id_of(self._owner.inference, message)
         self.settle(slot)
 
@@ -317,8 +317,9 @@ class Stream:
             request, slot.request = slot.request, None
             if request is not None:
                 self._owner.inference.engine.cancel(request)
-            if slot.task is not None:
-                slot.task.cancel()
+            task, slot.task = slot.task, None
+            if task is not None:  # which keeps the frames that it was cancelled in, and they the slot
+                task.cancel()
         self._slots.clear()
         self._loose.clear()
         self._held.clear()

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gc
+import weakref
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
@@ -124,3 +127,18 @@ def test_a_line_without_end_is_refused(start: bytes) -> None:
 
 def test_trailers_without_end_are_refused() -> None:
     assert refused(b"0\r\n" + b"a: b\r\n" * 100) == (431, "request has too many trailer fields")
+
+
+@pytest.mark.parametrize("sent", [b"2\r\nab\r\n0\r\n\r\n", b"2\r\nab\r\n", b"zz\r\n"])
+def test_a_body_is_let_go_of_without_the_collector_whether_it_is_whole_or_not(sent: bytes) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        body = ChunkedBody(LIMITS)
+        with suppress(HttpError):
+            body.feed(bytearray(sent))
+        gone = weakref.ref(body)
+        del body
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -244,6 +244,31 @@ def test_a_stream_that_has_ended_is_freed_without_the_collector(ending: str) -> 
     run(main)
 
 
+def test_a_stream_that_is_cancelled_in_hooks_is_freed_without_the_collector() -> None:
+    class Waiting(FakeHooks):
+        async def infer(self, *asked: object) -> dict[str, Array]:
+            await asyncio.Event().wait()
+            return {}
+
+    async def main() -> None:
+        services = Services(hooks=Waiting(dict))
+        gc.collect()
+        gc.disable()
+        try:
+            call, reader = services.open()
+            reader.message(request().SerializeToString())
+            await turns()
+            call.lose()
+            await settled()
+            gone = weakref.ref(call)
+            del call, reader
+            assert gone() is None
+        finally:
+            gc.enable()
+
+    run(main)
+
+
 def test_what_may_be_of_one_sequence_waits_for_a_message_that_takes_long_to_read() -> None:
     async def main() -> None:
         services = Services()

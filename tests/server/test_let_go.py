@@ -1,0 +1,191 @@
+"""What a refused request has brought is let go of at once, by whatever way it came, and not when the collector comes.
+
+It comes seldom in a server (`settle_memory`), and a body may have many megabytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from tests.backends.onnx_models import FLOAT, INT64, floats, node
+from tests.clients import models
+from tests.cortex.projects import Project, post, write_iris
+from tests.live import Live, live_server
+
+pytestmark = pytest.mark.slow
+
+OURS = str(Path(__file__).parents[2])
+AXES = ["N", "M"]
+HOOKS = """
+from penstock.backends.errors import Code, InferError
+
+def pre_inference(sample, signature, metadata):
+    if float(sample["x"][0]) == 1:
+        raise InferError(Code.INVALID, "not this one")
+    return sample
+
+def post_inference(prediction, signature, metadata):
+    raise ValueError("none at all")
+"""
+HANDLER = """
+def pre_inference(sample, signature, metadata):
+    return {signature[0].name: ["no number"]}
+"""
+SEVERAL = """
+def post_inference(prediction, signature, metadata):
+    raise ValueError("none at all")
+    yield
+"""
+PYTHON = """
+class TritonPythonModel:
+    def execute(self, requests):
+        raise ValueError("none at all")
+"""
+PYTHON_CONFIG = """
+backend: "python"
+input [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ -1 ] } ]
+"""
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    root: Path = tmp_path_factory.mktemp("repository")
+    sides: tuple[models.Tensors, models.Tensors] = {"x": (FLOAT, AXES)}, {"y": (FLOAT, AXES)}
+    gather = [node("Gather", ["table", "i"], ["y"], axis=0)]
+    models.write(root, "gather", gather, ({"i": (INT64, ["N", 1])}, {"y": (FLOAT, ["N", 1])}), {"table": floats([1])})
+    decoupled = "model_transaction_policy { decoupled: true }\n"
+    for name, hooks, config in (("hooked", HOOKS, ""), ("several", SEVERAL, decoupled), ("plain", "", "")):
+        models.write(root, name, [node("Identity", ["x"], ["y"])], sides, config=config)
+        if hooks:
+            (root / name / "hooks.py").write_text(hooks)
+            (root / name / "penstock.toml").write_text('[hooks]\nfile = "hooks.py"\n')
+    (root / "python" / "1").mkdir(parents=True)
+    (root / "python" / "1" / "model.py").write_text(PYTHON)
+    (root / "python" / "config.pbtxt").write_text(PYTHON_CONFIG)
+    with live_server(root) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    made = Project(tmp_path_factory.mktemp("project") / "iris")
+    write_iris(made.model("iris.onnx"), None)
+    made.api("classifier", "models/iris.onnx", HANDLER)
+    with live_server(made.folder, dialect="cortex") as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def no_collector(live: Live, project: Live) -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def turns() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+def left(live: Live) -> list[str]:
+    """Names of the server's functions whose frames only the collector would find, once it has done with a request."""
+    live.call(turns())
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        gc.collect()
+        return [
+            each.f_code.co_name
+            for each in gc.garbage
+            if isinstance(each, types.FrameType) and "/tests/" not in each.f_code.co_filename
+            and each.f_code.co_filename.startswith(OURS)
+        ]  # fmt: skip
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+
+
+def tensor(model: str) -> tuple[str, str, list[int], list[Any]]:
+    if model == "gather":
+        return "i", "INT64", [1, 1], [99]
+    return "x", "FP32", [1] if model == "python" else [1, 1], [2.0]
+
+
+REFUSED: dict[str, tuple[str, Any]] = {
+    "a shape that is not the data's": ("plain", [7]),
+    "a failed run": ("gather", None),
+    "pre_inference": ("hooked", [1.0]),
+    "post_inference": ("hooked", None),
+    "a Python model": ("python", None),
+}
+
+
+@pytest.mark.parametrize("how", ["infer", "predict", "generate", "generate_stream"])
+@pytest.mark.parametrize("by", REFUSED)
+def test_by_http(live: Live, how: str, by: str) -> None:
+    model, said = REFUSED[by]
+    name, datatype, shape, values = tensor(model)
+    values = values if said is None else ["a"] if said == [7] else said
+    asked: dict[str, Any] = {name: values}
+    if how == "predict":
+        asked = {name: values[0] if by == "pre_inference" else values}
+    elif how == "infer":
+        asked = {"inputs": [{"name": name, "datatype": datatype, "shape": shape, "data": values}]}
+    answer = httpx.post(f"{live.url}/v2/models/{model}/{how}", content=json.dumps(asked))
+
+    assert answer.status_code >= 400
+    assert left(live) == []
+
+
+def test_by_an_event(live: Live) -> None:
+    answer = httpx.post(f"{live.url}/v2/models/several/generate_stream", json={"x": [1.0]})
+
+    assert "failed" in answer.text
+    assert left(live) == []
+
+
+def test_by_a_handler_of_a_cortex_project(project: Live) -> None:
+    assert post(project.http_port, "/iris/classifier", {"a": 1}).status == 406
+    assert left(project) == []
+
+
+Ask = Callable[[Any, Any], str]
+
+
+def unary(stub: Any, message: Any) -> str:
+    try:
+        stub.ModelInfer(message, timeout=20)
+    except grpc.RpcError as error:
+        return str(error.details())
+    return ""
+
+
+def streamed(stub: Any, message: Any) -> str:
+    return str(next(iter(list(stub.ModelStreamInfer(iter([message]), timeout=20)))).error_message)
+
+
+@pytest.mark.parametrize("ask", [unary, streamed])
+@pytest.mark.parametrize("by", REFUSED)
+def test_by_grpc(live: Live, ask: Ask, by: str) -> None:
+    model, said = REFUSED[by]
+    name, datatype, shape, values = tensor(model)
+    message = service_pb2.ModelInferRequest(model_name=model)
+    given = message.inputs.add(name=name, datatype=datatype, shape=[7] if said == [7] else shape)
+    values = said if said is not None else values
+    (given.contents.int64_contents if datatype == "INT64" else given.contents.fp32_contents).extend(values)
+    with grpc.insecure_channel(live.grpc_address) as channel:
+        assert ask(service_pb2_grpc.GRPCInferenceServiceStub(channel), message)
+
+    assert left(live) == []
