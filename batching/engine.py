@@ -166,8 +166,12 @@ class Engine:
         await self.retire(model)
 
     def model(self, name: str, version: str = "") -> Model:
-        """Find a published version; "" means the highest. Raises: InferError (NOT_FOUND)."""
+        """Find a published version; "" means the highest. Raises: InferError (NOT_FOUND; NOT_READY: await_more)."""
         return self._models.find(name, version)
+
+    def await_more(self, coming: bool) -> None:
+        """Say whether models are being loaded since the server starts: whoever asks for one is to try again soon."""
+        self._models.coming = coming
 
     def models(self) -> list[Model]:
         """List every published version, by name and version."""

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 """Triton's text, for a model that is being unloaded too."""
+COMING = "the server is loading its models, try again soon"
+COMING_RETRY_NS = 1_000_000_000
 
 
 def _unknown(name: str, version: str = "") -> InferError:
@@ -24,15 +26,17 @@ def _unknown(name: str, version: str = "") -> InferError:
 class Loaded:
     """The Models that can be found, one per name and version, and which versions there were or should have been.
 
+    `coming` is whether more of them are being loaded, since the server starts: till then nothing is unknown.
     Threads: the event loop's.
     """
 
     def __init__(self) -> None:
         self._models: dict[str, dict[str, Model]] = {}
         self._absent: dict[str, set[str]] = {}
+        self.coming = False
 
     def find(self, name: str, version: str = "") -> Model:
-        """Find a version; "" means the highest. Raises: InferError (NOT_FOUND)."""
+        """Find a version; "" means the highest. Raises: InferError (NOT_FOUND; NOT_READY while more are coming)."""
         versions = self._models.get(name)
         if versions is None:
             raise self._missed(name, version)
@@ -47,6 +51,8 @@ class Loaded:
 
     def _missed(self, name: str, version: str) -> InferError:
         """Say why nothing was found. Source of the texts: Triton core, model_lifecycle.cc."""
+        if self.coming:
+            return InferError(Code.NOT_READY, COMING, COMING_RETRY_NS)
         absent = self._absent.get(name)
         if absent is None:
             return _unknown(name)

@@ -271,6 +271,7 @@ class Server:
                 self._grpc.tls = context_for(self._settings)
         except (TlsError, RemoteError, MistakesError) as error:
             raise StartError(str(error)) from error
+        self.engine.await_more(coming=True)
         if not self._dialect.late:
             await self._listen()
 
@@ -288,6 +289,7 @@ class Server:
         Returns: why each version that is not served is not. Raises: StartError, where one is that must be.
         """
         failures = await self.control.start()
+        self.engine.await_more(coming=False)
         if lacking := self.clouds.lacks(self.engine):
             raise StartError("\n".join([lacking, *failures]))
         if failures and self._dialect.alone and not self.engine.models():

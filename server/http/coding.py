@@ -10,6 +10,8 @@ from .limits import Limits
 
 _GZIP, _DEFLATE = b"gzip", b"deflate"
 _WINDOW = {_GZIP: 31, _DEFLATE: 15}
+_OTHER_NAMES = {b"x-gzip": _GZIP}
+"""Source: RFC 9110, 8.4.1.3."""
 _LEVEL = 1
 _QVALUE = re.compile(rb"(0?\.\d{1,3}|0\.?|1(\.0{0,3})?)\Z")
 MIN_BYTES = 256
@@ -21,6 +23,7 @@ def decompress(body: bytes, coding: bytes, limits: Limits) -> bytes:
 
     Raises: HttpError when the coding is not known, the body is not what it says, or the result passes the limit.
     """
+    coding = _OTHER_NAMES.get(coding, coding)
     window = _WINDOW.get(coding)
     if window is None:
         if coding in (b"", b"identity"):

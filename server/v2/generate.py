@@ -169,7 +169,8 @@ class _Events(Response):
         answered: contextlib.AsyncExitStack,
     ) -> None:  # fmt: skip
         status = HTTP_STATUS[first.code] if isinstance(first, InferError) else 200
-        super().__init__(status_code=status, headers={"content-type": _EVENTS})
+        # nginx, as it is configured if nothing is said, would keep them back until the last one
+        super().__init__(status_code=status, headers={"content-type": _EVENTS, "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._first = first
         self._answers = answers

@@ -15,8 +15,10 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import uvloop
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from penstock.backends.backend import Array, Backend, Loader
 from penstock.backends.errors import Code, InferError
@@ -109,6 +111,40 @@ def test_it_is_live_before_and_ready_after_its_models_are_loaded(tmp_path: Path)
 
 
 HEALTH = ("/v2/health/live", "/v2/health/ready")
+
+
+def test_while_models_are_loaded_a_proxy_is_told_to_ask_elsewhere_and_not_that_there_is_no_such_model(
+    tmp_path: Path,
+) -> None:
+    def ask_grpc(port: int) -> tuple[grpc.StatusCode, bool]:
+        request = service_pb2.ModelInferRequest(model_name="a")
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            ready = stub.ModelReady(service_pb2.ModelReadyRequest(name="a"), timeout=30).ready
+            with pytest.raises(grpc.RpcError) as refused:
+                stub.ModelInfer(request, timeout=30)
+        return refused.value.code(), ready
+
+    async def main() -> None:
+        server = Server(settings_for(write_models(tmp_path, "a")), Gate().loaders)
+        await server.open()
+        for_work = await asyncio.to_thread(ask, server.http_port, "POST", "/v2/models/a/infer", BODY)
+        for_config = await asyncio.to_thread(ask, server.http_port, "GET", "/v2/models/a/config")
+        for_ready = await asyncio.to_thread(ask, server.http_port, "GET", "/v2/models/a/ready")
+        by_grpc = await asyncio.to_thread(ask_grpc, server.grpc_port)
+        await server.load()
+        unknown = await asyncio.to_thread(ask, server.http_port, "POST", "/v2/models/b/infer", BODY)
+        known = await asyncio.to_thread(ask, server.http_port, "POST", "/v2/models/a/infer", BODY)
+        await server.close()
+
+        loading = (503, b'{"error":"the server is loading its models, try again soon"}')
+        assert [for_work, for_config] == [loading, loading]
+        assert for_ready[0] == 400
+        assert by_grpc == (grpc.StatusCode.UNAVAILABLE, False)
+        assert unknown[0] == 404
+        assert known[0] == 200
+
+    run(main)
 
 
 def test_a_broken_model_does_not_stop_the_others(tmp_path: Path) -> None:

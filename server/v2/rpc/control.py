@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from penstock.backends.errors import Code, InferError
+from penstock.batching.loaded import COMING
 from penstock.batching.model import Model
 from penstock.batching.running.outsides import says_ready
 from penstock.server.grpc.method import Method
@@ -81,7 +82,7 @@ class ServerRpcs:
         try:
             model = self._models.model(request.name, version)
         except InferError as error:
-            if error.code is not Code.NOT_FOUND:
+            if error.code is not Code.NOT_FOUND and error.message != COMING:
                 raise
             return self._pb.ModelReadyResponse(ready=False)
         return self._pb.ModelReadyResponse(ready=await says_ready(model) and not self._health.draining)

@@ -35,6 +35,7 @@ def test_no_coding_leaves_the_body_alone(coding: bytes) -> None:
 
 def test_gzip_and_deflate_are_those_of_other_programs() -> None:
     assert decompress(gzip.compress(b"body"), b"gzip", LIMITS) == b"body"
+    assert decompress(gzip.compress(b"body"), b"x-gzip", LIMITS) == b"body"  # what RFC 9110 wants to be the same
     assert decompress(zlib.compress(b"body"), b"deflate", LIMITS) == b"body"
     assert gzip.decompress(compress(b"body", b"gzip")) == b"body"
     assert zlib.decompress(compress(b"body", b"deflate")) == b"body"

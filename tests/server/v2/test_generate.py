@@ -135,6 +135,12 @@ class TestServing:
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert answer.text == 'data: {"model_name":"rows","model_version":"1","y":2.5}\n\n'
 
+    def test_a_proxy_is_told_to_pass_events_on_as_they_come(self, server: httpx.Client) -> None:
+        for kind, said in (("generate_stream", "no"), ("generate", None)):
+            answer = server.post(f"/v2/models/rows/{kind}", json={"x": 2.5})
+
+            assert answer.headers.get("x-accel-buffering") == said
+
     def test_what_fails_before_inference_is_answered_as_json(self, server: httpx.Client) -> None:
         for kind in ("generate", "generate_stream"):
             answer = server.post(f"/v2/models/simple/{kind}", json={"INPUT0": 1})
