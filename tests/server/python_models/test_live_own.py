@@ -74,6 +74,8 @@ class TritonPythonModel:
     def one(self, request):
         said = json.loads(request.parameters())
         x = pb_utils.get_input_tensor_by_name(request, "x")
+        if said["do"] == "wide":
+            x = pb_utils.Tensor("x", x.as_numpy().astype(np.float64))
         asked = pb_utils.InferenceRequest(
             model_name="own", requested_output_names=["y", "z"], inputs=[x], parameters={"do": said["do"]}
         )
@@ -378,6 +380,13 @@ def test_an_unknown_error_is_unknown(live: Live, http: Any) -> None:
         by_grpc(live, "own", parameters={"do": "unknown"})
 
     assert (caught.value.status(), rpc.value.status()) == ("400", "StatusCode.UNKNOWN")
+
+
+def test_a_model_that_asks_with_another_datatype_is_told_so(live: Live) -> None:
+    with pytest.raises(InferenceServerException) as caught:
+        by_grpc(live, "caller", parameters={"do": "wide"})
+
+    assert caught.value.message() == "inference input 'x' data-type is 'FP64', but model 'own' expects 'FP32'"
 
 
 @pytest.mark.parametrize("kind", ["fork", "spawn", "forkserver"])
