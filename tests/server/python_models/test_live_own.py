@@ -401,6 +401,16 @@ def test_a_child_that_comes_back_from_execute_ends_and_answers_nothing(http: Any
     assert answers == [value, value]
 
 
+def test_a_file_beside_the_model_hides_no_module_of_pythons(tmp_path: Path) -> None:
+    code = NO_INPUT.replace("import os\n", "import os\nimport statistics\nfrom .statistics import LAST\n")
+    code = code.replace("first = ", 'first = f"{statistics.mean([1, 3])} {LAST}"  # ')
+    folder = write_model(tmp_path, "beside", code, NO_INPUT_CONFIG)
+    (folder / "1" / "statistics.py").write_text("LAST = 'mine'\n")
+
+    with live_server(tmp_path) as live, triton_http.InferenceServerClient(live.address) as client:
+        assert client.infer("beside", []).as_numpy("y")[0] == b"2 mine"
+
+
 def brain(kind: Any) -> list[Any]:
     given = kind.InferInput("x", [2], "BF16")
     given.set_data_from_numpy(np.array([1.5, -2], ml_dtypes.bfloat16))
