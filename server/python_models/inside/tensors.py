@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.backends.backend import Array
 
-from .errors import TritonModelException
+from .errors import TritonModelException, as_text
 
 BYTES, BF16 = 13, 14
 _NUMPY = (
@@ -38,8 +38,8 @@ _DEVICE_AT, _CODE_AT = 8, 20
 
 
 def triton_to_numpy_type(data_type: int) -> Any:
-    """Give numpy's type for one of Triton's numbers, None for one that has none."""
-    return _NUMPY[data_type - 1] if 1 <= data_type <= len(_NUMPY) else None
+    """Give numpy's type for one of Triton's numbers, None for anything else: models give it names, too."""
+    return next((kind for number, kind in enumerate(_NUMPY, 1) if number == data_type), None)
 
 
 def numpy_to_triton_type(data_type: Any) -> int | None:
@@ -95,10 +95,11 @@ class Tensor:
 
     __slots__ = ("_array", "_dtype", "_name", "outgoing")
 
-    def __init__(self, name: str, numpy_array: Array) -> None:
-        given: tuple[Any, Any] = name, numpy_array
-        if not isinstance(given[0], str) or not isinstance(given[1], np.ndarray):
+    def __init__(self, name: str | bytes, numpy_array: Array) -> None:
+        given: Any = numpy_array
+        if not isinstance(given, np.ndarray):
             raise TypeError(f"Tensor(name: str, numpy_array: numpy.ndarray): got {type(name)} and {type(numpy_array)}")
+        name = as_text("the name of a Tensor", name)
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         number = _NUMBERS.get(numpy_array.dtype)
@@ -152,7 +153,7 @@ class Tensor:
         return _CPU, 0
 
     @staticmethod
-    def from_dlpack(name: str, tensor: Any) -> Tensor:
+    def from_dlpack(name: str | bytes, tensor: Any) -> Tensor:
         """Make a tensor over a DLPack capsule's memory, or over that of an object that gives one."""
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
