@@ -66,14 +66,18 @@ def serialize_byte_tensor(input_tensor: Array) -> Any:
 
 
 def deserialize_bytes_tensor(encoded_tensor: Any) -> Array:
-    """Read what `serialize_byte_tensor` has written, in one dimension."""
+    """Read what `serialize_byte_tensor` has written, in one dimension. Raises: ValueError for what ends too early."""
     payload = bytes(encoded_tensor)
     elements: list[bytes] = []
     position = 0
     while position < len(payload):
-        (size,) = _LENGTH.unpack_from(payload, position)
-        position += 4 + size
-        elements.append(payload[position - size : position])
+        begin = position + _LENGTH.size
+        if begin > len(payload):
+            raise ValueError(f"a string's length is cut off: incomplete length field at byte {position}")
+        position = begin + _LENGTH.unpack_from(payload, position)[0]
+        if position > len(payload):
+            raise ValueError(f"string extends beyond buffer: to byte {position} of {len(payload)}")
+        elements.append(payload[begin:position])
     return np.array(elements, np.object_)
 
 

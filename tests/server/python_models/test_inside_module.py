@@ -55,6 +55,10 @@ def test_strings_are_written_and_read(pb_utils: Any) -> None:
     assert written == b"\x03\0\0\0one\x06\0\0\0zw\xc3\xb6lf\0\0\0\0\x01\0\0\0003"
     read = pb_utils.deserialize_bytes_tensor(np.frombuffer(written, np.uint8))
     assert read.tolist() == [b"one", "zwölf".encode(), b"", b"3"]
+    with pytest.raises(ValueError, match="string extends beyond buffer: to byte 27 of 26"):
+        pb_utils.deserialize_bytes_tensor(written[:-5] + b"\x02\0\0\0003")
+    with pytest.raises(ValueError, match="incomplete length field"):
+        pb_utils.deserialize_bytes_tensor(written + b"\1")
     assert pb_utils.serialize_byte_tensor(np.zeros(0, np.object_)) == ()
     assert pb_utils.serialize_byte_tensor(np.zeros(1)) is None
 
