@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InSequence, Terms
 from penstock.batching.running.outsides import says_ready
 from penstock.batching.scheduling.admission import admit
 from penstock.batching.scheduling.timeouts import due_ns
 from penstock.batching.stream import Told
-from penstock.server.v2.decode import wrong_inputs
+from penstock.server.v2.decode import wrong_datatype, wrong_inputs
 
 from .messages import CALL, CALLED, CONTROL, CONTROLLED, LEAVE, LOG, METRIC, TRACEBACK
 from .metrics import CustomMetrics
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.python_models.user")
 _LEVELS = {"verbose": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_DATATYPES = {row.dtype: row.name for row in reversed(DATATYPES.values())}  # of BF16's two, the one that numpy has
 _FILE = "file:"
 _NO_DECOUPLED = (
     "Model {} is using the decoupled. The current BLS request call doesn't support models using the decoupled "
@@ -228,8 +230,7 @@ def _checked(model: Model, names: Sequence[str], arrays: Sequence[Array | None],
         raise wrong_inputs(model, list(inputs))
     for name, array in inputs.items():
         if array.dtype != known[name].type.dtype:
-            text = f"inference input '{name}' is of numpy's {array.dtype}, but model '{model.name}' expects"
-            raise InferError(Code.INVALID, f"{text} '{known[name].datatype}'")
+            raise wrong_datatype(model, known[name], _DATATYPES.get(array.dtype, str(array.dtype)))
     shapes = [inputs[name].shape if name in inputs else None for name in known]
     admit(model.name, signature, model.request_rows, shapes, model.padding)
     return inputs

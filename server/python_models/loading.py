@@ -178,7 +178,7 @@ def _order(
         f"model '{spec.name}' instance '{instance}'",
         {"model": spec.name, "version": str(spec.version), "instance": instance},
         interpreter=interpreter,
-        path=(*spec.worker.path, str(spec.path.parent), str(folder)),
+        path=spec.worker.path,  # its folders come last, as in Triton: inside/loading.py
         environment=spec.worker.environment,
         memory_bytes=spec.worker.memory_bytes,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import traceback
 from pathlib import Path
+from typing import Any
 
 from penstock.backends.errors import Code
 
@@ -65,10 +66,8 @@ class TritonError:
     ALREADY_EXISTS = ErrorCode.ALREADY_EXISTS
     CANCELLED = ErrorCode.CANCELLED
 
-    def __init__(self, message: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
-        if not isinstance(message, str):
-            raise TypeError(f"the message of a TritonError is a str, not {type(message)}")
-        self._message = message
+    def __init__(self, message: str | bytes, code: ErrorCode = ErrorCode.INTERNAL) -> None:
+        self._message = as_text("the message of a TritonError", message)
         self._code = ErrorCode(code)
 
     def code(self) -> ErrorCode:
@@ -76,6 +75,18 @@ class TritonError:
 
     def message(self) -> str:
         return self._message
+
+
+def as_text(what: str, given: Any) -> str:
+    """Give a text that model.py has given: a `str`, or `bytes`, as the elements of a string tensor are.
+
+    Raises: TypeError. Source: pybind11's caster of std::string, which takes either.
+    """
+    if isinstance(given, bytes | bytearray):
+        return given.decode("utf-8", "replace")
+    if not isinstance(given, str):
+        raise TypeError(f"{what} is a str or bytes, not {type(given)}")
+    return given
 
 
 def clean(text: str) -> str:

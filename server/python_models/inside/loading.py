@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,8 +34,7 @@ def load_class(file: Path, module: ModuleType) -> Any:
             sys.path.append(place)
     name = file.stem
     if folder.name.isdecimal():
-        package = sys.modules[folder.name] = ModuleType(folder.name)
-        package.__path__ = [str(folder)]
+        _import_package(folder)
         name = f"{folder.name}.{name}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None or not file.is_file():
@@ -44,3 +44,13 @@ def load_class(file: Path, module: ModuleType) -> Any:
     if not hasattr(made, "TritonPythonModel"):
         raise AttributeError(f"module '{name}' has no attribute 'TritonPythonModel'")
     return made.TritonPythonModel
+
+
+def _import_package(folder: Path) -> None:
+    """Import the version's folder as the package that model.py is in, and its `__init__.py` if there is one."""
+    spec = PathFinder.find_spec(folder.name, [str(folder.parent)])
+    if spec is None:
+        return  # no folder is there, so neither is the file
+    package = sys.modules[folder.name] = importlib.util.module_from_spec(spec)
+    if spec.loader is not None:
+        spec.loader.exec_module(package)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from penstock.server.python_models.messages import LABEL_NAME, METRIC, METRIC_NAME
 
-from .errors import TritonModelException
+from .errors import TritonModelException, as_text
 from .outside import Outside
 
 _DELETED = (
@@ -163,31 +163,30 @@ class Logger:
     _outside: ClassVar[Outside]
 
     @classmethod
-    def log(cls, message: str, level: LogLevel = LogLevel.INFO) -> None:
+    def log(cls, message: str | bytes, level: LogLevel = LogLevel.INFO) -> None:
         """Write a line, with the file and line of who calls."""
         if not isinstance(level, LogLevel):
             raise TypeError(f"level: expected one of Logger's, got {type(level)}")
         cls._write(message, level)
 
     @classmethod
-    def log_info(cls, message: str) -> None:
+    def log_info(cls, message: str | bytes) -> None:
         cls._write(message, LogLevel.INFO)
 
     @classmethod
-    def log_warn(cls, message: str) -> None:
+    def log_warn(cls, message: str | bytes) -> None:
         cls._write(message, LogLevel.WARNING)
 
     @classmethod
-    def log_error(cls, message: str) -> None:
+    def log_error(cls, message: str | bytes) -> None:
         cls._write(message, LogLevel.ERROR)
 
     @classmethod
-    def log_verbose(cls, message: str) -> None:
+    def log_verbose(cls, message: str | bytes) -> None:
         cls._write(message, LogLevel.VERBOSE)
 
     @classmethod
-    def _write(cls, message: str, level: LogLevel) -> None:
-        if not isinstance(message, str):
-            raise TypeError(f"message: expected a str, got {type(message)}")
+    def _write(cls, message: str | bytes, level: LogLevel) -> None:
+        text = as_text("the message of a line", message)
         caller = sys._getframe(2)  # noqa: SLF001 - what logging does as well
-        cls._outside.log(level.value, message, caller.f_code.co_filename, caller.f_lineno)
+        cls._outside.log(level.value, text, caller.f_code.co_filename, caller.f_lineno)

@@ -5,6 +5,8 @@ Source: python_backend, README.md and src/pb_stub.cc, whose names these are.
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -15,7 +17,7 @@ from penstock.backends.backend import Array
 
 from . import model_config as config
 from . import tensors
-from .errors import TritonError, TritonModelException
+from .errors import TritonError, TritonModelException, as_text
 from .metrics import Logger, Metric, MetricFamily, MetricKind
 from .outside import Outside
 from .requests import (
@@ -69,6 +71,9 @@ _SAME: dict[str, Any] = {
     "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE": RELEASE_RESCHEDULE,
     "TRITONSERVER_RESPONSE_COMPLETE_FINAL": FINAL,
     "TRITON_STRING_TO_NUMPY": tensors.TRITON_STRING_TO_NUMPY,
+    "json": json,  # these three are what the original's file imports, and models take them from it
+    "np": np,
+    "struct": struct,
     "deserialize_bytes_tensor": tensors.deserialize_bytes_tensor,
     "get_input_config_by_name": config.get_input_config_by_name,
     "get_input_tensor_by_name": get_input_tensor_by_name,
@@ -118,18 +123,20 @@ def _loading(outside: Outside) -> dict[str, Any]:
         asked = {"model": "", "version": "", "config": "", "files": [], "dependents": False} | said
         return outside.control(asked, arrays)
 
-    def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
+    def load_model(model_name: str | bytes, config: str | bytes = "", files: Mapping[str, bytes] | None = None) -> None:
         """Load a model; with a configuration and files, from these."""
         files = files or {}
         arrays: list[Array | None] = [np.frombuffer(content, np.uint8) for content in files.values()]
-        ask({"do": "load", "model": model_name, "config": config, "files": list(files)}, arrays)
+        named = {"model": as_text("model_name", model_name), "config": as_text("config", config)}
+        ask({"do": "load", "files": list(files)} | named, arrays)
 
-    def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+    def unload_model(model_name: str | bytes, unload_dependents: bool = False) -> None:
         """Unload a model."""
-        ask({"do": "unload", "model": model_name, "dependents": unload_dependents}, [])
+        ask({"do": "unload", "model": as_text("model_name", model_name), "dependents": unload_dependents}, [])
 
-    def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    def is_model_ready(model_name: str | bytes, model_version: str | bytes = "") -> bool:
         """Tell whether a model, or a version of it, serves."""
-        return ask({"do": "ready", "model": model_name, "version": model_version}, [])
+        named = {"model": as_text("model_name", model_name), "version": as_text("model_version", model_version)}
+        return ask({"do": "ready"} | named, [])
 
     return {"load_model": load_model, "unload_model": unload_model, "is_model_ready": is_model_ready}

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from penstock.backends.backend import Array
 
-from .errors import TritonModelException
+from .errors import TritonModelException, as_text
 from .outside import Outside
 from .responses import (
     InferenceResponse,
@@ -60,31 +60,30 @@ class InferenceRequest:
     _outside: ClassVar[Outside]
 
     def __init__(  # noqa: PLR0913 - Triton's
-        self, request_id: str = "", correlation_id: int | str = 0, inputs: Sequence[Tensor] | None = None,
-        requested_output_names: Sequence[str] | None = None, model_name: str | None = None, model_version: int = -1,
-        flags: int = 0,
+        self, request_id: str | bytes = "", correlation_id: int | str = 0, inputs: Sequence[Tensor] | None = None,
+        requested_output_names: Sequence[str | bytes] | None = None, model_name: str | bytes | None = None,
+        model_version: int = -1, flags: int = 0,
         timeout: int = 0, preferred_memory: PreferredMemory | None = None, trace: InferenceTrace | None = None,
         parameters: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        texts: tuple[Any, ...] = request_id, model_name
-        if inputs is None or requested_output_names is None or not all(isinstance(text, str) for text in texts):
+        if inputs is None or requested_output_names is None or model_name is None or request_id is None:
             raise TypeError("InferenceRequest: model_name, requested_output_names and inputs must be given")
+        request_id = as_text("InferenceRequest: request_id", request_id)
+        self._model = as_text("InferenceRequest: model_name", model_name)
+        wanted = [as_text("InferenceRequest: each of requested_output_names", name) for name in requested_output_names]
         if isinstance(correlation_id, bool) or not isinstance(correlation_id, int | str):
             raise TritonModelException("Correlation ID must be integer or string")
-        whose = f"for request with id '{request_id}' and model name '{model_name}' should not be empty."
+        whose = f"for request with id '{request_id}' and model name '{self._model}' should not be empty."
         self._inputs: list[Tensor] | None = checked_tensors(inputs, f"Input tensor {whose}")
-        if not all(isinstance(name, str) for name in requested_output_names):
-            raise TypeError("InferenceRequest: requested_output_names are str")
         if trace is not None and not isinstance(trace, InferenceTrace):
             raise TypeError(f"InferenceRequest: trace is a pb_utils.InferenceTrace, not {type(trace)}")
-        if "" in requested_output_names:
+        if "" in wanted:
             raise TritonModelException(f"Requested output name {whose}")
-        self._model = str(model_name)
         self._version = int(model_version)
         self._trace = trace
         self._said: dict[str, Any] = {
             "id": request_id, "number": 0, "inputs": [tensor.name() for tensor in self._inputs],
-            "outputs": list(dict.fromkeys(requested_output_names)), "correlation": correlation_id, "flags": int(flags),
+            "outputs": list(dict.fromkeys(wanted)), "correlation": correlation_id, "flags": int(flags),
             "timeout_us": int(timeout), "priority": 0, "parameters": checked_parameters(parameters),
         }  # fmt: skip
 

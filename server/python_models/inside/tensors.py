@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.backends.backend import Array
 
-from .errors import TritonModelException
+from .errors import TritonModelException, as_text
 
 BYTES, BF16 = 13, 14
 _NUMPY = (
@@ -38,8 +38,8 @@ _DEVICE_AT, _CODE_AT = 8, 20
 
 
 def triton_to_numpy_type(data_type: int) -> Any:
-    """Give numpy's type for one of Triton's numbers, None for one that has none."""
-    return _NUMPY[data_type - 1] if 1 <= data_type <= len(_NUMPY) else None
+    """Give numpy's type for one of Triton's numbers, None for anything else: models give it names, too."""
+    return next((kind for number, kind in enumerate(_NUMPY, 1) if number == data_type), None)
 
 
 def numpy_to_triton_type(data_type: Any) -> int | None:
@@ -66,14 +66,18 @@ def serialize_byte_tensor(input_tensor: Array) -> Any:
 
 
 def deserialize_bytes_tensor(encoded_tensor: Any) -> Array:
-    """Read what `serialize_byte_tensor` has written, in one dimension."""
+    """Read what `serialize_byte_tensor` has written, in one dimension. Raises: ValueError for what ends too early."""
     payload = bytes(encoded_tensor)
     elements: list[bytes] = []
     position = 0
     while position < len(payload):
-        (size,) = _LENGTH.unpack_from(payload, position)
-        position += 4 + size
-        elements.append(payload[position - size : position])
+        begin = position + _LENGTH.size
+        if begin > len(payload):
+            raise ValueError(f"a string's length is cut off: incomplete length field at byte {position}")
+        position = begin + _LENGTH.unpack_from(payload, position)[0]
+        if position > len(payload):
+            raise ValueError(f"string extends beyond buffer: to byte {position} of {len(payload)}")
+        elements.append(payload[begin:position])
     return np.array(elements, np.object_)
 
 
@@ -95,10 +99,11 @@ class Tensor:
 
     __slots__ = ("_array", "_dtype", "_name", "outgoing")
 
-    def __init__(self, name: str, numpy_array: Array) -> None:
-        given: tuple[Any, Any] = name, numpy_array
-        if not isinstance(given[0], str) or not isinstance(given[1], np.ndarray):
+    def __init__(self, name: str | bytes, numpy_array: Array) -> None:
+        given: Any = numpy_array
+        if not isinstance(given, np.ndarray):
             raise TypeError(f"Tensor(name: str, numpy_array: numpy.ndarray): got {type(name)} and {type(numpy_array)}")
+        name = as_text("the name of a Tensor", name)
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         number = _NUMBERS.get(numpy_array.dtype)
@@ -152,7 +157,7 @@ class Tensor:
         return _CPU, 0
 
     @staticmethod
-    def from_dlpack(name: str, tensor: Any) -> Tensor:
+    def from_dlpack(name: str | bytes, tensor: Any) -> Tensor:
         """Make a tensor over a DLPack capsule's memory, or over that of an object that gives one."""
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")

@@ -13,6 +13,22 @@ from penstock.backends.errors import Code, InferError
 from penstock.server.python_models.messages import LOG
 from tests.server.python_models.inside_stage import MODELS, Open, Stage, floats, terms_of
 
+PACKAGED = """
+from importlib.resources import files
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from . import ANSWER
+
+WHOLE = ANSWER + int(files(__package__).joinpath("more.txt").read_text())
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([WHOLE]))]) for _ in requests]
+"""
+
 
 def out(name: str) -> dict[str, Any]:
     return {"name": name, "data_type": "TYPE_FP32", "dims": [4]}
@@ -190,6 +206,27 @@ def test_what_finalize_raises_is_logged(opened: Open) -> None:
 
 def test_files_beside_the_model_can_be_imported(opened: Open) -> None:
     _, arrays = opened("several_files").ask()
+
+    assert arrays[0].tolist() == [42]
+
+
+def test_the_versions_folder_is_a_package_whose_init_runs(opened: Open, tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "__init__.py").write_text("ANSWER = 40\n")
+    (tmp_path / "1" / "more.txt").write_text("2")
+    (tmp_path / "1" / "model.py").write_text(PACKAGED)
+
+    _, arrays = opened("packaged", file=tmp_path / "1" / "model.py").ask()
+
+    assert arrays[0].tolist() == [42]
+
+
+def test_a_folder_that_is_a_package_by_its_name_alone_has_its_files(opened: Open, tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "more.txt").write_text("2")
+    (tmp_path / "1" / "model.py").write_text(PACKAGED.replace("from . import ANSWER", "ANSWER = 40"))
+
+    _, arrays = opened("packaged", file=tmp_path / "1" / "model.py").ask()
 
     assert arrays[0].tolist() == [42]
 

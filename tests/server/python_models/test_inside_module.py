@@ -42,6 +42,7 @@ def test_every_type_has_its_number(pb_utils: Any) -> None:
     assert pb_utils.numpy_to_triton_type(np.float32) == 11
     assert pb_utils.numpy_to_triton_type(np.bytes_) == 13
     assert pb_utils.triton_to_numpy_type(14) is None
+    assert pb_utils.triton_to_numpy_type("TYPE_FP32") is None  # what some models do in `initialize`
     assert pb_utils.triton_string_to_numpy("TYPE_STRING") is np.object_
     assert pb_utils.triton_string_to_numpy("TYPE_BOOL") is bool
 
@@ -54,6 +55,10 @@ def test_strings_are_written_and_read(pb_utils: Any) -> None:
     assert written == b"\x03\0\0\0one\x06\0\0\0zw\xc3\xb6lf\0\0\0\0\x01\0\0\0003"
     read = pb_utils.deserialize_bytes_tensor(np.frombuffer(written, np.uint8))
     assert read.tolist() == [b"one", "zwölf".encode(), b"", b"3"]
+    with pytest.raises(ValueError, match="string extends beyond buffer: to byte 27 of 26"):
+        pb_utils.deserialize_bytes_tensor(written[:-5] + b"\x02\0\0\0003")
+    with pytest.raises(ValueError, match="incomplete length field"):
+        pb_utils.deserialize_bytes_tensor(written + b"\1")
     assert pb_utils.serialize_byte_tensor(np.zeros(0, np.object_)) == ()
     assert pb_utils.serialize_byte_tensor(np.zeros(1)) is None
 
@@ -217,6 +222,20 @@ def test_a_request_that_cannot_be_is_refused(pb_utils: Any) -> None:
         pb_utils.InferenceRequest(request_id="i", model_name="m", requested_output_names=[""], inputs=[])
     with pytest.raises(pb_utils.TritonModelException, match="Input tensor for request with id ''"):
         pb_utils.InferenceRequest(model_name="m", requested_output_names=[], inputs=[None])
+
+
+def test_bytes_are_as_good_as_text(pb_utils: Any) -> None:
+    strings = np.array([b"m", b"y", b"i"], np.object_)  # what a string tensor holds
+    request = pb_utils.InferenceRequest(
+        model_name=strings[0], requested_output_names=[strings[1]], inputs=[], request_id=strings[2]
+    )
+
+    assert (request.requested_output_names(), request.request_id()) == ({"y"}, "i")
+    assert pb_utils.TritonError(b"gone").message() == "gone"
+    assert pb_utils.Tensor(b"x", np.zeros(1)).name() == "x"
+    pb_utils.Logger.log_info(b"a line")
+    with pytest.raises(TypeError, match="str or bytes"):
+        pb_utils.Logger.log_info(3)
 
 
 def test_arguments_of_another_type_are_refused_even_if_they_are_empty(pb_utils: Any) -> None:

@@ -293,9 +293,9 @@ def test_a_client_that_goes_away_gives_its_place_to_the_next(live: Live, http: A
 
 def test_a_timeout_counts_until_the_first_execution(live: Live, http: Any) -> None:
     with streaming(live) as (client, came), streaming(live) as (other, then):
-        client.async_stream_infer("one", x(triton_grpc, -2), timeout=1)
+        client.async_stream_infer("one", x(triton_grpc, -2), timeout=500_000)
         said(came.get(timeout=GUARD_S))
-        other.async_stream_infer("one", x(triton_grpc, 1), timeout=1000)
+        other.async_stream_infer("one", x(triton_grpc, 1), timeout=600_000)  # ends when the first's is over
         with pytest.raises(InferenceServerException, match="timeout of the corresponding sequence has been expired"):
             said(then.get(timeout=GUARD_S))
         assert came.empty()

@@ -74,6 +74,8 @@ class TritonPythonModel:
     def one(self, request):
         said = json.loads(request.parameters())
         x = pb_utils.get_input_tensor_by_name(request, "x")
+        if said["do"] == "wide":
+            x = pb_utils.Tensor("x", x.as_numpy().astype(np.float64))
         asked = pb_utils.InferenceRequest(
             model_name="own", requested_output_names=["y", "z"], inputs=[x], parameters={"do": said["do"]}
         )
@@ -380,6 +382,13 @@ def test_an_unknown_error_is_unknown(live: Live, http: Any) -> None:
     assert (caught.value.status(), rpc.value.status()) == ("400", "StatusCode.UNKNOWN")
 
 
+def test_a_model_that_asks_with_another_datatype_is_told_so(live: Live) -> None:
+    with pytest.raises(InferenceServerException) as caught:
+        by_grpc(live, "caller", parameters={"do": "wide"})
+
+    assert caught.value.message() == "inference input 'x' data-type is 'FP64', but model 'own' expects 'FP32'"
+
+
 @pytest.mark.parametrize("kind", ["fork", "spawn", "forkserver"])
 def test_a_model_may_use_multiprocessing(http: Any, kind: str) -> None:
     assert http.infer("starts", x(), request_id=kind).as_numpy("y").tolist() == [[2, 4]]
@@ -390,6 +399,16 @@ def test_a_child_that_comes_back_from_execute_ends_and_answers_nothing(http: Any
     answers = [http.infer("starts", x(), request_id=kind).as_numpy("y").tolist() for _ in range(2)]
 
     assert answers == [value, value]
+
+
+def test_a_file_beside_the_model_hides_no_module_of_pythons(tmp_path: Path) -> None:
+    code = NO_INPUT.replace("import os\n", "import os\nimport statistics\nfrom .statistics import LAST\n")
+    code = code.replace("first = ", 'first = f"{statistics.mean([1, 3])} {LAST}"  # ')
+    folder = write_model(tmp_path, "beside", code, NO_INPUT_CONFIG)
+    (folder / "1" / "statistics.py").write_text("LAST = 'mine'\n")
+
+    with live_server(tmp_path) as live, triton_http.InferenceServerClient(live.address) as client:
+        assert client.infer("beside", []).as_numpy("y")[0] == b"2 mine"
 
 
 def brain(kind: Any) -> list[Any]:
