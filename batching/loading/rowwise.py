@@ -24,12 +24,15 @@ class Evidence:
 
     def __init__(self, model: Model) -> None:
         self.reason = ""
-        self._outputs = model.signature.outputs
+        self._outputs = [model.signature.outputs[position] for position in model.all_outputs]
         self._looks = model.signature.batched and model.forms is None
         self._tails: list[tuple[int, ...]] | None = None
 
     def see(self, rows: int, outputs: Sequence[Any]) -> None:
-        """Look at what a run of so many rows has made: rows must be those, and no other axis may depend on them."""
+        """Look at what a run of so many rows has made: rows must be those, and no other axis may depend on them.
+
+        `outputs` are those that are tensors: the warm-up asks for no others.
+        """
         if self.reason or not self._looks:
             return
         tails = [tuple(getattr(output, "shape", ())[1:]) for output in outputs]

@@ -11,7 +11,7 @@ from pathlib import Path
 from penstock.backends.errors import InferError
 from penstock.batching.spec import BatchPolicy, HookSpec, InstanceGroup, ModelSpec
 from penstock.server.hooks.plan import LIGHT_REPLICAS
-from penstock.server.hooks.writes import written_globals
+from penstock.server.hooks.writes import HOOK_NAMES, PICKLES, written_globals
 from penstock.server.repository.findings import Finding, inside
 from penstock.server.repository.pbtxt import model_config_pb2
 from penstock.server.repository.placing import place
@@ -67,6 +67,9 @@ def _hooks(api: Api, findings: list[Finding]) -> HookSpec | None:
         findings.append(finding(api, "request_handler", f"{api.handler}: implementation file does not exist"))
         return None
     path = api.project / api.handler
+    if not _names_hooks(path):
+        text = f"{api.handler}: has neither pre_inference nor post_inference, and does nothing"
+        findings.append(finding(api, "request_handler", text, mistake=False))
     try:
         roots = roots_of(api.project, api.python_path)
     except InferError as error:
@@ -81,6 +84,17 @@ def _hooks(api: Api, findings: list[Finding]) -> HookSpec | None:
         metadata=api.metadata, workers=workers, worker=worker, roots=roots, mounts={MOUNT: str(api.project)},
         dialect="cortex", dialect_settings=settings,
     )  # fmt: skip
+
+
+def _names_hooks(path: Path) -> bool:
+    """Tell whether a handler may have a hook: it names one, or has names that are not to be seen in it."""
+    if path.suffix in PICKLES:
+        return True
+    try:
+        text = path.read_bytes()
+    except OSError:
+        return True  # loading it says what is wrong
+    return b"import *" in text or any(name.encode() in text for name in HOOK_NAMES)
 
 
 def _writes(path: Path, roots: tuple[Path, ...]) -> bool:

@@ -16,6 +16,7 @@ from penstock.server.repository.findings import Finding, MistakeError, read_text
 from penstock.server.settings import nearest
 
 from .api import Api, Tracker
+from .later import LATER, later_api
 from .part import Part, either, quoted
 from .paths import HEALTH_PATH, is_ours
 from .yaml_nodes import Node, YamlError, parse
@@ -35,7 +36,10 @@ _NOT_DNS_1035 = (
     "must contain only lower case letters, numbers, and dashes, start with a letter, and cannot end with a dash"
 )
 _NOT_ENDPOINT = "must consist of lower case alphanumeric characters, '/', '-', '_', or '.'"
-_NO_PREDICTORS = "predictor APIs are not served: write the model as onnx or tensorflow, with a request_handler"
+_NO_PREDICTORS = (
+    "predictor APIs are not served: write the model as onnx or tensorflow, with a request_handler, "
+    'or the predictor as docs/cortex.md, "Later versions", says'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,8 @@ def _read(file: Path, root: Node, findings: list[Finding]) -> tuple[str, tuple[A
     if wrong or not isinstance(root.value, list):
         text = "cortex YAML configuration files must contain a list of maps"
         raise MistakeError(Finding(file, text, wrong[0] if wrong else root.line))
+    if (later := later_api(resources)) is not None:
+        raise MistakeError(Finding(file, LATER, later.line))
     parts: dict[str, list[Part]] = {kind: [] for kind in KINDS}
     for number, node in enumerate(resources):
         part = Part(file, node, (), findings)

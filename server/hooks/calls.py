@@ -178,7 +178,7 @@ class Calls:
     def _of_held(self, owner: Value, name: str, given: Given, source: Source) -> Value:
         self._take_functions(given, source)
         if owner.kind == "FIXED":
-            if name in MUTATORS:  # it may be part of an array
+            if name in MUTATORS or SETS.match(name):  # it may be part of an array; Struct.pack_into changes another
                 self.note(source, given.call.lineno, owner.held, INSTANCE)
             return Value(TEXT_METHODS.get(name, "FIXED"))
         if name in READS:

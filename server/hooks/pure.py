@@ -73,7 +73,7 @@ OF_OS = re.compile(
     r"|listdir|scandir|walk|stat|access|getcwd|sched_getaffinity)"
 )
 SETS = re.compile(
-    r"^_?(seed|set|put|store|register|unregister|setlocale|simplefilter|filterwarnings|basicConfig|disable|enable|reset"
+    r"^_?(seed|manual_seed|set|put|store|register|unregister|setlocale|simplefilter|filterwarnings|basicConfig|disable|enable|reset"
     r"|configure|install|init|initialize|push|cache|memoize|add|append|update|clear|patch|use|activate|global|keep"
     r"|remember|save_state|restore|getcontext|setcontext|localcontext|field_size_limit|install_opener|addLevelName"
     r"|captureWarnings|pack_into|shutdown|capture|warn|warn_explicit|register_error|setstate)(?![a-z])"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .calls import Calls
-from .pure import CONSTANTS, PLAIN_NAMES, READ_ATTRIBUTES, SAFE_DUNDERS, TEXT_ATTRIBUTES
+from .pure import CONSTANTS, MUTATORS, PLAIN_NAMES, READ_ATTRIBUTES, SAFE_DUNDERS, TEXT_ATTRIBUTES
 from .scopes import COMPREHENSIONS, Scope, bind, own_comprehension
 from .sources import FRESH, Project, Source, Value, inner
 from .writes import INSTANCE, PROCESS, GlobalWrite
@@ -255,6 +255,8 @@ class Reading(Calls):
                 return value if self.loading else FRESH
             return value
         if owner.kind == "FIXED":
+            if owner.held and name in MUTATORS:  # a method that is called later, of a hash or of part of an array
+                self.note(source, node.lineno, owner.held, INSTANCE)
             return owner
         if owner.kind in _CONTAINED and owner.held:
             if name not in READ_ATTRIBUTES:

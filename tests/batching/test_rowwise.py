@@ -56,6 +56,13 @@ def test_one_whose_output_is_as_long_as_what_it_finds_runs_its_requests_one_by_o
     assert rows_of(found) == 0
 
 
+def test_one_with_an_output_that_is_no_tensor_is_looked_at_as_any() -> None:
+    maps = TensorSpec("maps", "seq(map(int64,tensor(float)))", ())
+
+    assert rows_of(lambda inputs: [[{}], *inputs], outputs=(maps, y(-1, 4))) == 64
+    assert rows_of(lambda inputs: [[{}], inputs[0].sum(0, keepdims=True)], outputs=(maps, y(-1, 4))) == 0
+
+
 def test_one_that_puts_its_inputs_behind_each_other_does() -> None:
     def function(inputs: list[Any]) -> list[Any]:
         return [np.concatenate(inputs)]

@@ -66,6 +66,12 @@ def test_allowed_sizes_are_the_only_ones_that_run(monkeypatch: pytest.MonkeyPatc
         assert [rows for _, rows in lessons(model, monkeypatch)] == [2, 5, 16]
 
 
+def test_an_output_that_is_no_tensor_keeps_nothing_from_being_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    maps = TensorSpec("maps", "seq(map(int64,tensor(float)))", ())
+    with opened(lambda inputs: [[{0: 1.0}], *inputs], Signature((X,), (maps, Y), batched=True)) as (model, _):
+        assert [rows for _, rows in lessons(model, monkeypatch)] == [1, 2, 4, 6]
+
+
 class Clock:
     """The time, which moves by `taking` nanoseconds a run, one after the other, and by the last from then on."""
 

@@ -205,7 +205,7 @@ class TestMistakes:
             ("  onnx: m.onnx\n", 'onnx: "m.onnx": invalid type (expected map)'),
             ("  onnx: {model: m.zip}\n", "onnx: model: zip files are not supported for ONNX models"),
             ("  tensorflow: {model: m, relaxed_shapes: true}\n", 'tensorflow: key "relaxed_shapes" is not supported'),
-            ("  predictor: {path: p.py}\n", "predictor: predictor APIs are not served: write the model as onnx or tensorflow, with a request_handler"),
+            ("  predictor: {path: p.py}\n", 'predictor: predictor APIs are not served: write the model as onnx or tensorflow, with a request_handler, or the predictor as docs/cortex.md, "Later versions", says'),
             ("  model: m.onnx\n  model_format: onx\n", "model_format: invalid value (got \"onx\", must be \"tensorflow\" or \"onnx\"); did you mean 'onnx'?"),
             ("  model: m.zip\n  model_format: onnx\n", "model: zip files are not supported for ONNX models"),
             ("  model: m.onnx\n  tf_signature_key: x\n", "tf_signature_key: is for tensorflow models, and this one is onnx"),
@@ -217,6 +217,23 @@ class TestMistakes:
         project = read(tmp_path, f"- {{kind: deployment, name: d}}\n- kind: api\n  name: a\n{more}")
 
         assert [text.partition(": ")[2] for text in said(project)] == [f"api: a: {message}"]
+
+    @pytest.mark.parametrize(
+        ("text", "line"),
+        [
+            ("- {kind: deployment, name: d}\n- kind: api\n  name: a\n  predictor: {type: onnx, path: p.py, model: m.onnx}", 2),
+            ("- name: a\n  predictor: {type: tensorflow, path: p.py}\n  autoscaling: {min_replicas: 1}", 1),
+            ("- name: a\n  kind: RealtimeAPI\n  predictor: {type: python, path: p.py}", 1),
+            ("- name: a\n  kind: BatchAPI\n  handler: {type: python, path: p.py}", 1),
+            ("- name: a\n  kind: AsyncAPI\n  pod: {containers: []}", 1),
+            ("- name: a\n  kind: TrafficSplitter\n  apis: []", 1),
+        ],
+    )  # fmt: skip
+    def test_apis_of_later_versions_are_told_as_such_alone(self, text: str, line: int, tmp_path: Path) -> None:
+        (told,) = said(read(tmp_path, text))
+
+        assert told.startswith(f"cortex.yaml:{line}: an API of Cortex 0.12 or later is not served")
+        assert told.endswith('docs/cortex.md, "Later versions", says how to bring one')
 
     def test_all_are_told_at_once_in_the_order_of_the_file(self, tmp_path: Path) -> None:
         project = read(tmp_path, NEW + "    x: 1\n  y: 2\n  compute: {cpu: z}\n- kind: api\n  name: B\n  onnx: {}\n")

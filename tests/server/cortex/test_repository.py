@@ -152,6 +152,27 @@ class TestAnApi:
         ]
 
 
+@pytest.mark.parametrize(
+    ("handler", "warned"),
+    [
+        ("class ONNXPredictor:\n    pass\n", True),
+        ("def preinference(sample, metadata): pass\n", True),
+        ("from other import post_inference\n", False),
+        ("from other import *\n", False),
+    ],
+)
+def test_a_handler_without_hooks_is_told_and_served(
+    handler: str, warned: bool, project: Project, models: Models
+) -> None:
+    project.api("a", "models/m.onnx", handler)
+
+    entry, _ = repository(models, project).read("a")
+
+    text = "api: a: onnx: request_handler: a.py: has neither pre_inference nor post_inference, and does nothing"
+    assert [each.partition(" ")[2] for each in said(entry)] == [f"warning: {text}"] * warned
+    assert hooks_of(spec_of(entry)).path == project.folder / "a.py"
+
+
 class TestWhatIsNotThere:
     @pytest.mark.parametrize(
         ("api", "message"),

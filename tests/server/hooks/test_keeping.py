@@ -37,7 +37,7 @@ def read(tmp_path: Path) -> Read:
 
 PREAMBLE = """
 import collections, contextvars, functools, importlib, itertools, json, logging, math, operator, os, random, re, sys
-import threading, types, weakref
+import hashlib, struct, threading, types, weakref
 import numpy as np
 import some_library
 from some_library import Box
@@ -100,6 +100,8 @@ pairs = zip(labels, labels)
 lines = csv.reader(labels)
 error = ValueError()
 buffer = bytearray(4)
+form = struct.Struct("4s")
+digest = hashlib.sha256()
 deep = [[[1]]]
 filled = {}
 for name in "ab":
@@ -220,6 +222,9 @@ SMUGGLES = {
     "a target in a comprehension": "[0 for state['x'] in [sample]]",
     "a note on an exception": "error.add_note(sample)",
     "a bytearray": "remember(buffer, sample)",
+    "a bytearray, by a form": "form.pack_into(buffer, 0, sample)",
+    "a hash": "digest.update(sample)",
+    "a hash, by a local name": "update = digest.update; update(sample)",
     "a lambda that is called with it": "list(map(lambda r: r.append(sample), rows))",
     "a lambda that sorts": "sorted(rows, key=lambda r: r.append(sample))",
     "a lambda in reduce": "functools.reduce(lambda a, b: a.append(b), [rows, sample])",
@@ -259,6 +264,7 @@ PROCESS_WIDE = {
     "__import__": "__import__('state').x = sample",
     "a seed": "np.random.seed(sample)",
     "random's seed": "random.seed(sample)",
+    "torch's seed": "some_library.manual_seed(sample)",
     "exec": "exec(sample)",
     "builtins": "__builtins__.x = sample",
     "a module, by another name": "m = json; m.last = sample",

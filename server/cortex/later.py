@@ -1,0 +1,31 @@
+"""Later: what tells a cortex.yaml of Cortex 0.12 or later, which is another format. Called by project.py.
+
+Source: Cortex v0.12 to v0.42, docs/ (APIs of predictor classes, then of handler classes, then of containers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .yaml_nodes import Node
+
+LATER = (
+    "an API of Cortex 0.12 or later is not served, only models with the request handlers of 0.9 and 0.10: "
+    'docs/cortex.md, "Later versions", says how to bring one'
+)
+_KINDS = ("SyncAPI", "RealtimeAPI", "BatchAPI", "AsyncAPI", "TaskAPI", "APISplitter", "TrafficSplitter")
+_WITHOUT_KIND = "predictor"
+
+
+def later_api(resources: Iterable[Node]) -> Node | None:
+    """Find the first resource that only a later version could have; each has been seen to be a map."""
+    return next((node for node in resources if isinstance(node.value, dict) and _is_later(node.value)), None)
+
+
+def _is_later(keys: dict[str, Node]) -> bool:
+    kind, predictor = keys.get("kind"), keys.get(_WITHOUT_KIND)
+    if kind is None:
+        return predictor is not None  # some of these versions have neither deployments nor kinds
+    # the predictor of 0.10 and 0.11 is a module and has no type
+    typed = predictor is not None and isinstance(predictor.value, dict) and "type" in predictor.value
+    return kind.plain in _KINDS or typed
