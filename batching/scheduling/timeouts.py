@@ -33,7 +33,7 @@ def due_ns(
     """Give when a request must have left the queue; 0 for never. It may shorten a default, not lengthen it.
 
     `target_us` is when it should be answered, where nothing but the queue can be held to it: hooks run around it.
-    `meant_us`: from what on a timeout counts of which the policy says nothing. What is left of one that counts always does.
+    `meant_us`: from what on a timeout counts of which the policy says nothing. What is left of one always does.
     """
     allowed: BatchPolicy | QueuePolicy = policy
     if policy.level_policies:
