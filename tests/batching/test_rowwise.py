@@ -159,7 +159,10 @@ def test_one_that_sorts_a_near_tie_otherwise_in_a_larger_batch_is_batched() -> N
 
 
 def test_one_that_has_a_row_for_each_step_of_all_runs_its_requests_one_by_one() -> None:
-    assert rows_of(lambda inputs: [inputs[0].reshape(-1, 4)], (x(-1, -1, 4),)) == 0
+    def function(inputs: list[Any]) -> list[Any]:
+        return [inputs[0].reshape(-1, 4)]
+
+    assert rows_of(function, (x(-1, -1, 4),)) == 0
 
 
 def test_one_that_takes_no_drawn_numbers_is_batched() -> None:
