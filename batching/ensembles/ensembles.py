@@ -347,4 +347,4 @@ def _deadline_ns(passage: Passage, model: Model) -> int:
     now_ns, parent = time.monotonic_ns(), passage.parent
     since_ns = now_ns if passage.root is passage else parent.queue_ns
     left_us = max((parent.deadline_ns - since_ns) // 1000, 1) if parent.deadline_ns else 0
-    return due_ns(now_ns, left_us, model.spec.policy, priority=parent.priority)
+    return due_ns(now_ns, left_us, model.spec.policy, priority=parent.priority, meant_us=0)

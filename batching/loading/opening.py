@@ -27,6 +27,7 @@ from .completion import complete
 from .counting import GPU_MEMORY, THREADS, Trial, count_instances, said_threads
 from .freeing import freed
 from .invariance import settle
+from .mixing import mixing
 from .rowwise import left_to_us, without_rows
 from .run_sizes import with_run_sizes
 from .samples import run_samples
@@ -66,6 +67,8 @@ def open_model(
         warmup.prepare_all(model)
         run_samples(model)
         obstacle = "" if model.passive else warmup.sweep(model)
+        if not obstacle and not model.passive and left_to_us(said):
+            obstacle = mixing(model)
     except BaseException:
         close_model(model)
         raise

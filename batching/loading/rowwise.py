@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 class Evidence:
     """What runs of one shape have shown. `reason` says why its first axes are no rows; "": nothing has shown it."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, what: str = "of zeros") -> None:
         self.reason = ""
+        self._what = what
         self._outputs = [model.signature.outputs[position] for position in model.all_outputs]
         self._looks = model.signature.batched and model.forms is None
         self._tails: list[tuple[int, ...]] | None = None
@@ -41,7 +42,7 @@ class Evidence:
             made = rows_of(output)
             if made != rows:
                 has = f"{made} rows" if made >= 0 else "no axis for rows"
-                self.reason = f"output '{spec.name}' has {has} for {rows} of zeros"
+                self.reason = f"output '{spec.name}' has {has} for {rows} {self._what}"
             elif tail != known:
                 self.reason = f"rows of output '{spec.name}' are {dims_text(tail)} in a batch of {rows}, else "
                 self.reason += dims_text(known)

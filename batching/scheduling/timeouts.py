@@ -27,10 +27,13 @@ def is_timed(policy: BatchPolicy) -> bool:
     return policy.default_timeout_us > 0 or any(each.default_timeout_us for each in own)
 
 
-def due_ns(now_ns: int, timeout_us: int, policy: BatchPolicy, target_us: int = 0, priority: int = 0) -> int:
+def due_ns(
+    now_ns: int, timeout_us: int, policy: BatchPolicy, target_us: int = 0, priority: int = 0, meant_us: int = MEANT_US
+) -> int:  # fmt: skip
     """Give when a request must have left the queue; 0 for never. It may shorten a default, not lengthen it.
 
     `target_us` is when it should be answered, where nothing but the queue can be held to it: hooks run around it.
+    `meant_us`: from what on a timeout counts of which the policy says nothing. What is left of one always does.
     """
     allowed: BatchPolicy | QueuePolicy = policy
     if policy.level_policies:
@@ -38,7 +41,7 @@ def due_ns(now_ns: int, timeout_us: int, policy: BatchPolicy, target_us: int = 0
     default_us = allowed.default_timeout_us
     override = allowed.allow_timeout_override
     if override is None:
-        override = default_us > 0 or timeout_us >= MEANT_US
+        override = default_us > 0 or timeout_us >= meant_us
     chosen = default_us
     if timeout_us and override:
         chosen = min(timeout_us, default_us or timeout_us)

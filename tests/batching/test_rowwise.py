@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ def test_one_with_an_output_that_is_no_tensor_is_looked_at_as_any() -> None:
 
     assert rows_of(lambda inputs: [[{}], *inputs], outputs=(maps, y(-1, 4))) == 64
     assert rows_of(lambda inputs: [[{}], inputs[0].sum(0, keepdims=True)], outputs=(maps, y(-1, 4))) == 0
+    assert rows_of(lambda inputs: [[{}], np.cumsum(inputs[0], axis=0)], outputs=(maps, y(-1, 4))) == 0
 
 
 def test_one_that_puts_its_inputs_behind_each_other_does() -> None:
@@ -122,3 +124,69 @@ def test_the_log_says_what_showed_it(caplog: pytest.LogCaptureFixture) -> None:
 
     text = "model m: its first axes are no rows, and requests run one by one: output 'y' has 0 rows for 1 of zeros"
     assert text in caplog.messages
+
+
+def mixed(change: Callable[[Any], Any], shape: tuple[int, ...] = (-1, 4)) -> int:
+    """Open a model that does this to what it gets, and tell how many rows a batch may have."""
+    return rows_of(lambda inputs: [change(inputs[0])], (x(*shape),), (y(*shape),))
+
+
+def test_one_that_goes_on_from_row_to_row_runs_its_requests_one_by_one() -> None:
+    assert mixed(lambda rows: np.cumsum(rows, axis=0)) == 0
+    assert mixed(lambda steps: np.cumsum(steps, axis=0), (-1, -1, 4)) == 0
+
+
+def test_one_that_normalises_over_all_rows_does() -> None:
+    assert mixed(lambda rows: rows - rows.mean(axis=0)) == 0
+    assert mixed(lambda rows: np.exp(rows) / np.exp(rows).sum(axis=0)) == 0
+    assert mixed(lambda samples: samples / (samples.std() + 1e-5), (-1,)) == 0
+    assert mixed(_normalised, (-1, 3, -1, -1)) == 0
+
+
+def _normalised(images: Any) -> Any:
+    """Normalise over a batch, as an export in training mode does."""
+    return (images - images.mean((0, 2, 3), keepdims=True)) / (images.std((0, 2, 3), keepdims=True) + 1e-5)
+
+
+def test_one_whose_scale_is_that_of_all_rows_is_batched_as_models_are_that_were_quantised_dynamically() -> None:
+    assert mixed(lambda rows: np.rint(rows * 127 / np.abs(rows).max())) == 64
+
+
+def test_one_that_draws_numbers_of_its_own_is_batched() -> None:
+    rng = np.random.default_rng(1)
+    assert mixed(lambda rows: rng.standard_normal(rows.shape)) == 64
+
+
+def test_one_that_sorts_a_near_tie_otherwise_in_a_larger_batch_is_batched() -> None:
+    def change(rows: Any) -> Any:
+        made = rows.copy()
+        made[:, 0] += len(rows)
+        return made
+
+    assert mixed(change) == 64
+
+
+def test_one_that_has_a_row_for_each_step_of_all_runs_its_requests_one_by_one() -> None:
+    def function(inputs: list[Any]) -> list[Any]:
+        return [inputs[0].reshape(-1, 4)]
+
+    assert rows_of(function, (x(-1, -1, 4),)) == 0
+
+
+def test_one_that_takes_no_drawn_numbers_is_batched() -> None:
+    def function(inputs: list[Any]) -> list[Any]:
+        if inputs[0].any():
+            raise InferError(Code.INTERNAL, "indices element out of data bounds")
+        return inputs
+
+    assert rows_of(function) == 64
+
+
+def test_one_of_two_rows_at_most_is_looked_at_too() -> None:
+    def function(inputs: list[Any]) -> list[Any]:
+        return [np.cumsum(inputs[0], axis=0)]
+
+    spec = ModelSpec("m", 1, Path("model"), backend="fake", policy=BatchPolicy(default_max_batch_rows=2))
+    model = _opened(spec, FakeBackend(Signature((x(-1, 4),), (y(-1, 4),)), function))
+    close_model(model)
+    assert model.spec.policy.max_batch_rows == 0
