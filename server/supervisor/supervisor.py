@@ -24,7 +24,7 @@ from penstock.server.settings import Settings
 from .children import Child, told_end
 from .fleet import ANSWERS, DRAINING, ENGINE, FRONT, READY, Asked, Fleet, Member
 from .journal import Journal
-from .kinds import ATTACH, COUNTED, DRAIN, FAILED, HURRY, KEEP, KEPT, PING, PONG, PREPARE, SAID, UNLINKED
+from .kinds import ASKED, ATTACH, COUNTED, DRAIN, FAILED, HURRY, KEEP, KEPT, PING, PONG, PREPARE, SAID, UNLINKED
 from .neighbours import Neighbours
 from .ports import Ports, places
 from .watch import LOOK_S, PING_S, looked_up
@@ -254,6 +254,8 @@ class Supervisor:
         elif state == UNLINKED:
             if self._pairings.get(number) == said["pairing"]:
                 self.fleet.unlinked(number)
+        elif state == ASKED:
+            self.fleet.asked_to_end(number, self._loop.time())
         else:
             if member.role == ENGINE and state == READY:
                 self._said = said
