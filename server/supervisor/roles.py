@@ -139,6 +139,7 @@ class Engine:
             self._alone.set()
 
     async def answer(self) -> None:
+        await self._lasting.put_back_first(self._server)
         await self._server.open()
 
     async def load(self) -> dict[str, Any]:

@@ -179,16 +179,21 @@ def test_an_engine_that_a_signal_has_asked_to_end_does_not_wait_for_front_ends_t
     assert world.log == ["drain engine", "start engine"]
 
 
-def test_an_engine_waits_for_its_front_ends_where_a_signal_has_asked_all_to_end_or_all_are_replaced() -> None:
-    for end in (lambda world: world.fleet.drain(), lambda world: world.fleet.replace() and world.settle_new()):
-        world = ready()
-        engine = world.one(ENGINE)
-        world.fleet.asked_to_end(engine.number, world.now)
-        end(world)
-        world.passes(2 * ALONE_S)
+@pytest.mark.parametrize("all_end", [True, False])
+def test_an_engine_waits_for_its_front_ends_where_a_signal_has_asked_all_to_end_or_all_are_replaced(
+    all_end: bool,
+) -> None:
+    world = ready()
+    world.fleet.asked_to_end(world.one(ENGINE).number, world.now)
+    if all_end:
+        world.fleet.drain()
+    else:
+        world.fleet.replace()
+        world.settle_new()
+    world.passes(2 * ALONE_S)
 
-        assert "drain front-0" in world.log
-        assert "drain engine" not in world.log
+    assert "drain front-0" in world.log
+    assert "drain engine" not in world.log
 
 
 def test_all_are_replaced_engine_first_and_the_old_ones_end_in_order() -> None:
