@@ -233,14 +233,15 @@ class Supervisor:
                 self._hear(number, json.loads(body))
 
     def _keep(self, number: int, body: bytes, descriptors: list[int]) -> None:
-        """Remember what the engine that serves keeps, and tell one that is loading to take its place."""
+        """Remember what an engine keeps, and tell the one that takes its place, or has: old front ends still ask."""
         key, value = json.loads(body)
         fleet, generation = self.fleet, self.fleet.members[number].generation
-        if generation == fleet.generation and fleet.following is not None:
-            for engine in fleet.of(fleet.following, ENGINE):
-                self._children[engine.number].tell(KEPT, 0, body, descriptors)
-        if generation == fleet.following:
+        if generation > fleet.generation:
             return  # it is what it has put back; the engine that serves may have been told otherwise since
+        newer = fleet.following if generation == fleet.generation else fleet.generation
+        for engine in fleet.of(newer, ENGINE) if newer is not None else ():
+            if engine.number in self._children:
+                self._children[engine.number].tell(KEPT, 0, body, descriptors)
         self._journal.keep(key, value, descriptors)
         descriptors.clear()
 

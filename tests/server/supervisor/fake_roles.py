@@ -184,7 +184,8 @@ class Engine:
 
     def counted(self, counts: Mapping[str, Any]) -> None: ...
 
-    def kept(self, key: str) -> None: ...
+    def kept(self, key: str) -> None:
+        self.told.keep(f"heard {key}", True)
 
     def hurry(self) -> None: ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 from collections import Counter
@@ -17,7 +18,7 @@ import uvloop
 from penstock.server.listening.listener import StartError
 from penstock.server.supervisor import fleet as fleet_module
 from penstock.server.supervisor import supervisor as supervisor_module
-from penstock.server.supervisor.fleet import ANSWERS, ENGINE, FRONT, READY
+from penstock.server.supervisor.fleet import ANSWERS, DRAINING, ENGINE, FRONT, READY, Member
 from penstock.server.supervisor.supervisor import Supervisor
 from tests.live import settings_for
 from tests.processes import children, descriptors
@@ -204,6 +205,18 @@ def test_all_processes_are_replaced_without_a_lost_request() -> None:
 
             assert not before & set(pids(supervisor, FRONT) + pids(supervisor, ENGINE))
             assert ledger["wrong"] == ledger["lost"] == ledger["503"] == 0
+
+    run(main)
+
+
+def test_what_an_old_engine_is_still_told_reaches_the_one_that_has_taken_its_place() -> None:
+    async def main() -> None:
+        async with supervised() as supervisor:
+            supervisor.fleet.members[999] = Member(999, ENGINE, 0, supervisor.fleet.generation - 1, DRAINING)
+            supervisor._keep(999, json.dumps(["late", 1]).encode(), [])
+
+            await until(lambda: "heard late" in dict(supervisor._journal))
+            del supervisor.fleet.members[999]
 
     run(main)
 
