@@ -8,7 +8,8 @@ The engine's half of `calls.py`. Wired by `engine_service.py`, one for each fron
     len(answers)                                  # how much is under way
 
 What `state` has changed on behalf of a call (`shared_state.py`) is in place in every front end before its answer
-leaves, or the answer says why not.
+leaves, or the answer says why not. While `loading` says so, what is not found is refused as what may be there in a
+moment (503, UNAVAILABLE), as front ends refuse inference.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from penstock.backends.errors import InferError
-from penstock.server.errors import GRPC_STATUS, HTTP_STATUS, error_body, pushback_ms
+from penstock.backends.errors import Code, InferError
+from penstock.server.errors import GRPC_STATUS, HTTP_STATUS, error_body, pushback_ms, retry_after_s
 from penstock.server.grpc.method import Method, Status
 from penstock.server.v2.rpc.calls import as_refusal
 
 from .calls import AHEAD, packed, unpacked
 from .kinds import ASK, END, LEAVE, PART, TAKEN
+from .remote_engine import LOADING, RETRY_NS
 
 if TYPE_CHECKING:
     from starlette.types import Message, Scope
@@ -49,10 +51,12 @@ class Answers:
     """
 
     def __init__(
-        self, link: Link, app: Application, methods: Mapping[str, Method], state: SharedState | None = None
-    ) -> None:
+        self, link: Link, app: Application, methods: Mapping[str, Method], state: SharedState | None = None,
+        loading: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
         self.link = link
         self.state = state
+        self.loading = loading
         self._app = app
         self._methods = methods
         self._under_way: dict[int, _HttpAnswer | _RpcAnswer] = {}
@@ -213,10 +217,14 @@ class _HttpAnswer:
     async def _start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         try:
             await self._answers.settled(self._changes)
+            if status == HTTP_STATUS[Code.NOT_FOUND] and self._answers.loading():
+                raise InferError(Code.NOT_READY, LOADING, RETRY_NS)
         except InferError as error:
             self._refused = self._whole = True
             body = error_body(error.message)
             lines = [("content-type", "application/json"), ("content-length", str(len(body)))]
+            if seconds := retry_after_s(error):
+                lines.append(("retry-after", str(seconds)))
             self._begin(HTTP_STATUS[error.code], lines)
             self._part(body)
             return
@@ -296,7 +304,10 @@ class _RpcAnswer:
         self._end(Status.OK, "", 0)
 
     def refuse(self, status: Status, text: str, pushback_ms: int = 0) -> None:
-        self._end(status, text, pushback_ms)
+        if status == Status.NOT_FOUND and self._answers.loading():
+            self._refused(InferError(Code.NOT_READY, LOADING, RETRY_NS))
+        else:
+            self._end(status, text, pushback_ms)
 
     def _refused(self, error: InferError) -> None:
         self.refuse(GRPC_STATUS[error.code], error.message, pushback_ms(error))

@@ -149,7 +149,7 @@ class Front:
         self.connections = [0, 0]
         self.link = Link(sock, self._take, lost)
         self.service = EngineService(owner.engine, self.link, owner.published.models)
-        self._answers = Answers(self.link, owner.app, owner.methods, owner.state)
+        self._answers = Answers(self.link, owner.app, owner.methods, owner.state, lambda: not owner.published.whole)
 
     def begin(self) -> None:
         """Tell it all there is."""

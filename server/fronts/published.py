@@ -56,7 +56,7 @@ class PublishedEngine:
 
     Invariants: a front end is told all there is when it comes, then each Model once, and all changes in order. What
     has not changed is not said again, or each of many models would cost what all do. `models` are those that any
-    front end may name in a request, by their numbers.
+    front end may name in a request, by their numbers. `whole`: what is not found is not there.
     Threads: the event loop's.
     """
 
@@ -69,7 +69,7 @@ class PublishedEngine:
         self._last_told = 0
         self._held: set[int] = set()
         self._names: dict[str, tuple[list[int], list[str]]] = {}
-        self._whole = False
+        self.whole = False
         self._fronts: dict[Link, Told] = {}
         self._news = asyncio.Event()
         self._retiring: set[asyncio.Task[None]] = set()
@@ -102,7 +102,7 @@ class PublishedEngine:
 
     def began(self) -> None:
         """Tell that all that is there at the start has been loaded: what is not found from now on is not there."""
-        self._whole = True
+        self.whole = True
         self._tell()
 
     def _heard(self) -> None:
@@ -118,7 +118,7 @@ class PublishedEngine:
         Returns: the number that they acknowledge.
         """
         self._last_told += 1
-        said = {"names": {name: self._names[name] for name in names}, "gone": list(gone), "whole": self._whole}
+        said = {"names": {name: self._names[name] for name in names}, "gone": list(gone), "whole": self.whole}
         for front in self._fronts.values() if fronts is None else fronts:
             said["new"] = {key: write_model(self.models[key]) for key in new if key not in front.models}
             front.models.update(new)

@@ -221,19 +221,26 @@ class Spread:
             socket.send_fds(self._neighbours[place], [bytes([lane])], [sock.fileno()])
         except OSError as error:
             self._board.send(lane, self._place, place, -1)
-            if isinstance(error, ConnectionError):  # it has ended
-                self._forget(place)
-            return False
+            if not isinstance(error, ConnectionError):
+                return False
+            self._forget(place)  # it has ended
+            return self._elsewhere(lane, sock)
         return True
 
     def _loads(self, lane: int) -> dict[int, int]:
+        """Give how many connections those have that may have one more.
+
+        One that leaves would refuse it, and rather gives it to one that is slow.
+        """
         now_s = self._loop.time()
-        loads = {}
+        loads: dict[int, int] = {}
+        slow: dict[int, int] = {}
         for place in (self._place, *self._neighbours):
             said = self._board.look(lane, place)
-            if said.takes and (place == self._place or self._quick(lane, place, said, now_s)):
-                loads[place] = said.load
-        return loads
+            if said.takes:
+                quick = place == self._place or self._quick(lane, place, said, now_s)
+                (loads if quick else slow)[place] = said.load
+        return loads if loads or self._taking else slow
 
     def _quick(self, lane: int, place: int, said: Said, now_s: float) -> bool:
         """Whether a front end takes what it is sent."""

@@ -27,6 +27,7 @@ from penstock.server.signals import listen
 
 from .fleet import ANSWERS, READY
 from .kinds import (
+    ASKED,
     ATTACH,
     BOARD,
     COUNTED,
@@ -60,6 +61,7 @@ class Told:
 
     `kept` is what the engine before this one has kept; `board` a front end's place among front ends, with the
     descriptors that came with it. `end` has the process finish what it has, and end: another one takes its place.
+    `told_to_end` is set once the supervisor has said so, who knows what the other processes do; a signal does not.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Told:
     ) -> None:  # fmt: skip
         self._link = link
         self.end = end
+        self.told_to_end = asyncio.Event()
         self.board = board
         self.logs = logs
         self.pairing = 0
@@ -101,7 +104,18 @@ class _Process:
         self._early: list[tuple[int, int, socket.socket]] = []
         self._link = Link(sock, self._take, self._lost)
         for number in _STOP_SIGNALS:
-            listen(number, lambda _: self._loop.call_soon_threadsafe(self._asked.set))
+            listen(number, lambda _: self._loop.call_soon_threadsafe(self._signalled))
+
+    def _signalled(self) -> None:
+        if not self._asked.is_set():
+            self._link.send(SAID, 0, json.dumps({"state": ASKED}).encode())
+        self._asked.set()
+
+    def _end(self, *, last: bool) -> None:
+        self._last = last
+        self._asked.set()
+        if self._told is not None:
+            self._told.told_to_end.set()
 
     def _lost(self, why: str) -> None:
         self._asked.set()
@@ -120,8 +134,7 @@ class _Process:
             elif kind == PING:
                 self._link.send(PONG, number)
             elif kind == DRAIN:
-                self._last = bool(number)
-                self._asked.set()
+                self._end(last=bool(number))
             elif kind in {ATTACH, NEIGHBOUR}:
                 self._attach(kind, number, socket.socket(fileno=descriptors.pop()))
             elif kind == HURRY and self._role is not None:

@@ -14,6 +14,10 @@ from penstock.server.workers.backoff import Backoff
 ENGINE = "engine"
 FRONT = "front"
 STARTING, ANSWERS, READY, DRAINING = "starting", "answers", "ready", "draining"
+ALONE_S = 1.0
+"""How soon an engine that a signal has asked to end does so without its front ends. By then the supervisor has had that
+signal too, where somebody sends it to all processes at once, as systemd does.
+"""
 _ORDER = {STARTING: 0, ANSWERS: 1, READY: 2, DRAINING: 3}
 
 
@@ -26,6 +30,8 @@ class Member:
     place: int
     generation: int
     state: str = STARTING
+    asked: bool = False
+    """Whether a signal has asked it to end: it finishes what it has, and that is no failure."""
 
     @property
     def name(self) -> str:
@@ -80,6 +86,8 @@ class Fleet:
     _due: list[_Due] = field(default_factory=list)
     _rejoined: set[int] = field(default_factory=set)
     _unlinked: set[int] = field(default_factory=set)
+    _alone: dict[int, float] = field(default_factory=dict)
+    """Engines that a signal has asked to end, and when they have waited long enough for their front ends."""
     _backoffs: dict[tuple[str, int], Backoff] = field(default_factory=dict)
 
     # -- questions ---------------------------------------------------------------------------------------------
@@ -123,17 +131,34 @@ class Fleet:
         elif member.generation == self.following and member.role == ENGINE:
             self._give_up()
         elif member.generation in {self.generation, self.following}:
-            after_s = self._backoff(member).ended(now_s)
+            backoff = self._backoff(member)
+            after_s = backoff.ended(now_s)
+            if member.asked:
+                backoff.forget()
+                after_s = 0.0
             self._due.append(_Due(now_s + after_s, member.role, member.place, member.generation))
             self.tick(now_s)
 
+    def asked_to_end(self, number: int, now_s: float) -> None:
+        """Take that somebody has sent a process a signal to end."""
+        member = self.members.get(number)
+        if member is not None:
+            member.asked = True
+            if member.role == ENGINE:
+                self._alone[number] = now_s + ALONE_S
+
     def tick(self, now_s: float) -> None:
-        """Start what is due, and join those again that are to wait for it."""
+        """Start what is due, have end who has waited long enough for that, and join those again that are to wait."""
         due = [each for each in self._due if each.at_s <= now_s]
         self._due = [each for each in self._due if each.at_s > now_s]
         for each in due:
             self.restarts[each.role] += 1
             self._start(each.role, each.place, each.generation)
+        for number in [number for number, at_s in self._alone.items() if at_s <= now_s]:
+            del self._alone[number]
+            member = self.members.get(number)
+            if member is not None and not self.draining and member.generation in {self.generation, self.following}:
+                self.asked.drain(member)
         waiting, self._unlinked = self._unlinked, set()
         self._rejoined.clear()
         for number in sorted(waiting):

@@ -31,5 +31,7 @@ HURRY = 28
 """Supervisor, to the engine: its front ends are about to end, and what is held open for more requests is to run."""
 FAILED = "failed"
 """It cannot start, and why: for the operator, who has to change something."""
+ASKED = "asked"
+"""A signal has asked it to end, and not the supervisor: it finishes what it has. That is no failure."""
 UNLINKED = "unlinked"
 """A front end has lost its engine, or the way to it, which was that of the `pairing`."""

@@ -35,6 +35,8 @@ class Lasting:
     def __init__(self, told: Told, kept: Mapping[str, Kept]) -> None:
         self._told = told
         self._kept = kept
+        self._begun: dict[str, Kept] = {}
+        self._under_way: set[str] = set()
         self._regions: set[str] = set()
         self._traces: dict[str, dict[str, Any]] = {}
 
@@ -79,7 +81,10 @@ class Lasting:
         self._regions &= left
 
     def _model(self, name: str, how: Mapping[str, Any]) -> None:
-        self._told.keep(_MODEL + name, how)
+        key = _MODEL + name
+        if key in self._kept and key not in self._under_way:
+            self._begun[key] = self._kept[key]  # a client has said otherwise since
+        self._told.keep(key, how)
 
     def _trace(self, model: str, changes: Mapping[str, Any]) -> None:
         said = self._traces.setdefault(model, {})
@@ -88,18 +93,26 @@ class Lasting:
 
     # -- what is put back --------------------------------------------------------------------------------------
 
+    async def put_back_first(self, server: EngineServer) -> None:
+        """Put back what no model is needed for, before anybody is heard: who names a region, or says otherwise now."""
+        await self._put_back(server, lambda key: key == _TRACE or not key.startswith((_MODEL, _TRACE)))
+
     async def put_back(self, server: EngineServer) -> None:
         """Load and unload what clients had loaded and unloaded, and trace what they had traced."""
-        begun: dict[str, Kept] = {}
+        await self._put_back(server, lambda _: True)
+
+    async def _put_back(self, server: EngineServer, now: Callable[[str], bool]) -> None:
         # more may come while models load
-        while left := [key for key, kept in self._kept.items() if begun.get(key) is not kept]:
+        while left := [key for key, kept in self._kept.items() if now(key) and self._begun.get(key) is not kept]:
             for key in sorted(left, key=lambda key: key.startswith(_TRACE)):
-                begun[key] = self._kept[key]
-                await self.put_back_one(server, key)
+                if self._begun.get(key) is not self._kept[key]:
+                    self._begun[key] = self._kept[key]
+                    await self.put_back_one(server, key)
 
     async def put_back_one(self, server: EngineServer, key: str) -> None:
         """Do what was kept by one key."""
         said, descriptors = self._kept[key]
+        self._under_way.add(key)
         try:
             if key.startswith(_MODEL):
                 await self._put_back_model(server, key.removeprefix(_MODEL), said)
@@ -113,6 +126,8 @@ class Lasting:
                 self._put_back_region(server, key.removeprefix(_REGION), said, descriptors)
         except (InferError, OSError) as error:
             logger.error("%s is not as it was asked for any more: %s", key, error)  # noqa: TRY400 - the reason is all
+        finally:
+            self._under_way.discard(key)
 
     async def _put_back_model(self, server: EngineServer, name: str, how: Mapping[str, Any]) -> None:
         if "unload" in how:

@@ -111,6 +111,7 @@ class Front:
 class Engine:
     """The engine's process. It drains when its front ends have gone: they may still bring what they have accepted.
 
+    Or when the supervisor says so: a signal has asked the engine alone, and another takes its place.
     One that has lost a device for good ends without that, and another takes its place. Not beside it, as when all are
     replaced: what it holds of the device stays until it has ended, and there may be no room for more.
     """
@@ -138,6 +139,7 @@ class Engine:
             self._alone.set()
 
     async def answer(self) -> None:
+        await self._lasting.put_back_first(self._server)
         await self._server.open()
 
     async def load(self) -> dict[str, Any]:
@@ -170,9 +172,14 @@ class Engine:
         self.hurry()
         if self._server.server.health.spent:
             return await self._server.drain()
-        try:
-            await asyncio.wait_for(self._alone.wait(), self._settings.exit_timeout_secs)
-        except TimeoutError:
+        # nobody has told front ends to go, where a signal has asked this process only: the supervisor says so
+        either = [asyncio.ensure_future(each.wait()) for each in (self._alone, self._told.told_to_end)]
+        done, _ = await asyncio.wait(
+            either, timeout=self._settings.exit_timeout_secs, return_when=asyncio.FIRST_COMPLETED
+        )
+        for each in either:
+            each.cancel()
+        if not done:
             logger.warning("front ends are still there")
         return await self._server.drain()
 

@@ -24,7 +24,7 @@ from penstock.server.settings import Settings
 from .children import Child, told_end
 from .fleet import ANSWERS, DRAINING, ENGINE, FRONT, READY, Asked, Fleet, Member
 from .journal import Journal
-from .kinds import ATTACH, COUNTED, DRAIN, FAILED, HURRY, KEEP, KEPT, PING, PONG, PREPARE, SAID, UNLINKED
+from .kinds import ASKED, ATTACH, COUNTED, DRAIN, FAILED, HURRY, KEEP, KEPT, PING, PONG, PREPARE, SAID, UNLINKED
 from .neighbours import Neighbours
 from .ports import Ports, places
 from .watch import LOOK_S, PING_S, looked_up
@@ -233,14 +233,15 @@ class Supervisor:
                 self._hear(number, json.loads(body))
 
     def _keep(self, number: int, body: bytes, descriptors: list[int]) -> None:
-        """Remember what the engine that serves keeps, and tell one that is loading to take its place."""
+        """Remember what an engine keeps, and tell the one that takes its place, or has: old front ends still ask."""
         key, value = json.loads(body)
         fleet, generation = self.fleet, self.fleet.members[number].generation
-        if generation == fleet.generation and fleet.following is not None:
-            for engine in fleet.of(fleet.following, ENGINE):
-                self._children[engine.number].tell(KEPT, 0, body, descriptors)
-        if generation == fleet.following:
+        if generation > fleet.generation:
             return  # it is what it has put back; the engine that serves may have been told otherwise since
+        newer = fleet.following if generation == fleet.generation else fleet.generation
+        for engine in fleet.of(newer, ENGINE) if newer is not None else ():
+            if engine.number in self._children:
+                self._children[engine.number].tell(KEPT, 0, body, descriptors)
         self._journal.keep(key, value, descriptors)
         descriptors.clear()
 
@@ -254,6 +255,8 @@ class Supervisor:
         elif state == UNLINKED:
             if self._pairings.get(number) == said["pairing"]:
                 self.fleet.unlinked(number)
+        elif state == ASKED:
+            self.fleet.asked_to_end(number, self._loop.time())
         else:
             if member.role == ENGINE and state == READY:
                 self._said = said

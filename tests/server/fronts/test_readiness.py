@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -10,12 +11,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from penstock.server.faults import own_workers
-from tests.live import Live, live_server
-from tests.server.fronts.living import live_front
+from penstock.server.fronts.engine_server import EngineServer
+from penstock.server.fronts.front import FrontServer
+from penstock.server.fronts.remote_engine import LOADING
+from tests.live import Live, live_server, settings_for
+from tests.server.fronts.living import attach, live_front
 
 pytestmark = pytest.mark.slow
 IRIS = Path(__file__).parents[3] / "examples" / "iris"
@@ -58,3 +64,36 @@ def test_a_model_whose_hooks_cannot_be_loaded_again_is_not_ready(
         _until(lambda: _statuses(live) == (503, 400, 400))
         hooks.write_text(HOOKS, "utf-8")
         _until(lambda: _statuses(live) == (200, 200, 200))
+
+
+async def _asked_for(front: FrontServer, name: str) -> tuple[tuple[int, str | None], grpc.StatusCode]:
+    """Give how a model's metadata are refused over HTTP, with its Retry-After, and over gRPC."""
+    url = f"http://127.0.0.1:{front.http_port}/v2/models/{name}"
+    async with httpx.AsyncClient() as client, grpc.aio.insecure_channel(f"127.0.0.1:{front.grpc_port}") as channel:
+        page = await client.get(url)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelMetadata(
+                service_pb2.ModelMetadataRequest(name=name)
+            )
+        said = page.json()["error"], refused.value.details()
+        assert all((text == LOADING) == (page.status_code == 503) for text in said)
+        return (page.status_code, page.headers.get("retry-after")), refused.value.code()
+
+
+def test_what_is_not_found_while_an_engine_loads_may_be_there_in_a_moment(tmp_path: Path) -> None:
+    async def main() -> None:
+        settings = settings_for(tmp_path)
+        engine, front = EngineServer(settings), FrontServer(settings)
+        try:
+            await engine.open()
+            attach(engine, front)
+            await front.open()
+            assert await _asked_for(front, "iris") == ((503, "1"), grpc.StatusCode.UNAVAILABLE)
+            await engine.load()
+            assert await front.placed(GUARD_S)
+            assert await _asked_for(front, "iris") == ((404, None), grpc.StatusCode.NOT_FOUND)
+        finally:
+            await front.close()
+            await engine.close()
+
+    asyncio.run(main())

@@ -385,6 +385,46 @@ def test_a_front_end_that_takes_nothing_is_sent_no_more_after_a_moment() -> None
     run(main, uvloop.new_event_loop)
 
 
+def test_one_that_leaves_gives_what_it_would_refuse_to_one_that_is_slow() -> None:
+    async def main() -> None:
+        served = await Fronts.of(2)
+        loop, giver = asyncio.get_running_loop(), served.spreads[0]
+        loop.remove_reader(served.spreads[1]._mailbox)
+        giver.leave()
+        pairs = [socket.socketpair() for _ in range(MOST_WAITING + 2)]
+
+        assert all(giver._elsewhere(HTTP, here) for here, _ in pairs)
+        giver._loop = Later(loop.time() + 1.01 * SLOW_S)  # type: ignore[assignment]
+        assert 1 in giver._loads(HTTP)
+
+        giver._loop = loop
+        for pair in pairs:
+            for end in pair:
+                end.close()
+        await served.close()
+
+    run(main, uvloop.new_event_loop)
+
+
+def test_one_that_leaves_asks_the_next_one_where_the_first_has_died() -> None:
+    async def main() -> None:
+        served = await Fronts.of(3)
+        served.spreads[1]._close_mailbox()  # and its memory still says that it takes connections
+        served.boards[2].count(HTTP, 2, 7)
+        served.spreads[0].leave()
+        here, there = socket.socketpair()
+
+        assert served.spreads[0]._elsewhere(HTTP, here)
+
+        await until(lambda: served.ports[2].connections == 1)
+        assert there.recv(1) == bytes([2])
+        for end in (here, there):
+            end.close()
+        await served.close()
+
+    run(main, uvloop.new_event_loop)
+
+
 class Later:
     def __init__(self, now_s: float) -> None:
         self.time = lambda: now_s

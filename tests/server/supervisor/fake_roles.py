@@ -184,7 +184,8 @@ class Engine:
 
     def counted(self, counts: Mapping[str, Any]) -> None: ...
 
-    def kept(self, key: str) -> None: ...
+    def kept(self, key: str) -> None:
+        self.told.keep(f"heard {key}", True)
 
     def hurry(self) -> None: ...
 
@@ -199,9 +200,12 @@ class Engine:
         return {"reasons": [], "serves": f"ready, start {starts}"}
 
     async def drain(self, *, last: bool) -> int:
-        while self.links and not self.spent:
+        while self.links and not self.spent and not self.told.told_to_end.is_set():
             self.alone.clear()
-            await self.alone.wait()
+            either = [asyncio.ensure_future(each.wait()) for each in (self.alone, self.told.told_to_end)]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            for each in either:
+                each.cancel()
         return 0
 
     async def close(self) -> None: ...

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from penstock.server.supervisor.fleet import ANSWERS, DRAINING, ENGINE, FRONT, READY, Asked, Fleet, Member
+from penstock.server.supervisor.fleet import ALONE_S, ANSWERS, DRAINING, ENGINE, FRONT, READY, Asked, Fleet, Member
 
 WAIT_S = 1.0
 
@@ -56,6 +56,12 @@ class World:
     def passes(self, seconds: float) -> None:
         self.now += seconds
         self.fleet.tick(self.now)
+
+    def settle_new(self) -> None:
+        """Let those that are started be ready, and nobody end."""
+        for _ in range(2):
+            for member in list(self.fleet.members.values()):
+                self.says(member, READY)
 
     def settle(self) -> None:
         """Let every process do what is expected of it, until nothing more comes."""
@@ -148,6 +154,48 @@ def test_what_keeps_ending_is_started_later_each_time() -> None:
     assert waits[0] == 0.0 < waits[1] < waits[3]
 
 
+def test_one_that_a_signal_has_asked_to_end_is_no_failure_however_often() -> None:
+    world = ready()
+    for _ in range(7):
+        world.fleet.asked_to_end(world.one(FRONT).number, world.now)
+        world.ends(world.one(FRONT))
+
+    assert world.log == ["start front-0"] * 7
+    world.ends(world.one(FRONT))  # but this is one, and the next
+    world.ends(world.one(FRONT))
+    assert world.log == ["start front-0"] * 8
+
+
+def test_an_engine_that_a_signal_has_asked_to_end_does_not_wait_for_front_ends_that_nobody_has_asked() -> None:
+    world = ready()
+    world.fleet.asked_to_end(world.one(ENGINE).number, world.now)
+    world.passes(0.9 * ALONE_S)
+    assert world.log == []
+    world.passes(0.2 * ALONE_S)
+    world.passes(ALONE_S)
+    assert world.log == ["drain engine"]
+    world.ends(world.one(ENGINE))
+
+    assert world.log == ["drain engine", "start engine"]
+
+
+@pytest.mark.parametrize("all_end", [True, False])
+def test_an_engine_waits_for_its_front_ends_where_a_signal_has_asked_all_to_end_or_all_are_replaced(
+    all_end: bool,
+) -> None:
+    world = ready()
+    world.fleet.asked_to_end(world.one(ENGINE).number, world.now)
+    if all_end:
+        world.fleet.drain()
+    else:
+        world.fleet.replace()
+        world.settle_new()
+    world.passes(2 * ALONE_S)
+
+    assert "drain front-0" in world.log
+    assert "drain engine" not in world.log
+
+
 def test_all_are_replaced_engine_first_and_the_old_ones_end_in_order() -> None:
     world = ready()
     old = list(world.fleet.members.values())
@@ -225,13 +273,15 @@ def test_whatever_happens_and_in_whichever_order_all_is_whole_again_in_the_end(s
     for _ in range(chance.randint(1, 60)):
         members = list(world.fleet.members.values())
         member = chance.choice(members) if members else None
-        match chance.choice(("said", "said", "said", "ended", "time", "replace", "unlinked", "asked")):
+        match chance.choice(("said", "said", "said", "ended", "time", "replace", "unlinked", "asked", "signal")):
             case "said" if member:
                 world.says(member, chance.choice((ANSWERS, READY)))
             case "ended" if member:
                 world.ends(member)
             case "asked" if world.asked_to_end:
                 world.fleet.ended(chance.choice(sorted(world.asked_to_end)), world.now)
+            case "signal" if member:
+                world.fleet.asked_to_end(member.number, world.now)
             case "unlinked" if member:
                 world.fleet.unlinked(member.number)
             case "replace":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 from collections import Counter
@@ -15,7 +16,9 @@ import pytest
 import uvloop
 
 from penstock.server.listening.listener import StartError
-from penstock.server.supervisor.fleet import ANSWERS, ENGINE, FRONT, READY
+from penstock.server.supervisor import fleet as fleet_module
+from penstock.server.supervisor import supervisor as supervisor_module
+from penstock.server.supervisor.fleet import ANSWERS, DRAINING, ENGINE, FRONT, READY, Member
 from penstock.server.supervisor.supervisor import Supervisor
 from tests.live import settings_for
 from tests.processes import children, descriptors
@@ -25,6 +28,12 @@ ROLES = {role: f"tests.server.supervisor.fake_roles:{role.title()}" for role in 
 PATIENCE_S = 60.0
 PAUSE_S = 0.01
 """Of a client that has been answered: without any, they take the cores from the processes that are to be started."""
+
+
+@pytest.fixture(autouse=True)
+def no_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spare imports the roles before it is told where they are: these are in no package of the system's."""
+    monkeypatch.setattr(supervisor_module, "SPARE_AFTER_S", 1e9)
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -200,6 +209,18 @@ def test_all_processes_are_replaced_without_a_lost_request() -> None:
     run(main)
 
 
+def test_what_an_old_engine_is_still_told_reaches_the_one_that_has_taken_its_place() -> None:
+    async def main() -> None:
+        async with supervised() as supervisor:
+            supervisor.fleet.members[999] = Member(999, ENGINE, 0, supervisor.fleet.generation - 1, DRAINING)
+            supervisor._keep(999, json.dumps(["late", 1]).encode(), [])
+
+            await until(lambda: "heard late" in dict(supervisor._journal))
+            del supervisor.fleet.members[999]
+
+    run(main)
+
+
 def test_the_end_finishes_what_was_accepted() -> None:
     async def main() -> None:
         async with supervised() as supervisor:
@@ -219,6 +240,37 @@ def test_a_process_that_is_asked_to_end_by_somebody_else_finishes_and_is_replace
             await until(lambda: supervisor.fleet.restarts[FRONT] == 1 and supervisor.fleet.reached(READY))
 
             assert ledger["lost"] == ledger["wrong"] == ledger["503"] == 0
+
+    run(main)
+
+
+def test_an_engine_that_is_asked_to_end_by_somebody_else_is_replaced_though_its_front_ends_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet_module, "ALONE_S", 0.1)
+
+    async def main() -> None:
+        async with supervised() as supervisor, load_on(port_of(supervisor)) as ledger:
+            await until(lambda: ledger["good"] > 100)
+            fronts = pids(supervisor, FRONT)
+            os.kill(pids(supervisor, ENGINE)[0], signal.SIGTERM)
+            await until(lambda: supervisor.fleet.restarts[ENGINE] == 1 and supervisor.fleet.reached(READY))
+
+            assert pids(supervisor, FRONT) == fronts
+            assert ledger["lost"] == ledger["wrong"] == 0
+
+    run(main)
+
+
+def test_one_that_is_asked_to_end_again_and_again_is_replaced_at_once_each_time() -> None:
+    async def main() -> None:
+        async with supervised() as supervisor:
+            for number in range(1, 4):
+                os.kill(pids(supervisor, FRONT)[0], signal.SIGTERM)
+                await until(lambda number=number: supervisor.fleet.restarts[FRONT] == number)  # type: ignore[misc]
+                await until(lambda: supervisor.fleet.reached(READY))
+
+            assert [each.failures for each in supervisor.fleet._backoffs.values() if each.failures] == []
 
     run(main)
 
