@@ -1,4 +1,4 @@
-"""What users' modules leave behind when the hooks of a model have ended. Called by who keeps Models with their Hooks."""
+"""What users' modules leave behind when a model's hooks have ended. Called by who keeps Models with their Hooks."""
 
 from __future__ import annotations
 
