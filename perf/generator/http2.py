@@ -72,7 +72,8 @@ class Http2Client(Sending):
         self.answers: list[tuple[Slot, str]] = []
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._partial = b""
-        self._headers: HeaderMemory[Any] = HeaderMemory(resolve, _MAX_HEADER_BYTES)
+        self._resolve = resolve
+        self._headers: HeaderMemory[Any] = HeaderMemory(_MAX_HEADER_BYTES)
         self._window_left = DEFAULT_WINDOW
         self._why = ""
 
@@ -168,7 +169,7 @@ class Http2Client(Sending):
             elif kind == HEADERS and flags | END_STREAM == END_HEADERS | END_STREAM:
                 head = known.get(data[start:end])
                 stream = streams[stream_id]
-                stream.head = headers.decode(data[start:end]) if head is None else head
+                stream.head = headers.decode(data[start:end], self._resolve) if head is None else head
                 if flags & END_STREAM:
                     self.forget(stream)
                     stream.over()
@@ -235,7 +236,7 @@ class Http2Client(Sending):
             return
         headers = self._headers
         head = headers.known.get(block)
-        head = headers.decode(block) if head is None else head
+        head = headers.decode(block, self._resolve) if head is None else head
         stream = self.streams.get(headers.stream_id)
         if stream is not None:
             stream.head = head

@@ -18,6 +18,7 @@ from penstock.backends.node import Node
 from penstock.batching.model import Model
 from penstock.batching.spec import ModelSpec
 from penstock.batching.statistics import ModelStatistics
+from penstock.server.hooks.modules import let_go
 from penstock.server.hooks.runner import Hooks, close_all
 
 from . import snapshot
@@ -169,6 +170,8 @@ class Placing:
         await self._engine.finished(model)
         self._hooks.pop(model, None)
         self._failed.pop(model, None)
+        del hooks
+        await let_go(model)
         self._tell_counted(model, key)
         self._link.send(GONE, key)
 

@@ -13,6 +13,7 @@ from penstock.batching.model import Model
 from penstock.batching.spec import ModelSpec
 from penstock.server.environments.environments import Environments
 
+from .modules import let_go
 from .runner import Hooks, close_all
 
 
@@ -71,6 +72,8 @@ class HookedEngine:
             await hooks.close()
         await self._engine.retire(model)
         self._hooks.pop(model, None)
+        del hooks
+        await let_go(model)
 
     def hooks_of(self, model: Model) -> Hooks:
         """Give a model's Hooks, which may be none at all. Raises: InferError (NOT_READY) when it is gone."""
@@ -97,12 +100,15 @@ async def opened(engine: Engine, spec: ModelSpec, retire: Callable[[Iterable[Mod
     """
     opening = asyncio.ensure_future(engine.open(spec))
 
-    def unwanted(opening: asyncio.Future[Model]) -> None:
-        if not opening.cancelled() and opening.exception() is None:
-            retire((opening.result(),))
+    def unwanted(ended: asyncio.Future[Model]) -> None:
+        if not ended.cancelled() and ended.exception() is None:
+            retire((ended.result(),))
 
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
         opening.add_done_callback(unwanted)
         raise
+    finally:
+        # its error has this frame, and those of the load with all that was read, until the collector comes
+        del opening

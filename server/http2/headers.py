@@ -48,20 +48,19 @@ class _CountedTable(HeaderTable):
 
 
 class HeaderMemory(Generic[T]):
-    """One connection's decoder. `resolve` makes of the fields what is kept.
+    """One connection's decoder.
 
     Invariants: while `block` is not None, a header block is open and only its CONTINUATION may come; `stream_id` and
     `ended` (END_STREAM) are of the last HEADERS. `known` holds only what decoding the same bytes now would give again,
     without a change of the table.
     """
 
-    def __init__(self, resolve: Callable[[Fields], T], max_bytes: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self.known: dict[bytes, T] = {}
         self.block: bytearray | None = None
         self.stream_id = 0
         self.ended = 0
         self._max_bytes = max_bytes
-        self._resolve = resolve
         self._decoder = Decoder(max_bytes)
         self._table = _CountedTable()
         self._decoder.header_table = self._table
@@ -95,8 +94,8 @@ class HeaderMemory(Generic[T]):
             return bytes(block)
         return None
 
-    def decode(self, block: bytes) -> T:
-        """Decode a block that is not in `known`.
+    def decode(self, block: bytes, resolve: Callable[[Fields], T]) -> T:
+        """Decode a block that is not in `known`. `resolve` makes of the fields what is kept.
 
         Raises: Http2Error; the decoder cannot be used after that.
         """
@@ -109,7 +108,7 @@ class HeaderMemory(Generic[T]):
             raise Http2Error(Fault.ENHANCE_YOUR_CALM, "the header list is too large") from error
         except (HPACKError, ValueError, IndexError) as error:
             raise Http2Error(Fault.COMPRESSION_ERROR, "the header block cannot be decoded") from error
-        made = self._resolve(fields)
+        made = resolve(fields)
         if table.changed or len(self.known) >= _KEPT_BLOCKS:
             self.known.clear()
         if not table.changed and sum(len(name) + len(value) for name, value in fields) <= _KEPT_BYTES:

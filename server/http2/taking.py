@@ -44,7 +44,7 @@ class Taking(Steering):
     def __init__(self, shared: Http2Shared) -> None:
         super().__init__(shared)
         self._introduced = False
-        self._headers: HeaderMemory[Any] = HeaderMemory(self.resolve, self.limits.max_header_bytes)
+        self._headers: HeaderMemory[Any] = HeaderMemory(self.limits.max_header_bytes)
         self.window_left = DEFAULT_WINDOW
         self._window_low = self.limits.connection_window_bytes // 2
 
@@ -158,7 +158,7 @@ class Taking(Steering):
             return
         stream_id, ended = self._headers.stream_id, self._headers.ended
         known = self._headers.known.get(block)
-        head = self._headers.decode(block) if known is None else known
+        head = self._headers.decode(block, self.resolve) if known is None else known
         stream = self.streams.get(stream_id)
         if stream is not None:
             self._trailers(stream, ended)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import socket
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import httpx
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from penstock.server.grpc.connection import GrpcConnection
 from tests.backends.onnx_models import FLOAT, INT64, floats, node
 from tests.clients import models
 from tests.cortex.projects import Project, post, write_iris
@@ -189,3 +191,13 @@ def test_by_grpc(live: Live, ask: Ask, by: str) -> None:
         assert ask(service_pb2_grpc.GRPCInferenceServiceStub(channel), message)
 
     assert left(live) == []
+
+
+def test_a_connection_that_ends_over_grpc(live: Live) -> None:
+    with socket.create_connection(("127.0.0.1", live.grpc_port)) as connection:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 40)
+        while connection.recv(4096):
+            pass
+    live.call(turns())
+
+    assert [each for each in gc.get_objects() if isinstance(each, GrpcConnection)] == []

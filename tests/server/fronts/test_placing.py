@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 import sys
@@ -175,3 +176,45 @@ def _text(engine: Engine | RemoteEngine, name: str, version: str) -> str:
     with pytest.raises(InferError) as caught:
         engine.model(name, version)
     return caught.value.message
+
+
+TABLE = """
+import pathlib
+
+class Table:
+    def __del__(self, gone=pathlib.Path({!r})):
+        gone.touch()
+
+TABLE = Table()
+
+def pre_inference(sample, signature, metadata):
+    return sample
+"""
+
+
+def test_what_the_hooks_of_a_model_hold_goes_with_it(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    (tmp_path / "hooks.py").write_text(TABLE.format(str(gone)), "utf-8")
+    spec = replace(SPEC, name="hooked", hooks=HookSpec(tmp_path / "hooks.py"))
+
+    async def main() -> None:
+        engine, front = EngineSide(), FrontSide()
+        try:
+            await engine.load()
+            await joined(engine, front)
+            for _ in range(2):  # of the second one the thread may still be ending
+                await engine.published.publish("hooked", [await engine.published.open(spec)])
+                await engine.published.publish("hooked", ())
+            async with asyncio.timeout(10):
+                while not gone.exists():  # noqa: ASYNC110 - `until` has the collector come
+                    await asyncio.sleep(0)
+        finally:
+            await front.stop()
+            await engine.stop()
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
-from collections.abc import AsyncIterator, Mapping
+import weakref
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -22,6 +24,15 @@ from tests.fakes import PATIENCE_S, FakeBackend, Gate
 pytestmark = pytest.mark.anyio
 GRAPH = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),))
 HOOKS = "def pre_inference(sample, metadata):\n    return sample\n"
+TABLE = """
+import pathlib
+
+class Table:
+    def __del__(self, gone=pathlib.Path({!r})):
+        gone.touch()
+
+TABLE = Table()
+"""
 
 
 @pytest.fixture
@@ -70,6 +81,15 @@ async def house(folder: Path) -> AsyncIterator[House]:
         await made.hooked.stop(PATIENCE_S)
 
 
+async def refusal(hooked: HookedEngine, spec: ModelSpec) -> str:
+    """Say why a model cannot be opened, and keep nothing of it, as `pytest.raises` would."""
+    try:
+        await hooked.open(spec)
+    except InferError as error:
+        return error.message
+    return ""
+
+
 async def turns(count: int = 5) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
@@ -113,6 +133,48 @@ class TestOpening:
                 await it.hooked.open(it.spec())
             assert caught.value.code is Code.NOT_READY
             while not it.backends[0].closed:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+
+class TestLettingGo:
+    """Of what comes with a model, while the collector does not."""
+
+    @pytest.fixture(autouse=True)
+    def no_collector(self) -> Iterator[None]:
+        gc.collect()
+        gc.disable()
+        yield
+        gc.enable()
+
+    async def test_what_the_hooks_of_a_model_hold_goes_with_it(self, tmp_path: Path) -> None:
+        gone = tmp_path / "gone"
+        async with house(tmp_path) as it:
+            for _ in range(2):  # of the second one the thread may still be ending
+                model = await it.hooked.open(it.spec(hooks=TABLE.format(str(gone)) + HOOKS))
+                await it.hooked.retire((model,))
+            assert gone.exists()
+
+    async def test_what_hooks_hold_that_do_not_load_goes_with_the_load(self, tmp_path: Path) -> None:
+        gone = tmp_path / "gone"
+        async with house(tmp_path) as it:
+            for _ in range(2):
+                said = await refusal(it.hooked, it.spec(hooks=TABLE.format(str(gone)) + "pre_inference = 1"))
+                assert "pre_inference is no function" in said
+                await asyncio.gather(*it.hooked._retiring)
+            assert gone.exists()
+
+    async def test_what_a_load_has_read_that_fails_goes_with_it(self, tmp_path: Path) -> None:
+        read: list[weakref.ref[Gate]] = []
+
+        def fails(path: Path, device: str, options: Mapping[str, str]) -> Backend:
+            weights = Gate(list)
+            read.append(weakref.ref(weights))
+            raise InferError(Code.INVALID, "the weights are wrong")
+
+        async with house(tmp_path) as it:
+            hooked = HookedEngine(Engine(asyncio.get_running_loop(), {"fake": fails}))
+            assert await refusal(hooked, it.spec()) == "the weights are wrong"
+            while read[0]() is not None:  # noqa: ASYNC110 - a thread's work
                 await asyncio.sleep(0)
 
 
