@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from penstock.backends.errors import Code, InferError
+from penstock.batching.loaded import COMING
 from penstock.server.errors import GRPC_STATUS, HTTP_STATUS, error_body, pushback_ms, retry_after_s
 from penstock.server.grpc.method import Method, Status
 from penstock.server.v2.rpc.calls import as_refusal
 
 from .calls import AHEAD, packed, unpacked
 from .kinds import ASK, END, LEAVE, PART, TAKEN
-from .remote_engine import LOADING, RETRY_NS
+from .remote_engine import RETRY_NS
 
 if TYPE_CHECKING:
     from starlette.types import Message, Scope
@@ -218,7 +219,7 @@ class _HttpAnswer:
         try:
             await self._answers.settled(self._changes)
             if status == HTTP_STATUS[Code.NOT_FOUND] and self._answers.loading():
-                raise InferError(Code.NOT_READY, LOADING, RETRY_NS)
+                raise InferError(Code.NOT_READY, COMING, RETRY_NS)
         except InferError as error:
             self._refused = self._whole = True
             body = error_body(error.message)
@@ -305,7 +306,7 @@ class _RpcAnswer:
 
     def refuse(self, status: Status, text: str, pushback_ms: int = 0) -> None:
         if status == Status.NOT_FOUND and self._answers.loading():
-            self._refused(InferError(Code.NOT_READY, LOADING, RETRY_NS))
+            self._refused(InferError(Code.NOT_READY, COMING, RETRY_NS))
         else:
             self._end(status, text, pushback_ms)
 

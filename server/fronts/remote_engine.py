@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.loaded import STOPPING, Leaving, Loaded
+from penstock.batching.loaded import COMING, STOPPING, Leaving, Loaded
 from penstock.batching.request import NO_TERMS, Terms
 from penstock.batching.scheduling.admission import request_for
 from penstock.batching.sinks import answered
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.fronts")
 
 NO_ENGINE = "the engine is not running, try again soon"
-LOADING = "the engine is loading its models, try again soon"
 LOST = "the engine has ended with this request, try again soon"
 UNREADABLE = "the engine has answered what cannot be read"
 RETRY_NS = 1_000_000_000
@@ -109,7 +108,7 @@ class RemoteEngine:
         except InferError:
             if self.whole:
                 raise
-            raise InferError(Code.NOT_READY, LOADING, RETRY_NS) from None
+            raise InferError(Code.NOT_READY, COMING, RETRY_NS) from None
 
     def models(self) -> list[Model]:
         """List every published version, by name and version."""

@@ -16,10 +16,10 @@ import httpx
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from penstock.batching.loaded import COMING
 from penstock.server.faults import own_workers
 from penstock.server.fronts.engine_server import EngineServer
 from penstock.server.fronts.front import FrontServer
-from penstock.server.fronts.remote_engine import LOADING
 from tests.live import Live, live_server, settings_for
 from tests.server.fronts.living import attach, live_front
 
@@ -76,7 +76,7 @@ async def _asked_for(front: FrontServer, name: str) -> tuple[tuple[int, str | No
                 service_pb2.ModelMetadataRequest(name=name)
             )
         said = page.json()["error"], refused.value.details()
-        assert all((text == LOADING) == (page.status_code == 503) for text in said)
+        assert all((text == COMING) == (page.status_code == 503) for text in said)
         return (page.status_code, page.headers.get("retry-after")), refused.value.code()
 
 
