@@ -61,7 +61,7 @@ def test_one_with_an_output_that_is_no_tensor_is_looked_at_as_any() -> None:
     maps = TensorSpec("maps", "seq(map(int64,tensor(float)))", ())
 
     assert rows_of(lambda inputs: [[{}], *inputs], outputs=(maps, y(-1, 4))) == 64
-    assert rows_of(lambda inputs: [[{}], np.sum(np.asarray(inputs[0]), 0, keepdims=True)], outputs=(maps, y(-1, 4))) == 0
+    assert rows_of(lambda inputs: [[{}], np.asarray(inputs[0]).sum(0, keepdims=True)], outputs=(maps, y(-1, 4))) == 0
     assert rows_of(lambda inputs: [[{}], np.cumsum(np.asarray(inputs[0]), axis=0)], outputs=(maps, y(-1, 4))) == 0
 
 
