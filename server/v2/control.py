@@ -27,7 +27,7 @@ from penstock.server.telemetry.metrics import CONTENT_TYPE as METRICS_TYPE
 from penstock.server.telemetry.metrics import Metrics
 
 from . import openapi
-from .metadata import model_metadata, model_statistics, run_times
+from .metadata import Models, counted_models, model_metadata, model_statistics, run_times
 from .routes import JSON, MEANING, Route, asked, json_answer
 
 logger = logging.getLogger("penstock.server")
@@ -42,13 +42,6 @@ EXTENSIONS = (
 )  # fmt: skip
 
 
-class Engine(Protocol):
-    """The part of the Engine that is read here."""
-
-    def model(self, name: str, version: str = "") -> Model: ...
-    def models(self) -> list[Model]: ...
-
-
 class Repository(Protocol):
     """The part of the Repository that is read here."""
 
@@ -59,7 +52,7 @@ class Repository(Protocol):
 
 
 def create_app(
-    engine: Engine, repository: Repository, metrics: Metrics, health: Health, *, name: str = "triton",
+    engine: Models, repository: Repository, metrics: Metrics, health: Health, *, name: str = "triton",
     extensions: Sequence[Route] = (),
 ) -> FastAPI:  # fmt: skip
     """Make the application. `extensions` are the routes of what has a file of its own."""
@@ -100,7 +93,7 @@ def make_app(routes: Iterable[Route]) -> FastAPI:
 class _Control:
     """The endpoints."""
 
-    def __init__(self, engine: Engine, repository: Repository, metrics: Metrics, health: Health) -> None:
+    def __init__(self, engine: Models, repository: Repository, metrics: Metrics, health: Health) -> None:
         self._engine = engine
         self._repository = repository
         self._metrics = metrics
@@ -188,14 +181,7 @@ class _Control:
         return _statistics(self._engine.models())
 
     async def model_statistics(self, request: Request) -> Response:
-        name, version = asked(request)
-        models = [model for model in self._engine.models() if model.name == name]
-        if not models:
-            raise InferError(Code.INVALID, f"requested model '{name}' is not available")
-        models = [model for model in models if version in {"", model.version}]
-        if not models:
-            raise InferError(Code.INVALID, f"requested model version is not available for model '{name}'")
-        return _statistics(models)
+        return _statistics(counted_models(self._engine, *asked(request)))
 
     async def inference(self, request: Request) -> Response:
         """Answer what the fast lane has not known: in its paths only a model's name may be percent-encoded."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
+from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import TensorSpec
 from penstock.batching.model import Model
 from penstock.batching.scheduling.costs import RunTime
@@ -54,6 +55,35 @@ def model_statistics(model: Model, epoch_offset_ns: int) -> dict[str, Any]:
         "batch_stats": [_batch_size(entry) for entry in counted.batch_stats],
         "memory_usage": [],
     }
+
+
+class Models(Protocol):
+    """The part of the Engine that is read here."""
+
+    def model(self, name: str, version: str = "") -> Model: ...
+    def models(self) -> list[Model]: ...
+
+
+def counted_models(engine: Models, name: str, version: str = "") -> list[Model]:
+    """Find whose statistics are asked: of all models where no name is given, of all versions where no version is.
+
+    Raises: InferError (INVALID; NOT_READY while the server loads its models). Source of the texts: Triton core.
+    """
+    models = engine.models()
+    if not name:
+        return models
+    named = [model for model in models if model.name == name]
+    found = [model for model in named if version in {"", model.version}]
+    if found:
+        return found
+    try:
+        engine.model(name, version)
+    except InferError as error:
+        if error.code is Code.NOT_READY:
+            raise
+    if named:
+        raise InferError(Code.INVALID, f"requested model version is not available for model '{name}'")
+    raise InferError(Code.INVALID, f"requested model '{name}' is not available")
 
 
 def run_times(model: Model) -> list[dict[str, Any]]:

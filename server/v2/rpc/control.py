@@ -11,26 +11,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.loaded import COMING
 from penstock.batching.model import Model
 from penstock.batching.running.outsides import says_ready
 from penstock.server.grpc.method import Method
 from penstock.server.health import Health
 from penstock.server.protobuf import service_pb2
-from penstock.server.v2.metadata import model_metadata, model_statistics
+from penstock.server.v2.metadata import Models, counted_models, model_metadata, model_statistics
 from penstock.server.v2.said import version_of
 
 from .calls import Tasks, answering
 
 SERVICE = "/inference.GRPCInferenceService/"
 _NAMED_REPOSITORY = "'repository_name' specification is not supported"
-
-
-class Models(Protocol):
-    """The part of the Engine that is read here."""
-
-    def model(self, name: str, version: str = "") -> Model: ...
-    def models(self) -> list[Model]: ...
 
 
 class Configurations(Protocol):
@@ -82,7 +74,7 @@ class ServerRpcs:
         try:
             model = self._models.model(request.name, version)
         except InferError as error:
-            if error.code is not Code.NOT_FOUND and error.message != COMING:
+            if error.code not in {Code.NOT_FOUND, Code.NOT_READY}:
                 raise
             return self._pb.ModelReadyResponse(ready=False)
         return self._pb.ModelReadyResponse(ready=await says_ready(model) and not self._health.draining)
@@ -98,14 +90,7 @@ class ServerRpcs:
         return self._pb.ModelConfigResponse(config=self._repository.config(model))
 
     def model_statistics(self, request: Any) -> Any:
-        name, version = request.name, version_of(request.version)
-        models = [model for model in self._models.models() if name in {"", model.name}]
-        if name and not models:
-            raise InferError(Code.INVALID, f"requested model '{name}' is not available")
-        if name:
-            models = [model for model in models if version in {"", model.version}]
-            if not models:
-                raise InferError(Code.INVALID, f"requested model version is not available for model '{name}'")
+        models = counted_models(self._models, request.name, version_of(request.version))
         offset_ns = time.time_ns() - time.monotonic_ns()
         return self._pb.ModelStatisticsResponse(model_stats=[model_statistics(model, offset_ns) for model in models])
 

@@ -67,14 +67,21 @@ def test_a_model_whose_hooks_cannot_be_loaded_again_is_not_ready(
 
 
 async def _asked_for(front: FrontServer, name: str) -> tuple[tuple[int, str | None], grpc.StatusCode]:
-    """Give how a model's metadata are refused over HTTP, with its Retry-After, and over gRPC."""
+    """Give how a model's metadata are refused over HTTP, with its Retry-After, and over gRPC.
+
+    What tells its statistics is refused with the same words while the engine loads; ModelReady says no.
+    """
     url = f"http://127.0.0.1:{front.http_port}/v2/models/{name}"
     async with httpx.AsyncClient() as client, grpc.aio.insecure_channel(f"127.0.0.1:{front.grpc_port}") as channel:
-        page = await client.get(url)
+        page, counted = await client.get(url), await client.get(url + "/stats")
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert not (await stub.ModelReady(service_pb2.ModelReadyRequest(name=name))).ready
+        with pytest.raises(grpc.aio.AioRpcError) as uncounted:
+            await stub.ModelStatistics(service_pb2.ModelStatisticsRequest(name=name))
+        assert counted.json()["error"] == uncounted.value.details()
+        assert (counted.text == page.text) == (page.status_code == counted.status_code == 503)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelMetadata(
-                service_pb2.ModelMetadataRequest(name=name)
-            )
+            await stub.ModelMetadata(service_pb2.ModelMetadataRequest(name=name))
         said = page.json()["error"], refused.value.details()
         assert all((text == COMING) == (page.status_code == 503) for text in said)
         return (page.status_code, page.headers.get("retry-after")), refused.value.code()
