@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .connection import BUSY, HEAD, Connection
+from .connection import BUSY, DRAIN_LINGER_S, HEAD, Connection
 
 if TYPE_CHECKING:
     from .head import Head
@@ -58,7 +58,11 @@ class Answering(Connection):
         self.transport.write(b"".join((lines, connection, extra, length, b"" if head.method == b"HEAD" else body)))
         self._lived = True
         if not keep_alive:
-            self._close()
+            if head.keep_alive:  # its client may be sending another
+                self._part()
+                self.loop.call_later(DRAIN_LINGER_S, self.transport.close)
+            else:
+                self._close()
             return
         self._state = HEAD
         if self._buffer or self.flow.read_paused:

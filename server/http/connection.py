@@ -137,14 +137,7 @@ class Connection(HttpToolsProtocol):
             b"%bconnection: close\r\n%bcontent-type: %b\r\ncontent-length: %d\r\n\r\n%b"
             % (lines, again, content_type, len(body), body)
         )
-        self._state = CLOSED
-        self._buffer.clear()
-        self._lived = True
-        if self._half_closed or not self.transport.can_write_eof():
-            self.transport.close()
-            return
-        self.transport.write_eof()
-        self.flow.resume_reading()
+        self._part()
 
     def _withdraw(self) -> bool:
         """Take a request back from uvicorn; False when it has begun to answer."""
@@ -157,6 +150,20 @@ class Connection(HttpToolsProtocol):
         cycle.disconnected = True
         cycle.message_event.set()
         return True
+
+    def _part(self) -> None:
+        """End by closing the sending side: what the client still sends is read and dropped till it closes, too.
+
+        Closing on it would reset the connection, and might take the last answer with it (RFC 9112, 9.6).
+        """
+        if self._half_closed or not self.transport.can_write_eof():
+            self._close()
+            return
+        self._state = CLOSED
+        self._buffer.clear()
+        self._lived = True
+        self.transport.write_eof()
+        self.flow.resume_reading()
 
     def _close(self) -> None:
         self._state = CLOSED

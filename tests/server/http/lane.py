@@ -59,6 +59,11 @@ class FakeTransport(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return self.unsent
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is written: the connection is closed, or our side of it."""
+        return self.ended or self.closed
+
     def is_closing(self) -> bool:
         return self.closed
 

@@ -190,7 +190,7 @@ class TestEndings:
 
             assert lane.own.bodies == [LARGE] * 2
             assert lane.answers[1].closes
-            assert lane.transport.closed
+            assert lane.transport.over
 
         run(main)
 
