@@ -44,7 +44,9 @@ def test_a_body_that_waits_for_a_thread_waits_packed(monkeypatch: pytest.MonkeyP
     assert steps == ["unpacked", "read"] * 3
 
 
-@pytest.mark.parametrize("body", [b"junk", BOMB[:-9], compress(bytes(300), b"gzip")[:-1], compress(bytes((1 << 20) + 1), b"gzip")])
+@pytest.mark.parametrize(
+    "body", [b"junk", BOMB[:-9], compress(bytes(300), b"gzip")[:-1], compress(bytes((1 << 20) + 1), b"gzip")]
+)
 def test_what_is_no_compressed_body_or_too_large_is_refused(body: bytes) -> None:
     with pytest.raises(HttpError) as caught:
         asyncio.run(unpacked(body, b"gzip", LIMITS, bytes))
