@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.backends.errors import Code, InferError
 
-from .http.coding import MIN_BYTES, compress
+from .http.coding import MIN_BYTES, compress, decompress, decompress_little
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model
 
     from .engines import Serves
     from .http.fastlane import FastLane
+    from .http.limits import Limits
 
 LARGE_BYTES = 256 << 10
 """JSON from this size on is decoded on a thread, and bodies from this size on are compressed on one."""
@@ -34,6 +35,19 @@ async def off_loop(size: int, function: Callable[..., T], *args: Any) -> T:
     if size < LARGE_BYTES:
         return function(*args)
     return await asyncio.get_running_loop().run_in_executor(None, function, *args)
+
+
+async def unpacked(body: bytes, coding: bytes, limits: Limits, read: Callable[[bytes], T]) -> T:
+    """Take a coding off a body and read it: here if there is little, on a thread if it would hold the loop.
+
+    Both at once: bodies wait for a thread as they came, and there are no more of them unpacked than threads.
+    Raises: HttpError, and what `read` does.
+    """
+    plain = decompress_little(body, coding, limits, LARGE_BYTES - 1)
+    if plain is not None:
+        return read(plain)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(None, lambda: read(decompress(body, coding, limits)))
 
 
 def on_task(connection: FastLane, engine: Serves, model: Model, work: Coroutine[Any, Any, None]) -> None:

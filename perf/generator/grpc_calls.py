@@ -9,7 +9,8 @@ import asyncio
 import time
 from typing import Any
 
-from penstock.server.grpc.framing import DEFLATE, GZIP, PREFIX, PREFIX_BYTES, Incoming, MessageError, decompress
+from penstock.server.grpc.framing import DEFLATE, GZIP, PREFIX, PREFIX_BYTES, Incoming, MessageError
+from penstock.server.grpc.inflating import decompress
 from penstock.server.grpc.method import Status
 from penstock.server.http2.frames import MAX_WINDOW
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from penstock.backends.errors import Code, InferError, bare
-from penstock.server.answering import LARGE_BYTES, answer_coded, internal, off_loop, off_task, on_task
+from penstock.server.answering import LARGE_BYTES, answer_coded, internal, off_loop, off_task, on_task, unpacked
 from penstock.server.errors import retry_after_line
-from penstock.server.http.coding import choose, decompress
+from penstock.server.http.coding import choose
 from penstock.server.http.head import HttpError
 from penstock.server.restricted import Restricted
 from penstock.server.v2.said import PLAIN
@@ -209,11 +210,12 @@ class CortexService:
         try:
             sample = None
             if claim.json:
-                if claim.coding:
-                    body = await off_loop(len(body), decompress, body, claim.coding, self._limits)
                 depth = self._limits.max_json_depth
-                small = len(body) < LARGE_BYTES
-                sample = sample_of(body, depth) if small else await off_loop(len(body), sample_of, body, depth)
+                if claim.coding:
+                    sample = await unpacked(body, claim.coding, self._limits, partial(sample_of, max_depth=depth))
+                else:
+                    small = len(body) < LARGE_BYTES
+                    sample = sample_of(body, depth) if small else await off_loop(len(body), sample_of, body, depth)
             parameters = route.parameters
             if claim.parameters:
                 debugging.show("sample", sample)

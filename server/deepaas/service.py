@@ -13,11 +13,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import InferError
-from penstock.server.answering import internal, off_loop, off_task
+from penstock.server.answering import internal, off_task, unpacked
 from penstock.server.carrying.messages import pack_answer, read_answer
 from penstock.server.carrying.service import CarryingService, Found
 from penstock.server.errors import retry_after_line
-from penstock.server.http.coding import decompress
 from penstock.server.http.head import HttpError
 
 from . import console, openapi, pages, swagger
@@ -159,7 +158,7 @@ class DeepaasService(CarryingService):
     async def _answer_later(self, connection: FastLane, claim: Claim, body: bytes) -> None:
         try:
             if not claim.plain and body:
-                body = await off_loop(len(body), decompress, body, claim.coding, self._limits)
+                body = await unpacked(body, claim.coding, self._limits, bytes)
             if claim.found is not None:
                 self.ask(connection, claim.found, claim.described + body)
             else:

@@ -6,7 +6,6 @@ A unary call whose message came in one frame and whose answer fits one takes a s
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import uuid
 from collections.abc import Callable
@@ -18,7 +17,8 @@ from penstock.server.http2.frames import Fault
 
 from . import answers
 from .answering import Answering
-from .framing import PREFIX, PREFIX_BYTES, Incoming, MessageError, decompress
+from .framing import PREFIX, PREFIX_BYTES, Incoming, MessageError
+from .inflating import Unpacking, kept_text
 from .method import Reader, Status
 
 if TYPE_CHECKING:
@@ -28,18 +28,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.grpc")
 
 _head_of = PREFIX.unpack_from
-_LARGE_BYTES = 32768
-"""Compressed messages from here on are decompressed on a thread: at most they grow a thousandfold."""
 
 
 class GrpcCall(Answering):
     """One RPC.
 
     Invariants: once `ended`, nothing is sent but what already waits for its window, and `cancelled` is not called.
-    What `_incoming` holds is counted in `shared.held_bytes`.
+    What `_incoming` holds is counted in `shared.held_bytes`; so is the last message that a thread has decompressed, as
+    long as the call lasts.
     """
 
-    __slots__ = ("_given", "_incoming", "_inflating", "_reader", "_stalled_s")
+    __slots__ = ("_given", "_incoming", "_reader", "_stalled_s", "_unpacking")
 
     def __init__(self, connection: GrpcConnection, stream_id: int, request: Request) -> None:
         self.connection = connection
@@ -57,7 +56,7 @@ class GrpcCall(Answering):
         self.waiter = None
         self._incoming: Incoming | None = None
         self._given: bytes | None = None
-        self._inflating = False
+        self._unpacking: Unpacking | None = None
         self._reader: Reader | None = None
         self._stalled_s = 0.0
 
@@ -163,7 +162,7 @@ class GrpcCall(Answering):
                     break
                 flag, message = found
                 if flag:
-                    self._inflate(message)
+                    self._unpack(message)
                 else:
                     self._deliver(message)
             if self.remote_ended and self._takes():
@@ -177,7 +176,7 @@ class GrpcCall(Answering):
 
     def _takes(self) -> bool:
         """Whether the next message may be handed over."""
-        return self.writable and not self.ended and not self._inflating
+        return self.writable and not self.ended and not (self._unpacking is not None and self._unpacking.busy)
 
     def _deliver(self, message: bytes) -> None:
         if self._reader is not None:
@@ -187,27 +186,24 @@ class GrpcCall(Answering):
         else:
             raise MessageError(Status.UNIMPLEMENTED, "more than one message for a method that takes one")
 
-    def _inflate(self, message: bytes) -> None:
-        """Decompress, and deliver: a large message on a thread, as it would hold the loop."""
+    def _unpack(self, message: bytes) -> None:
+        """Decompress, and deliver: what becomes large on a thread, as it would hold the loop."""
         coding, shared = self.request.coding, self.connection.shared
         if not coding:
             raise MessageError(Status.INTERNAL, "compressed message without grpc-encoding")
-        most = min(shared.grpc.max_message_bytes, max(0, shared.receive_bytes - shared.held_bytes))
-        if len(message) < _LARGE_BYTES:
-            self._deliver(decompress(message, coding, most))
-            return
-        self._inflating = True
-        shared.loop.run_in_executor(None, decompress, message, coding, most).add_done_callback(self._inflated)
+        if self._unpacking is None:
+            self._unpacking = Unpacking(shared, coding, self._unpacked)
+        plain = self._unpacking.take(message)
+        if plain is not None:
+            self._deliver(plain)
 
-    def _inflated(self, done: asyncio.Future[bytes]) -> None:
-        self._inflating = False
-        error = None if done.cancelled() else done.exception()
-        if self.ended or done.cancelled():
+    def _unpacked(self, message: bytes, error: BaseException | None) -> None:
+        if self.ended:
             return
         try:
             if error is not None:
                 raise error
-            self._deliver(done.result())
+            self._deliver(message)
         except MessageError as fault:
             self._abandon(fault.status, fault.text)
         except Exception as failure:  # noqa: BLE001 - a method may raise anything, and its client gets an answer
@@ -236,12 +232,13 @@ class GrpcCall(Answering):
         if self._incoming is None:
             return
         shared = self.connection.shared
-        kept = incoming.have + (len(self._given) if self._given is not None else 0)
+        kept = incoming.have
+        if self._given is not None:
+            kept += max(0, len(self._given) - (self._unpacking.counted if self._unpacking is not None else 0))
         shared.held_bytes += kept - incoming.held
         incoming.held = kept
         if shared.held_bytes > shared.receive_bytes:
-            text = f"the server keeps {shared.receive_bytes} bytes of requests that have not arrived whole, and no more"
-            self._abandon(Status.RESOURCE_EXHAUSTED, text)
+            self._abandon(Status.RESOURCE_EXHAUSTED, kept_text(shared.receive_bytes))
         elif not self.remote_ended and self.in_left < self.connection.stream_window_low and self._takes():
             self.connection.refill(self)
 
@@ -312,6 +309,8 @@ class GrpcCall(Answering):
         cancelled, self.cancelled = self.cancelled, None
         self._reader = None
         self._release()
+        if self._unpacking is not None:
+            self._unpacking.end()
         if self.deadline_ns:
             self.connection.shared.deadlines.discard(self)
         self.wake()

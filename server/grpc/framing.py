@@ -16,7 +16,7 @@ from .method import Status
 PREFIX = struct.Struct(">BI")
 PREFIX_BYTES = PREFIX.size
 GZIP, DEFLATE = b"gzip", b"deflate"
-_WINDOW = {GZIP: 31, DEFLATE: 15}
+WINDOW = {GZIP: 31, DEFLATE: 15}
 MIN_COMPRESSED = 256
 """Answers below this are sent as they are."""
 _EARNEST_BYTES = 4096
@@ -169,24 +169,7 @@ class Incoming:
         return b"".join(taken)
 
 
-def decompress(message: bytes, coding: bytes, most: int) -> bytes:
-    """Take a message's coding off; it may have up to `most` bytes then.
-
-    Raises: MessageError.
-    """
-    decoder = zlib.decompressobj(wbits=_WINDOW[coding])
-    try:
-        plain = decoder.decompress(message, most + 1)
-    except zlib.error:
-        raise MessageError(Status.INTERNAL, f"failed to decompress the {coding.decode()} message") from None
-    if len(plain) > most:
-        raise MessageError(Status.RESOURCE_EXHAUSTED, f"Received message larger than max when decompressed ({most})")
-    if not decoder.eof or decoder.unused_data:
-        raise MessageError(Status.INTERNAL, f"failed to decompress the {coding.decode()} message")
-    return plain
-
-
 def compress(message: bytes, coding: bytes, level: int) -> bytes:
     """Put a coding on a message."""
-    encoder = zlib.compressobj(level, wbits=_WINDOW[coding])
+    encoder = zlib.compressobj(level, wbits=WINDOW[coding])
     return encoder.compress(message) + encoder.flush()

@@ -92,7 +92,7 @@ class GrpcSettings:
     )
     grpc_receive_memory_bytes: int = setting(
         _LIMITS.receive_bytes, "gRPC", "Most that is kept, all connections together, of messages that have not "
-        "arrived whole. The call that passes it is refused.",
+        "arrived whole, and of what compressed ones have become. The call that passes it is refused.",
         unit="bytes", bounds=(1 << 16, 2**50),
     )  # fmt: skip
     grpc_receive_timeout_secs: float = setting(

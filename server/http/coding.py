@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from dataclasses import replace
 
 from .head import HttpError, TooLargeError
 from .limits import Limits
@@ -40,6 +41,18 @@ def decompress(body: bytes, coding: bytes, limits: Limits) -> bytes:
     if not decoder.eof or decoder.unused_data:
         raise HttpError(400, f"failed to decompress the {coding.decode()} request body")
     return plain
+
+
+def decompress_little(body: bytes, coding: bytes, limits: Limits, most: int) -> bytes | None:
+    """Take a coding off, as `decompress` does; None if there is more than `most`: it may be a thousandfold."""
+    if limits.max_body_bytes <= most:
+        return decompress(body, coding, limits)
+    if len(body) > most:
+        return None
+    try:
+        return decompress(body, coding, replace(limits, max_body_bytes=most))
+    except TooLargeError:
+        return None
 
 
 def compress(body: bytes, coding: bytes) -> bytes:

@@ -58,7 +58,7 @@ def check_files(model: str, files: Mapping[str, bytes]) -> None:
         if name == CONFIG_FILE or parts[0] == "configs":
             raise _wrong_file(model, name, "is given as the parameter 'config'")
         if name == NATIVE_FILE:
-            # its hooks are code, and code does not come over the network
+            # its hooks would run in the server itself; a model.py runs in a process of its own, as in Triton
             raise _wrong_file(model, name, "cannot be given with a request")
 
 

@@ -10,10 +10,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.answering import LARGE_BYTES, answer_coded, internal, off_loop, off_task
+from penstock.server.answering import LARGE_BYTES, answer_coded, internal, off_loop, off_task, unpacked
 from penstock.server.carrying.service import CarryingService, body_of
 from penstock.server.errors import retry_after_line
-from penstock.server.http.coding import choose, decompress
+from penstock.server.http.coding import choose
 from penstock.server.http.head import HttpError
 
 from . import openapi, pages
@@ -132,7 +132,7 @@ class SeldonService(CarryingService):
         endpoint: Endpoint = claim.purpose  # type: ignore[assignment]
         try:
             if claim.coding and body.startswith(_MAGIC[claim.coding]):
-                body = await off_loop(len(body), decompress, body, claim.coding, self._limits)
+                body = await unpacked(body, claim.coding, self._limits, bytes)
             model, sharing = self._current.find(), self._current.sharing
             if sharing is not None and claim.plain and len(body) >= LARGE_BYTES:
                 self.engine.hold(model)

@@ -17,9 +17,9 @@ from urllib.parse import unquote_to_bytes
 
 from penstock.backends.errors import Code, InferError, bare
 from penstock.batching.running.own_outputs import OwnOutputs
-from penstock.server.answering import LARGE_BYTES, answer_coded, internal, off_loop, off_task, on_task
+from penstock.server.answering import LARGE_BYTES, answer_coded, internal, off_loop, off_task, on_task, unpacked
 from penstock.server.errors import HTTP_STATUS, error_body, retry_after_line
-from penstock.server.http.coding import decompress
+from penstock.server.http.coding import decompress, decompress_little
 from penstock.server.http.head import HttpError
 from penstock.server.restricted import Restricted
 
@@ -250,8 +250,6 @@ class Inference:
         try:
             if claim.route.decoupled and not claim.predict:
                 raise InferError(Code.UNSUPPORTED, _SEVERAL)
-            if claim.coding:
-                body = await off_loop(len(body), decompress, body, claim.coding, self._limits)
             if claim.predict:
                 await self._predict(connection, claim, model, body)
                 return
@@ -277,6 +275,11 @@ class Inference:
         """Decode here, or on a thread where it would hold the loop."""
         if claim.refusal is not None:
             raise claim.refusal
+        if claim.coding:
+            plain = decompress_little(body, claim.coding, self._limits, LARGE_BYTES - 1)
+            if plain is None:
+                return await asyncio.get_running_loop().run_in_executor(None, self._read, claim, model, body)
+            body = plain
         if claim.header_text and not 0 <= claim.header_bytes <= len(body):
             raise bad_header(claim, body)
         if claim.header_text and not claim.header_bytes:
@@ -290,8 +293,21 @@ class Inference:
         work = partial(decode, model, body, header_bytes, depth, self, self._regions)
         return await asyncio.get_running_loop().run_in_executor(None, work)
 
+    def _read(self, claim: Claim, model: Model, body: bytes) -> tuple[InferRequest, Options]:
+        """Decompress and decode, on a thread and in one go, as `unpacked` has it."""
+        body = decompress(body, claim.coding, self._limits)
+        if claim.header_text and not 0 <= claim.header_bytes <= len(body):
+            raise bad_header(claim, body)
+        if claim.header_text and not claim.header_bytes:
+            return decode_raw(model, body, self)
+        return decode(model, body, claim.header_bytes, self._limits.max_json_depth, self, self._regions)
+
     async def _predict(self, connection: FastLane, claim: Claim, model: Model, body: bytes) -> None:
-        sample = await off_loop(len(body), _sample, body, self._limits.max_json_depth)
+        read = partial(_sample, max_depth=self._limits.max_json_depth)
+        if claim.coding:
+            sample = await unpacked(body, claim.coding, self._limits, read)
+        else:
+            sample = await off_loop(len(body), read, body)
         terms = PLAIN.terms(time.monotonic_ns(), model.spec.policy)
         answer = await self._hooks_of(model).predict(sample, claim.request_id, terms, claim.forwarded)
         self._answer_body(connection, claim, answer, 0)

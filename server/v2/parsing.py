@@ -20,6 +20,11 @@ _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.?)*+"?', re.DOTALL)
 """Possessive, and a string that never ends is one too: what it has matched it never tries again, so it is linear."""
 _BOM = b"\xef\xbb\xbf"
 _MOST_KEYS = 64
+_MOST_INPUTS = 4096
+"""More of them than any model has are not read one by one, which takes 7 us for each: 150 s for what 64 MiB hold."""
+_MOST_COUNTED = (1 << 24) - 1
+"""simdjson counts the elements of an array in 24 bits, and its list has room for so many: more would be written behind
+its end."""
 _MOST_DIGITS = 20
 _Tried = tuple[tuple[str, Any], ...]
 _FLOATS: _Tried = (("d", np.float64),)
@@ -105,6 +110,8 @@ def parse_simd(text: bytes) -> Any:
     if text.startswith(_BOM):
         # simdjson skips it
         return None
+    if len(text) > 2 * _MOST_COUNTED and text.count(b",") >= _MOST_COUNTED:
+        return None
     try:
         # a parser of its own: one that is kept must outlive all that was parsed with it
         document = simdjson.Parser().parse(text)
@@ -139,7 +146,7 @@ def _plain(value: Any) -> Any:
 
 
 def _inputs(entries: Any, simdjson: Any) -> Any:
-    if type(entries) is not simdjson.Array:
+    if type(entries) is not simdjson.Array or len(entries) > _MOST_INPUTS:
         return _plain(entries)
     return [_entry(entry) if type(entry) is simdjson.Object else _plain(entry) for entry in entries]
 

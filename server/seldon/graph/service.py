@@ -12,9 +12,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.answering import internal, off_loop, off_task
+from penstock.server.answering import internal, off_task, unpacked
 from penstock.server.errors import HTTP_STATUS, retry_after_line
-from penstock.server.http.coding import decompress
 from penstock.server.http.head import HttpError
 from penstock.server.restricted import Restricted
 from penstock.server.seldon.messages import Endpoint
@@ -166,7 +165,7 @@ class GraphService:
         self._graph.counted.request(predictor, address.purpose, method, str(status), spent_ns)
 
     async def _decoded(self, claim: Claim, body: bytes) -> bytes:
-        return await off_loop(len(body), decompress, body, claim.coding, self._limits) if claim.coding else body
+        return await unpacked(body, claim.coding, self._limits, bytes) if claim.coding else body
 
     async def _answered(self, predictor: Predictor, address: addresses.Address, message: Message, puid: str) -> Message:
         walk = Walk(self._graph.means, predictor, self._wire, predictor.rest_limit_s)

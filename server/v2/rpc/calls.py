@@ -18,7 +18,14 @@ from penstock.backends.errors import Code, InferError, bare
 from penstock.server.errors import GRPC_STATUS, MAX_TEXT_CHARS, pushback_ms
 from penstock.server.grpc.method import Call, Method
 
+from .wire import has_more_fields
+
 logger = logging.getLogger("penstock.server")
+
+_MOST_BYTES = 64 << 10
+"""As of a body over HTTP (`v2/routes.py`)."""
+_MOST_FIELDS = 1 << 16
+"""A tensor of which nothing is said takes 2 bytes of a message, a hundredth of that compressed, and 50 of memory."""
 
 
 def parsed(kind: Any, message: bytes) -> Any:
@@ -29,11 +36,28 @@ def parsed(kind: Any, message: bytes) -> Any:
         raise InferError(Code.INVALID, f"failed to parse the request as {kind.DESCRIPTOR.full_name}") from None
 
 
+def parsed_small(kind: Any, message: bytes) -> Any:
+    """Parse a message that is never large, on the loop. Raises: InferError (INVALID)."""
+    if len(message) > _MOST_BYTES:
+        text = (
+            f"request message of {len(message)} bytes exceeds the maximum of {_MOST_BYTES} for {kind.DESCRIPTOR.name}"
+        )
+        raise InferError(Code.INVALID, text)
+    return parsed(kind, message)
+
+
+def parsed_large(kind: Any, message: bytes) -> Any:
+    """Parse a message that is large by what is in its fields, not by their number. Raises: InferError (INVALID)."""
+    if has_more_fields(message, _MOST_FIELDS):
+        raise InferError(Code.INVALID, f"{kind.DESCRIPTOR.name} has more than {_MOST_FIELDS} fields")
+    return parsed(kind, message)
+
+
 def answering(path: str, kind: Any, work: Callable[[Any], Any]) -> Method:
-    """Make a Method that is answered at once: `work` takes a message of `kind` and gives the answer's."""
+    """Make a Method that is answered at once: `work` takes a small message of `kind` and gives the answer's."""
 
     def begin(call: Call, message: bytes) -> None:
-        call.answer(work(parsed(kind, message)).SerializeToString())
+        call.answer(work(parsed_small(kind, message)).SerializeToString())
 
     return Method(path, begin)
 
@@ -48,11 +72,12 @@ class Tasks:
     def __init__(self) -> None:
         self._running: set[asyncio.Task[None]] = set()
 
-    def answering(self, path: str, kind: Any, work: Callable[[Any], Awaitable[Any]]) -> Method:
+    def answering(self, path: str, kind: Any, work: Callable[[Any], Awaitable[Any]], *, large: bool = False) -> Method:
         """Make a Method that is answered when `work` has ended. It does end: half a load helps nobody."""
+        read = parsed_large if large else parsed_small
 
         async def answer(call: Call, message: bytes) -> None:
-            call.answer((await work(parsed(kind, message))).SerializeToString())
+            call.answer((await work(read(kind, message))).SerializeToString())
 
         def begin(call: Call, message: bytes) -> None:
             self._run(call, partial(answer, call, message), path)

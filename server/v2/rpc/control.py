@@ -107,7 +107,7 @@ class RepositoryRpcs:
         pb = self._pb
         return (
             tasks.answering(SERVICE + "RepositoryIndex", pb.RepositoryIndexRequest, self.index),
-            tasks.answering(SERVICE + "RepositoryModelLoad", pb.RepositoryModelLoadRequest, self.load),
+            tasks.answering(SERVICE + "RepositoryModelLoad", pb.RepositoryModelLoadRequest, self.load, large=True),
             tasks.answering(SERVICE + "RepositoryModelUnload", pb.RepositoryModelUnloadRequest, self.unload),
         )
 

@@ -11,7 +11,7 @@ from penstock.server.grpc.method import Call, Method, Status
 from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.health import Health
 
-from .calls import parsed
+from .calls import parsed_small
 from .descriptors import HEALTH, message_class
 from .pulse import Pulse
 
@@ -33,7 +33,7 @@ class HealthRpcs:
 
     def check(self, call: Call, message: bytes) -> None:
         """Answer whether a service can be used now."""
-        service = parsed(self._request, message).service
+        service = parsed_small(self._request, message).service
         if service not in SERVICES:
             call.refuse(Status.NOT_FOUND, "unknown service")
             return
@@ -41,7 +41,7 @@ class HealthRpcs:
 
     def watch(self, call: Call, message: bytes) -> None:
         """Answer the same now, and again whenever it changes."""
-        _Watch(self, call, parsed(self._request, message).service, self._pulse)
+        _Watch(self, call, parsed_small(self._request, message).service, self._pulse)
 
     def draining(self) -> bool:
         return self._health.draining

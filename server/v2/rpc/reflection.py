@@ -15,7 +15,7 @@ from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.health import Health
 from penstock.server.protobuf import model_config_pb2, service_pb2
 
-from .calls import parsed
+from .calls import parsed_small
 from .descriptors import REFLECTIONS, message_class, own_files
 from .pulse import Pulse
 
@@ -94,7 +94,7 @@ class _Conversation:
         reflection.pulse.add(self._look)
 
     def message(self, message: bytes) -> None:
-        request = parsed(self._request, message)
+        request = parsed_small(self._request, message)
         self._unsent = 0 if self._call.writable else self._unsent + 1
         if self._unsent > _MOST_UNSENT:
             self._end()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+_FIXED = {1: 8, 3: 0, 4: 0, 5: 4}
+"""How many bytes follow the head of a field, by its kind. Groups have none of their own: what is in them is counted."""
+
 
 def varint(number: int) -> bytes:
     """Write a number of 0 and above."""
@@ -13,6 +16,38 @@ def varint(number: int) -> bytes:
         number >>= 7
     written.append(number)
     return bytes(written)
+
+
+def has_more_fields(message: bytes, most: int) -> bool:
+    """Tell whether a message has more fields of its own than `most`; of what is no message its parser knows better."""
+    at, end = 0, len(message)
+    try:
+        for _ in range(most + 1):
+            if at >= end:
+                return False
+            head, at = _read_varint(message, at)
+            kind = head & 7
+            if kind == 2:
+                size, at = _read_varint(message, at)
+                at += size
+            elif kind == 0:
+                at = _read_varint(message, at)[1]
+            else:
+                at += _FIXED[kind]
+    except (IndexError, KeyError):
+        return False
+    return True
+
+
+def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        byte = message[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+        shift += 7
 
 
 def field_head(number: int, size: int) -> bytes:

@@ -191,6 +191,33 @@ def test_large_compressed_messages_are_taken_in_order_once_a_thread_has_decompre
     assert wire.shared.held_bytes == 0
 
 
+def test_what_little_has_become_large_is_decompressed_on_a_thread() -> None:
+    wire = Wire()
+    wire.connection.data_received(
+        wire.headers(grpc_encoding="gzip") + payload(message_of(gzip.compress(bytes(10**7)), 1), end=True)
+    )
+    wire.connection.flush()
+    assert frames.HEADERS not in [frame.kind for frame in wire.frames()]
+    wire.loop.turn()
+
+    assert frames.HEADERS in [frame.kind for frame in wire.frames()]
+    assert wire.shared.held_bytes == 0
+
+
+def test_what_messages_become_is_counted_all_together_and_as_they_grow() -> None:
+    wire = Wire(grpc={"receive_bytes": 40 << 20})
+    bomb = message_of(gzip.compress(bytes(30 << 20)), 1)
+    for stream_id in (1, 3):
+        wire.connection.data_received(
+            wire.headers(stream_id, grpc_encoding="gzip") + payload(bomb, stream_id, end=True)
+        )
+    wire.loop.turn()
+
+    refused = "the server keeps 41943040 bytes of requests that have not arrived whole, and no more"
+    assert wire.answers()[1][1:] == (Status.RESOURCE_EXHAUSTED, refused)
+    assert wire.shared.held_bytes == 0
+
+
 def test_a_large_message_that_does_not_decompress_is_refused_unless_its_call_has_ended() -> None:
     wire = Wire()
     sent = message_of(b"nonsense" * 5000, 1)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -16,6 +19,7 @@ from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.server.http.limits import Limits
 from penstock.server.http.service import Shared
+from penstock.server.v2 import inference
 from penstock.server.v2.inference import Inference
 from tests.fakes import fake_model
 from tests.server.http.lane import Lane, request, run, turns
@@ -77,8 +81,8 @@ class Served(Lane):
 
     def __init__(self) -> None:
         self.engine = HeldEngine()
-        inference = Inference(cast(Any, self.engine), Limits(), lambda model: cast(Any, NoHooks()))
-        super().__init__(shared=Shared(inference, Limits()))
+        service = Inference(cast(Any, self.engine), Limits(), lambda model: cast(Any, NoHooks()))
+        super().__init__(shared=Shared(service, Limits()))
 
     async def refused(self, raw: bytes) -> tuple[int, str]:
         """Feed one request that is refused."""
@@ -129,6 +133,32 @@ def test_a_client_that_goes_away_has_the_request_cancelled_that_is_under_way(lin
         assert served.statuses == [200]
 
     run(main)
+
+
+def test_compressed_requests_that_wait_for_a_thread_wait_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+
+    def noted(name: str) -> None:
+        original = getattr(inference, name)
+
+        def step(*given: Any) -> Any:
+            steps.append((name, threading.current_thread() is threading.main_thread()))
+            return original(*given)
+
+        monkeypatch.setattr(inference, name, step)
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        noted("decompress")
+        noted("decode")
+        bomb = request(PATH, gzip.compress(BODY + b" " * 1_000_000), "content-encoding: gzip")
+        served = [Served() for _ in range(3)]
+        await asyncio.gather(*(each.fed(bomb) for each in served))
+        await asyncio.gather(*(each.protocol.task for each in served if each.protocol.task is not None))
+        assert all(each.engine.held for each in served)
+
+    run(main)
+    assert steps == [("decompress", False), ("decode", False)] * 3
 
 
 def test_a_request_that_takes_steps_may_follow_one_at_once() -> None:

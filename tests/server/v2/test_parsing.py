@@ -239,3 +239,20 @@ def test_an_object_of_many_keys_is_read_in_no_more_than_linear_time() -> None:
         parse(text, DEPTH)
 
     assert time.process_time() - start < 2.0
+
+
+def test_a_list_of_more_elements_than_simdjson_counts_is_read_whole() -> None:
+    # simdjson's own list would have been written to behind its end
+    many = (1 << 24) + 300_000
+    found = parse(b'{"outputs":[' + b"0," * (many - 1) + b"1]}", DEPTH)["outputs"]
+
+    assert len(found) == many
+    assert found[-1] == 1
+
+
+def test_inputs_without_end_are_not_looked_at_one_by_one() -> None:
+    start = time.process_time()
+    found = parse(b'{"inputs":[' + b"{}," * 499_999 + b"{}]}", DEPTH)
+
+    assert time.process_time() - start < 1.0
+    assert found == {"inputs": [{}] * 500_000}

@@ -319,3 +319,34 @@ def test_a_load_goes_on_when_its_client_has_gone() -> None:
         assert control.asked == [("m", None, {})]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["ServerLive", "ModelConfig", "RepositoryIndex", "TraceSetting", "LogSettings"])
+def test_a_message_that_is_never_large_is_not_read_if_it_is(name: str) -> None:
+    async def main() -> None:
+        services = Services(control=FakeControl(), traces=FakeSettings(), logs=FakeLogs())
+        call = services.call(name, b"\x7a\x00" * 32769)
+        await settled()
+
+        text = f"request message of 65538 bytes exceeds the maximum of 65536 for {name}Request"
+        assert (call.status, call.text) == (Status.INVALID_ARGUMENT, text)
+        assert services.call(name, b"\x7a\x00" * 32768).status is not Status.INVALID_ARGUMENT
+
+    asyncio.run(main())
+
+
+def test_a_load_may_bring_much_but_not_in_many_pieces() -> None:
+    async def main() -> None:
+        control = FakeControl()
+        message = pb.RepositoryModelLoadRequest(model_name="m")
+        message.parameters["file:1/model.onnx"].bytes_param = bytes(1 << 20)
+        assert (await ask(Services(control=control), "RepositoryModelLoad", message)).status is Status.OK
+        call = Services(control=control).call("RepositoryModelLoad", b"\x1a\x00" * 65537)
+        await settled()
+
+        assert (call.status, call.text) == (
+            Status.INVALID_ARGUMENT, "RepositoryModelLoadRequest has more than 65536 fields"
+        )  # fmt: skip
+        assert len(control.asked) == 1
+
+    asyncio.run(main())

@@ -307,3 +307,14 @@ def test_a_call_that_has_ended_is_freed_without_the_collector(ending: str) -> No
         assert gone() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("field_of", [b"\x2a\x00", b"\x32\x00", b"\x3a\x00", b"\x7a\x00"])
+def test_a_message_of_very_many_fields_is_not_parsed(field_of: bytes) -> None:
+    async def main() -> None:
+        call = Services().call("ModelInfer", request().SerializeToString() + field_of * (1 << 18))
+        await settled()
+
+        assert (call.status, call.text) == (Status.INVALID_ARGUMENT, "ModelInferRequest has more than 65536 fields")
+
+    asyncio.run(main())

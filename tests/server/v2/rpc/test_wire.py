@@ -6,7 +6,7 @@ import pytest
 from google.protobuf import unknown_fields
 from google.protobuf.empty_pb2 import Empty
 
-from penstock.server.v2.rpc.wire import field, field_head
+from penstock.server.v2.rpc.wire import field, field_head, has_more_fields
 
 
 @pytest.mark.parametrize("number", [1, 15, 16, 2047, 2048])
@@ -19,3 +19,29 @@ def test_a_field_is_read_as_it_was_written(number: int, size: int) -> None:
     (read,) = unknown_fields.UnknownFieldSet(Empty.FromString(written))
     assert (read.field_number, read.wire_type, read.data) == (number, 2, value)
     assert written == field_head(number, size) + value
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        b"\x08\x01",
+        b"\x09" + b"x" * 8,
+        b"\x0d" + b"x" * 4,
+        b"\x2a\x00",
+        b"\xfa\x01\x80\x01" + b"x" * 128,
+        b"\x08\x80\x00",
+    ],
+)
+def test_fields_of_every_kind_are_counted(one: bytes) -> None:
+    assert Empty.FromString(one * 3)
+    assert [has_more_fields(one * 3, most) for most in (2, 3, 4)] == [True, False, False]
+
+
+def test_groups_are_counted_by_what_begins_and_ends_them() -> None:
+    assert Empty.FromString(b"\x0b\x0c" * 3)
+    assert has_more_fields(b"\x0b\x0c" * 3, 5)
+
+
+@pytest.mark.parametrize("broken", [b"\x2a", b"\x2a\x05x", b"\x0e", b"\xff" * 4, b"\x09x"])
+def test_what_is_no_message_is_left_to_its_parser(broken: bytes) -> None:
+    assert not has_more_fields(b"\x2a\x00" + broken, 3)

@@ -1,0 +1,53 @@
+"""What the Services of the fast lane share: where a compressed body is unpacked, and how many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from penstock.server import answering
+from penstock.server.answering import LARGE_BYTES, unpacked
+from penstock.server.http.coding import compress
+from penstock.server.http.head import HttpError
+from penstock.server.http.limits import Limits
+
+LIMITS = Limits(max_body_bytes=1 << 20)
+BOMB = compress(bytes(1 << 20), b"gzip")
+
+
+def test_a_little_body_that_would_be_large_is_unpacked_and_read_on_a_thread() -> None:
+    assert len(BOMB) < LARGE_BYTES
+    threads = [
+        asyncio.run(unpacked(body, b"gzip", LIMITS, lambda plain: threading.current_thread()))
+        for body in (compress(b"small", b"gzip"), BOMB)
+    ]
+
+    assert [thread is threading.main_thread() for thread in threads] == [True, False]
+
+
+def test_a_body_that_waits_for_a_thread_waits_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+
+    def decompress(body: bytes, coding: bytes, limits: Limits) -> bytes:
+        steps.append("unpacked")
+        return bytes(1 << 20)
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        monkeypatch.setattr(answering, "decompress", decompress)
+        await asyncio.gather(*(unpacked(BOMB, b"gzip", LIMITS, lambda plain: steps.append("read")) for _ in range(3)))
+
+    asyncio.run(main())
+    assert steps == ["unpacked", "read"] * 3
+
+
+@pytest.mark.parametrize(
+    "body", [b"junk", BOMB[:-9], compress(bytes(300), b"gzip")[:-1], compress(bytes((1 << 20) + 1), b"gzip")]
+)
+def test_what_is_no_compressed_body_or_too_large_is_refused(body: bytes) -> None:
+    with pytest.raises(HttpError) as caught:
+        asyncio.run(unpacked(body, b"gzip", LIMITS, bytes))
+    assert caught.value.status == 400
