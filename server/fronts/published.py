@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from penstock.batching.loading.resizing import Change
     from penstock.batching.model import Model
     from penstock.batching.spec import ModelSpec
-    from penstock.server.environments.environments import Environments
     from penstock.server.ipc.link import Link
 
 logger = logging.getLogger("penstock.fronts")
@@ -60,9 +59,8 @@ class PublishedEngine:
     Threads: the event loop's.
     """
 
-    def __init__(self, engine: Engine, environments: Environments) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.environments = environments
         self.models: dict[int, Model] = {}
         self._numbers: dict[Model, int] = {}
         self._last_model = 0
