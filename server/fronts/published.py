@@ -140,9 +140,9 @@ class PublishedEngine:
     def _acknowledged(self, told: int) -> bool:
         return not any(told in front.waiting for front in self._fronts.values())
 
-    async def settled(self, within_s: float = PLACED_WITHIN_S) -> bool:
-        """Wait until all that was told is in place, so long at most. Returns: whether it is."""
-        return await self._until(lambda: not any(front.waiting for front in self._fronts.values()), within_s)
+    async def settled(self) -> bool:
+        """Wait until all that was told is in place, PLACED_WITHIN_S at most. Returns: whether it is."""
+        return await self._until(lambda: not any(front.waiting for front in self._fronts.values()), PLACED_WITHIN_S)
 
     # -- models ------------------------------------------------------------------------------------------------
 
