@@ -63,9 +63,3 @@ class Signature:
     def output(self) -> dict[str, TensorSpec]:
         """Outputs by name."""
         return {spec.name: spec for spec in self.outputs}
-
-    @cached_property
-    def fixed(self) -> bool:
-        """Whether every request has the same shapes, rows aside, and the same inputs."""
-        first = 1 if self.batched else 0
-        return all(-1 not in spec.shape[first:] and not spec.optional for spec in self.inputs)

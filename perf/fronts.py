@@ -140,7 +140,7 @@ class Counting:
 async def print_bare(path: Path) -> None:
     """Print the hop's own CPU time: both halves on one loop, without dialects, beside an Engine that is called."""
     engine = Engine(asyncio.get_running_loop(), LOADERS)
-    published = PublishedEngine(engine, Environments())
+    published = PublishedEngine(engine)
     model = await published.open(ModelSpec("iris", 1, path, policy=BatchPolicy(executor="loop")))
     await published.publish("iris", [model])
     published.began()

@@ -45,7 +45,6 @@ from .hop import bare, fronted, hooked
 
 ROUNDS = 300
 CONNECTIONS = (1, 8, 32, 64)
-BUDGET_US = 12.0
 SCHEDULING_BUDGET_US = 3.0
 TARGET_US = 1_000_000
 """Far away: who is refused is not scheduled."""
@@ -107,7 +106,6 @@ class Stage:
     """One server without sockets, and `count` connections to it."""
 
     def __init__(self, engine: Engine, count: int, regions: Regions | None = None) -> None:
-        self.engine = engine
         self.service = Inference(engine, Limits(), lambda model: Hooks(engine, model), regions)
         shared = Shared(self.service, Limits())
         protocol = type("Lane", (FastLane,), {"shared": shared})

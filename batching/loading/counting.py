@@ -241,7 +241,7 @@ class Trials:
         return costs.knee_rows(())
 
 
-def together(runs: Sequence[Callable[[], None]], for_ns: int = TRIAL_NS) -> list[float]:
+def together(runs: Sequence[Callable[[], None]]) -> list[float]:
     """Repeat each on a thread of its own, at the same time and at least once. Returns: how often a second each ran.
 
     Raises: what one of them raised.
@@ -264,7 +264,7 @@ def together(runs: Sequence[Callable[[], None]], for_ns: int = TRIAL_NS) -> list
             return
         start_ns = now_ns = time.monotonic_ns()
         try:
-            while not count or (now_ns - start_ns < for_ns and not errors):
+            while not count or (now_ns - start_ns < TRIAL_NS and not errors):
                 runs[place]()
                 now_ns = time.monotonic_ns()
                 count += 1

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -73,15 +72,6 @@ def text(latencies_ns: Times) -> str:
     return str(histogram(latencies_ns).encode().decode("ascii"))
 
 
-def joined(texts: Iterable[str]) -> str:
-    """Give one histogram of several: of processes, or of windows. Empty ones add nothing. Raises: HistogramError."""
-    whole = histogram(NO_TIMES)
-    for each in texts:
-        if each:
-            whole.add(read(each))
-    return str(whole.encode().decode("ascii"))
-
-
 def read(written: str) -> HdrHistogram:
     """Read what `text` wrote. Raises: HistogramError."""
     hdrh, codec = needed("hdrh.histogram"), needed("hdrh.codec")
@@ -105,11 +95,6 @@ def distribution(written: str) -> Distribution:
     lowest = (index - bucket * half) << (bucket + found.unit_magnitude)
     width = np.int64(1) << (bucket + found.unit_magnitude)
     return Distribution(lowest, lowest + width - 1, counts[index].astype(np.int64))
-
-
-def percentile_us(written: str, percentile: float) -> float:
-    """Give a percentile of a histogram's text. Raises: HistogramError."""
-    return distribution(written).percentile_us(percentile)
 
 
 def share_within(written: str, us: float) -> float:

@@ -41,11 +41,6 @@ def element(name: str, *inside: Any, **attributes: str) -> Markup:
     return Markup(f"<{name}{words}>{''.join(map(text, inside))}</{name}>")
 
 
-def together(parts: Sequence[Any]) -> Markup:
-    """Join parts, leaving out what is empty."""
-    return Markup("\n".join(text(part) for part in parts if part))
-
-
 def section(title: str, *inside: Any, note: Any = "", anchor: str = "", beside: Any = "", long: bool = False) -> Markup:
     """Make a section: its title, what can be switched beside it, a note in small letters, and its content."""
     head = element("div", element("h2", title), beside, class_="head")

@@ -91,10 +91,9 @@ def json_bytes(text: bytes) -> int:
     return max(-1, int(found[1][:18])) if found else 0
 
 
-def infer_path(model: str, version: str = "") -> str:
+def infer_path(model: str) -> str:
     """Give the path of inference."""
-    named = f"/versions/{version}" if version else ""
-    return f"/v2/models/{quote(model, safe='')}{named}/infer"
+    return f"/v2/models/{quote(model, safe='')}/infer"
 
 
 async def forward(app: ASGIApp, scope: Scope, method: str, path: str, io: tuple[Receive, Send]) -> None:

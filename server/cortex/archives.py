@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import stat
 import zipfile
 from collections.abc import Iterator
@@ -68,8 +67,3 @@ def _write(opened: zipfile.ZipFile, entry: zipfile.ZipInfo, to: Path, most: int)
                 raise ArchiveError("becomes too large: more bytes than a model may have")
             target.write(piece)
     return written
-
-
-def remove(folder: Path) -> None:
-    """Remove what was unpacked."""
-    shutil.rmtree(folder, ignore_errors=True)

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 SERVICE = "penstock.server.deepaas.inside.service"
 OPEN_LIMIT_S = 3600.0
 """How long importing and warming a model may take: the original had no limit."""
-IMPORTABLE = str(Path(__file__).with_name("importable"))
 
 
 @dataclass(eq=False)

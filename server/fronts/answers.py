@@ -169,7 +169,7 @@ class _HttpAnswer:
         self._head = head
         self._body: bytes | None = body
         self._gone = asyncio.Event()
-        self._begun = self._whole = self._refused = False
+        self._whole = self._refused = False
         self._changes: Sequence[Change] = ()
         self.pace = _Pace()
 

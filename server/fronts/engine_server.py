@@ -72,7 +72,7 @@ class EngineServer:
         self.methods: dict[str, Method] = self.server.grpc_methods()
 
     def _make_models(self, engine: Engine, environments: Environments) -> PublishedEngine:
-        self.published = PublishedEngine(engine, environments)
+        self.published = PublishedEngine(engine)
         return self.published
 
     @property

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from penstock.batching.loading.resizing import Change
     from penstock.batching.model import Model
     from penstock.batching.spec import ModelSpec
-    from penstock.server.environments.environments import Environments
     from penstock.server.ipc.link import Link
 
 logger = logging.getLogger("penstock.fronts")
@@ -60,9 +59,8 @@ class PublishedEngine:
     Threads: the event loop's.
     """
 
-    def __init__(self, engine: Engine, environments: Environments) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.environments = environments
         self.models: dict[int, Model] = {}
         self._numbers: dict[Model, int] = {}
         self._last_model = 0
@@ -142,9 +140,9 @@ class PublishedEngine:
     def _acknowledged(self, told: int) -> bool:
         return not any(told in front.waiting for front in self._fronts.values())
 
-    async def settled(self, within_s: float = PLACED_WITHIN_S) -> bool:
-        """Wait until all that was told is in place, so long at most. Returns: whether it is."""
-        return await self._until(lambda: not any(front.waiting for front in self._fronts.values()), within_s)
+    async def settled(self) -> bool:
+        """Wait until all that was told is in place, PLACED_WITHIN_S at most. Returns: whether it is."""
+        return await self._until(lambda: not any(front.waiting for front in self._fronts.values()), PLACED_WITHIN_S)
 
     # -- models ------------------------------------------------------------------------------------------------
 

@@ -87,11 +87,6 @@ class RemoteEngine:
             request.error = InferError(Code.NOT_READY, LOST, RETRY_NS)
         self._deliver(requests)
 
-    @property
-    def there(self) -> bool:
-        """Whether there is an engine."""
-        return self._link is not None and not self._link.closed
-
     # -- models ------------------------------------------------------------------------------------------------
 
     def publish(self, name: str, models: Iterable[Model], absent: Iterable[str]) -> None:

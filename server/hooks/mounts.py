@@ -144,7 +144,6 @@ class Mounts:
 
     def __init__(self, mounts: Mapping[str, str]) -> None:
         self._lead = Redirect(mounts)
-        self._keys = [os.path.normpath(key) for key in mounts]
         self._undo = ExitStack()
         self._led: dict[int, _Led] = {}
         self._originals: list[Any] = []

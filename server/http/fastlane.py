@@ -159,7 +159,6 @@ class FastLane(Answering):
             if head.old and self.cycle is not None:
                 self.cycle.transport = Unchunked(self.transport)  # type: ignore[assignment]
                 self.cycle.waiting_for_100_continue = False
-            return True
         return True
 
     def _expect(self, head: Head, head_bytes: int) -> None:

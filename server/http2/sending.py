@@ -87,8 +87,8 @@ class Sender(asyncio.Protocol):
 
     # -- streams -----------------------------------------------------------------------------------------------
 
-    def queue(self, stream: Stream, pieces: tuple[bytes, ...], last: bytes = b"") -> None:
-        """Send payload, and `last` after it, as the windows let it go."""
+    def queue(self, stream: Stream, pieces: tuple[bytes, ...]) -> None:
+        """Send payload as the windows let it go."""
         unsent = stream.unsent
         if unsent is None:
             unsent = stream.unsent = Unsent()
@@ -97,7 +97,6 @@ class Sender(asyncio.Protocol):
             if piece:
                 unsent.pieces.append(memoryview(piece))
                 unsent.size += len(piece)
-        unsent.last = last
         self.pump()
 
     def pump(self) -> None:

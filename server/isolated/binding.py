@@ -40,7 +40,6 @@ class IsolatedBinding:
         self._backend = backend
         self._number = number
         self._dtypes = [spec.type.dtype for spec in signature.inputs]
-        self._outputs = len(signature.outputs)
         self._channel = channel
         self._lent: Lent | None = None
         self._rows = 0

@@ -59,7 +59,6 @@ class Tensors:
 
     def __init__(self, model: str, signature: Signature) -> None:
         self._model = model
-        self.batched = signature.batched
         self._outputs = signature.outputs
         inputs = [(spec.name, spec.datatype) for spec in signature.inputs]
         # what nobody has said has the datatype that it has

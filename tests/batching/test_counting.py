@@ -130,7 +130,6 @@ class Loads:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each measurement is one run."""
     monkeypatch.setattr(counting, "TRIAL_NS", 0)
-    monkeypatch.setattr(counting.together, "__defaults__", (0,))
 
 
 class TestTrials:

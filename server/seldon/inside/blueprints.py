@@ -68,7 +68,7 @@ class Blueprints:
 
         self._writer = writer
         self._view: Callable[[], tuple[int, bytes]] = _nothing
-        app = self._app = flask.Flask(__name__, static_folder=None)
+        app = flask.Flask(__name__, static_folder=None)
         for setting in SETTINGS:
             said = truth(os.environ, f"FLASK_{setting}")
             if said is not None:

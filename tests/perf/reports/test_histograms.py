@@ -1,4 +1,4 @@
-"""Histograms hold three digits of every latency, whatever is joined to them."""
+"""Histograms hold three digits of every latency."""
 
 from __future__ import annotations
 
@@ -52,14 +52,6 @@ def test_the_share_within_a_target_is_that_of_the_requests_to_a_thousandth_of_th
     assert found <= np.mean(latencies <= target_ns * (1 + EXACT) + 1) + 1e-12
 
 
-@settings(deadline=None)
-@given(st.lists(_LATENCIES, max_size=4))
-def test_joined_histograms_are_the_histogram_of_all(parts: list[np.ndarray]) -> None:
-    whole = histograms.joined([*map(histograms.text, parts), ""])
-
-    assert whole == histograms.text(np.concatenate([*parts, np.empty(0, np.int64)]))
-
-
 @settings(deadline=None, max_examples=5)  # the package's own iterator is slow
 @given(_LATENCIES)
 def test_others_read_the_same_in_it(latencies: np.ndarray) -> None:
@@ -73,7 +65,7 @@ def test_others_read_the_same_in_it(latencies: np.ndarray) -> None:
 def test_nothing_has_no_percentile() -> None:
     for written in ("", histograms.text(np.empty(0, np.int64))):
         assert distribution(written).total == 0
-        assert math.isnan(histograms.percentile_us(written, 50))
+        assert math.isnan(distribution(written).percentile_us(50))
         assert math.isnan(histograms.share_within(written, 1.0))
 
 

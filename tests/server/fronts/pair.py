@@ -34,7 +34,7 @@ class EngineSide:
 
     def __init__(self, function: Function = list) -> None:
         self.engine = Engine(asyncio.get_running_loop(), {"fake": fake_loader(FakeBackend(SIGNATURE, function))})
-        self.published = PublishedEngine(self.engine, Environments())
+        self.published = PublishedEngine(self.engine)
         self.services: dict[Link, EngineService] = {}
 
     async def load(self, spec: ModelSpec = SPEC) -> Model:
