@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,16 +35,17 @@ MOST = 0.3
 """What share of an output may change: near ties are sorted otherwise, and rounding errors add up, in a few places."""
 BUDGET_NS = 1_000_000_000
 """What the first run may take: a model that is slower is not looked at any further."""
+TEXTS = ((b"one of several words", b"text"), (b"12.5", b"3"))
+"""What two rows of BYTES are, in turn: a model may read numbers. The second is shorter, by words as well."""
 
 
 def mixing(model: Model) -> str:
     """Say what shows that rows are none, or that they change each other; "" where nothing does.
 
-    Raises: nothing; what drawn numbers provoke says nothing of requests. Nothing is drawn for BYTES.
+    Raises: nothing; what drawn rows provoke says nothing of requests.
     """
     signature = model.signature
-    drawable = all(each.datatype != "BYTES" for each in signature.inputs)
-    if not (signature.batched and signature.inputs and drawable) or model.forms is not None:
+    if not (signature.batched and signature.inputs) or model.forms is not None:
         return ""
     if model.loop_binding is not None:
         return _look(model, model.loop_binding)
@@ -53,63 +55,70 @@ def mixing(model: Model) -> str:
 
 
 def _look(model: Model, binding: Binding) -> str:
-    for length in LENGTHS:
+    strings = any(each.datatype == "BYTES" for each in model.signature.inputs)
+    for texts, length in product(TEXTS if strings else TEXTS[:1], LENGTHS):
         try:
-            return _tried(model, binding, length)
+            return _tried(model, binding, _two(model.signature, length, texts))
         except Exception:  # noqa: BLE001, S112 - drawn numbers may be no valid indices, or so many no valid length
             continue
     return ""
 
 
-def _tried(model: Model, binding: Binding, length: int) -> str:
-    """Compare rows in two runs. Raises: what the model does."""
+def _tried(model: Model, binding: Binding, rows: Inputs) -> str:
+    """Compare two rows in several runs. Raises: what the model does."""
     evidence = Evidence(model, "drawn")
-    rows = _two(model.signature, length)
     start_ns = time.monotonic_ns()
     before = _run(model, binding, rows)
     evidence.see(2, before)
     if time.monotonic_ns() - start_ns > BUDGET_NS:
         return evidence.reason
+    for row in (0, 1):  # alone, it may be shorter: padded to no other
+        evidence.see(1, _run(model, binding, [array[row : row + 1] for array in rows]))
     order = list(ORDER[: model.spec.policy.max_batch_rows])
     after = _run(model, binding, [array[order] for array in rows])
     evidence.see(len(order), after)
     if evidence.reason:
         return evidence.reason
-    changed = _changed(model, [each[order] if _is_array(each) else each for each in before], after)
+    changed = _changed(model, [each[order] if isinstance(each, np.ndarray) else each for each in before], after)
     if changed and _changed(model, before, _run(model, binding, rows)):
         return ""  # it draws numbers of its own
     return changed and f"rows of output '{changed}' change with how often others are in their batch"
 
 
-def _two(signature: Signature, length: int) -> Inputs:
-    """Draw two rows, the second smaller by far, with free axes of one length."""
+def _two(signature: Signature, length: int, texts: tuple[bytes, bytes]) -> Inputs:
+    """Draw two rows, the second smaller by far, with free axes of one length. They are never the same."""
     shapes = [[length if dim < 0 else dim for dim in each.shape] for each in signature.inputs]
     inputs = [replace(each, shape=tuple(shape)) for each, shape in zip(signature.inputs, shapes, strict=True)]
-    return draw(replace(signature, inputs=tuple(inputs)), 2, 1)
+    rows = draw(replace(signature, inputs=tuple(inputs)), 2, 1)
+    for spec, array in zip(inputs, rows, strict=True):
+        if spec.datatype == "BYTES":
+            array[0], array[1] = texts
+        elif array.dtype.kind in "iub" and spec.datatype != "BF16":
+            array[1:].reshape(-1)[:1] = 0  # that of the first row is 1
+    return rows
 
 
 def _run(model: Model, binding: Binding, rows: Inputs) -> list[Any]:
     """Run, and keep what is in the Binding's own memory."""
     for buffer, array in zip(binding.lend(len(rows[0]), [array.shape for array in rows]), rows, strict=True):
         np.copyto(buffer, array)  # type: ignore[arg-type]
-    return [np.array(each) if _is_array(each) else each for each in binding.run(model.all_outputs)]
-
-
-def _is_array(output: Any) -> bool:
-    return isinstance(output, np.ndarray) and not output.dtype.hasobject
+    return [np.array(each) if isinstance(each, np.ndarray) else each for each in binding.run(model.all_outputs)]
 
 
 def _changed(model: Model, before: Sequence[Any], after: Sequence[Any]) -> str:
     """Name an output of which most has changed; "" if there is none."""
     specs = [model.signature.outputs[position] for position in model.all_outputs]
     for each, old, new in zip(specs, before, after, strict=True):
-        if _is_array(new) and new.size and _share(_floats(each, old), _floats(each, new)) > MOST:
+        if isinstance(new, np.ndarray) and new.size and _share(each, old, new) > MOST:
             return each.name
     return ""
 
 
-def _share(old: Array, new: Array) -> float:
-    """Give the share of what has changed by more than rounding does."""
+def _share(spec: TensorSpec, before: Array, after: Array) -> float:
+    """Give the share of what has changed, numbers by more than rounding does."""
+    if after.dtype.hasobject:
+        return float((before != after).mean())
+    old, new = _floats(spec, before), _floats(spec, after)
     finite = np.abs(old[np.isfinite(old)])
     near = NEAR * float(finite.max()) if finite.size else 0.0
     return 1.0 - float(np.isclose(new, old, rtol=0.0, atol=near, equal_nan=True).mean())

@@ -148,6 +148,46 @@ def _normalised(images: Any) -> Any:
     return (images - images.mean((0, 2, 3), keepdims=True)) / (images.std((0, 2, 3), keepdims=True) + 1e-5)
 
 
+def test_one_whose_rows_are_as_long_as_the_longest_does() -> None:
+    def longest(inputs: list[Any]) -> list[Any]:
+        (rows,) = inputs
+        return [rows[:, : 1 + int((rows > 0.1).sum(axis=1).max())]]
+
+    assert rows_of(longest, (x(-1, 16),), (y(-1, -1),)) == 0
+
+
+def test_one_that_numbers_what_it_has_not_seen_before_does() -> None:
+    def function(inputs: list[Any]) -> list[Any]:
+        seen: dict[int, int] = {}
+        return [np.array([seen.setdefault(each, len(seen)) for each in inputs[0].tolist()])]
+
+    assert rows_of(function, (TensorSpec("x", "INT64", (-1,)),), (TensorSpec("y", "INT64", (-1,)),)) == 0
+
+
+def texts(change: Callable[[list[bytes]], list[Any]], *outputs: TensorSpec) -> int:
+    """Open a model that does this to texts, and tell how many rows a batch may have."""
+
+    def function(inputs: list[Any]) -> list[Any]:
+        return [np.array(change(inputs[0].tolist()), each.type.dtype) for each in outputs]
+
+    return rows_of(function, (TensorSpec("x", "BYTES", (-1,)),), outputs)
+
+
+def test_one_that_takes_texts_is_looked_at_too() -> None:
+    def numbers(rows: list[bytes]) -> list[float]:
+        return [float(each) / sum(map(float, rows)) for each in rows]
+
+    def padded(rows: list[bytes]) -> list[list[bytes]]:
+        words = [each.split() for each in rows]
+        return [each + [b""] * (max(map(len, words)) - len(each)) for each in words]
+
+    out = TensorSpec("y", "BYTES", (-1,))
+    assert texts(lambda rows: rows, out) == 64
+    assert texts(lambda rows: [b"|".join(rows)] * len(rows), out) == 0
+    assert texts(padded, TensorSpec("y", "BYTES", (-1, -1))) == 0
+    assert texts(numbers, y(-1)) == 0
+
+
 def test_one_whose_scale_is_that_of_all_rows_is_batched_as_models_are_that_were_quantised_dynamically() -> None:
     assert mixed(lambda rows: np.rint(rows * 127 / np.abs(rows).max())) == 64
 
