@@ -400,6 +400,22 @@ def test_statistics_of_all_models(server: Server) -> None:
     ]
 
 
+def test_statistics_give_way_to_the_loop_after_each_model(server: Server) -> None:
+    server.engine.loaded = [fake_model(f"m{number}") for number in range(50)]
+
+    async def main() -> int:
+        turns = 0
+        transport = httpx.ASGITransport(server.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://penstock") as client:
+            telling = asyncio.ensure_future(client.get("/v2/models/stats"))
+            while not telling.done():
+                turns += 1
+                await asyncio.sleep(0)
+        return turns
+
+    assert asyncio.run(main()) >= 50
+
+
 def test_statistics_of_what_is_not_there_are_a_bad_request(server: Server) -> None:
     assert _error(server.get("/v2/models/tulip/stats")) == (400, "requested model 'tulip' is not available")
     text = "requested model version is not available for model 'iris'"

@@ -4,6 +4,7 @@ import json
 import math
 import time
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.v2.parsing import SIMD_BYTES, parse
+from penstock.server.v2 import parsing
+from penstock.server.v2.parsing import SIMD_BYTES, depth_of, parse
 from tests.server.v2.documents import ANYTHING, SCALARS, TEXTS
 
 PADDING = b" " * SIMD_BYTES
@@ -167,6 +169,13 @@ class TestNumbersInBuffers:
         assert isinstance(found, np.ndarray)
         assert found.tolist() == values
 
+    def test_many_inputs_of_few_numbers_are_no_large_text(self) -> None:
+        entries = [{"name": f"x{number}", "datatype": "FP32", "data": [1.5] * 4} for number in range(80)]
+        text = json.dumps({"inputs": entries}).encode()
+        assert len(text) > SIMD_BYTES
+
+        assert parse(text, DEPTH) == {"inputs": entries}
+
     def test_without_simd_all_is_plain(self) -> None:
         text = b'{"inputs":[{"data":[1,2]}]}' + PADDING
 
@@ -189,6 +198,26 @@ class TestDepth:
     @pytest.mark.parametrize("text", [b'"[[["', b'"\\"[[["', b'"\\\\",[[1]]', b'"{","[[[[[[[[[[[["', b'"\\u005b[[["'])
     def test_brackets_in_strings_do_not_count(self, text: bytes) -> None:
         assert parse(b"[" + text + b"]", 3) == json.loads(b"[" + text + b"]")
+
+    @given(st.lists(st.sampled_from([b"[", b"]", b"{", b"}", b'"', b'""', b"\\", b"a"]), max_size=24).map(b"".join))
+    def test_strings_are_left_out_as_a_parser_would_read_them(self, text: bytes) -> None:
+        depth, deepest, at, inside = 0, 0, 0, False
+        while at < len(text):
+            byte = text[at : at + 1]
+            if byte == b'"':
+                inside = not inside
+            elif inside:
+                at += byte == b"\\"
+            elif byte in b"[]{}":
+                depth += 1 if byte in b"[{" else -1
+                deepest = max(deepest, depth)
+            at += 1
+
+        assert depth_of(text) == deepest
+
+    def test_strings_without_brackets_are_left_out_without_a_look_at_each(self) -> None:
+        with patch.object(parsing, "_STRINGS", None):
+            assert depth_of(b'{"a":["b","",{"c":[""]}],"":"d"}') == 4
 
     @pytest.mark.parametrize("opened", [b"[", b'{"a":', b"[{"])
     def test_250000_levels_are_refused_before_they_are_parsed(self, opened: bytes) -> None:
