@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.v2.parsing import SIMD_BYTES, parse
+from penstock.server.v2 import parsing
+from penstock.server.v2.parsing import SIMD_BYTES, numbers_of, parse
 from tests.server.v2.documents import ANYTHING, SCALARS, TEXTS
 
 PADDING = b" " * SIMD_BYTES
@@ -230,6 +233,24 @@ class TestNotFinite:
 
         assert found[1:] == [2**64 - 1, 2.0**64, -(2**63), -(2.0**63), 1e300]
         assert [type(each) for each in found[1:]] == [int, float, int, float, float]
+
+
+@pytest.fixture
+def no_simdjson(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setitem(sys.modules, "simdjson", None)
+    parsing._simdjson.cache_clear()
+    yield
+    parsing._simdjson.cache_clear()
+
+
+@pytest.mark.usefixtures("no_simdjson")
+def test_without_simdjson_which_has_no_wheels_for_python_3_14_all_is_read_all_the_same() -> None:
+    document = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1.5, 2]}]}
+    text = json.dumps(document).encode() + PADDING
+
+    assert parse(text, DEPTH) == document
+    assert numbers_of(b"[1.5, 2]") is None
+    assert refused(text + b"x").startswith("failed to parse the request JSON buffer: ")
 
 
 def test_an_object_of_many_keys_is_read_in_no_more_than_linear_time() -> None:
