@@ -125,6 +125,11 @@ def _register(made: Any, options: Mapping[str, str]) -> None:
 
 def _model(path: Path, options: Mapping[str, str], made: Any) -> tuple[str | bytes, frozenset[str]]:
     """Give what the session loads, and the tensors whose rows were freed for that. Raises: InferError."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        text = "ONNX Runtime opens only what is named in UTF-8, and the path of the model is not"
+        raise InferError(Code.INVALID, text) from None
     if options.get(FREE_ROWS) != "1":
         return str(path), frozenset()
     try:

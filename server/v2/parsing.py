@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -110,12 +111,21 @@ def depth_of(text: bytes) -> int:
     return int(steps.cumsum().max(initial=0))
 
 
-def parse_simd(text: bytes) -> Any:
-    """Parse with simdjson; None when it cannot, and orjson is to say why."""
-    import simdjson
+@functools.cache
+def _simdjson() -> Any:
+    """Give the module; None where it is not installed, as on Python 3.14, for which it has no wheels."""
+    try:
+        import simdjson
+    except ImportError:
+        return None
+    return simdjson
 
-    if text.startswith(_BOM):
-        # simdjson skips it
+
+def parse_simd(text: bytes) -> Any:
+    """Parse with simdjson; None when it cannot or is not there, and orjson is to say why."""
+    simdjson = _simdjson()
+    if simdjson is None or text.startswith(_BOM):
+        # of a BOM: simdjson skips it
         return None
     if len(text) > 2 * _MOST_COUNTED and text.count(b",") >= _MOST_COUNTED:
         return None
@@ -130,9 +140,10 @@ def parse_simd(text: bytes) -> Any:
 
 
 def numbers_of(text: bytes) -> np.ndarray[Any, np.dtype[np.float64]] | None:
-    """Parse a list of numbers; None when it is anything else, or no JSON."""
-    import simdjson
-
+    """Parse a list of numbers; None when it is anything else, or no JSON, or simdjson is not there."""
+    simdjson = _simdjson()
+    if simdjson is None:
+        return None
     try:
         values = simdjson.Parser().parse(text)
         return np.frombuffer(values.as_buffer(of_type="d"), np.float64) if type(values) is simdjson.Array else None

@@ -10,6 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from penstock.backends.backend import FREE_ROWS
 from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, RunStopped
 from penstock.backends.onnx import OnnxBackend, load
 from penstock.backends.onnx_failures import is_absent, run_error
@@ -177,3 +178,17 @@ def test_onnx_runtime_reports_to_nobody_unless_the_operator_says_so(said: str | 
     ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
 
     assert ended.stdout.strip() == kept
+
+
+@pytest.mark.parametrize("options", [{}, {FREE_ROWS: "1"}])
+def test_a_path_that_is_not_utf_8_is_said_to_be_so(tmp_path: Path, options: dict[str, str]) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    model = folder / "model.onnx"
+    x, y = value("x", FLOAT, ["N"]), value("y", FLOAT, ["N"])
+    save(tmp_path / "model.onnx", [node("Identity", ["x"], ["y"])], [x], [y]).rename(model)
+
+    with pytest.raises(InferError, match=r"^ONNX Runtime opens only what is named in UTF-8") as caught:
+        load(model, "cpu", options)
+
+    assert caught.value.code is Code.INVALID

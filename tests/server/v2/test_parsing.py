@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.v2 import parsing
-from penstock.server.v2.parsing import SIMD_BYTES, depth_of, parse
+from penstock.server.v2.parsing import SIMD_BYTES, depth_of, numbers_of, parse
 from tests.server.v2.documents import ANYTHING, SCALARS, TEXTS
 
 PADDING = b" " * SIMD_BYTES
@@ -261,6 +263,24 @@ class TestNotFinite:
         assert [type(each) for each in found[1:]] == [int, float, int, float, float]
 
 
+@pytest.fixture
+def no_simdjson(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setitem(sys.modules, "simdjson", None)
+    parsing._simdjson.cache_clear()
+    yield
+    parsing._simdjson.cache_clear()
+
+
+@pytest.mark.usefixtures("no_simdjson")
+def test_without_simdjson_which_has_no_wheels_for_python_3_14_all_is_read_all_the_same() -> None:
+    document = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1.5, 2]}]}
+    text = json.dumps(document).encode() + PADDING
+
+    assert parse(text, DEPTH) == document
+    assert numbers_of(b"[1.5, 2]") is None
+    assert refused(text + b"x").startswith("failed to parse the request JSON buffer: ")
+
+
 def test_an_object_of_many_keys_is_read_in_no_more_than_linear_time() -> None:
     keys = b",".join(b'"%d":1' % number for number in range(50_000))
     start = time.process_time()
@@ -280,8 +300,7 @@ def test_a_list_of_more_elements_than_simdjson_counts_is_read_whole() -> None:
 
 
 def test_inputs_without_end_are_not_looked_at_one_by_one() -> None:
-    start = time.process_time()
-    found = parse(b'{"inputs":[' + b"{}," * 499_999 + b"{}]}", DEPTH)
+    with patch.object(parsing, "_entry", None):
+        found = parse(b'{"inputs":[' + b"{}," * 9_999 + b"{}]}", DEPTH)
 
-    assert time.process_time() - start < 1.0
-    assert found == {"inputs": [{}] * 500_000}
+    assert found == {"inputs": [{}] * 10_000}
