@@ -15,7 +15,7 @@ from penstock.batching.request import InferRequest, Key
 from penstock.batching.spec import BatchPolicy, QueuePolicy
 
 from .lane import LOOK_AHEAD, Lane, urgency_ns
-from .room import Room
+from .room import Room, queue_requests
 from .timeouts import default_policy, level_of
 
 STARVED_NS = 10_000_000_000
@@ -39,6 +39,7 @@ class Levels:
     def __init__(self, policy: BatchPolicy, room: Room) -> None:
         self._policy = policy
         self._room = room
+        self._requests = queue_requests(policy)
         self._default = default_policy(policy)
         self._waiting: dict[int, _Count] = {}
         self._all = _NOTHING
@@ -90,9 +91,8 @@ class Levels:
 
     def _passes(self, count: _Count, rows: int, nbytes: int, queues: int) -> bool:
         """Tell whether so many more rows and bytes, with these, are more than so many queues hold."""
-        most = queues * self._room.rows
-        over = count.rows + rows > most or count.nbytes + nbytes > queues * self._room.nbytes
-        return count.requests > 0 and (over or count.requests >= most)
+        over = count.rows + rows > queues * self._room.rows or count.nbytes + nbytes > queues * self._room.nbytes
+        return count.requests > 0 and (over or count.requests >= queues * self._requests)
 
 
 class _Count(NamedTuple):

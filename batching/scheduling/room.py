@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 FULL_BATCHES = 4
 """One runs, one is gathered, and as many again come while those are answered: 1024 clients in lock step with images of
 602 kB and batches of 256 were refused in a queue that held fewer than two."""
+CLIENTS_BATCHES = 64
+"""There is room for the rows of so many: 64 clients that send a full batch each, as load generators do, are no flood.
+One of small requests is bounded by their number."""
 LEAST_ROWS = 1024
 LEAST_BYTES = 256 << 20
 SHARE = 16
@@ -20,15 +23,16 @@ SHARE = 16
 class Room:
     """How much may wait: `rows`, `nbytes` and `requests`.
 
-    Where nothing is said there is room for FULL_BATCHES of the model, in rows, and in bytes with rows as large as the
-    largest that has come. Pure; the Scheduler's caller holds the model's lock.
+    Where nothing is said there is room for as many requests as FULL_BATCHES of the model have rows, for the rows of
+    CLIENTS_BATCHES, and for the bytes of FULL_BATCHES with rows as large as the largest that has come. Pure; the
+    Scheduler's caller holds the model's lock.
     """
 
     def __init__(self, policy: BatchPolicy, memory_bytes: int = 0) -> None:
         """`memory_bytes` is what there is for all models; 0: that is not known, and the least holds."""
         self._full_rows = FULL_BATCHES * (policy.max_batch_rows or 1)
         self.rows = queue_rows(policy)
-        self.requests = min(policy.max_queue_requests or self.rows, self.rows)
+        self.requests = _line(policy)
         self.nbytes = policy.max_queue_bytes or LEAST_BYTES
         self.most_bytes = policy.max_queue_bytes or max(LEAST_BYTES, memory_bytes // SHARE)
 
@@ -48,13 +52,27 @@ def queue_rows(policy: BatchPolicy) -> int:
     """Give how many rows may wait where the policy is complete: in any case those of the requests that are said to."""
     if policy.max_queue_rows:
         return policy.max_queue_rows
-    own = policy.level_policies.values()
-    others = max(policy.priority_levels - len(own), 0 if own else 1)
-    requests = others * policy.max_queue_requests + sum(each.max_requests for each in own)
-    return max(LEAST_ROWS, max(requests, FULL_BATCHES) * (policy.max_batch_rows or 1))
+    return max(LEAST_ROWS, max(_said_requests(policy), CLIENTS_BATCHES) * (policy.max_batch_rows or 1))
+
+
+def queue_requests(policy: BatchPolicy) -> int:
+    """Give how many requests may wait, those of all levels together."""
+    if policy.max_queue_rows:
+        return policy.max_queue_rows
+    return max(LEAST_ROWS, FULL_BATCHES * (policy.max_batch_rows or 1), _said_requests(policy))
 
 
 def whole_rows(policy: BatchPolicy, batch_rows: int) -> int:
     """Give the rows of the largest request that an empty queue takes in parts: each part waits as a request."""
-    most = queue_rows(policy)
-    return min(most, (policy.max_queue_requests or most) * batch_rows)
+    return min(queue_rows(policy), _line(policy) * batch_rows)
+
+
+def _line(policy: BatchPolicy) -> int:
+    """Give how many requests may wait in one line."""
+    return min(policy.max_queue_requests or queue_requests(policy), queue_rows(policy))
+
+
+def _said_requests(policy: BatchPolicy) -> int:
+    own = policy.level_policies.values()
+    others = max(policy.priority_levels - len(own), 0 if own else 1)
+    return others * policy.max_queue_requests + sum(each.max_requests for each in own)

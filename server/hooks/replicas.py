@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
-from penstock.batching.scheduling.room import queue_rows
+from penstock.batching.scheduling.room import queue_requests
 from penstock.batching.spec import HookSpec
 
 from .bench import Bench
@@ -58,7 +58,7 @@ class Replicas:
         self._together = decided.together
         self._bench: Bench | None = None
         self._waits = Waits(decided.light if decided.shared or decided.together else 1)
-        self._max_waiting = queue_rows(model.spec.policy)
+        self._max_waiting = queue_requests(model.spec.policy)
         self._live: list[Any] = []
         self._free: list[Any] = []
         self._making: Replica | None = None

@@ -51,6 +51,12 @@ class TestNothingSaid:
     def test_large_batches_have_room_in_rows(self, kind: dict[str, Any]) -> None:
         assert taken_in(scheduler_of(max_batch_rows=512, **kind), row_bytes=16) == 4 * 512
 
+    def test_64_clients_that_send_full_batches_each_are_no_overload(self, kind: dict[str, Any]) -> None:
+        assert taken_in(scheduler_of(max_batch_rows=64, **kind), rows=64, row_bytes=16) == 64
+
+    def test_so_many_small_requests_are_one(self, kind: dict[str, Any]) -> None:
+        assert taken_in(scheduler_of(max_batch_rows=64, **kind), row_bytes=16) == LEAST_ROWS
+
     def test_one_model_takes_its_share_of_the_memory_and_no_more(self, kind: dict[str, Any]) -> None:
         assert taken_in(scheduler_of(8 * GIB, **kind)) == 8 * GIB // SHARE // IMAGE
 
@@ -68,7 +74,7 @@ class TestNothingSaid:
         large = taken_in(scheduler, 400)
         small = taken_in(scheduler, row_bytes=16)
 
-        assert (large, small) == (400, 1024 - 256 - 400)
+        assert (large, small) == (400, LEAST_ROWS - 1 - 400)
 
     def test_one_that_is_larger_than_the_least_leaves_room_for_others(self, kind: dict[str, Any]) -> None:
         scheduler = scheduler_of(max_batch_rows=2, **kind)

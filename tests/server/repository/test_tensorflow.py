@@ -475,7 +475,7 @@ class TestChecking:
             f"m version 1, tensorflow, {tmp_path}/m/1/model.savedmodel",
             "  inputs     x: FP32 [-1, 4]",
             "  outputs    y: FP32 [-1, 3]",
-            "  batching   up to 64 rows, cap learned, queue of 1024 rows",
+            "  batching   up to 64 rows, cap learned, queue of 4096 rows",
             "  instances  1 on cpu",
             "  runtime    TF_SIGNATURE_DEF predict",
             "  worker     Python: that of the server, memory: at most 900 MB",
