@@ -13,6 +13,7 @@ from urllib.parse import unquote_to_bytes
 FORM = "multipart/form-data"
 _WORD = r"[!#$%&'*+.0-9A-Z^_`a-z{|}~-]+"
 _BLANK = r"[\t-\r ]*"
+_BLANKS = "\t\n\v\f\r "
 _SPECIAL = r"[()<>@,;:\\\"/\[\]?=]"
 _KIND = re.compile(f"{_WORD}(?:/{_WORD})?")
 _PARAMETER = re.compile(
@@ -32,14 +33,15 @@ def parse_media(value: str) -> tuple[str, dict[str, str]] | None:
     Texts hold one character for each byte. A parameter that is there twice is not valid; a semicolon at the end is.
     """
     kind = value.partition(";")[0]
-    at, named = len(kind), kind.strip("\t\n\v\f\r ").lower()
+    at, named = len(kind), kind.strip(_BLANKS).lower()
     if not _KIND.fullmatch(named):
         return None
     said: dict[str, str] = {}
-    while rest := value[at:].strip("\t\n\v\f\r "):
+    end = len(value.rstrip(_BLANKS))
+    while at < end:
         found = _PARAMETER.match(value, at)
         if found is None:
-            if rest == ";":
+            if value[at:end].lstrip(_BLANKS) == ";":
                 break
             return None
         name, word, quoted = found[1].lower(), found[2], found[3]

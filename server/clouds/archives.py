@@ -73,7 +73,8 @@ class Archives:
         loaded; INVALID: a wrong name, or there is no model, or it does not load).
         """
         check_name(served_name(target))
-        place = Path(os.path.abspath(url))  # noqa: PTH100 - resolve() follows links
+        # abspath() keeps two slashes where there are two
+        place = Path("/", os.path.abspath(url).lstrip("/"))  # noqa: PTH100 - resolve() follows links
         if f"{place}/".startswith(_SYSTEM):
             return False
         archive = await asyncio.to_thread(find, place, served_name(target))

@@ -17,6 +17,7 @@ class GrpcListener(Port):
     def __init__(self, address: str, port: int, shared: GrpcShared) -> None:
         super().__init__("gRPC", address, port, shared.sweep)
         self._shared = shared
+        self.most = shared.limits.max_connections
 
     @property
     def scheme(self) -> str:  # type: ignore[override]

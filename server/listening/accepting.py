@@ -1,6 +1,6 @@
 """Accepting: connections of one port, each kept here or given to another process before anything of it is read.
 
-In place of the event loop's own server, where several processes share a port. Made by a Port (listener.py).
+In place of the event loop's own server, for TLS and where several processes share a port. Made by a Port (listener.py).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import asyncio
 import logging
 import socket
 import ssl
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -44,9 +45,11 @@ class Accepting:
     """Accepts on listening sockets. `elsewhere` is asked first: where it takes a connection, this process forgets it.
 
     `counted` is told how many connections there are whenever that changes: those that are open, and those on their way
-    to `connection_made`.
+    to `connection_made`, handshakes of TLS included. Above `most` of them, further ones are closed.
     Threads: the event loop's.
     """
+
+    most = sys.maxsize
 
     def __init__(
         self, make_protocol: Callable[[], asyncio.BaseProtocol], elsewhere: Callable[[socket.socket], bool],
@@ -108,7 +111,7 @@ class Accepting:
                 self._loop.remove_reader(listening)
                 self._loop.call_later(AGAIN_S, self._resume, listening)
                 return
-            if self._elsewhere(sock):
+            if self._elsewhere(sock) or self._count >= self.most:
                 sock.close()
             else:
                 self.serve(sock)
@@ -134,4 +137,8 @@ class Accepting:
         self._tell()
 
     def _tell(self) -> None:
-        self._counted(len(self.open) + len(self._arriving))
+        self._counted(self._count)
+
+    @property
+    def _count(self) -> int:
+        return len(self.open) + len(self._arriving)

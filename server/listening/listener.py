@@ -14,6 +14,7 @@ import logging
 import os
 import socket
 import ssl
+import sys
 from collections.abc import Awaitable, Callable, Collection
 from email.utils import formatdate
 from functools import partial
@@ -55,15 +56,16 @@ class Port:
 
     Invariant: a connection whose handshake the kernel has completed is accepted and handed to a protocol, until
     `stop_accepting` returns; later ones are refused by the kernel. Those that come once `finish` has begun get answers,
-    and no work is begun for them. `sweep` is called every second with the seconds
-    that have passed, for the protocol's time limits. `tls` is for every connection, or None. `reuse_port`: other
-    processes of the same user listen on it too, and the kernel shares out connections; `accepting`: and these hand
-    them to each other.
+    and no work is begun for them. `sweep` is called every second with the seconds that have passed, for the protocol's
+    time limits. `tls` is for every connection, or None. `most`: so many connections at once, where Accepting counts
+    them, and not the protocol alone. `reuse_port`: other processes of the same user listen on it too, and the kernel
+    shares out connections; `accepting`: and these hand them to each other.
     Threads: the event loop's.
     """
 
     scheme = "http"
     tls: ssl.SSLContext | None = None
+    most = sys.maxsize
     reuse_port = False
     accepting: Accepting | None = None
 
@@ -112,6 +114,11 @@ class Port:
         """
         loop = asyncio.get_running_loop()
         self._tick(loop, loop.time())
+        if self.tls is not None and self.accepting is None:
+            # the loop's own server keeps who never ends a handshake, however many they are
+            self.share(lambda _sock: False, lambda _count: None)
+        if self.accepting is not None:
+            self.accepting.most = self.most
         bind = partial(bind_one, reuse_port=self.reuse_port)
         self._sockets = await bind_all(self.name, self.address, self.port, bind)
         self.port = self._sockets[0].getsockname()[1]

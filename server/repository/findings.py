@@ -71,9 +71,19 @@ def read_text(path: Path, errors: str = "strict") -> str:
 
 
 def inside(folder: Path, name: str) -> Path | None:
-    """Resolve a file named by a configuration; None if it lies outside the model's folder."""
+    """Resolve a file named by a configuration; None if it lies outside the model's folder, or can be nowhere."""
+    if "\0" in name:
+        return None
     path = (folder / name).resolve()
     return path if path.is_relative_to(folder.resolve()) else None
+
+
+def is_there(path: Path) -> bool:
+    """Tell whether there is a file or folder that a configuration names; no file has a name that is too long."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def log_all(findings: Iterable[Finding]) -> None:

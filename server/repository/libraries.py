@@ -8,7 +8,7 @@ from pathlib import Path
 
 from penstock.batching.spec import ModelSpec
 
-from .findings import Finding
+from .findings import Finding, is_there
 from .statement import Statement
 
 LIBRARIES = "runtime.custom_op_libraries"
@@ -30,7 +30,9 @@ def with_libraries(
     found = []
     for spec in specs:
         folders = (place, place / str(spec.version)) if place.is_dir() else (place.parent,)
-        places = {name: [path for folder in folders if (path := folder / name).is_file()] for name in names}
+        places = {
+            name: [path for folder in folders if is_there(path := folder / name) and path.is_file()] for name in names
+        }
         for name in (name for name in names if not places[name]):
             shown = f"'{Path(name).name}' is not there"
             if not Path(name).is_absolute():

@@ -18,9 +18,8 @@ from penstock.backends.errors import Code, InferError
 from .misfits import NATIVE_FILE
 from .pbtxt import model_config_pb2
 from .scan import CONFIG_FILE
-from .takes import is_file_name
+from .takes import NAME_MAX_BYTES, is_file_name
 
-NAME_MAX_BYTES = 255
 PATH_PARTS = 8
 _TEXT_CHARS = 500
 _LOOSE = re.compile(r"""("(?:[^"\\]|\\.)*"?)|'((?:[^'\\]|\\.)*)'?|([A-Za-z_]\w*)(\s*:)?""", re.DOTALL)
@@ -35,12 +34,7 @@ def check_name(name: str) -> None:
 
 def is_component(name: str) -> bool:
     """Tell whether a name is one component of a path that every file system takes."""
-    if not is_file_name(name) or not name.isprintable():
-        return False
-    try:
-        return len(name.encode()) <= NAME_MAX_BYTES
-    except UnicodeEncodeError:
-        return False
+    return is_file_name(name) and name.isprintable()
 
 
 def check_files(model: str, files: Mapping[str, bytes]) -> None:

@@ -14,7 +14,7 @@ from penstock.batching.spec import InstanceGroup, PaddedAxis
 from . import takes
 from .fields.accelerators import OPTIONS
 from .fields.instances import ASKED
-from .findings import Finding, MistakeError, inside, read_text
+from .findings import Finding, MistakeError, inside, is_there, read_text
 from .placing import ANY_DEVICE
 from .statement import Statement
 
@@ -221,12 +221,12 @@ def _composed(statement: Statement, findings: list[Finding]) -> Statement:
     if "worker.requirements" in values:
         name = values["worker.requirements"]
         values["worker.requirements"] = found = statement.path.parent / name
-        if not found.exists():
+        if not is_there(found):
             findings.append(statement.mistake("worker.requirements", f"worker.requirements: '{name}' is not there"))
     if "hooks.file" in values:
         name = values.pop("hooks.file")
         path = inside(statement.path.parent, name)
-        if path is None or not path.is_file():
+        if path is None or not is_there(path) or not path.is_file():
             where = "lies outside the model's folder" if path is None else "is not there"
             findings.append(statement.mistake("hooks.file", f"hooks.file: '{name}' {where}"))
         else:
@@ -248,7 +248,7 @@ def _workers(statement: Statement, values: dict[str, Any]) -> Iterator[Finding]:
         yield statement.mistake("hooks.replicas", text)
     if (name := values.get("hooks.requirements")) is not None:
         values["hooks.requirements"] = path = statement.path.parent / name
-        if not path.exists():
+        if not is_there(path):
             yield statement.mistake("hooks.requirements", f"hooks.requirements: '{name}' is not there")
 
 

@@ -15,6 +15,8 @@ _DEVICE = re.compile(r"cpu|cuda:(0|[1-9]\d*)")
 _SIZE = re.compile(r"(\d{1,19}(?:\.\d{1,9})?) ?([kKMGT]i?)?B", re.ASCII)
 _UNITS = ("", "k", "m", "g", "t")
 _INT64 = 2**63 - 1
+NAME_MAX_BYTES = 255
+"""The most that a file system takes for a file's name."""
 _DAY_MS = 86_400_000
 
 Check = Callable[[Any], Any]
@@ -218,4 +220,6 @@ def anything(value: Any) -> Any:
 
 def is_file_name(name: str) -> bool:
     """Tell whether `name` is one component: it names something in a folder, never the folder or a place outside."""
-    return bool(name) and name not in {".", ".."} and not set(name) & {"/", "\\", "\0"}
+    if not name or name in {".", ".."} or set(name) & {"/", "\\", "\0"}:
+        return False
+    return len(name.encode("utf-8", "surrogatepass")) <= NAME_MAX_BYTES

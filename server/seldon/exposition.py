@@ -45,6 +45,8 @@ _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _KNOWN_MOST, _KNOWN_BYTES = 4096, 4096
 """So many texts are remembered with what they add, if they are no longer than that: they are not read again."""
 _WARNED_MOST = 256
+MOST_SERIES = 10_000
+"""Of all components together. Labels may be what clients say, and a series is kept for as long as the server runs."""
 
 Step = Callable[[float], None]
 """How one metric's value is added to its series."""
@@ -140,6 +142,7 @@ class Exposition:
         self._families: dict[str, tuple[str, dict[tuple[tuple[str, str], ...], Sum | Timer]]] = {}
         self._taken: dict[str, str] = {family.name: "" for family in FAMILIES}
         self._warned: set[str] = set()
+        self._count = 0
         self._ledgers: dict[str, Ledger] = {}
         self.label("", environ)
 
@@ -174,12 +177,17 @@ class Exposition:
         word = f"{shown} {_KINDS[kind]}"
         if any(self._taken.get(sample, word) != word for sample in samples):
             raise ValueError("another metric has its name")
+        place = tuple(sorted(labels.items()))
+        known = self._families[shown][1].get(place) if shown in self._families else None
+        if known is not None:
+            return known
+        if self._count >= MOST_SERIES:
+            raise ValueError(f"there are {MOST_SERIES} series already")
+        self._count += 1
         _, found = self._families.setdefault(shown, (_KINDS[kind], {}))
         self._taken.update(dict.fromkeys(samples, word))
-        place = tuple(sorted(labels.items()))
-        if place not in found:
-            found[place] = Timer(shown, labels) if kind == TIMER else Sum(shown, labels)
-        return found[place]
+        made = found[place] = Timer(shown, labels) if kind == TIMER else Sum(shown, labels)
+        return made
 
     def warn(self, key: Any, why: object) -> None:
         """Say once of a metric that it is left out."""

@@ -16,8 +16,8 @@ from penstock.server.abeja.media import parse_media, text_of
 from .refused import Refused
 
 _CUT = ": unexpected EOF"
-_TRAILING = re.compile(rb"[ \t]+(?=\r?\n|\Z)")
-"""What RFC 2045, 6.7, has dropped at the end of a line."""
+_TRAILING = re.compile(rb"(?<![ \t])[ \t]++(?=\r?\n|\Z)")
+"""What RFC 2045, 6.7, has dropped at the end of a line. It begins nowhere but at the first blank: linear."""
 _AFTER_EDGE = (b" ", b"\t", b"\r", b"\n", b"--")
 
 
@@ -97,22 +97,22 @@ def _ends(body: bytes, at: int) -> bool:
 
 def _headers(body: bytes, at: int) -> tuple[dict[bytes, bytes], int] | None:
     """Read the headers of a part, the first of each name, and where its content begins; None if they do not end."""
-    lines: list[bytes] = []
+    lines: list[list[bytes]] = []
     while at < len(body):
         end = body.find(b"\n", at)
         line = body[at : end if end >= 0 else len(body)].removesuffix(b"\r")
         at = end + 1 or len(body)
         if not line:
-            fields = [line.partition(b":") for line in reversed(lines)]
+            fields = [b" ".join(line).partition(b":") for line in reversed(lines)]
             return {name.lower(): value.lstrip(b" \t") for name, _, value in fields}, at
         if line[:1] in (b" ", b"\t"):
             if not lines:
                 raise _unreadable("the headers of a part begin with a blank")
-            lines[-1] += b" " + line.strip(b" \t")
+            lines[-1].append(line.strip(b" \t"))
         elif b":" not in line:
             raise _unreadable("a header of a part has no colon")
         else:
-            lines.append(line.strip(b" \t"))
+            lines.append([line.strip(b" \t")])
     return None
 
 

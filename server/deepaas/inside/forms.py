@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from email.message import Message
 from email.utils import collapse_rfc2231_value
 from typing import Any
@@ -11,17 +12,30 @@ Form = dict[str, list[Any]]
 """The values of each name, in order: str, bytearray, Upload."""
 
 
+_MOST_PARAMETERS = 128
+"""email of Python 3.11 reads them in a time that grows with their number times the length of all."""
+
+
 class MalformedFormError(ValueError):
     """A body is not the form that its content type says."""
 
 
 def parameters_of(header: str) -> dict[str, str]:
-    """Give the parameters of a header's value, by their names in small letters."""
+    """Give the parameters of a header's value, by their names in small letters. Raises: MalformedFormError."""
     if ";" not in header:
         return {}
+    if header.count(";") > _MOST_PARAMETERS:
+        raise MalformedFormError("a header has too many parameters")
     message = Message()
     message["content-type"] = header
     return {name.lower(): collapse_rfc2231_value(value) for name, value in message.get_params([])[1:]}
+
+
+def decoded(raw: bytes | memoryview, charset: str) -> str:
+    """Read a text. Raises: LookupError for a charset that is not known, or takes the square of the time; ValueError."""
+    if codecs.lookup(charset).name == "punycode":
+        raise LookupError(f"no text is sent as {charset}")
+    return str(raw, charset)
 
 
 def read_pairs(text: str, charset: str = "utf-8") -> Form:
@@ -36,6 +50,6 @@ def read_urlencoded(body: bytes, content_type: str) -> Form:
     """Read a form that is written like a query. Raises: MalformedFormError."""
     charset = parameters_of(content_type).get("charset", "utf-8")
     try:
-        return read_pairs(body.rstrip().decode(charset), charset)
+        return read_pairs(decoded(body.rstrip(), charset), charset)
     except (LookupError, ValueError) as error:
         raise MalformedFormError(str(error)) from error

@@ -13,9 +13,11 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from .forms import Form, MalformedFormError, parameters_of
+from .forms import Form, MalformedFormError, decoded, parameters_of
 
 _LONGEST_BOUNDARY = 70
+_MOST_HEADERS, _LONGEST_HEADER = 128, 8190
+"""How many lines a part's headers have, and bytes of one, as in aiohttp."""
 _DISPOSITION = re.compile(
     r""";\s*(?P<name>[^\s;="]+)\s*=\s*(?:"(?P<quoted>(?:\\.|[^"\\])*)"\s*(?=;|$)|(?P<token>[^\s;"]*)\s*(?=;|$))""",
 )
@@ -77,10 +79,11 @@ def _first_part(body: bytes, start: int, line: bytes) -> int:
     """Find the first line that is a boundary. Returns: where its part begins, -1 if it is the last."""
     at = body.find(line, start)
     while at >= 0:
-        begins = at == start or body[at - 1 : at] == b"\n"
-        rest = body[at + len(line) : _line_end(body, at)].rstrip()
-        if begins and rest in (b"", b"--"):
-            return -1 if rest else _after(body, at, line)
+        # asked first, so that a line is looked at once, however many boundaries are in it
+        if at == start or body[at - 1 : at] == b"\n":
+            rest = body[at + len(line) : _line_end(body, at)].rstrip()
+            if rest in (b"", b"--"):
+                return -1 if rest else _after(body, at, line)
         at = body.find(line, at + 1)
     raise MalformedFormError("no part begins")
 
@@ -103,6 +106,7 @@ def _line_end(body: bytes, at: int) -> int:
 
 def _headers(body: bytes, at: int) -> tuple[dict[str, str], int]:
     headers: dict[str, str] = {}
+    count = 0
     while True:
         end = _line_end(body, at)
         line = body[at:end].rstrip(b"\r\n")
@@ -111,6 +115,9 @@ def _headers(body: bytes, at: int) -> tuple[dict[str, str], int]:
         at = end
         if not line:
             return headers, at
+        count += 1
+        if count > _MOST_HEADERS or len(line) > _LONGEST_HEADER:
+            raise MalformedFormError("a part has too many headers, or one that is too long")
         name, colon, value = line.decode("utf-8", "surrogateescape").partition(":")
         if not colon or not name.strip():
             raise MalformedFormError("a line of a part's headers has no colon")
@@ -127,7 +134,7 @@ def _value(
     if filename:
         return Upload(name, filename, content, "application/octet-stream" if kind is None else kind, headers)
     if kind is None or kind.startswith("text/"):
-        return str(content, parameters_of(kind or "").get("charset", charset))
+        return decoded(content, parameters_of(kind or "").get("charset", charset))
     return bytearray(content)
 
 

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from .answers import Refusal, json_error
-from .forms import Form, parameters_of, read_pairs, read_urlencoded
+from .forms import Form, decoded, parameters_of, read_pairs, read_urlencoded
 from .multipart import read_multipart
 
 ABSENT: Any = object()
@@ -102,9 +102,9 @@ class Request:
     def _read_json(self) -> Any:
         if not self.said.is_json or self._start == len(self._body):
             return ABSENT
-        charset = parameters_of(self.said.content_type).get("charset", "utf-8")
         try:
-            return json.loads(self._body[self._start :].decode(charset))
+            charset = parameters_of(self.said.content_type).get("charset", "utf-8")
+            return json.loads(decoded(self._body[self._start :], charset))
         except (LookupError, ValueError, RecursionError) as error:
             raise Refusal(json_error(400, {"json": ["Invalid JSON body."]})) from error
 

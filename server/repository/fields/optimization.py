@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.batching.devices.fallback import CPU_FALLBACK
+from penstock.server.repository.findings import is_there
 from penstock.server.repository.libraries import LIBRARIES
 
 from . import gpu
@@ -144,7 +145,7 @@ def _environment(notes: Notes) -> None:
         return
     path = Path(name.replace(MODEL_FOLDER, str(notes.folder)))
     path = path if path.is_absolute() else notes.folder / path
-    if not path.exists():
+    if not is_there(path):
         notes.mistake("parameters", f"parameter '{ENVIRONMENT}': '{name}' is not there")
     notes.say("worker.requirements", path, "parameters")
 

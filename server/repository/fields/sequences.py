@@ -10,7 +10,7 @@ from typing import Any
 from penstock.backends.datatypes import BY_CONFIG_NAME
 from penstock.batching.sequences.controls import CORRIDS
 from penstock.batching.spec import Control, SequenceSpec, State
-from penstock.server.repository.findings import inside
+from penstock.server.repository.findings import inside, is_there
 
 from .identity import PYTHON, is_platform_handler
 from .notes import Notes, enum_name
@@ -205,7 +205,7 @@ def _initial_mistake(said: Any, initial: Any, state: State, dims: tuple[int, ...
 def _file_mistake(path: Path | None, name: str, state: State, dims: tuple[int, ...]) -> str | None:
     if path is None:
         return f"'{name}' lies outside the folder '{INITIAL_STATE}'"
-    if not path.is_file():
+    if not is_there(path) or not path.is_file():
         return f"'{INITIAL_STATE}/{name}' is not there"
     wanted = prod(dims) * next(each.size_bytes for each in BY_CONFIG_NAME.values() if each.name == state.datatype)
     size = path.stat().st_size

@@ -34,6 +34,8 @@ _KINDS: dict[int, tuple[str, str]] = {
 """By TensorFlow's DataType: numpy's, and the field that has the values where they are not bytes."""
 _NUMBERS = {np.dtype(kind): number for number, (kind, _) in _KINDS.items()}
 _STRING = 7
+_MOST_BYTES = 2**31 - 1
+"""Of a tensor whose values are not all there: no message could bring more."""
 
 
 def array_of_tftensor(tensor: Any) -> Array:
@@ -53,6 +55,8 @@ def array_of_tftensor(tensor: Any) -> Array:
     else:
         values = np.array(list(given), kind)
     if len(values) < count:
+        if count * values.itemsize > _MOST_BYTES:
+            raise ValueError(f"a tensor of shape {shape} has more bytes than any message can bring")
         # the last one stands for all that are not there
         padded = np.full(count, values[-1] if len(values) else np.zeros((), kind).item() if kind != "O" else b"", kind)
         padded[: len(values)] = values

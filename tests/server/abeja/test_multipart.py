@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
 import pytest
 from hypothesis import given
@@ -132,3 +133,19 @@ def test_a_form_that_made_the_original_drop_the_connection_is_refused(body: byte
 def test_an_empty_boundary_is_refused() -> None:
     with pytest.raises(Refused, match="its boundary is empty"):
         parts_of(b"--\r\n", b"")
+
+
+@pytest.mark.parametrize(
+    ("headers", "content"),
+    [
+        ("X: y" + ("\n " + "a" * 1000) * 8000, b"1"),
+        ("Content-Disposition: form-data" + "".join(f'; n{at}="{"a" * 1000}"' for at in range(8000)), b"1"),
+        ("Content-Transfer-Encoding: quoted-printable", b" " * 30_000 + b"x"),
+    ],
+    ids=["lines that go on", "parameters", "blanks"],
+)
+def test_a_form_takes_no_more_than_linear_time(headers: str, content: bytes) -> None:
+    start = time.process_time()
+
+    assert part(headers, content).content == content
+    assert time.process_time() - start < 2.0

@@ -145,7 +145,7 @@ def test_two_archives_cannot_bring_models_of_one_name(client: httpx.Client, tmp_
     assert "its model 'double' has the name of one that is there" in refused.json()["error"]
 
 
-@pytest.mark.parametrize("url", ["/dev/shm", "/proc/self", "/opt/../sys/kernel", "/dev"])
+@pytest.mark.parametrize("url", ["/dev/shm", "/proc/self", "/opt/../sys/kernel", "/dev", "//dev/shm"])
 def test_what_is_the_system_s_is_no_archive(client: httpx.Client, url: str) -> None:
     response = load(client, "m1", url)
 

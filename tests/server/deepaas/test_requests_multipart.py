@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import time
 
 import pytest
 from hypothesis import given
@@ -163,3 +164,31 @@ def test_what_is_no_text_and_no_file_is_bytes() -> None:
 def test_contents_are_decoded(coding: str, content: bytes) -> None:
     said = f"CONTENT-DISPOSITION: FORM-DATA; NAME=a\nContent-Transfer-Encoding: {coding}"
     assert read(part(said, content)) == {"a": ["h=i"]}
+
+
+SAID = 'Content-Disposition: form-data; name="a"\n'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        (b"--edge" + b"x" * 1000) * 8000,
+        part(SAID + 'Content-Type: text/plain; "' + ";" * 80_000),
+        part(SAID + "Content-Type: text/plain; charset=punycode", b"a" * 160_000 + b"-" + b"9" * 160_000),
+    ],
+    ids=["boundaries in a line", "parameters", "punycode"],
+)
+def test_a_form_is_malformed_in_no_more_than_linear_time(body: bytes) -> None:
+    start = time.process_time()
+    with pytest.raises(MalformedFormError):
+        read(body)
+
+    assert time.process_time() - start < 2.0
+
+
+def test_a_part_has_as_many_headers_as_aiohttp_takes_and_as_long_ones() -> None:
+    assert read(part(SAID + "\n".join(["X: y"] * 127)))["a"] == ["x"]
+    assert read(part(SAID + "X: " + "y" * 8187))["a"] == ["x"]
+    for headers in (SAID + "\n".join(["X: y"] * 128), SAID + "X: " + "y" * 8188):
+        with pytest.raises(MalformedFormError, match="too many headers, or one that is too long"):
+            read(part(headers))

@@ -282,6 +282,23 @@ def test_tls_is_served_with_alpn(keys: dict[str, tuple[str, str]]) -> None:
 
 
 @pytest.mark.slow
+def test_who_never_ends_a_handshake_is_counted_among_the_connections(keys: dict[str, tuple[str, str]]) -> None:
+    server = keys["server"]
+    settings = Settings(grpc_use_ssl=True, grpc_server_cert=server[0], grpc_server_key=server[1])
+    limits = GrpcLimits(http2=Http2Limits(max_connections=2))
+    with served(limits, context_for(settings)) as live:
+        where = ("127.0.0.1", live.served.listener.port)
+        stalled = [socket.create_connection(where, PATIENCE_S) for _ in range(2)]
+        with socket.create_connection(where, PATIENCE_S) as third:
+            assert third.recv(1) == b""
+        for each in stalled:
+            each.close()
+        trusting = grpc.ssl_channel_credentials(read(server[0]))
+        with grpc.secure_channel(live.address, trusting) as channel:
+            assert ask(channel, ECHO, b"hello", wait_for_ready=True) == b"hello"
+
+
+@pytest.mark.slow
 def test_mutual_tls_lets_in_who_has_a_certificate(keys: dict[str, tuple[str, str]]) -> None:
     server, client, stranger = keys["server"], keys["client"], keys["stranger"]
     settings = Settings(

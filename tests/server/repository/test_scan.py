@@ -163,6 +163,48 @@ class TestFiles:
         ]
 
 
+STATE = """sequence_batching { state { input_name: "x" output_name: "y" data_type: TYPE_FP32 dims: 1
+  initial_state { name: "s" data_type: TYPE_FP32 dims: 1 data_file: "NAME" } } }"""
+SAMPLE = """model_warmup { name: "w" batch_size: 1 inputs { key: "x" value {
+  data_type: TYPE_FP32 dims: 4 input_data_file: "NAME" } } }"""
+
+
+@pytest.mark.parametrize("name", ["a\\000b", "a" * 300, "a/" * 3000], ids=["NUL", "long", "deep"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        'output { name: "y" data_type: TYPE_FP32 dims: 4 label_filename: "NAME" }', STATE, SAMPLE,
+        'default_model_filename: "NAME"', 'model_operations { op_library_filename: "NAME" }',
+        'backend: "python" parameters { key: "EXECUTION_ENV_PATH" value { string_value: "NAME" } }',
+    ],
+)  # fmt: skip
+def test_a_name_that_no_file_can_have_costs_its_model_alone(tmp_path: Path, config: str, name: str) -> None:
+    make(tmp_path, "m/1/model.onnx", "other/1/model.onnx", "m/warmup/x", "m/initial_state/x")
+    make(tmp_path, m=config.replace("NAME", name))
+    found = entries(tmp_path)
+
+    assert versions(found["other"]) == [1]
+    assert mistakes(found["m"]) or config == SAMPLE  # what the file of a sample lacks is found when it is read
+
+
+@pytest.mark.parametrize("name", ["a\\u0000b", "a" * 300], ids=["NUL", "long"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        '[hooks]\nfile = "NAME"', '[hooks]\nfile = "h.py"\nworkers = 1\nrequirements = "NAME"',
+        '[model]\nbackend = "python"\n[worker]\nrequirements = "NAME"', '[model]\nfile = "NAME"',
+        '[runtime]\ncustom_op_libraries = ["NAME"]',
+    ],
+)  # fmt: skip
+def test_one_in_penstock_toml_does_likewise(tmp_path: Path, said: str, name: str) -> None:
+    make(tmp_path, "m/1/model.onnx", "other/1/model.onnx", "m/h.py")
+    native(tmp_path, "m", said.replace("NAME", name))
+    found = entries(tmp_path)
+
+    assert versions(found["other"]) == [1]
+    assert mistakes(found["m"])
+
+
 class TestFolders:
     def test_what_is_no_model_is_reported_and_stops_nothing(self, tmp_path: Path) -> None:
         make(tmp_path, "m/1/model.onnx", "notes/readme", "stray.onnx", ".git/config", "README")

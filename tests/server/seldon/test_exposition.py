@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.server.seldon.exposition import EDGES, Exposition
+from penstock.server.seldon.exposition import EDGES, MOST_SERIES, Exposition
 from penstock.server.seldon.messages import Endpoint
 
 NONE = "NOT_IMPLEMENTED"
@@ -259,6 +259,20 @@ def test_components_have_labels_of_their_own_on_one_page() -> None:
 
     (family,) = text_string_to_metric_families(page_of(exposition))
     assert [sample.labels["model_name"] for sample in family.samples] == ["first", "second", NONE]
+
+
+def test_labels_without_end_are_left_out_and_the_series_that_there_are_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    exposition = Exposition({})
+    for user in range(MOST_SERIES + 2):
+        exposition.add(Endpoint.PREDICT, said(["asked", "COUNTER", 1, {"user": str(user)}]))
+    exposition.add(Endpoint.PREDICT, said(["asked", "COUNTER", 1, {"user": "0"}], ["more", "GAUGE", 1, None]))
+    lines = page_of(exposition).splitlines()
+
+    assert len(lines) == MOST_SERIES + 2
+    assert [line.rpartition(" ")[2] for line in lines if 'user="0"' in line] == ["2.0"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"metric '{name}' is left out: there are {MOST_SERIES} series already" for name in ("asked", "more")
+    ]
 
 
 def test_many_different_texts_are_added_up_like_few() -> None:

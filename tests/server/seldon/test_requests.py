@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 from urllib.parse import quote
 
@@ -123,3 +124,20 @@ def test_a_health_check_reads_nothing() -> None:
 
     answer = answer_of(inside(Well()).call(32, 1, bytes((6, 0)), [])[0])
     assert answer.body == '{"data":{"names":[],"tensor":{"shape":[2],"values":[1,2]}},"meta":{}}\n'
+
+
+@pytest.mark.parametrize(
+    ("headers", "content", "text"),
+    [
+        ('; "' + ";" * 80_000, b"a", "Invalid request data type: {}"),
+        ("\r\nX: y" + "z" * (1 << 16), b"a", "Invalid request data type: {}"),
+        ("\r\nContent-Type: a/b; charset=punycode", b"a" * 160_000 + b"-" + b"9" * 160_000, "no text is sent as p"),
+    ],
+    ids=["parameters", "long", "punycode"],
+)  # fmt: skip
+def test_a_form_takes_no_more_than_linear_time(headers: str, content: bytes, text: str) -> None:
+    said = f"--x\r\nContent-Disposition: form-data; name=strData{headers}\r\n\r\n".encode()
+    start = time.process_time()
+
+    assert text in posted(Ident(), said + content + b"\r\n--x--\r\n", MULTIPART).body
+    assert time.process_time() - start < 2.0

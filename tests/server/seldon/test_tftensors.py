@@ -54,6 +54,12 @@ def test_the_last_value_stands_for_those_that_are_not_there() -> None:
     )
 
 
+def test_one_value_stands_for_no_more_than_a_message_could_bring() -> None:
+    for kind, length in (("DT_FLOAT", 1 << 29), ("DT_STRING", 1 << 28)):
+        with pytest.raises(ValueError, match="more bytes than any message can bring"):
+            array_of_tftensor(made(dtype=kind, tensorShape={"dim": [{"size": length}]}))
+
+
 def test_more_values_than_the_shape_has_fail() -> None:
     shape = {"dim": [{"size": 1}]}
     with pytest.raises(ValueError, match="index can't contain negative values"):
