@@ -25,6 +25,7 @@ from .node import Node
 from .onnx_binding import OnnxBinding
 from .onnx_failures import is_absent, run_error, words
 from .onnx_file import is_pointer
+from .onnx_operators import operators
 from .onnx_providers import CPU, device_number, said_to
 from .onnx_rows import with_free_rows
 from .signature import Signature, TensorSpec
@@ -48,6 +49,8 @@ _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 logger = logging.getLogger("penstock.backends")
 _FOLDERS = re.compile(r"(?<!\w)/\S*/")
+_NEVER_EMPTY = frozenset({"LSTM", "GRU", "DynamicQuantizeLSTM"})
+"""Operators that end the process where their batch has no rows: ONNX Runtime 1.20 to 1.32, on the CPU."""
 _OPTIONAL = re.compile(r"optional\((tensor\(\w+\))\)")
 
 
@@ -66,7 +69,9 @@ def load(path: Path, device: str, options: Mapping[str, str]) -> OnnxBackend:
 
         return load_on_gpu(path, number, options)
     model, made, freed = prepared(path, options)
-    return OnnxBackend(opened(path, lambda: start(model, made, [(CPU, {})])), options, freed)
+    backend = OnnxBackend(opened(path, lambda: start(model, made, [(CPU, {})])), options, freed)
+    backend.never_empty = min(operators(path) & _NEVER_EMPTY, default="")
+    return backend
 
 
 def prepared(path: Path, options: Mapping[str, str]) -> tuple[str | bytes, Any, frozenset[str]]:
@@ -164,6 +169,8 @@ class OnnxBackend:
     platform = "onnxruntime_onnx"
     device = "cpu"
     """What it runs on."""
+    never_empty = ""
+    """An operator that no input without elements may reach, if the model has one."""
     described: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, session: Any, options: Mapping[str, str], freed: Collection[str] = ()) -> None:
@@ -180,6 +187,7 @@ class OnnxBackend:
             if spec.name not in self.graph.input and spec.name not in self.graph.output:
                 raise InferError(Code.INVALID, f"the model has no tensor '{spec.name}'")
         binding = self._make(signature, capacity_rows)
+        binding.never_empty = self.never_empty
         self._bindings.add(binding)
         return binding
 

@@ -62,6 +62,8 @@ class OnnxBinding:
     """
 
     bound_bytes = BOUND_OUTPUT_BYTES
+    never_empty = ""
+    """An operator that ends the process where what reaches it has no rows, if the model has one."""
 
     def __init__(
         self, session: Any, graph: Signature, signature: Signature, capacity_rows: int, run_options: Any
@@ -176,6 +178,8 @@ class OnnxBinding:
     def _make_plan(self, rows: int, shapes: tuple[tuple[int, ...] | None, ...]) -> Plan:
         if rows > self.capacity_rows:
             raise ValueError(f"{rows} rows, capacity is {self.capacity_rows}")
+        if self.never_empty:
+            self._refuse_empty(shapes)
         buffers: list[Array | None] = []
         for position, shape in enumerate(shapes):
             if shape is not None and math.prod(shape) > self._input_slabs[position].size:
@@ -195,6 +199,14 @@ class OnnxBinding:
             del self._plans[next(iter(self._plans))]
         self._plans[shapes] = plan
         return plan
+
+    def _refuse_empty(self, shapes: tuple[tuple[int, ...] | None, ...]) -> None:
+        """See that no input is without elements. Raises: InferError (INVALID)."""
+        for (spec, _), shape in zip(self._inputs, shapes, strict=True):
+            if shape is not None and 0 in shape:
+                text = f"input '{spec.name}' has no elements: got {list(shape)}"
+                text += f", and the model has the operator {self.never_empty}, which ONNX Runtime cannot run on nothing"
+                raise InferError(Code.INVALID, text)
 
     def _new_slab(self, spec: TensorSpec, size: int) -> Array:
         return spec.type.aligned(size)

@@ -1,7 +1,7 @@
 """IsolatedLoader: loads a model with a Loader that is run in a worker process. Made by the composition root.
 
 For runtimes that must not be in the server's process: TensorFlow takes threads, memory and the GIL as it likes, prints,
-and ends the process it is in.
+and ends the process it is in. And for ONNX models that ask for it, whose operators can end their process, too.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.backends.backend import Loader
+from penstock.backends.backend import Backend, Loader
 from penstock.backends.errors import Code, InferError
-from penstock.backends.loading import ISOLATED, NOISE
+from penstock.backends.loading import ISOLATED, LOADERS, NOISE
 from penstock.batching.spec import WorkerSpec
 from penstock.server.workers.order import NotBegunError, Order
 from penstock.server.workers.worker import Worker
@@ -22,6 +22,8 @@ from .backend import IsolatedBackend
 from .keeper import Keeper
 
 SERVICE = "penstock.server.isolated.inside"
+APART = "isolated"
+"""The option by which a model that could be loaded in the server asks for a process of its own: 1."""
 OWN = "worker."
 """How the options begin that are not the runtime's, but say where it runs."""
 NAME = "worker.name"
@@ -33,14 +35,39 @@ Interpreters = Callable[[WorkerSpec, str], str]
 def with_isolated(
     loaders: Mapping[str, Loader], interpreters: Interpreters, isolated: Mapping[str, Any] = ISOLATED
 ) -> dict[str, Loader]:
-    """Give Loaders by backend name: `loaders` as they are, and those of `isolated` in workers, where they are not.
+    """Give Loaders by backend name: `loaders`, and those of `isolated` in workers, where they are not.
 
-    `isolated` are functions of modules: a worker imports them by their names.
+    Those of `loaders` that are LOADERS' load in workers what asks for it. `isolated` and LOADERS are functions of
+    modules: a worker imports them by their names.
     """
-    made: dict[str, Loader] = {}
-    for word, load in isolated.items():
-        made[word] = IsolatedLoader(f"{load.__module__}:{load.__name__}", interpreters)
-    return {**made, **loaders}
+    made = {word: IsolatedLoader(_imported(load), interpreters) for word, load in isolated.items()}
+    either = {
+        word: EitherLoader(load, IsolatedLoader(_imported(load), interpreters))
+        for word, load in loaders.items()
+        if LOADERS.get(word) is load
+    }
+    return {**made, **loaders, **either}
+
+
+def _imported(load: Any) -> str:
+    return f"{load.__module__}:{load.__name__}"
+
+
+class EitherLoader:
+    """A Loader that loads in the server, or in a worker what asks for it (APART)."""
+
+    def __init__(self, here: Loader, apart: IsolatedLoader) -> None:
+        self._here = here
+        self._apart = apart
+
+    def __call__(self, path: Path, device: str, options: Mapping[str, str]) -> Backend:
+        """Load a model. Raises: InferError: the Loader's own; UNSUPPORTED for one in a worker and not on the CPU."""
+        if options.get(APART, "0") != "1":
+            return self._here(path, device, options)
+        if device != "cpu":
+            text = f"runtime.isolated is for models on the CPU, and this one would be on {device}"
+            raise InferError(Code.UNSUPPORTED, text)
+        return self._apart(path, device, {name: value for name, value in options.items() if name != APART})
 
 
 class IsolatedLoader:

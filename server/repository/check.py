@@ -259,11 +259,15 @@ def _described(spec: ModelSpec, invariance: str) -> str:
 
 def _user_code(spec: ModelSpec) -> list[str]:
     hooks = spec.hooks
-    lines = _columns("worker", [_worker(spec.worker)]) if spec.backend in {PYTHON, TENSORFLOW} else []
+    lines = _columns("worker", [_worker(spec.worker)]) if _has_worker(spec) else []
     if hooks is None or not hooks.has_file:
         return lines
     lines += _columns("hooks", [f"{hooks.path}, timeout: {hooks.timeout_s:g} s", f"replicas: {plan(hooks).reason}"])
     return lines + (_columns("workers", [f"{hooks.workers}, {_worker(hooks.worker)}"]) if hooks.workers else [])
+
+
+def _has_worker(spec: ModelSpec) -> bool:
+    return spec.backend in {PYTHON, TENSORFLOW} or spec.options.get("isolated") == "1"
 
 
 def _worker(worker: WorkerSpec) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.batching.spec import ModelSpec
 
-from . import python, tensorflow
+from . import isolated, python, tensorflow
 from .fields.ensembles import is_foreign
 from .fields.identity import PYTHON, TENSORFLOW
 from .findings import Finding
@@ -21,7 +21,7 @@ def misfits(spec: ModelSpec, stated: Statement) -> list[Finding]:
     elif spec.backend == TENSORFLOW:
         findings += tensorflow.mistakes(stated)
     else:
-        findings += [*python.foreign_worker(stated), *tensorflow.foreign_runtime(stated)]
+        findings += [*isolated.mistakes(stated), *tensorflow.foreign_runtime(stated)]
     return findings + (_foreign(stated) if spec.ensemble is not None else [])
 
 

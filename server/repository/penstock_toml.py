@@ -80,6 +80,7 @@ KEYS: dict[str, dict[str, takes.Check]] = {
         "mem_pattern": takes.flag,
         "graph_level": takes.choice(all="all", extended="extended", basic="basic", disabled="disabled"),
         "custom_op_libraries": takes.words,
+        "isolated": takes.flag,
         "signature": takes.word,
         "graph_tag": takes.word,
         "gpu_memory_fraction": takes.fraction,

@@ -72,16 +72,6 @@ def _wrong(stated: Statement) -> Iterator[tuple[str, str]]:
         yield "inputs", "is_shape_tensor is for runtimes that know shape tensors"
 
 
-def foreign_worker(stated: Statement) -> list[Finding]:
-    """Find what is said of workers by a model that has none of its own."""
-    text = "is for Python and TensorFlow models; those of hooks are said as hooks."
-    return [
-        stated.mistake(name, f"{name} {text}{name.partition('.')[2]}")
-        for name in stated.values
-        if name.startswith("worker.")
-    ]
-
-
 def as_python(spec: ModelSpec, stated: Statement, config: Any) -> ModelSpec:
     """Complete what is said of a Python model.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.batching.spec import ModelSpec
 
-from . import placing, python, tensorflow
+from . import isolated, placing, python, tensorflow
 from . import statement as said
 from .defaults import Defaults
 from .fields.identity import BACKEND, PYTHON, TENSORFLOW
@@ -218,6 +218,8 @@ def _single(path: Path, defaults: Defaults) -> tuple[list[Entry], list[Finding]]
     spec = said.spec(name, path, stated, defaults)
     if path.is_dir():
         spec = tensorflow.as_tensorflow(spec, stated, *defaults.of_tensorflow)
+    else:
+        spec = isolated.as_isolated(spec, stated)
     spec = _placed(spec, stated, defaults, findings)
     findings += misfits(spec, stated)
     return [_entry(spec, stated, config, [(1, path)], findings)], []
@@ -243,6 +245,8 @@ def read_folder(folder: Path, defaults: Defaults, given: Any = None) -> Entry | 
         spec = python.as_python(spec, stated, config)
     elif backend == TENSORFLOW:
         spec = tensorflow.as_tensorflow(spec, stated, *defaults.of_tensorflow)
+    else:
+        spec = isolated.as_isolated(spec, stated)
     spec = _placed(spec, stated, defaults, findings)
     if spec.ensemble is not None:
         config.default_model_filename = ""

@@ -46,6 +46,7 @@ OPTIONS = {
     "runtime.mem_arena": "enable_mem_arena",
     "runtime.mem_pattern": "enable_mem_pattern",
     "runtime.graph_level": "graph_optimization_level",
+    "runtime.isolated": "isolated",
     "runtime.signature": "TF_SIGNATURE_DEF",
     "runtime.graph_tag": "TF_GRAPH_TAG",
     "runtime.session_threads": "TF_USE_PER_SESSION_THREADS",

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.batching.spec import ModelSpec
 
-from . import python
+from . import isolated, python
 from .fields.ensembles import PLATFORM as ENSEMBLE
 from .fields.identity import GRAPHDEF, PYTHON, SAVED_MODEL, TENSORFLOW
 from .findings import Finding
@@ -29,9 +29,8 @@ ONLY_HERE = ("runtime.signature", "runtime.graph_tag", "runtime.session_threads"
 _FOREIGN = (
     "runtime.execution_mode", "runtime.mem_arena", "runtime.mem_pattern", "runtime.graph_level", "runtime.gpu_graphs",
     "runtime.gpu_memory", "runtime.pinned", "runtime.cuda", "runtime.tensorrt",
-    LIBRARIES,
+    isolated.ISOLATED, LIBRARIES,
 )  # fmt: skip
-_WORKER = ("interpreter", "requirements", "timeout_s")
 
 
 def is_saved_model(folder: Path) -> bool:
@@ -136,10 +135,6 @@ def as_tensorflow(spec: ModelSpec, stated: Statement, rows: int, options: Mappin
     said = {**options, **spec.options}
     if float(said.get("gpu_memory_fraction", "0")):
         said["allow_growth"] = "0"  # as in Triton: what is set apart does not grow
-    said |= {
-        f"worker.{name}": str(stated.values[f"worker.{name}"]) for name in _WORKER if f"worker.{name}" in stated.values
-    }
-    if "worker.memory_mb" in stated.values:
-        said["worker.memory_mb"] = str(stated.values["worker.memory_mb"] >> 20)
+    said |= isolated.worker_options(stated)
     policy = replace(spec.policy, default_max_batch_rows=rows)
     return replace(spec, policy=policy, options=said, worker=python.worker(stated), backend=TENSORFLOW)

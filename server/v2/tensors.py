@@ -30,6 +30,9 @@ _MAX_SIZE = 2**63 - 1
 _NO_JSON = ("FP16", "BF16")
 _SMALL = 64
 """Elements from which orjson writes an array faster through numpy than through a list (perf/micro.py)."""
+_PIECE = 1 << 17
+"""Elements that are written at a time: where one is NaN, each becomes a Python string. And where there is no memory for
+a buffer to grow, orjson does not raise, it crashes."""
 
 
 def overflow(spec: TensorSpec, shape: list[int], count: int) -> InferError | None:
@@ -224,9 +227,11 @@ def json_writer(datatype: str, name: str, shape: tuple[int, ...]) -> Callable[[A
         return partial(_refuse_json, datatype, name)
     if datatype == "BYTES":
         return partial(_strings_to_json, name)
-    if math.prod(shape) < _SMALL:
+    count = math.prod(shape)
+    if count < _SMALL:
         return _few_to_json
-    return _floats_to_json if datatype == "FP32" else _numbers_to_json
+    write = _floats_to_json if datatype == "FP32" else _numbers_to_json
+    return write if count <= _PIECE else partial(_in_pieces, write)
 
 
 def _refuse_json(datatype: str, name: str, array: Array) -> bytes:
@@ -238,6 +243,14 @@ def _few_to_json(array: Array) -> bytes:
     written = orjson.dumps(array.ravel().tolist())
     # orjson has no token for what is not finite
     return _with_non_finite(array) if _N in written else written
+
+
+def _in_pieces(write: Callable[[Array], bytes], array: Array) -> bytes:
+    """Write many numbers, some at a time."""
+    flat = array.ravel()
+    pieces = [write(flat[start : start + _PIECE])[1:-1] for start in range(0, flat.size, _PIECE)]
+    pieces[0], pieces[-1] = b"[" + pieces[0], pieces[-1] + b"]"
+    return b",".join(pieces)
 
 
 def _floats_to_json(array: Array) -> bytes:

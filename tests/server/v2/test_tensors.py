@@ -104,6 +104,26 @@ class TestThereAndBack:
         assert json.loads(to_json(datatype, "x", array)) == array.ravel().tolist()
         assert bytes(to_binary(datatype, array)) == array.tobytes()
 
+    @pytest.mark.parametrize("count", [(1 << 17) - 1, 1 << 17, (1 << 17) + 1, 3 << 17])
+    def test_very_many_numbers_are_one_list_wherever_it_is_cut(self, count: int) -> None:
+        array = np.arange(count, dtype=np.int32).reshape(1, count)
+
+        assert to_json("INT32", "x", array) == json.dumps(list(range(count)), separators=(",", ":")).encode()
+
+    def test_one_nan_among_very_many_numbers_does_not_make_all_of_them_strings_at_once(self) -> None:
+        array = np.ones(1_000_000, np.float32)
+        array[-1] = np.nan
+        tracemalloc.start()
+        try:
+            text = to_json("FP32", "x", array)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+
+        assert text.endswith(b",1.0,1.0,NaN]")
+        # 4 MB of text; as strings and floats of Python all of them would be 100
+        assert peak < 40_000_000
+
 
 def outcome(datatype: str, values: list[Any], data: Any) -> Any:
     try:

@@ -1,0 +1,80 @@
+"""The operators of an .onnx file, read without its weights. Called by `onnx.py`."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+_GRAPH, _FUNCTION, _NODE_OF_GRAPH, _NODE_OF_FUNCTION = 7, 25, 1, 7
+_OPERATOR, _ATTRIBUTE, _GRAPHS_OF_ATTRIBUTE = 4, 5, (6, 11)
+"""Numbers of fields. Source: onnx.proto of the ONNX IR specification."""
+_DEEPEST = 64
+
+
+def operators(path: Path) -> frozenset[str]:
+    """Name the operators of a model, also those in branches, loops and functions; nothing where it cannot be read.
+
+    Weights, which may be gigabytes, are passed over: of a file that is mapped they are never looked at.
+    """
+    try:
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+            memoryview(mapped) as model,
+        ):
+            return frozenset(_of_model(model))
+    except (OSError, ValueError, IndexError, BufferError):
+        return frozenset()  # who loads it says why
+
+
+def _of_model(model: memoryview) -> Iterator[str]:
+    for field, start, stop in _fields(model, 0, len(model)):
+        if field in (_GRAPH, _FUNCTION):
+            node = _NODE_OF_GRAPH if field == _GRAPH else _NODE_OF_FUNCTION
+            yield from _of_nodes(model, start, stop, node, _DEEPEST)
+
+
+def _of_nodes(model: memoryview, start: int, stop: int, node: int, deepest: int) -> Iterator[str]:
+    """Name the operators of a graph, or of a function. `node`: the number of the field that its nodes are in."""
+    for field, begin, end in _fields(model, start, stop):
+        if field != node:
+            continue
+        for part, first, last in _fields(model, begin, end):
+            if part == _OPERATOR:
+                yield str(model[first:last], "utf-8", "replace")
+            elif part == _ATTRIBUTE and deepest:
+                for value, low, high in _fields(model, first, last):
+                    if value in _GRAPHS_OF_ATTRIBUTE:
+                        yield from _of_nodes(model, low, high, _NODE_OF_GRAPH, deepest - 1)
+
+
+def _fields(model: memoryview, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Give the number, the start and the end of each field that has a length. Raises: IndexError, ValueError."""
+    while start < stop:
+        tag, start = _number(model, start)
+        kind = tag & 7
+        if kind == 2:
+            size, start = _number(model, start)
+            yield tag >> 3, start, start + size
+            start += size
+        elif kind == 0:
+            start = _number(model, start)[1]
+        elif kind in (1, 5):
+            start += 8 if kind == 1 else 4
+        else:
+            raise ValueError("no field is of this kind")
+
+
+def _number(model: memoryview, start: int) -> tuple[int, int]:
+    """Read a varint. Returns: it, and where it ends."""
+    number = shift = 0
+    while True:
+        byte = model[start]
+        start += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, start
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number that is too long")

@@ -1,0 +1,89 @@
+"""What operators a file holds, and what some of them must never be given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.onnx import load
+from penstock.backends.onnx_operators import operators
+from tests.backends.contract import batched, infer
+from tests.backends.onnx_models import FLOAT, INT64, node, save, value
+
+HIDDEN, WIDTH = 2, 3
+
+
+def recurrent(path: Path, operator: str) -> Path:
+    """Write a model of rows, as frameworks do with the batch first: x [N, T, 3] becomes y [N, 2]."""
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[operator]
+    weights: dict[str, Any] = {
+        "w": np.ones((1, gates * HIDDEN, WIDTH), np.float32), "r": np.ones((1, gates * HIDDEN, HIDDEN), np.float32),
+        "first": np.array([0], np.int64),
+    }  # fmt: skip
+    nodes = [
+        node("Transpose", ["x"], ["t"], perm=[1, 0, 2]),
+        node(operator, ["t", "w", "r"], ["", "h"], hidden_size=HIDDEN),
+        node("Squeeze", ["h", "first"], ["y"]),
+    ]
+    return save(path, nodes, [value("x", FLOAT, ["N", "T", WIDTH])], [value("y", FLOAT, ["N", HIDDEN])], weights)
+
+
+@pytest.mark.parametrize("operator", ["LSTM", "GRU"])
+@pytest.mark.parametrize("shape", [(0, 2, WIDTH), (1, 0, WIDTH), (0, 0, WIDTH)])
+def test_an_operator_that_ends_the_process_over_no_rows_is_given_none(
+    tmp_path: Path, operator: str, shape: tuple[int, ...]
+) -> None:
+    # without a check: "terminate called without an active exception", and the whole server is gone
+    backend = load(recurrent(tmp_path / "model.onnx", operator), "cpu", {"intra_op_thread_count": "1"})
+    binding = backend.bind(batched(backend.graph), 4)
+
+    with pytest.raises(InferError, match=f"input 'x' has no elements: got .*operator {operator}") as caught:
+        infer(binding, [np.zeros(shape, np.float32)])
+
+    assert caught.value.code is Code.INVALID
+    assert infer(binding, [np.zeros((2, 2, WIDTH), np.float32)])[0].shape == (2, HIDDEN)
+
+
+def test_others_may_have_no_rows(tmp_path: Path) -> None:
+    backend = load(recurrent(tmp_path / "model.onnx", "RNN"), "cpu", {})
+    binding = backend.bind(batched(backend.graph), 4)
+
+    assert infer(binding, [np.zeros((0, 2, WIDTH), np.float32)])[0].shape == (0, HIDDEN)
+
+
+def test_operators_are_found_in_branches_and_functions_too(tmp_path: Path) -> None:
+    inner = helper.make_graph([node("LSTM", ["a"], ["b"])], "inner", [], [value("b", FLOAT, [])])
+    middle = helper.make_graph(
+        [node("If", ["c"], ["b"], then_branch=inner, else_branch=inner)], "middle", [], [value("b", FLOAT, [])]
+    )
+    graph = helper.make_graph(
+        [node("Add", ["x", "x"], ["s"]), node("Loop", ["n", "c"], ["y"], body=middle)],
+        "outer", [value("x", FLOAT, [2]), value("n", INT64, [])], [value("y", FLOAT, [])],
+        [helper.make_tensor("weights", TensorProto.FLOAT, [1000], np.ones(1000, np.float32))],
+    )  # fmt: skip
+    function = helper.make_function("own", "Twice", ["a"], ["b"], [node("Mul", ["a", "a"], ["b"])], [])
+    model = helper.make_model(graph, functions=[function], opset_imports=[helper.make_opsetid("", 17)])
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+
+    assert operators(path) == {"Add", "Loop", "If", "LSTM", "Mul"}
+
+
+def test_a_file_that_is_not_there_has_none(tmp_path: Path) -> None:
+    assert operators(tmp_path / "none.onnx") == frozenset()
+
+
+@given(garbage=st.binary(max_size=200))
+def test_any_bytes_are_read_or_have_none(tmp_path_factory: pytest.TempPathFactory, garbage: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "garbage.onnx"
+    path.write_bytes(garbage)
+
+    assert all(isinstance(name, str) for name in operators(path))

@@ -1,0 +1,84 @@
+"""ONNX models that ask for a process of their own: what may be said of it, and what that makes of a ModelSpec."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.backends.loading import LOADERS
+from penstock.batching.spec import ModelSpec
+from penstock.server.environments.environments import Environments
+from penstock.server.isolated.loader import with_isolated
+from penstock.server.repository.check import check
+from penstock.server.repository.scan import Defaults, Entry, read_folder, scan
+from tests.backends.onnx_models import contract_model
+
+ISOLATED = "[runtime]\nisolated = true\n"
+LIMITS = "[worker]\nmemory_mb = 900\ntimeout_s = 2.5\n"
+
+
+def entry(root: Path, toml: str, name: str = "model.onnx") -> Entry:
+    folder = root / "m"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / name).write_bytes(b"")
+    (folder / "penstock.toml").write_text(toml)
+    found = read_folder(folder, Defaults())
+    assert found is not None
+    return found
+
+
+def said_of(spec: ModelSpec) -> dict[str, str]:
+    return {name: value for name, value in spec.options.items() if name == "isolated" or name.startswith("worker.")}
+
+
+def test_the_limits_of_its_process_go_to_its_loader(tmp_path: Path) -> None:
+    (spec,) = entry(tmp_path, ISOLATED + LIMITS).specs
+
+    assert said_of(spec) == {"isolated": "1", "worker.memory_mb": "900", "worker.timeout_s": "2.5"}
+    assert (spec.backend, spec.worker.memory_bytes, spec.worker.timeout_s) == ("onnxruntime", 900 << 20, 2.5)
+
+
+def test_a_single_file_may_ask_for_it_too(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"")
+    (tmp_path / "m.toml").write_text(ISOLATED + LIMITS)
+
+    ((found,), _) = scan([tmp_path / "m.onnx"], Defaults())
+
+    (spec,) = found.specs
+    assert said_of(spec) == {"isolated": "1", "worker.memory_mb": "900", "worker.timeout_s": "2.5"}
+
+
+def test_one_that_says_false_stays_in_the_server(tmp_path: Path) -> None:
+    (spec,) = entry(tmp_path, ISOLATED.replace("true", "false")).specs
+
+    assert said_of(spec) == {"isolated": "0"}
+
+
+@pytest.mark.parametrize(
+    ("toml", "name", "text"),
+    [
+        (LIMITS, "model.onnx", "worker.memory_mb is for Python and TensorFlow models, and ONNX models with runtime."),
+        (ISOLATED + "[worker]\ninterpreter = 'p'\n", "model.onnx", "worker.interpreter is for Python and TensorFlow"),
+        (ISOLATED + "[batching]\nexecutor = 'loop'\n", "model.onnx", "batching.executor means nothing with runtime."),
+        (ISOLATED, "model.py", "runtime.isolated means nothing for a Python model"),
+        (ISOLATED, "saved_model.pb", "runtime.isolated means nothing for a TensorFlow model"),
+    ],
+)  # fmt: skip
+def test_what_means_nothing_is_a_mistake(tmp_path: Path, toml: str, name: str, text: str) -> None:
+    backends = {"model.py": "python", "saved_model.pb": "tensorflow"}
+    model = f"[model]\nbackend = '{backends[name]}'\n" if name in backends else ""
+    findings = entry(tmp_path, toml + model, name).findings
+
+    assert any(text in finding.message for finding in findings if finding.mistake), findings
+
+
+def test_check_loads_it_in_a_process_and_says_so(tmp_path: Path) -> None:
+    entry(tmp_path, ISOLATED + LIMITS)
+    contract_model("rows", tmp_path / "m" / "1" / "model.onnx")
+
+    loaders = with_isolated(LOADERS, Environments(tmp_path / "environments").interpreter)
+    report = str(check([tmp_path], loaders, Defaults()))
+
+    assert "  worker     Python: that of the server, timeout: 2.5 s, memory: at most 900 MB" in report
+    assert "1 version would be served, 0 mistakes" in report
