@@ -50,7 +50,7 @@ _SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 logger = logging.getLogger("penstock.backends")
 _FOLDERS = re.compile(r"(?<!\w)/\S*/")
 _NEVER_EMPTY = frozenset({"LSTM", "GRU", "DynamicQuantizeLSTM"})
-"""Operators that end the process where their batch has no rows: ONNX Runtime 1.20 to 1.32, on the CPU."""
+"""Operators that end the process where their batch has no rows: seen with ONNX Runtime 1.20 and 1.32, on the CPU."""
 _OPTIONAL = re.compile(r"optional\((tensor\(\w+\))\)")
 
 
