@@ -7,8 +7,8 @@ LONG_NS = 5_000_000
 HELD_NS = 250_000_000
 """A model that has held the event loop for so long never runs there again."""
 WATCHED_NS = 2_000_000_000
-"""For so long after a long batch the thread's CPU time is read before each, for 0.3 to 1.5 us. What is long by
-the clock alone says nothing of the model: a busy machine, or a container that has used up its share, makes 20 ms of 40 us."""
+"""For so long after a long batch the thread's CPU time is read before each, for 0.3 to 1.5 us. What is long by the
+clock alone says nothing of the model: on a busy machine 40 us may take 20 ms."""
 OWED_NS = 50_000_000
 """With so much CPU time in long batches it leaves the loop, less what time has paid back: a twentieth."""
 PAYS_BACK = 20
