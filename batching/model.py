@@ -246,7 +246,10 @@ class Model:
         """Whether any Instance can run: not if the device of each was lost, and loading again has failed."""
         if self.ensemble is not None:
             return self.ensemble.healthy
-        return not self.instances or any(instance.failure is None for instance in self.instances)
+        for instance in self.instances:
+            if instance.failure is None:
+                return True
+        return not self.instances
 
     @property
     def ready(self) -> bool:
