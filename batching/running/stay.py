@@ -5,7 +5,8 @@ from __future__ import annotations
 LONG_NS = 5_000_000
 """A batch that holds the event loop for longer, and with it all requests of all models, is looked at."""
 HELD_NS = 250_000_000
-"""A model that has held the event loop for so long never runs there again."""
+"""A model that has held the event loop for so long runs there no more: never, where it has used so much CPU time, and
+not for `MOST_AWAY_NS` where that is not known, since the machine may have stood still."""
 WATCHED_NS = 2_000_000_000
 """For so long after a long batch the thread's CPU time is read before each, for 0.3 to 1.5 us. What is long by the
 clock alone says nothing of the model: on a busy machine 40 us may take 20 ms."""
@@ -38,9 +39,11 @@ class Stay:
         Returns: what is to be said about it, where it leaves the loop.
         """
         self.watched_until_ns = now_ns + WATCHED_NS
-        if held_ns > HELD_NS:
+        if cpu_ns > HELD_NS:
             self.away_until_ns = FOREVER_NS
             return f"held the event loop for {held_ns / 1e6:.0f} ms: it runs on threads from now on"
+        if held_ns > HELD_NS:
+            return f"held the event loop for {held_ns / 1e6:.0f} ms: {self._leave(now_ns, MOST_AWAY_NS)}"
         if cpu_ns <= LONG_NS:
             return ""
         paid_ns = (now_ns - self._owed_at_ns) // PAYS_BACK
@@ -49,8 +52,12 @@ class Stay:
             return ""
         owed_ns, self._owed_ns = self._owed_ns, 0
         soon = now_ns < self.away_until_ns + self._away_ns
-        self._away_ns = min(2 * self._away_ns, MOST_AWAY_NS) if soon else AWAY_NS
-        self.away_until_ns = now_ns + self._away_ns
-        self.watched_until_ns = self.away_until_ns + WATCHED_NS
+        away_ns = min(2 * self._away_ns, MOST_AWAY_NS) if soon else AWAY_NS
         held = f"held the event loop with long batches, for {owed_ns / 1e6:.0f} ms"
-        return f"{held}: it runs on threads for {self._away_ns / 1e9:.0f} s"
+        return f"{held}: {self._leave(now_ns, away_ns)}"
+
+    def _leave(self, now_ns: int, away_ns: int) -> str:
+        self._away_ns = away_ns
+        self.away_until_ns = now_ns + away_ns
+        self.watched_until_ns = self.away_until_ns + WATCHED_NS
+        return f"it runs on threads for {away_ns / 1e9:.0f} s"

@@ -166,7 +166,7 @@ class TestTheLoopAsAnInstance:
             assert [batch.requests for batch in ran] == [[fast]]
             assert finished.get(timeout=PATIENCE_S).requests == [slow]
 
-    def test_a_model_that_has_held_the_loop_runs_on_threads_from_then_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_model_that_has_held_the_loop_for_long_runs_on_threads(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with opened(same_and_sum, executor="auto") as (model, _, finished):
             with model.lock:
                 model.scheduler.learn(KEY, 1, 1_000, 1)
