@@ -65,7 +65,12 @@ class Loaded:
 
     def all(self) -> list[Model]:
         """List every version, by name and version."""
-        return [versions[v] for _, versions in sorted(self._models.items()) for v in sorted(versions, key=int)]
+        # for probes and pages: most models have one version, which need not be sorted
+        return [
+            versions[version]
+            for _, versions in sorted(self._models.items())
+            for version in (sorted(versions, key=int) if len(versions) > 1 else versions)
+        ]
 
     def named(self, name: str) -> tuple[list[Model], list[str]]:
         """Give what there is of a name: its versions, and those that there were or should have been."""

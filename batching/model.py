@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from .loading.closing import patiently
 from .running.in_place import devices_of, unread
 from .running.instance import ThreadInstance
 from .running.isolation import LostBatch, execute, refuse
+from .running.stay import LONG_NS, Stay
 from .scheduling.arrivals import is_choosy
 from .scheduling.costs import CostModel
 from .scheduling.room import whole_rows
@@ -41,9 +43,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.batching")
 
-HELD_NS = 250_000_000
-"""A model that has held the event loop for so long, and all requests of all models with it, never runs there again."""
-
 
 class Model:
     """One loaded version.
@@ -64,7 +63,8 @@ class Model:
     `outsides` run the Batches of a model of user code, which is never `open`ed: it has no Bindings. Such a model is
     told the parameters of its requests.
     `loop_binding` is None when it is not open, when the loop never runs it, and from when the loop has lost its device
-    until it is loaded again. `leaving`: the ends of Instances that it has no more, or is never to have (resizing.py).
+    until it is loaded again. `stay`: until when it is not run there, since it took too long. `leaving`: the ends of
+    Instances that it has no more, or is never to have (resizing.py).
     """
 
     cache: Remembering | None = None
@@ -106,6 +106,7 @@ class Model:
         self._on_threads = bool(spec.policy.run_limit_us) or needs_threads(spec, shared, backends)
         fast = fast_ns("thread" if self._on_threads else spec.policy.executor, count)
         self.costs = CostModel(spec.policy.allowed_rows)
+        self.stay = Stay()
         sequences = sequences_of(spec, self.max_rows, count, backends)
         self.scheduler = Scheduler(spec.policy, self.costs, fast, count, sequences, usable_bytes())
         self.events: dict[str, int] = {}
@@ -206,34 +207,32 @@ class Model:
         Returns: the batches that ran here, and whether more should run here in the next loop turn. One batch a turn:
         reading sockets goes between, so that the next one is bigger.
         """
-        scheduler = self.scheduler
+        scheduler, stay = self.scheduler, self.stay
         with self.lock:
             lane = scheduler.next_lane(now_ns)
             if lane is None:
                 return [], False
             binding = self.loop_binding
-            if not lane.fast or binding is None:
+            if not lane.fast or binding is None or now_ns < stay.away_until_ns:
                 self.wake_one()
+                if binding is None or now_ns < stay.away_until_ns:
+                    return [], False
                 lane = scheduler.next_lane(now_ns, fast=True)
-                if lane is None or binding is None:
+                if lane is None:
                     return [], False
             batch = scheduler.take_from(lane, now_ns)
+        began_ns = time.thread_time_ns() if now_ns < stay.watched_until_ns else 0
         try:
             ran = execute(self, binding, batch)
         except LostBatch as lost:
             ran = self._loop_loses(binding, lost)
         self.learn(batch, ran)
         held_ns = ran[-1].exec_end_ns - batch.exec_start_ns
-        if held_ns > HELD_NS and self.spec.policy.executor == "auto":
-            self._leave_loop(held_ns)
+        if held_ns > LONG_NS and self.spec.policy.executor == "auto":
+            cpu_ns = time.thread_time_ns() - began_ns if began_ns else 0
+            if said := stay.held(held_ns, cpu_ns, ran[-1].exec_end_ns):
+                logger.warning("model %s %s", self.name, said)
         return ran, scheduler.live > 0
-
-    def _leave_loop(self, held_ns: int) -> None:
-        """Run on threads from now on: a graph with a loop may take microseconds once and minutes the next time."""
-        with self.lock:
-            self.scheduler.resize(self.scheduler.promises.instances, 0)
-        text = "model %s held the event loop for %.0f ms: it runs on threads from now on"
-        logger.warning(text, self.name, held_ns / 1e6)
 
     def _loop_loses(self, binding: Binding, lost: LostBatch) -> list[Batch]:
         """Answer what the loop's device was lost under, and let the first Instance load the model there again."""
@@ -247,7 +246,10 @@ class Model:
         """Whether any Instance can run: not if the device of each was lost, and loading again has failed."""
         if self.ensemble is not None:
             return self.ensemble.healthy
-        return not self.instances or any(instance.failure is None for instance in self.instances)
+        for instance in self.instances:
+            if instance.failure is None:
+                return True
+        return not self.instances
 
     @property
     def ready(self) -> bool:

@@ -109,8 +109,11 @@ class Repository:
         """Tell whether everything that should be served is; not strict: whether loading has ended."""
         if not self.loaded:
             return False
+        # probes come every second, and there may be hundreds of models: in no order, and the usual case first
         return not strict or all(
-            held.state is State.READY for record in self.records.values() for held in record.listed() if held.wanted
+            held.state is State.READY or not held.wanted
+            for record in self.records.values()
+            for held in record.versions.values()
         )
 
     def index(self, ready: bool = False) -> list[dict[str, str]]:

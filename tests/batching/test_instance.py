@@ -7,15 +7,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.model import HELD_NS, Model
+from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.running.batch import Batch
+from penstock.batching.running.stay import HELD_NS, OWED_NS
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
 from tests.fakes import PATIENCE_S, FakeBackend, Function, fake_request
 
@@ -164,7 +166,7 @@ class TestTheLoopAsAnInstance:
             assert [batch.requests for batch in ran] == [[fast]]
             assert finished.get(timeout=PATIENCE_S).requests == [slow]
 
-    def test_a_model_that_has_held_the_loop_runs_on_threads_from_then_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_model_that_has_held_the_loop_for_long_runs_on_threads(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with opened(same_and_sum, executor="auto") as (model, _, finished):
             with model.lock:
                 model.scheduler.learn(KEY, 1, 1_000, 1)
@@ -183,6 +185,33 @@ class TestTheLoopAsAnInstance:
 
             assert model.dispatch(1) == ([], False)
             assert finished.get(timeout=PATIENCE_S).requests == [second]
+
+    def test_one_that_holds_the_loop_with_several_long_batches_runs_on_threads_for_a_while(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        held_ns = OWED_NS * 3 // 5
+        cpu = iter(range(1, 1 << 60, held_ns))
+        # each look, before a batch and after it, finds that so much has gone by
+        monkeypatch.setattr("penstock.batching.model.time", SimpleNamespace(thread_time_ns=lambda: next(cpu)))
+        with opened(same_and_sum, executor="auto") as (model, _, finished):
+
+            def slow(model: Model, binding: Any, batch: Batch) -> list[Batch]:
+                batch.exec_end_ns = batch.exec_start_ns + held_ns
+                return [batch]
+
+            ran = []
+            for now_ns in range(1, 3 * held_ns + 2, held_ns):
+                with monkeypatch.context() as patched:
+                    patched.setattr("penstock.batching.model.execute", slow)
+                    with model.lock:
+                        for _ in range(99):
+                            model.scheduler.learn(KEY, 1, 1_000, 1)
+                    requests = add(model, 1)
+                    ran.append([batch.requests for batch in model.dispatch(now_ns)[0]] == [requests])
+            assert ran == [True, True, True, False]
+            assert finished.get(timeout=PATIENCE_S).requests == requests
+            requests = add(model, 1)
+            assert [batch.requests for batch in model.dispatch(model.stay.away_until_ns)[0]] == [requests]
 
     def test_a_failed_run_teaches_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with opened(same_and_sum, executor="loop", cap_rows=8) as (model, _, _):

@@ -10,7 +10,7 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.batching import stream
 from penstock.batching.request import InferRequest
-from penstock.batching.stream import Answers, Told
+from penstock.batching.stream import TAKEN_AT_ONCE, Answers, Told
 
 
 def told(value: float, count: int = 1) -> Told:
@@ -59,6 +59,26 @@ def test_an_error_comes_after_the_answers_before_it() -> None:
             await answers.next()
 
     asyncio.run(scene())
+
+
+def test_many_answers_that_are_there_already_leave_the_loop_its_turns() -> None:
+    async def scene() -> int:
+        answers, turns = Answers(), 0
+        for value in range(1000):
+            answers.tell(told(value))
+        answers.deliver(ended())
+
+        async def take_all() -> None:
+            while await answers.next() is not None:
+                pass
+
+        taking = asyncio.ensure_future(take_all())
+        while not taking.done():
+            turns += 1
+            await asyncio.sleep(0)
+        return turns
+
+    assert asyncio.run(scene()) > 1000 // TAKEN_AT_ONCE
 
 
 def test_answers_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

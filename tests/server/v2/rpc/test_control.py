@@ -170,14 +170,30 @@ def test_an_unknown_model_is_not_found(name: str) -> None:
 def test_statistics_have_every_member() -> None:
     services = Services(fake_model(version=1), fake_model(version=2))
 
-    assert len(services.ask("ModelStatistics", pb.ModelStatisticsRequest()).model_stats) == 2
-    (one,) = services.ask("ModelStatistics", pb.ModelStatisticsRequest(name="m", version="2")).model_stats
+    def told(**asked: str) -> Any:
+        call = asyncio.run(ask(services, "ModelStatistics", pb.ModelStatisticsRequest(**asked)))
+        return pb.ModelStatisticsResponse.FromString(call.sent[0]).model_stats
+
+    assert len(told()) == 2
+    (one,) = told(name="m", version="2")
     assert (one.name, one.version) == ("m", "2")
     assert one.inference_stats.HasField("cache_hit")
     unknown = refused("ModelStatistics", pb.ModelStatisticsRequest(name="x"))
     assert unknown == (Status.INVALID_ARGUMENT, "requested model 'x' is not available")
     unknown = refused("ModelStatistics", pb.ModelStatisticsRequest(name="m", version="9"))
     assert unknown == (Status.INVALID_ARGUMENT, "requested model version is not available for model 'm'")
+
+
+def test_statistics_give_way_to_the_loop_after_each_model() -> None:
+    async def main() -> int:
+        services, looks = Services(*(fake_model(f"m{number}") for number in range(50))), 0
+        call = services.call("ModelStatistics", pb.ModelStatisticsRequest())
+        while not call.ended:
+            looks += 1
+            await asyncio.sleep(0)
+        return looks
+
+    assert asyncio.run(main()) >= 50
 
 
 def test_the_index_is_the_repository_s() -> None:
