@@ -80,7 +80,7 @@ class Served(Lane):
     """A connection whose Service is Inference, that of a connection `beside` it, if any."""
 
     def __init__(self, beside: Served | None = None) -> None:
-        self.engine = beside.engine if beside else HeldEngine()
+        self.engine: HeldEngine = beside.engine if beside else HeldEngine()
         service = Inference(cast(Any, self.engine), Limits(), lambda model: cast(Any, NoHooks()))
         super().__init__(shared=beside.shared if beside else Shared(service, Limits()))
 
