@@ -10,6 +10,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.backends.errors import Code, InferError
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 LARGE_BYTES = 256 << 10
 """JSON from this size on is decoded on a thread, and bodies from this size on are compressed on one."""
 
+_ALONE_BYTES = 1 << 20
+
 logger = logging.getLogger("penstock.server")
 T = TypeVar("T")
 
@@ -37,17 +40,36 @@ async def off_loop(size: int, function: Callable[..., T], *args: Any) -> T:
     return await asyncio.get_running_loop().run_in_executor(None, function, *args)
 
 
-async def unpacked(body: bytes, coding: bytes, limits: Limits, read: Callable[[bytes], T]) -> T:
+class LargeTexts:
+    """Has large JSON read, one text after another: as Python objects each takes many times its size.
+
+    Threads: one of its own, which has the next text when it has made of the last whatever it is wanted for.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "penstock-json")
+
+    async def read(self, size: int | None, function: Callable[..., T], *args: Any) -> T:
+        """Call on a thread, on that one unless a text of `size` is not that large; None for a size not known yet."""
+        executor = self._thread if size is None or size >= _ALONE_BYTES else None
+        return await asyncio.get_running_loop().run_in_executor(executor, function, *args)
+
+
+async def unpacked(
+    body: bytes, coding: bytes, limits: Limits, read: Callable[[bytes], T], texts: LargeTexts | None = None
+) -> T:
     """Take a coding off a body and read it: here if there is little, on a thread if it would hold the loop.
 
-    Both at once: bodies wait for a thread as they came, and there are no more of them unpacked than threads.
+    Both at once: bodies wait for a thread as they came, and there are no more of them unpacked than threads; only one
+    of `texts`.
     Raises: HttpError, and what `read` does.
     """
     plain = decompress_little(body, coding, limits, LARGE_BYTES - 1)
     if plain is not None:
         return read(plain)
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(None, lambda: read(decompress(body, coding, limits)))
+    if texts is not None:
+        return await texts.read(None, lambda: read(decompress(body, coding, limits)))
+    return await asyncio.get_running_loop().run_in_executor(None, lambda: read(decompress(body, coding, limits)))
 
 
 def on_task(connection: FastLane, engine: Serves, model: Model, work: Coroutine[Any, Any, None]) -> None:

@@ -59,8 +59,20 @@ def admit(
             raise _unexpected(name, spec, shape, batched=True)
         key.append(None if shape is None else RAGGED if spec.ragged else shape if spec.is_shape else shape[1:])
     if rows > max_rows:
-        raise InferError(Code.INVALID, f"inference request batch-size must be <= {max_rows} for '{name}'")
+        raise _too_many(name, max_rows)
     return rows, tuple(key) if padding is None else padding.key(name, key)
+
+
+def check_alone(model: Model, spec: TensorSpec, shape: Shape) -> None:
+    """Check the shape of one input by itself, which `admit` does with those of all: it may be large to read.
+
+    Raises: InferError (INVALID).
+    """
+    batched = model.signature.batched and not spec.is_shape
+    if not (_fits(shape[1:], spec.shape[1:]) if batched else spec.is_shape or _fits(shape, spec.shape)):
+        raise _unexpected(model.name, spec, shape, batched=batched)
+    if batched and shape and shape[0] > model.request_rows:
+        raise _too_many(model.name, model.request_rows)
 
 
 def admitted(model: Model, shapes: tuple[Shape | None, ...]) -> tuple[int, Key]:
@@ -137,6 +149,10 @@ def values_key(request: InferRequest) -> Key:
 
 def _fits(shape: Shape, wanted: Shape) -> bool:
     return len(shape) == len(wanted) and all(w in (-1, s) for s, w in zip(shape, wanted, strict=True))
+
+
+def _too_many(name: str, max_rows: int) -> InferError:
+    return InferError(Code.INVALID, f"inference request batch-size must be <= {max_rows} for '{name}'")
 
 
 def _unexpected(name: str, spec: TensorSpec, shape: Shape, *, batched: bool) -> InferError:

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from penstock.server.v2.parsing import depth_of
+from penstock.server.json_text import TOO_MANY_VALUES, depth_of, has_more_values
 
 _MEDIA_TYPE = re.compile(rb"\s*([^;,\s]+)")
 _DIGITS = bytes(b"0"[0] if 0x30 <= byte <= 0x39 else b"."[0] if byte == 0x2E else b" "[0] for byte in range(256))
@@ -48,8 +48,10 @@ def is_json(content_type: bytes) -> bool:
 def sample_of(body: bytes, max_depth: int) -> Any:
     """Parse a body as Python's own json does: the last of equal keys, NaN and infinities, integers of any size.
 
-    Raises: MalformedError for what is no JSON, or is nested deeper than `max_depth`.
+    Raises: MalformedError for what is no JSON, is nested deeper than `max_depth`, or has more than MOST_VALUES.
     """
+    if has_more_values(body):
+        raise MalformedError(TOO_MANY_VALUES)
     # orjson makes floats of integers above 64 bits; all else that it takes, json takes to be the same
     if not _has_long_integer(body):
         try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from penstock.backends.errors import Code, InferError, bare
-from penstock.server.answering import LARGE_BYTES, answer_coded, internal, off_loop, off_task, on_task, unpacked
+from penstock.server.answering import LARGE_BYTES, LargeTexts, answer_coded, internal, off_task, on_task, unpacked
 from penstock.server.errors import retry_after_line
 from penstock.server.http.coding import choose
 from penstock.server.http.head import HttpError
@@ -107,6 +107,7 @@ class CortexService:
         self._limits = limits
         self._others = others
         self._ready = ready
+        self._texts = LargeTexts()
         self._paths = Paths({})
         self._routes: dict[str, Route] = {}
         self.tracked = Tracked()
@@ -212,10 +213,12 @@ class CortexService:
             if claim.json:
                 depth = self._limits.max_json_depth
                 if claim.coding:
-                    sample = await unpacked(body, claim.coding, self._limits, partial(sample_of, max_depth=depth))
+                    read = partial(sample_of, max_depth=depth)
+                    sample = await unpacked(body, claim.coding, self._limits, read, self._texts)
+                elif len(body) < LARGE_BYTES:
+                    sample = sample_of(body, depth)
                 else:
-                    small = len(body) < LARGE_BYTES
-                    sample = sample_of(body, depth) if small else await off_loop(len(body), sample_of, body, depth)
+                    sample = await self._texts.read(len(body), sample_of, body, depth)
             parameters = route.parameters
             if claim.parameters:
                 debugging.show("sample", sample)

@@ -41,6 +41,10 @@ _LONG = MIN_FRAME_BYTES << 8
 _STRAIGHT_BYTES = 32768
 """So much that is still to come of a frame is read to where it belongs."""
 
+_MOST_IDS = 256
+"""After so many, of which every second is a stream's, the others have their turn: 256 KiB may be 9000 calls that are
+answered at once, and 32 times as much is read in one turn of the loop."""
+
 
 class Http2Connection(Taking):
     """What comes in.
@@ -53,6 +57,7 @@ class Http2Connection(Taking):
     def __init__(self, shared: Http2Shared) -> None:
         super().__init__(shared)
         self._moved = False
+        self._resting = False
         self._partial = b""
         self._rest = self._rest_flags = self._rest_id = 0
         self._straight: Straight | None = None
@@ -72,8 +77,9 @@ class Http2Connection(Taking):
         self._heard = True
         if self._waiting:
             data = self._gather(data)
+        most_id = self.last_id + _MOST_IDS
         try:
-            at = self._take_frames(data)
+            at = self._take_frames(data, most_id)
         except Http2Error as fault:
             self.fail(fault)
             return
@@ -88,13 +94,23 @@ class Http2Connection(Taking):
         elif self._rest >= _STRAIGHT_BYTES and self._straight is None and self.room() is not self.shared.scratch:
             self._straight = Straight(self)
             self.transport.set_protocol(self._straight)
+        if self.last_id > most_id and not self._resting:
+            self._resting = True
+            self.transport.pause_reading()
+            self.shared.loop.call_soon(self._read_on)
 
-    def _take_frames(self, data: bytes) -> int:
-        """Take every whole frame. Returns: where the rest begins."""
+    def _read_on(self) -> None:
+        self._resting = False
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+            self.data_received(b"")
+
+    def _take_frames(self, data: bytes, most_id: int) -> int:
+        """Take every whole frame, up to the one that opens a stream above `most_id`. Returns: where the rest begins."""
         at, size = self._go_on(data) if self._rest and data else 0, len(data)
         streams, headers = self.streams, self._headers
         known, unpack = headers.known, HEAD.unpack_from
-        while size - at >= HEAD_BYTES:
+        while size - at >= HEAD_BYTES and self.last_id <= most_id:
             word, flags, stream_id = unpack(data, at)
             start = at + HEAD_BYTES
             end = start + (word >> 8)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.backends.errors import Code, InferError
+from penstock.server.json_text import TOO_MANY_VALUES, has_more_values
 
 from .misfits import NATIVE_FILE
 from .pbtxt import model_config_pb2
@@ -84,6 +85,8 @@ def _parsed(text: str) -> Any:
 
     Source: protobuf's C++ reader of JSON, which Triton's is; Triton's own tests write so.
     """
+    if has_more_values(text.encode("utf-8", "replace")):
+        raise ValueError(TOO_MANY_VALUES)
     try:
         return json.loads(text)
     except ValueError:

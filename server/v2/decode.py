@@ -15,13 +15,13 @@ import numpy as np
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest
-from penstock.batching.scheduling.admission import admitted
+from penstock.batching.scheduling.admission import admitted, check_alone
 
 from . import said
 from .parsing import parse
 from .said import BINARY, NOT_UNSIGNED, PLAIN, Options, Ways, invalid, options_of
 from .shared_tensors import aim, copied_bytes, shared_input
-from .tensors import from_binary, from_json
+from .tensors import MANY_TEXTS, from_binary, from_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -224,6 +224,18 @@ def _tensor(
     datatype = entry.get("datatype")
     if datatype != spec.datatype:
         raise wrong_datatype(model, spec, datatype)
+    shape, count = _shape(model, spec, entry)
+    parameters = entry.get("parameters")
+    found = None if parameters is None else _not_json(model, spec, entry, body, position, regions)
+    if found is not None:
+        return found
+    if "data" not in entry:
+        raise _not_one(entry)
+    return from_json(spec, shape, count, entry["data"]), position
+
+
+def _shape(model: Model, spec: TensorSpec, entry: dict[str, Any]) -> tuple[list[int], int]:
+    """Give an entry's shape, checked by itself, and how many elements it has."""
     shape = entry.get("shape")
     if type(shape) is not list:
         raise _no("shape", shape, "array")
@@ -233,13 +245,10 @@ def _tensor(
     if len(shape) > _MAX_RANK:
         # before the product is taken, which of a million dims takes for ever
         raise invalid(f"unexpected shape for input '{spec.name}' for model '{model.name}': {len(shape)} dims")
-    parameters = entry.get("parameters")
-    found = None if parameters is None else _not_json(model, spec, entry, body, position, regions)
-    if found is not None:
-        return found
-    if "data" not in entry:
-        raise _not_one(entry)
-    return from_json(spec, shape, math.prod(shape), entry["data"]), position
+    count = math.prod(shape)
+    if spec.datatype == "BYTES" and count >= MANY_TEXTS:
+        check_alone(model, spec, tuple(shape))
+    return shape, count
 
 
 def _not_json(

@@ -23,6 +23,7 @@ from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError, bare
 from penstock.batching.model import Model
 from penstock.batching.scheduling.admission import admit
+from penstock.server.answering import LargeTexts
 from penstock.server.errors import HTTP_STATUS, error_body
 
 from . import said
@@ -68,6 +69,7 @@ class Generate:
         self._engine = engine
         self._limits = limits
         self._hooks_of = hooks_of
+        self._texts = LargeTexts()
 
     def routes(self) -> tuple[Route, ...]:
         """Give the endpoints."""
@@ -131,8 +133,7 @@ class Generate:
         if len(body) < _LARGE_BYTES:
             request_id, inputs, parameters = read(model, body, depth)
         else:
-            work = asyncio.get_running_loop().run_in_executor(None, read, model, body, depth)
-            request_id, inputs, parameters = await work
+            request_id, inputs, parameters = await self._texts.read(len(body), read, model, body, depth)
         if not self._hooks_of(model).has_pre:
             signature = model.signature
             shapes = [inputs[name].shape if name in inputs else None for name in signature.input]

@@ -17,7 +17,16 @@ from urllib.parse import unquote_to_bytes
 
 from penstock.backends.errors import Code, InferError, bare
 from penstock.batching.running.own_outputs import OwnOutputs
-from penstock.server.answering import LARGE_BYTES, answer_coded, internal, off_loop, off_task, on_task, unpacked
+from penstock.server.answering import (
+    LARGE_BYTES,
+    LargeTexts,
+    answer_coded,
+    internal,
+    off_loop,
+    off_task,
+    on_task,
+    unpacked,
+)
 from penstock.server.errors import HTTP_STATUS, error_body, retry_after_line
 from penstock.server.http.coding import decompress, decompress_little
 from penstock.server.http.head import HttpError
@@ -66,6 +75,7 @@ class Inference:
         self._hooks_of = hooks_of
         self._regions = Regions() if regions is None else regions
         self._forwarding = forwarding
+        self._texts = LargeTexts()
         self._routes: dict[tuple[str, str], Route] = {}
         self.restricted = Restricted()
 
@@ -278,7 +288,8 @@ class Inference:
         if claim.coding:
             plain = decompress_little(body, claim.coding, self._limits, LARGE_BYTES - 1)
             if plain is None:
-                return await asyncio.get_running_loop().run_in_executor(None, self._read, claim, model, body)
+                json_bytes = claim.header_bytes if claim.header_text else None
+                return await self._texts.read(json_bytes, self._read, claim, model, body)
             body = plain
         if claim.header_text and not 0 <= claim.header_bytes <= len(body):
             raise bad_header(claim, body)
@@ -291,7 +302,7 @@ class Inference:
             except LargeRead:
                 pass
         work = partial(decode, model, body, header_bytes, depth, self, self._regions)
-        return await asyncio.get_running_loop().run_in_executor(None, work)
+        return await self._texts.read(len(body) if header_bytes < 0 else header_bytes, work)
 
     def _read(self, claim: Claim, model: Model, body: bytes) -> tuple[InferRequest, Options]:
         """Decompress and decode, on a thread and in one go, as `unpacked` has it."""
@@ -305,9 +316,11 @@ class Inference:
     async def _predict(self, connection: FastLane, claim: Claim, model: Model, body: bytes) -> None:
         read = partial(_sample, max_depth=self._limits.max_json_depth)
         if claim.coding:
-            sample = await unpacked(body, claim.coding, self._limits, read)
+            sample = await unpacked(body, claim.coding, self._limits, read, self._texts)
+        elif len(body) < LARGE_BYTES:
+            sample = read(body)
         else:
-            sample = await off_loop(len(body), read, body)
+            sample = await self._texts.read(len(body), read, body)
         terms = PLAIN.terms(time.monotonic_ns(), model.spec.policy)
         answer = await self._hooks_of(model).predict(sample, claim.request_id, terms, claim.forwarded)
         self._answer_body(connection, claim, answer, 0)

@@ -5,13 +5,21 @@ from __future__ import annotations
 import functools
 import json
 import math
-import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import orjson
 
 from penstock.backends.errors import Code, InferError
+from penstock.server.json_text import (
+    MOST_VALUES,
+    TOO_MANY_VALUES,
+    depth_of,
+    has_more_values,
+    may_have_more_values,
+    values_in,
+)
 
 SIMD_BYTES = 4096
 """From this size on simdjson, which makes no Python float per number: 19 us against 37 for 512 numbers, 3.7 ms against
@@ -19,16 +27,12 @@ SIMD_BYTES = 4096
 _SIMD_BYTES_EACH = 1024
 """Nor for inputs that are smaller than this on average: for 60 of four numbers it takes 3.6 times what orjson does."""
 
-_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.?)*+"?', re.DOTALL)
-"""Possessive, and a string that never ends is one too: what it has matched it never tries again, so it is linear."""
 _BOM = b"\xef\xbb\xbf"
 _MOST_KEYS = 64
 _MOST_INPUTS = 4096
 """More of them than any model has are not read one by one, which takes 7 us for each: 150 s for what 64 MiB hold."""
-_MOST_COUNTED = (1 << 24) - 1
-"""simdjson counts the elements of an array in 24 bits, and its list has room for so many: more would be written behind
-its end."""
 _MOST_DIGITS = 20
+_Plain = Callable[[Any], Any]
 _Tried = tuple[tuple[str, Any], ...]
 _FLOATS: _Tried = (("d", np.float64),)
 """What an array of numbers is tried as. Each that fails costs 4 us, so the datatype decides what is worth trying."""
@@ -45,8 +49,6 @@ _TRITONS = {
     "unexpected content after document": "The document root must not be followed by other values.",
 }
 """What Triton's parser says where orjson says the same in other words; clients look for it."""
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_NEITHER_BRACKETS_NOR_QUOTES = bytes(set(range(256)) - set(b'[]{}"'))
 
 
 def parse(text: bytes, max_depth: int, *, simd: bool = True) -> Any:
@@ -54,7 +56,8 @@ def parse(text: bytes, max_depth: int, *, simd: bool = True) -> Any:
 
     With `simd`, an array of numbers under `data` of an element of `inputs` may become a flat `numpy` array (float64,
     int64 or uint64); without, all is plain Python.
-    Raises: InferError (INVALID) when it is no JSON, or nested deeper than `max_depth`.
+    Raises: InferError (INVALID) when it is no JSON, is nested deeper than `max_depth`, or has more than MOST_VALUES
+    besides such numbers.
     """
     # a depth takes two brackets, so that most small texts need no look at theirs
     if len(text) > 2 * max_depth and text.count(b"[") + text.count(b"{") > max_depth and depth_of(text) > max_depth:
@@ -63,6 +66,8 @@ def parse(text: bytes, max_depth: int, *, simd: bool = True) -> Any:
         document = parse_simd(text)
         if document is not None:
             return document
+    if has_more_values(text):
+        raise InferError(Code.INVALID, TOO_MANY_VALUES)
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -99,18 +104,6 @@ def _float(digits: str) -> float:
     return number
 
 
-def depth_of(text: bytes) -> int:
-    """Tell how deep a JSON text in UTF-8 is nested."""
-    # strings without brackets are pairs of quotes, taken out from the left; what is left of quotes are those that have
-    left = b'"' if b"\\" in text else text.translate(None, _NEITHER_BRACKETS_NOR_QUOTES).replace(b'""', b"")
-    if b'"' in left:
-        left = _STRINGS.sub(b"", text).translate(None, _NOT_BRACKETS)
-    brackets = np.frombuffer(left, np.uint8)
-    # '[' and '{' have bit 1 set and bit 2 clear in their low nibble (b), ']' and '}' are d
-    steps = np.where((brackets & 0x07) == 0x03, 1, -1)
-    return int(steps.cumsum().max(initial=0))
-
-
 @functools.cache
 def _simdjson() -> Any:
     """Give the module; None where it is not installed, as on Python 3.14, for which it has no wheels."""
@@ -122,19 +115,24 @@ def _simdjson() -> Any:
 
 
 def parse_simd(text: bytes) -> Any:
-    """Parse with simdjson; None when it cannot or is not there, and orjson is to say why."""
+    """Parse with simdjson; None when it cannot or is not there, and orjson is to say why.
+
+    Raises: InferError (INVALID) for more than MOST_VALUES besides the numbers.
+    """
     simdjson = _simdjson()
     if simdjson is None or text.startswith(_BOM):
         # of a BOM: simdjson skips it
         return None
-    if len(text) > 2 * _MOST_COUNTED and text.count(b",") >= _MOST_COUNTED:
-        return None
+    plain = _Counted() if may_have_more_values(text) else _plain
     try:
         # a parser of its own: one that is kept must outlive all that was parsed with it
         document = simdjson.Parser().parse(text)
         if type(document) is not simdjson.Object or not _few_keys(document):
             return None
-        return {key: _inputs(document[key], simdjson) if key == "inputs" else _plain(document[key]) for key in document}
+        return {
+            key: _inputs(document[key], simdjson, plain) if key == "inputs" else plain(document[key])
+            for key in document
+        }
     except (ValueError, TypeError, RuntimeError, KeyError, UnicodeDecodeError):
         return None
 
@@ -153,36 +151,57 @@ def numbers_of(text: bytes) -> np.ndarray[Any, np.dtype[np.float64]] | None:
 
 def _few_keys(value: Any) -> bool:
     """Whether an object may be read key by key: each is searched for, and of equal ones the first is found."""
-    keys = list(value)
-    return len(keys) <= _MOST_KEYS and len(set(keys)) == len(keys)
+    if len(value) > _MOST_KEYS:
+        return False
+    return len(set(value)) == len(value)
 
 
 def _plain(value: Any) -> Any:
+    """Make plain Python of what simdjson has parsed.
+
+    It counts what an array has in 24 bits, and its list has room for so many: more would be written behind its end. So
+    much is never asked for: MOST_VALUES are fewer.
+    """
     if hasattr(value, "as_dict"):
         return value.as_dict()
     return value.as_list() if hasattr(value, "as_list") else value
 
 
-def _inputs(entries: Any, simdjson: Any) -> Any:
+class _Counted:
+    """Makes the same of several values of one text, while they are no more than MOST_VALUES together."""
+
+    def __init__(self) -> None:
+        self._left = MOST_VALUES
+
+    def __call__(self, value: Any) -> Any:
+        if hasattr(value, "mini"):
+            # what is in it is written again to be counted only where it alone is not too much
+            self._left -= len(value) if len(value) > self._left else values_in(value.mini, self._left)
+            if self._left < 0:
+                raise InferError(Code.INVALID, TOO_MANY_VALUES)
+        return _plain(value)
+
+
+def _inputs(entries: Any, simdjson: Any, plain: _Plain) -> Any:
     if type(entries) is not simdjson.Array or len(entries) > _MOST_INPUTS:
-        return _plain(entries)
-    return [_entry(entry) if type(entry) is simdjson.Object else _plain(entry) for entry in entries]
+        return plain(entries)
+    return [_entry(entry, plain) if type(entry) is simdjson.Object else plain(entry) for entry in entries]
 
 
-def _entry(entry: Any) -> dict[str, Any]:
+def _entry(entry: Any, plain: _Plain) -> dict[str, Any]:
     if not _few_keys(entry):
-        return dict(_plain(entry))
-    datatype = _plain(entry.get("datatype"))
+        return dict(plain(entry))
+    datatype = plain(entry.get("datatype"))
     tried = _FLOATS if datatype in ("FP32", "FP64") else () if datatype == "BYTES" else _INTEGERS
-    return {key: _numbers(entry[key], tried) if key == "data" else _plain(entry[key]) for key in entry}
+    return {key: _numbers(entry[key], tried, plain) if key == "data" else plain(entry[key]) for key in entry}
 
 
-def _numbers(values: Any, tried: _Tried) -> Any:
+def _numbers(values: Any, tried: _Tried, plain: _Plain) -> Any:
     if not hasattr(values, "as_buffer"):
-        return _plain(values)
+        return plain(values)
     for code, dtype in tried:
         try:
             return np.frombuffer(values.as_buffer(of_type=code), dtype)
         except (TypeError, ValueError):
             continue
-    return values.as_list()
+    return plain(values)

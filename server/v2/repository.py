@@ -5,7 +5,6 @@ Source: Triton server, http_server.cc (paths, codes, texts).
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 from fastapi import Request, Response
 
 from penstock.backends.errors import Code, InferError
+from penstock.server.answering import LargeTexts
 
 from . import openapi
 from .parsing import parse
@@ -38,6 +38,7 @@ class RepositoryEndpoints:
     def __init__(self, control: Control, most_bytes: int) -> None:
         self._control = control
         self._most_bytes = most_bytes
+        self._texts = LargeTexts()
 
     def routes(self) -> tuple[Route, ...]:
         """Give them as Routes."""
@@ -73,7 +74,7 @@ class RepositoryEndpoints:
         if len(body) < _THREAD_BYTES:
             config, files = _load_parameters(body)
         else:
-            config, files = await asyncio.to_thread(_load_parameters, body)
+            config, files = await self._texts.read(len(body), _load_parameters, body)
         del body
         await self._control.load(request.path_params["model"], config, files)
         return Response()

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from penstock.server import answering
-from penstock.server.answering import LARGE_BYTES, unpacked
+from penstock.server.answering import LARGE_BYTES, LargeTexts, unpacked
 from penstock.server.http.coding import compress
 from penstock.server.http.head import HttpError
 from penstock.server.http.limits import Limits
@@ -42,6 +42,37 @@ def test_a_body_that_waits_for_a_thread_waits_packed(monkeypatch: pytest.MonkeyP
 
     asyncio.run(main())
     assert steps == ["unpacked", "read"] * 3
+
+
+@pytest.mark.parametrize(("size", "at_once"), [(1 << 20, 1), (None, 1), (LARGE_BYTES, 3)])
+def test_large_texts_are_read_one_after_another(size: int | None, at_once: int) -> None:
+    texts, reading, most, all_there = LargeTexts(), [0], [0], threading.Barrier(at_once)
+    lock = threading.Lock()
+
+    def read() -> None:
+        with lock:
+            reading[0] += 1
+            most[0] = max(most[0], reading[0])
+        all_there.wait(10)
+        with lock:
+            reading[0] -= 1
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(3))
+        await asyncio.gather(*(texts.read(size, read) for _ in range(3)))
+
+    asyncio.run(main())
+    assert most == [at_once]
+
+
+def test_bodies_that_become_large_texts_are_read_one_after_another() -> None:
+    texts = LargeTexts()
+
+    async def main() -> set[threading.Thread]:
+        calls = (unpacked(BOMB, b"gzip", LIMITS, lambda _: threading.current_thread(), texts) for _ in range(5))
+        return set(await asyncio.gather(*calls))
+
+    assert [thread.name for thread in asyncio.run(main())] == ["penstock-json_0"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +29,7 @@ def read(notes: Notes) -> None:
     """Read them."""
     for kind, tensors in (("input", notes.config.input), ("output", notes.config.output)):
         specs = [spec for tensor in tensors if (spec := _tensor(notes, kind, tensor))]
-        twice = {spec.name for spec in specs if sum(other.name == spec.name for other in specs) > 1}
+        twice = [name for name, times in Counter(spec.name for spec in specs).items() if times > 1]
         for name in sorted(twice):
             notes.mistake(kind, f"{kind} '{name}' is declared more than once")
         if specs:

@@ -18,7 +18,7 @@ from penstock.backends.errors import Code, InferError, bare
 from penstock.server.errors import GRPC_STATUS, MAX_TEXT_CHARS, pushback_ms
 from penstock.server.grpc.method import Call, Method
 
-from .wire import has_more_fields
+from .wire import has_more_elements, has_more_fields
 
 logger = logging.getLogger("penstock.server")
 
@@ -26,6 +26,8 @@ _MOST_BYTES = 64 << 10
 """As of a body over HTTP (`v2/routes.py`)."""
 _MOST_FIELDS = 1 << 16
 """A tensor of which nothing is said takes 2 bytes of a message, a hundredth of that compressed, and 50 of memory."""
+_MOST_ELEMENTS = 1 << 22
+"""A dim takes 1 byte of a message, 8 of memory when it is parsed, and 8 as Python's; a string 2, 16 and 50."""
 
 
 def parsed(kind: Any, message: bytes) -> Any:
@@ -51,6 +53,14 @@ def parsed_large(kind: Any, message: bytes) -> Any:
     if has_more_fields(message, _MOST_FIELDS):
         raise InferError(Code.INVALID, f"{kind.DESCRIPTOR.name} has more than {_MOST_FIELDS} fields")
     return parsed(kind, message)
+
+
+def parsed_tensors(kind: Any, message: bytes) -> Any:
+    """Parse a large ModelInferRequest. Raises: InferError (INVALID)."""
+    if len(message) > _MOST_ELEMENTS and has_more_elements(message, _MOST_ELEMENTS):
+        text = f"the tensors of {kind.DESCRIPTOR.name} have more dims, parameters and elements in 'contents' than are"
+        raise InferError(Code.INVALID, f"{text} parsed, send them in 'raw_input_contents'")
+    return parsed_large(kind, message)
 
 
 def answering(path: str, kind: Any, work: Callable[[Any], Any]) -> Method:

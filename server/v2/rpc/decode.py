@@ -14,12 +14,12 @@ import numpy as np
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest
-from penstock.batching.scheduling.admission import admitted
+from penstock.batching.scheduling.admission import admitted, check_alone
 from penstock.server.v2 import said
 from penstock.server.v2.decode import wrong_datatype, wrong_inputs
 from penstock.server.v2.said import PLAIN, Options, Ways, invalid
 from penstock.server.v2.shared_tensors import aim, copied_bytes, shared_input
-from penstock.server.v2.tensors import from_binary, overflow, wrong_size
+from penstock.server.v2.tensors import MANY_TEXTS, from_binary, overflow, wrong_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -170,6 +170,8 @@ def _shape(model: Model, spec: TensorSpec, tensor: Any) -> tuple[list[int], int]
     error = overflow(spec, shape, count)
     if error is not None:
         raise error
+    if spec.datatype == "BYTES" and count >= MANY_TEXTS:
+        check_alone(model, spec, tuple(shape))
     return shape, count
 
 

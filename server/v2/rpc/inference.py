@@ -21,7 +21,7 @@ from penstock.server.v2.finish import finish_all, ways_of
 from penstock.server.v2.regions import INLINE_BYTES, InlineRegions, Lease, Regions
 from penstock.server.v2.said import Classes, Options, Ways, version_of
 
-from .calls import parsed, parsed_large
+from .calls import parsed, parsed_tensors
 from .decode import decode
 from .encode import FINAL, MORE, Encoder, before, encode_hooked, encode_own, mark_of, stream_answer
 from .layout import Layouts, head_of, names_of
@@ -146,7 +146,7 @@ class RpcInference:
     async def decode_slowly(self, message: bytes, sink: Sink, *, one: bool = False) -> Asked:
         """Decode on a thread. What it gives must be submitted before the loop's next turn. Raises: InferError."""
         loop = asyncio.get_running_loop()
-        request = await loop.run_in_executor(None, parsed_large, self._kind, message)
+        request = await loop.run_in_executor(None, parsed_tensors, self._kind, message)
         route = self._route(request)
         if one:
             self.demand_one(route.model)
@@ -172,8 +172,13 @@ class RpcInference:
             raise InferError(Code.UNSUPPORTED, _SEVERAL)
 
     def id_of(self, message: bytes) -> str:
-        """Give a request's id. Raises: InferError (INVALID)."""
-        return str(parsed_large(self._kind, message).id)
+        """Give a request's id; of a large one where it has it before its tensors. Raises: InferError (INVALID)."""
+        if len(message) < LARGE_BYTES:
+            return str(parsed(self._kind, message).id)
+        try:
+            return head_of(message)[2]
+        except (IndexError, UnicodeDecodeError):
+            return ""
 
     def _decoded(self, route: Route, message: bytes, parsed_message: Any, found: tuple[InferRequest, Options]) -> Asked:
         request, options = found

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+
 _FIXED = {1: 8, 3: 0, 4: 0, 5: 4}
 """How many bytes follow the head of a field, by its kind. Groups have none of their own: what is in them is counted."""
+_INPUT, _OUTPUT = 5 << 3 | 2, 6 << 3 | 2
+_SHAPE, _CONTENTS = 3 << 3 | 2, 5 << 3 | 2
+_FIELD = 4
+_PACKED = frozenset(number << 3 | 2 for number in range(1, 6))
+"""Heads: of a ModelInferRequest, of its tensors, and of contents' numbers of no fixed size, several in one field."""
 
 
 def varint(number: int) -> bytes:
@@ -20,23 +30,66 @@ def varint(number: int) -> bytes:
 
 def has_more_fields(message: bytes, most: int) -> bool:
     """Tell whether a message has more fields of its own than `most`; of what is no message its parser knows better."""
-    at, end = 0, len(message)
     try:
-        for _ in range(most + 1):
-            if at >= end:
-                return False
-            head, at = _read_varint(message, at)
-            kind = head & 7
-            if kind == 2:
-                size, at = _read_varint(message, at)
-                at += size
-            elif kind == 0:
-                at = _read_varint(message, at)[1]
-            else:
-                at += _FIXED[kind]
+        return next(islice(_fields(message, 0, len(message)), most, None), None) is not None
     except (IndexError, KeyError):
         return False
-    return True
+
+
+def has_more_elements(message: bytes, most: int) -> bool:
+    """Tell whether the tensors of a ModelInferRequest have more dims and numbers in `contents` than `most`.
+
+    Any other field of theirs is as much as `_FIELD` of these, and numbers of fixed size are nothing: they take no more
+    memory than in the message.
+    """
+    count = 0
+    try:
+        for elements in _elements(message):
+            count += elements
+            if count > most:
+                return True
+    except (IndexError, KeyError):
+        pass  # as above
+    return False
+
+
+def _elements(message: bytes) -> Iterator[int]:
+    """Count the same, field by field."""
+    for of_message, begin, end in _fields(message, 0, len(message)):
+        if of_message not in (_INPUT, _OUTPUT):
+            continue
+        for of_tensor, start, stop in _fields(message, begin, end):
+            yield _FIELD + (_numbers(message, start, stop) if of_tensor == _SHAPE else 0)
+            if of_tensor == _CONTENTS:
+                for head, first, last in _fields(message, start, stop):
+                    yield _FIELD + (_numbers(message, first, last) if head in _PACKED else 0)
+
+
+def _numbers(message: bytes, start: int, stop: int) -> int:
+    """Count varints, each of which ends with a byte below 128."""
+    return int(np.count_nonzero(np.frombuffer(message[start:stop], np.int8) >= 0))
+
+
+def _fields(message: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Give the fields of a message: the head of each, and where what it holds begins and ends."""
+    while at < end:
+        head = message[at]
+        at += 1
+        if head >= 0x80:
+            head, at = _read_varint(message, at - 1)
+        kind = head & 7
+        if kind == 2:
+            size = message[at]
+            at += 1
+            if size >= 0x80:
+                size, at = _read_varint(message, at - 1)
+            stop = at + size
+        elif kind == 0:
+            stop = _read_varint(message, at)[1]
+        else:
+            stop = at + _FIXED[kind]
+        yield head, at, stop
+        at = stop
 
 
 def _read_varint(message: bytes, at: int) -> tuple[int, int]:

@@ -151,3 +151,9 @@ def test_brackets_in_texts_are_no_depth() -> None:
 )  # fmt: skip
 def test_the_encoding_is_told_by_the_first_bytes(head: bytes, encoding: str) -> None:
     assert encoding_of(head) == encoding
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_what_has_more_values_than_may_be_made_is_malformed(encoding: str) -> None:
+    with pytest.raises(MalformedError, match="more than 4194304 values"):
+        sample_of(("[" + "[]," * (1 << 21) + "[]]").encode(encoding), DEPTH)

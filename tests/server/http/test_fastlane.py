@@ -388,7 +388,7 @@ class TestBackPressure:
             lane.feed(request("/own"))
             paused = not lane.transport.reading
             lane.app.open.set()
-            await turns()
+            await turns(100)
 
             assert paused
             assert lane.statuses == [200] * 2002
@@ -417,9 +417,28 @@ class TestBackPressure:
             lane.feed(request("/own") * 2000)
             assert not lane.transport.reading
             lane.protocol.resume_writing()
+            await turns(80)
 
             assert lane.statuses == [200] * 2000
             assert lane.transport.reading
+
+        run(main)
+
+    @pytest.mark.parametrize("half_closed", [False, True])
+    def test_many_requests_that_are_answered_at_once_let_others_have_their_turn(self, half_closed: bool) -> None:
+        async def main() -> None:
+            lane = Lane()
+            lane.feed(request("/own", b"x") * 1000)
+            at_once = len(lane.own.bodies)
+            assert (0 < at_once < 100, lane.transport.reading) == (True, False)
+            if half_closed:
+                assert lane.protocol.eof_received()
+            await turns(1)
+            assert at_once < len(lane.own.bodies) < 200
+            await turns(60)
+
+            assert len(lane.own.bodies) == len(lane.answers) == 1000
+            assert (lane.transport.reading, lane.transport.closed) == (True, half_closed)
 
         run(main)
 

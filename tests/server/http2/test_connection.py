@@ -430,3 +430,27 @@ def test_an_error_of_ours_ends_the_connection_and_is_logged(
 
     assert wire.goaway() == (Fault.INTERNAL_ERROR, "")
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_many_calls_that_are_answered_at_once_let_others_have_their_turn() -> None:
+    wire = Wire()
+    wire.connection.data_received(b"".join(wire.call(stream=2 * number + 1) for number in range(1000)))
+    at_once = wire.connection.last_id
+    assert 0 < at_once < 300
+    assert not wire.transport.reading
+    for _ in range(20):
+        wire.loop.turn()
+
+    answers = wire.answers()
+    assert [answers[2 * number + 1][1] for number in range(1000)] == [0] * 1000
+    assert wire.transport.reading
+
+
+def test_what_has_arrived_of_a_connection_that_is_closed_is_not_looked_at() -> None:
+    wire = Wire()
+    wire.connection.data_received(b"".join(wire.call(stream=2 * number + 1) for number in range(1000)))
+    at_once = wire.connection.last_id
+    wire.transport.close()
+    wire.loop.turn()
+
+    assert wire.connection.last_id == at_once

@@ -99,6 +99,7 @@ class FakeTransport:
         self.written = bytearray()
         self.writes = 0
         self.stuck = 0
+        self.reading = True
         self.ended = self.closed = self.aborted = False
 
     def write(self, sent: bytes) -> None:
@@ -122,6 +123,14 @@ class FakeTransport:
             self.protocol.buffer_updated(len(part))
         if data:
             self.protocol.data_received(data)
+
+    def pause_reading(self) -> None:
+        assert self.reading
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.reading
+        self.reading = True
 
     def is_closing(self) -> bool:
         return self.closed or self.aborted

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -320,3 +321,12 @@ def test_labels_are_read_from_the_models_folder(tmp_path: Path) -> None:
 
     assert findings == []
     assert stated.values["labels"] == {"y": ("setosa", "versicolor", "", "virginica")}
+
+
+def test_inputs_without_end_are_read_in_no_more_than_linear_time() -> None:
+    tensors = " ".join(f'input {{ name: "x{number}" data_type: TYPE_FP32 dims: 1 }}' for number in range(10_000))
+    start = time.process_time()
+
+    assert len(read(tensors)[0].get("inputs", ())) == 10_000
+    # each compared with all others, it was a minute
+    assert time.process_time() - start < 5.0

@@ -126,3 +126,8 @@ class TestConfig:
         assert said.startswith("failed to load 'm': load parameter 'config' is no JSON of a ModelConfig: ")
         assert len(said) < 600
         assert "versionPolicy" not in said
+
+
+def test_a_config_of_more_values_than_may_be_made_is_refused() -> None:
+    with pytest.raises(InferError, match="more than 4194304 values"):
+        overrides.read_config("m", '{"input": [' + "{}," * (1 << 21) + "{}]}")

@@ -544,3 +544,22 @@ class TestSizes:
 
         assert array is not None
         assert np.shares_memory(array, np.frombuffer(body, np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        ([1 << 14], "unexpected shape for input 's' for model 'm'. Expected [-1,2], got [16384]"),
+        ([1 << 14, 1], "unexpected shape for input 's' for model 'm'. Expected [-1,2], got [16384,1]"),
+        ([1 << 14, 2], "inference request batch-size must be <= 64 for 'm'"),
+    ],
+)
+@pytest.mark.parametrize("batched", [True, False])
+def test_many_texts_of_a_shape_that_does_not_fit_are_not_read(shape: list[int], text: str, batched: bool) -> None:
+    texts = (TensorSpec("s", "BYTES", (-1, 2)),)
+    entry = {"name": "s", "datatype": "BYTES", "shape": shape, "parameters": {"binary_data_size": 9}}
+    with pytest.raises(InferError) as caught:
+        read(model(Signature(texts, ONE.outputs, batched=batched)), {"inputs": [entry]}, b"no length")
+
+    fits = not batched and shape == [1 << 14, 2]
+    assert ("incomplete string" if fits else text) in caught.value.message

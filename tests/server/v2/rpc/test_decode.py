@@ -189,3 +189,20 @@ def param(**members: Any) -> Any:
 def place(tensor: Any, **parameters: Any) -> None:
     for key, value in parameters.items():
         tensor.parameters[key].CopyFrom(value)
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        ((1 << 14,), "unexpected shape for input 'x' for model 'm'. Expected [-1,2], got [16384]"),
+        ((1 << 14, 1), "unexpected shape for input 'x'"),
+        ((1 << 14, 2), "inference request batch-size must be <= "),
+    ],
+)
+def test_many_texts_of_a_shape_that_does_not_fit_are_not_read(shape: tuple[int, ...], text: str) -> None:
+    model = model_of(TensorSpec("x", "BYTES", (-1, 2)))
+    message = typed("BYTES", {}, shape)
+    message.inputs[0].ClearField("contents")
+    message.raw_input_contents.append(b"no length")
+
+    assert text in refused(message, model)[1]

@@ -318,3 +318,19 @@ def test_a_message_of_very_many_fields_is_not_parsed(field_of: bytes) -> None:
         assert (call.status, call.text) == (Status.INVALID_ARGUMENT, "ModelInferRequest has more than 65536 fields")
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "inside", [b"\x1a\x80\x80\x80\x04" + b"\1" * (8 << 20), b"\x2a\x80\x80\x80\x04" + b"\x42\0" * (4 << 20)]
+)
+def test_dims_and_texts_without_end_are_not_parsed(inside: bytes) -> None:
+    """A dim of one byte would become 16 and a text of two 80, in a message that is a thousandth when it is packed."""
+
+    async def main() -> None:
+        call = Services().call("ModelInfer", request().SerializeToString() + field(5, inside))
+        await settled()
+
+        assert call.status is Status.INVALID_ARGUMENT
+        assert "more dims, parameters and elements in 'contents' than are parsed" in call.text
+
+    asyncio.run(main())

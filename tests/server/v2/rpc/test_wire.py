@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from google.protobuf import unknown_fields
 from google.protobuf.empty_pb2 import Empty
 
-from penstock.server.v2.rpc.wire import field, field_head, has_more_fields
+from penstock.server.v2.rpc.wire import field, field_head, has_more_elements, has_more_fields
+from tests.server.v2.rpc.calls import pb
 
 
 @pytest.mark.parametrize("number", [1, 15, 16, 2047, 2048])
@@ -45,3 +48,31 @@ def test_groups_are_counted_by_what_begins_and_ends_them() -> None:
 @pytest.mark.parametrize("broken", [b"\x2a", b"\x2a\x05x", b"\x0e", b"\xff" * 4, b"\x09x"])
 def test_what_is_no_message_is_left_to_its_parser(broken: bytes) -> None:
     assert not has_more_fields(b"\x2a\x00" + broken, 3)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "elements"),
+    [
+        ({"name": "x", "datatype": "FP32"}, 8),
+        ({"shape": [1, 300, 70_000]}, 4 + 3),
+        ({"contents": {"int64_contents": [1, -1, 0]}}, 4 + 4 + 3),
+        ({"contents": {"bool_contents": [True] * 9}}, 4 + 4 + 9),
+        ({"contents": {"bytes_contents": [b"", b"abc"]}}, 4 + 4 + 4),
+        ({"contents": {"fp32_contents": [1.5] * 100}}, 4 + 4),
+        ({"parameters": {"a": {"int64_param": 1}, "b": {"bool_param": True}}}, 4 + 4),
+    ],
+)
+def test_what_tensors_have_is_counted(tensor: Any, elements: int) -> None:
+    message = pb.ModelInferRequest(
+        model_name="m", id="x" * 200, inputs=[tensor, {}], outputs=[{"name": "y"}], raw_input_contents=[b"\1" * 500]
+    ).SerializeToString()
+    more = [has_more_elements(message, most) for most in (elements + 3, elements + 4)]
+
+    assert more == [True, False]
+
+
+@pytest.mark.parametrize("cut", range(1, 9))
+def test_elements_of_what_is_no_message_are_left_to_its_parser(cut: int) -> None:
+    message = pb.ModelInferRequest(inputs=[{"contents": {"bytes_contents": [b"abc"]}}]).SerializeToString()
+
+    assert not has_more_elements(message[:-cut], 100)

@@ -1,0 +1,79 @@
+"""JSON texts, looked at before they are parsed: how deep they are nested, and how many values they hold.
+
+Called by whatever reads JSON that a client sends, in the workers too, so that it needs no more than numpy. A text is
+looked at piece by piece, which holds neither the GIL for long nor memory of the text's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+MOST_VALUES = 1 << 22
+"""A value of 2 bytes takes up to 120 as a Python object, and 64 MiB of them, which 62 KiB of gzip may be, seconds."""
+TOO_MANY_VALUES = f"JSON has more than {MOST_VALUES} values that are not numbers of a tensor, send them as binary data"
+_PIECE_BYTES = 1 << 20
+_QUOTE = b'"'[0]
+_BUT_BRACKETS = bytes(set(range(256)) - set(b'"[]{}'))
+_BUT_BEGINNINGS = bytes(set(range(256)) - set(b'",[{'))
+"""What is left out of a text: all but quotes and what is looked for."""
+
+
+def depth_of(text: bytes) -> int:
+    """Tell how deep a JSON text in UTF-8 is nested."""
+    depth = deepest = 0
+    for left in _outside_strings(text, _BUT_BRACKETS):
+        # '[' and '{' have bit 2 clear, ']' and '}' have it set
+        depths = np.where(np.frombuffer(left, np.uint8) & 4, -1, 1).cumsum()
+        deepest = max(deepest, depth + int(depths.max()))
+        depth += int(depths[-1])
+    return deepest
+
+
+def has_more_values(text: bytes, most: int = MOST_VALUES) -> bool:
+    """Tell whether a JSON text has more values than `most`."""
+    return may_have_more_values(text, most) and values_in(text, most) > most
+
+
+def values_in(text: bytes, most: int = MOST_VALUES) -> int:
+    """Count the commas and opening brackets that a JSON text has outside its strings, until they are more than `most`.
+
+    There are about as many values, members of objects counted without their names.
+    """
+    count = 0
+    for left in _outside_strings(text, _BUT_BEGINNINGS):
+        count += len(left)
+        if count > most:
+            break
+    return count
+
+
+def may_have_more_values(text: bytes, most: int = MOST_VALUES) -> bool:
+    """Tell the same as if nothing were a string, which takes less time."""
+    if len(text) <= most:
+        return False
+    pieces = (text[at : at + _PIECE_BYTES] for at in range(0, len(text), _PIECE_BYTES))
+    return sum(piece.count(b",") + piece.count(b"[") + piece.count(b"{") for piece in pieces) > most
+
+
+def _outside_strings(text: bytes, others: bytes) -> Iterator[bytes]:
+    """Give what a JSON text has outside its strings, without the `others`, in pieces that are not empty."""
+    at = inside = 0
+    while at < len(text):
+        piece = text[at : at + _PIECE_BYTES]
+        if piece.endswith(b"\\") and (len(piece) - len(piece.rstrip(b"\\"))) % 2 and at + len(piece) < len(text):
+            piece = piece[:-1]  # it escapes what follows
+        at += len(piece)
+        if b"\\" in piece:
+            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+        piece = piece.translate(None, others)
+        # strings with nothing in them are pairs of quotes, taken out from the left; others leave some
+        left = b'"' if inside else piece.replace(b'""', b"")
+        if b'"' in left and piece:
+            letters = np.frombuffer(piece, np.uint8)
+            within = np.bitwise_xor.accumulate((letters == _QUOTE).view(np.uint8)) ^ inside
+            inside = int(within[-1])
+            left = letters[(within == 0) & (letters != _QUOTE)].tobytes()
+        if left and piece:
+            yield left

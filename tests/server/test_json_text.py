@@ -1,0 +1,86 @@
+"""JSON texts before they are parsed: how deep they are, and how many values they have."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from penstock.server import json_text
+from penstock.server.json_text import depth_of, has_more_values, values_in
+from tests.server.v2.documents import ANYTHING
+
+LETTERS = [b"[", b"]", b"{", b"}", b",", b'"', b'""', b"\\", b"a"]
+PIECES = st.integers(2, 9) | st.just(1 << 20)
+
+
+def outside_strings(text: bytes) -> bytes | None:
+    """Leave out strings as a parser would read them; None where a backslash outside of them makes it no JSON."""
+    left, at, inside = b"", 0, False
+    while at < len(text):
+        byte = text[at : at + 1]
+        if byte == b'"':
+            inside = not inside
+        elif inside:
+            at += byte == b"\\"
+        elif byte == b"\\":
+            return None
+        else:
+            left += byte
+        at += 1
+    return left
+
+
+@given(st.lists(st.sampled_from(LETTERS), max_size=24).map(b"".join), PIECES)
+def test_strings_are_left_out_as_a_parser_would_read_them(text: bytes, piece: int) -> None:
+    depth = deepest = 0
+    left = outside_strings(text)
+    assume(left is not None)
+    for byte in left or b"":
+        depth += (byte in b"[{") - (byte in b"]}")
+        deepest = max(deepest, depth)
+
+    with patch.object(json_text, "_PIECE_BYTES", piece):
+        assert depth_of(text) == deepest
+        assert values_in(text) == sum(map((left or b"").count, (b",", b"[", b"{")))
+
+
+@given(ANYTHING, PIECES)
+def test_values_are_those_of_lists_and_objects(document: Any, piece: int) -> None:
+    def count(value: Any) -> int:
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+        return 0 if inner is None else max(1, len(inner)) + sum(map(count, inner))
+
+    text, values = json.dumps(document, ensure_ascii=False).encode(), count(document)
+
+    with patch.object(json_text, "_PIECE_BYTES", piece):
+        assert not has_more_values(text, values)
+        assert values == 0 or has_more_values(text, values - 1)
+
+
+@pytest.mark.parametrize(
+    "text", [b'["%b"]' % (b"," * 5000), b'["%b"]' % (b'\\",[' * 5000), b'{"%b":1}' % (b"{" * 5000)]
+)
+def test_a_text_with_many_commas_is_one_value(text: bytes) -> None:
+    assert not has_more_values(text, 1)
+
+
+def test_no_more_is_looked_at_than_is_too_much() -> None:
+    with patch.object(json_text, "_PIECE_BYTES", 10):
+        assert values_in(b"0," * 5000, 20) == 25
+
+
+def test_a_run_of_backslashes_is_parted_between_pairs() -> None:
+    for piece in range(2, 9):
+        with patch.object(json_text, "_PIECE_BYTES", piece):
+            for count in range(12):
+                assert depth_of(b'["' + b"\\" * count + b'"[[["') == (1 if count % 2 else 4)
+
+
+def test_strings_without_brackets_are_left_out_without_a_look_at_each() -> None:
+    with patch.object(json_text, "_QUOTE", None):
+        assert depth_of(b'{"a":["b","",{"c":[""]}],"":"d"}') == 4
