@@ -77,7 +77,7 @@ class Http2Connection(Taking):
         self._heard = True
         if self._waiting:
             data = self._gather(data)
-        most_id = self.last_id + _MOST_IDS
+        most_id = min(self.last_id + _MOST_IDS, MAX_WINDOW)
         try:
             at = self._take_frames(data, most_id)
         except Http2Error as fault:
@@ -110,7 +110,7 @@ class Http2Connection(Taking):
         at, size = self._go_on(data) if self._rest and data else 0, len(data)
         streams, headers = self.streams, self._headers
         known, unpack = headers.known, HEAD.unpack_from
-        while size - at >= HEAD_BYTES and self.last_id <= most_id:
+        while size - at >= HEAD_BYTES:
             word, flags, stream_id = unpack(data, at)
             start = at + HEAD_BYTES
             end = start + (word >> 8)
@@ -134,7 +134,7 @@ class Http2Connection(Taking):
                 head = known.get(data[start:end])
                 if (
                     head is not None
-                    and self.last_id < stream_id <= MAX_WINDOW
+                    and self.last_id < stream_id <= most_id
                     and stream_id & 1
                     and len(streams) < self._most_streams
                     and not self.leaving
@@ -143,7 +143,7 @@ class Http2Connection(Taking):
                     self.open(stream_id, head, flags & END_STREAM)
                     continue
             self._frame(kind, flags, stream_id & MAX_WINDOW, data[start:end])
-            if self.closed:
+            if self.closed or self.last_id > most_id:
                 break
         return at
 
