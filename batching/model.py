@@ -229,7 +229,7 @@ class Model:
         self.learn(batch, ran)
         held_ns = ran[-1].exec_end_ns - batch.exec_start_ns
         if held_ns > LONG_NS and self.spec.policy.executor == "auto":
-            cpu_ns = time.thread_time_ns() - began_ns if began_ns else 0
+            cpu_ns = time.thread_time_ns() - began_ns if began_ns else None
             if said := stay.held(held_ns, cpu_ns, ran[-1].exec_end_ns):
                 logger.warning("model %s %s", self.name, said)
         return ran, scheduler.live > 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -56,9 +57,10 @@ def mixing(model: Model) -> str:
 
 def _look(model: Model, binding: Binding) -> str:
     strings = any(each.datatype == "BYTES" for each in model.signature.inputs)
-    for texts, length in product(TEXTS if strings else TEXTS[:1], LENGTHS):
+    # a 0 tells rows of integers apart, but may be no valid length or divisor: then they are all 1
+    for texts, length, zeros in product(TEXTS if strings else TEXTS[:1], LENGTHS, (True, False)):
         try:
-            return _tried(model, binding, _two(model.signature, length, texts))
+            return _tried(model, binding, _two(model.signature, length, texts, zeros=zeros))
         except Exception:  # noqa: BLE001, S112 - drawn numbers may be no valid indices, or so many no valid length
             continue
     return ""
@@ -73,7 +75,8 @@ def _tried(model: Model, binding: Binding, rows: Inputs) -> str:
     if time.monotonic_ns() - start_ns > BUDGET_NS:
         return evidence.reason
     for row in (0, 1):  # alone, it may be shorter: padded to no other
-        evidence.see(1, _run(model, binding, [array[row : row + 1] for array in rows]))
+        with suppress(Exception):  # one that fails alone needs the other: what the two do together says so, or nothing
+            evidence.see(1, _run(model, binding, [array[row : row + 1] for array in rows]))
     order = list(ORDER[: model.spec.policy.max_batch_rows])
     after = _run(model, binding, [array[order] for array in rows])
     evidence.see(len(order), after)
@@ -85,8 +88,8 @@ def _tried(model: Model, binding: Binding, rows: Inputs) -> str:
     return changed and f"rows of output '{changed}' change with how often others are in their batch"
 
 
-def _two(signature: Signature, length: int, texts: tuple[bytes, bytes]) -> Inputs:
-    """Draw two rows, the second smaller by far, with free axes of one length. They are never the same."""
+def _two(signature: Signature, length: int, texts: tuple[bytes, bytes], *, zeros: bool) -> Inputs:
+    """Draw two rows, the second smaller by far, with free axes of one length. With `zeros` they are never the same."""
     shapes = [[length if dim < 0 else dim for dim in each.shape] for each in signature.inputs]
     inputs = [replace(each, shape=tuple(shape)) for each, shape in zip(signature.inputs, shapes, strict=True)]
     rows = draw(replace(signature, inputs=tuple(inputs)), 2, 1)
@@ -94,7 +97,10 @@ def _two(signature: Signature, length: int, texts: tuple[bytes, bytes]) -> Input
         if spec.datatype == "BYTES":
             array[0], array[1] = texts
         elif array.dtype.kind in "iub" and spec.datatype != "BF16":
-            array[1:].reshape(-1)[:1] = 0  # that of the first row is 1
+            if zeros:
+                array[1:].reshape(-1)[:1] = 0  # that of the first row is 1
+            else:
+                array[...] = 1
     return rows
 
 

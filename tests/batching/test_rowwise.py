@@ -164,6 +164,25 @@ def test_one_that_numbers_what_it_has_not_seen_before_does() -> None:
     assert rows_of(function, (TensorSpec("x", "INT64", (-1,)),), (TensorSpec("y", "INT64", (-1,)),)) == 0
 
 
+def test_one_that_runs_on_no_row_alone_does() -> None:
+    def change(rows: Any) -> Any:
+        if len(rows) < 2:
+            raise InferError(Code.INTERNAL, "kernel is larger than input")
+        return rows - rows.mean(axis=0)
+
+    assert mixed(change) == 0
+
+
+def test_one_whose_integers_are_never_zero_does() -> None:
+    def function(inputs: list[Any]) -> list[Any]:
+        rows, lengths = inputs
+        if not lengths.all():
+            raise InferError(Code.INTERNAL, "lengths must be positive")
+        return [rows - rows.mean(axis=0)]
+
+    assert rows_of(function, (x(-1, 4), TensorSpec("lengths", "INT32", (-1,)))) == 0
+
+
 def texts(change: Callable[[list[bytes]], list[Any]], *outputs: TensorSpec) -> int:
     """Open a model that does this to texts, and tell how many rows a batch may have."""
 

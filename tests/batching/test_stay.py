@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.batching.running.stay import (
     AWAY_NS,
+    DOUBTED_NS,
     FOREVER_NS,
     HELD_NS,
     LONG_NS,
@@ -26,7 +27,7 @@ def batch(stay: Stay, now_ns: int, ns: int, cpu_ns: int) -> str:
     if ns <= LONG_NS:
         return ""
     watched = now_ns - ns < stay.watched_until_ns
-    return stay.held(ns, cpu_ns if watched else 0, now_ns)
+    return stay.held(ns, cpu_ns if watched else None, now_ns)
 
 
 class TestStay:
@@ -76,24 +77,23 @@ class TestStay:
 
         assert away == [5, 5, 5]
 
-    def test_one_very_long_batch_sends_it_away_for_long_and_another_for_good(self) -> None:
+    def test_one_very_long_batch_sends_it_away_for_a_while_and_another_for_good(self) -> None:
         stay = Stay()
 
         said = batch(stay, NOW, HELD_NS + 1, HELD_NS + 1)
-        assert said == "held the event loop for 250 ms: it runs on threads for 600 s"
-        assert stay.away_until_ns == NOW + MOST_AWAY_NS
-        said = batch(stay, NOW + MOST_AWAY_NS + S, HELD_NS + 1, HELD_NS + 1)
+        assert said == "held the event loop for 250 ms: it runs on threads for 5 s"
+        assert stay.away_until_ns == NOW + AWAY_NS
+        said = batch(stay, NOW + DOUBTED_NS, HELD_NS + 1, HELD_NS + 1)
         assert said == "held the event loop for 250 ms: it runs on threads from now on"
         assert stay.away_until_ns == FOREVER_NS
 
-    def test_a_machine_that_stands_still_sends_nobody_away_for_good(self) -> None:
+    def test_a_machine_that_stands_still_again_and_again_sends_nobody_away_but_once(self) -> None:
         stay = Stay()
 
-        for _ in range(3):
-            now_ns = stay.away_until_ns + 4 * HELD_NS + 1
-            said = batch(stay, now_ns, 4 * HELD_NS, 40_000)
-            assert said == "held the event loop for 1000 ms: it runs on threads for 600 s"
-            assert stay.away_until_ns == now_ns + MOST_AWAY_NS
+        said = [batch(stay, NOW + i * 60 * S, 4 * HELD_NS, 40_000) for i in range(9)]
+
+        assert said == ["held the event loop for 1000 ms: it runs on threads for 5 s", *[""] * 8]
+        assert stay.away_until_ns == NOW + AWAY_NS
 
     @given(st.lists(st.tuples(st.integers(0, 500), st.integers(6, 250)), min_size=1, max_size=200))
     def test_the_loop_is_held_by_long_batches_for_little_of_the_time(self, batches: list[tuple[int, int]]) -> None:

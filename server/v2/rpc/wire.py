@@ -12,6 +12,8 @@ _FIXED = {1: 8, 3: 0, 4: 0, 5: 4}
 _INPUT, _OUTPUT = 5 << 3 | 2, 6 << 3 | 2
 _SHAPE, _CONTENTS = 3 << 3 | 2, 5 << 3 | 2
 _FIELD = 4
+_MOST_SHIFT = 63
+"""Of a number's last 7 bits: a longer one is none of protobuf's, and to read all of it takes the square of the time."""
 _PACKED = frozenset(number << 3 | 2 for number in range(1, 6))
 """Heads: of a ModelInferRequest, of its tensors, and of contents' numbers of no fixed size, several in one field."""
 
@@ -101,6 +103,8 @@ def _read_varint(message: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return number, at
         shift += 7
+        if shift > _MOST_SHIFT:
+            raise IndexError("a number that does not end")
 
 
 def field_head(number: int, size: int) -> bytes:

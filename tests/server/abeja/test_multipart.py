@@ -138,8 +138,8 @@ def test_an_empty_boundary_is_refused() -> None:
 @pytest.mark.parametrize(
     ("headers", "content"),
     [
-        ("X: y" + ("\n " + "a" * 1000) * 8000, b"1"),
-        ("Content-Disposition: form-data" + "".join(f'; n{at}="{"a" * 1000}"' for at in range(8000)), b"1"),
+        ("X: y" + ("\n " + "a" * 1000) * 2000, b"1"),
+        ("Content-Disposition: form-data" + "".join(f'; n{at}="{"a" * 1000}"' for at in range(2000)), b"1"),
         ("Content-Transfer-Encoding: quoted-printable", b" " * 30_000 + b"x"),
     ],
     ids=["lines that go on", "parameters", "blanks"],

@@ -50,6 +50,18 @@ def test_what_is_no_message_is_left_to_its_parser(broken: bytes) -> None:
     assert not has_more_fields(b"\x2a\x00" + broken, 3)
 
 
+class ReadUpTo10(bytes):
+    """Fails when what is behind the longest number that there may be is looked at."""
+
+    def __getitem__(self, at: Any) -> Any:
+        assert at < 10
+        return super().__getitem__(at)
+
+
+def test_a_number_that_does_not_end_is_not_read_to_the_end() -> None:
+    assert not has_more_fields(ReadUpTo10(b"\xff" * 1000), 3)
+
+
 @pytest.mark.parametrize(
     ("tensor", "elements"),
     [
