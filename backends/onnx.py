@@ -50,7 +50,8 @@ _SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 logger = logging.getLogger("penstock.backends")
 _FOLDERS = re.compile(r"(?<!\w)/\S*/")
 _NEVER_EMPTY = frozenset({"LSTM", "GRU", "DynamicQuantizeLSTM"})
-"""Operators that end the process where their batch has no rows: seen with ONNX Runtime 1.20 and 1.32, on the CPU."""
+"""Operators that end the process where their batch has no rows: seen with ONNX Runtime 1.20 and 1.32 on the CPU,
+where a session on a GPU may leave nodes, too."""
 _OPTIONAL = re.compile(r"optional\((tensor\(\w+\))\)")
 
 
@@ -67,9 +68,10 @@ def load(path: Path, device: str, options: Mapping[str, str]) -> OnnxBackend:
     if number is not None:
         from .onnx_cuda import load_on_gpu  # built on this module
 
-        return load_on_gpu(path, number, options)
-    model, made, freed = prepared(path, options)
-    backend = OnnxBackend(opened(path, lambda: start(model, made, [(CPU, {})])), options, freed)
+        backend: OnnxBackend = load_on_gpu(path, number, options)
+    else:
+        model, made, freed = prepared(path, options)
+        backend = OnnxBackend(opened(path, lambda: start(model, made, [(CPU, {})])), options, freed)
     backend.never_empty = min(operators(path) & _NEVER_EMPTY, default="")
     return backend
 

@@ -12,7 +12,7 @@ import numpy as np
 
 MOST_VALUES = 1 << 22
 """A value of 2 bytes takes up to 120 as a Python object, and 64 MiB of them, which 62 KiB of gzip may be, seconds."""
-TOO_MANY_VALUES = f"JSON has more than {MOST_VALUES} values that are not numbers of a tensor, send them as binary data"
+TOO_MANY_VALUES = f"JSON has more than {MOST_VALUES} values, send tensors as binary data"
 _PIECE_BYTES = 1 << 20
 _QUOTE = b'"'[0]
 _BUT_BRACKETS = bytes(set(range(256)) - set(b'"[]{}'))

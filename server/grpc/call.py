@@ -34,8 +34,8 @@ class GrpcCall(Answering):
     """One RPC.
 
     Invariants: once `ended`, nothing is sent but what already waits for its window, and `cancelled` is not called.
-    What `_incoming` holds is counted in `shared.held_bytes`; so is the last message that a thread has decompressed, as
-    long as the call lasts.
+    What `_incoming` holds is counted in `shared.held_bytes`. So is a message that a thread has decompressed: till it is
+    handed over where the call is a stream, else as long as that lasts.
     """
 
     __slots__ = ("_given", "_incoming", "_reader", "_stalled_s", "_unpacking")
@@ -203,6 +203,8 @@ class GrpcCall(Answering):
         try:
             if error is not None:
                 raise error
+            if self._reader is not None and self._unpacking is not None:
+                self._unpacking.passed_on()
             self._deliver(message)
         except MessageError as fault:
             self._abandon(fault.status, fault.text)

@@ -88,8 +88,8 @@ def decompress(message: bytes, coding: bytes, most: int) -> bytes:
 class Unpacking:
     """The compressed messages of one call, one after another.
 
-    Invariants: `busy` while a thread has one. `counted` is what the last of those has become, and in
-    `shared.held_bytes` until there is another or the call ends: whoever is to answer it keeps it so long.
+    Invariants: `busy` while a thread has one. `counted` is what that has become, and in `shared.held_bytes` until it is
+    `passed_on`, or the call ends: who is to answer the one message of a call keeps it so long.
     Threads: the event loop's, but for the steps.
     """
 
@@ -109,9 +109,12 @@ class Unpacking:
         if len(message) < _LITTLE_PACKED_BYTES and inflation.step(_LITTLE_BYTES):
             return inflation.whole()
         self.busy = True
-        self._count(0)
         self._go_on(inflation)
         return None
+
+    def passed_on(self) -> None:
+        """Count the message no more: somebody else has it, and counts what he keeps."""
+        self._count(0)
 
     def end(self) -> None:
         """Count nothing any more: the call has ended."""
@@ -123,9 +126,10 @@ class Unpacking:
         step.add_done_callback(partial(self._stepped, inflation))
 
     def _stepped(self, inflation: Inflation, step: asyncio.Future[bool]) -> None:
+        error = None if step.cancelled() else step.exception()  # one that nobody asks for would be logged
         if self._ended or step.cancelled():
             return
-        shared, error = self._shared, step.exception()
+        shared = self._shared
         if error is None:
             self._count(inflation.size)
             if shared.held_bytes > shared.receive_bytes:

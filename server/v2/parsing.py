@@ -174,7 +174,7 @@ class _Counted:
         self._left = MOST_VALUES
 
     def __call__(self, value: Any) -> Any:
-        if hasattr(value, "mini"):
+        if hasattr(value, "as_dict") or hasattr(value, "as_list"):  # not `mini`, which would write it
             # what is in it is written again to be counted only where it alone is not too much
             self._left -= len(value) if len(value) > self._left else values_in(value.mini, self._left)
             if self._left < 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,14 @@ def test_others_may_have_no_rows(tmp_path: Path) -> None:
     binding = backend.bind(batched(backend.graph), 4)
 
     assert infer(binding, [np.zeros((0, 2, WIDTH), np.float32)])[0].shape == (0, HIDDEN)
+
+
+def test_a_model_on_a_gpu_of_which_nodes_may_stay_on_the_cpu_is_guarded_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.backends.onnx_cuda.load_on_gpu", lambda path, number, options: SimpleNamespace())
+
+    assert load(recurrent(tmp_path / "model.onnx", "GRU"), "cuda:0", {}).never_empty == "GRU"
 
 
 def test_operators_are_found_in_branches_and_functions_too(tmp_path: Path) -> None:

@@ -50,17 +50,22 @@ def parsed_small(kind: Any, message: bytes) -> Any:
 
 def parsed_large(kind: Any, message: bytes) -> Any:
     """Parse a message that is large by what is in its fields, not by their number. Raises: InferError (INVALID)."""
-    if has_more_fields(message, _MOST_FIELDS):
-        raise InferError(Code.INVALID, f"{kind.DESCRIPTOR.name} has more than {_MOST_FIELDS} fields")
+    _check_fields(kind, message)
     return parsed(kind, message)
 
 
 def parsed_tensors(kind: Any, message: bytes) -> Any:
     """Parse a large ModelInferRequest. Raises: InferError (INVALID)."""
+    _check_fields(kind, message)  # first, since it is soon done with too many
     if len(message) > _MOST_ELEMENTS and has_more_elements(message, _MOST_ELEMENTS):
         text = f"the tensors of {kind.DESCRIPTOR.name} have more dims, parameters and elements in 'contents' than are"
         raise InferError(Code.INVALID, f"{text} parsed, send them in 'raw_input_contents'")
-    return parsed_large(kind, message)
+    return parsed(kind, message)
+
+
+def _check_fields(kind: Any, message: bytes) -> None:
+    if has_more_fields(message, _MOST_FIELDS):
+        raise InferError(Code.INVALID, f"{kind.DESCRIPTOR.name} has more than {_MOST_FIELDS} fields")
 
 
 def answering(path: str, kind: Any, work: Callable[[Any], Any]) -> Method:

@@ -204,6 +204,16 @@ def test_what_little_has_become_large_is_decompressed_on_a_thread() -> None:
     assert wire.shared.held_bytes == 0
 
 
+def test_a_message_of_a_stream_is_counted_until_it_is_handed_over() -> None:
+    wire = Wire()
+    sent = message_of(gzip.compress(bytes(10**6)), 1)
+    wire.connection.data_received(wire.headers(__path=BIDI, grpc_encoding="gzip") + payload(sent))
+    wire.loop.turn()
+
+    assert not wire.connection.streams[1].remote_ended
+    assert wire.shared.held_bytes == 0
+
+
 def test_what_messages_become_is_counted_all_together_and_as_they_grow() -> None:
     wire = Wire(grpc={"receive_bytes": 40 << 20})
     bomb = message_of(gzip.compress(bytes(30 << 20)), 1)

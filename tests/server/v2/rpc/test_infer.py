@@ -310,7 +310,12 @@ def test_a_call_that_has_ended_is_freed_without_the_collector(ending: str) -> No
 
 
 @pytest.mark.parametrize("field_of", [b"\x2a\x00", b"\x32\x00", b"\x3a\x00", b"\x7a\x00"])
-def test_a_message_of_very_many_fields_is_not_parsed(field_of: bytes) -> None:
+def test_a_message_of_very_many_fields_is_not_parsed_nor_looked_at_to_its_end(
+    field_of: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.server.v2.rpc.calls._MOST_ELEMENTS", 0)
+    monkeypatch.setattr("penstock.server.v2.rpc.calls.has_more_elements", None)
+
     async def main() -> None:
         call = Services().call("ModelInfer", request().SerializeToString() + field_of * (1 << 18))
         await settled()
