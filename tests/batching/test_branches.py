@@ -416,7 +416,11 @@ async def test_thousands_of_answers_wait_for_their_turn_and_refuse_nobody() -> N
         assert await bare.task == list(range(3000))
 
 
-async def test_a_step_whose_answers_wait_is_to_wait_until_half_of_them_are_gone() -> None:
+async def test_a_step_whose_answers_wait_is_to_wait_until_half_of_them_are_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # whoever looks at the client sees all that has come
+    monkeypatch.setattr("penstock.batching.stream.TAKEN_AT_ONCE", 1 << 30)
     async with served(SPREAD) as (kept, many):
         kept.gates["plus"].close()
         client = Client(kept, "spread", 1)
