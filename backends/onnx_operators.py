@@ -6,9 +6,12 @@ import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
+from .protobuf_fields import fields
+
 _GRAPH, _FUNCTION, _NODE_OF_GRAPH, _NODE_OF_FUNCTION = 7, 25, 1, 7
 _OPERATOR, _ATTRIBUTE, _GRAPHS_OF_ATTRIBUTE = 4, 5, (6, 11)
 """Numbers of fields. Source: onnx.proto of the ONNX IR specification."""
+_WITH_LENGTH = 2
 _DEEPEST = 64
 
 
@@ -24,7 +27,7 @@ def operators(path: Path) -> frozenset[str]:
             memoryview(mapped) as model,
         ):
             return frozenset(_of_model(model))
-    except (OSError, ValueError, IndexError, BufferError):
+    except (OSError, ValueError, LookupError, BufferError):
         return frozenset()  # who loads it says why
 
 
@@ -50,31 +53,7 @@ def _of_nodes(model: memoryview, start: int, stop: int, node: int, deepest: int)
 
 
 def _fields(model: memoryview, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Give the number, the start and the end of each field that has a length. Raises: IndexError, ValueError."""
-    while start < stop:
-        tag, start = _number(model, start)
-        kind = tag & 7
-        if kind == 2:
-            size, start = _number(model, start)
-            yield tag >> 3, start, start + size
-            start += size
-        elif kind == 0:
-            start = _number(model, start)[1]
-        elif kind in (1, 5):
-            start += 8 if kind == 1 else 4
-        else:
-            raise ValueError("no field is of this kind")
-
-
-def _number(model: memoryview, start: int) -> tuple[int, int]:
-    """Read a varint. Returns: it, and where it ends."""
-    number = shift = 0
-    while True:
-        byte = model[start]
-        start += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, start
-        shift += 7
-        if shift > 63:
-            raise ValueError("a number that is too long")
+    """Give the number, the start and the end of each field that has a length. Raises: as `fields`."""
+    for head, begin, end in fields(model, start, stop):
+        if head & 7 == _WITH_LENGTH:
+            yield head >> 3, begin, end

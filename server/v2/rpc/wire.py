@@ -7,13 +7,11 @@ from itertools import islice
 
 import numpy as np
 
-_FIXED = {1: 8, 3: 0, 4: 0, 5: 4}
-"""How many bytes follow the head of a field, by its kind. Groups have none of their own: what is in them is counted."""
+from penstock.backends.protobuf_fields import fields
+
 _INPUT, _OUTPUT = 5 << 3 | 2, 6 << 3 | 2
 _SHAPE, _CONTENTS = 3 << 3 | 2, 5 << 3 | 2
 _FIELD = 4
-_MOST_SHIFT = 63
-"""Of a number's last 7 bits: a longer one is none of protobuf's, and to read all of it takes the square of the time."""
 _PACKED = frozenset(number << 3 | 2 for number in range(1, 6))
 """Heads: of a ModelInferRequest, of its tensors, and of contents' numbers of no fixed size, several in one field."""
 
@@ -33,7 +31,7 @@ def varint(number: int) -> bytes:
 def has_more_fields(message: bytes, most: int) -> bool:
     """Tell whether a message has more fields of its own than `most`; of what is no message its parser knows better."""
     try:
-        return next(islice(_fields(message, 0, len(message)), most, None), None) is not None
+        return next(islice(fields(message, 0, len(message)), most, None), None) is not None
     except (IndexError, KeyError):
         return False
 
@@ -57,54 +55,19 @@ def has_more_elements(message: bytes, most: int) -> bool:
 
 def _elements(message: bytes) -> Iterator[int]:
     """Count the same, field by field."""
-    for of_message, begin, end in _fields(message, 0, len(message)):
+    for of_message, begin, end in fields(message, 0, len(message)):
         if of_message not in (_INPUT, _OUTPUT):
             continue
-        for of_tensor, start, stop in _fields(message, begin, end):
+        for of_tensor, start, stop in fields(message, begin, end):
             yield _FIELD + (_numbers(message, start, stop) if of_tensor == _SHAPE else 0)
             if of_tensor == _CONTENTS:
-                for head, first, last in _fields(message, start, stop):
+                for head, first, last in fields(message, start, stop):
                     yield _FIELD + (_numbers(message, first, last) if head in _PACKED else 0)
 
 
 def _numbers(message: bytes, start: int, stop: int) -> int:
     """Count varints, each of which ends with a byte below 128."""
     return int(np.count_nonzero(np.frombuffer(message[start:stop], np.int8) >= 0))
-
-
-def _fields(message: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Give the fields of a message: the head of each, and where what it holds begins and ends."""
-    while at < end:
-        head = message[at]
-        at += 1
-        if head >= 0x80:
-            head, at = _read_varint(message, at - 1)
-        kind = head & 7
-        if kind == 2:
-            size = message[at]
-            at += 1
-            if size >= 0x80:
-                size, at = _read_varint(message, at - 1)
-            stop = at + size
-        elif kind == 0:
-            stop = _read_varint(message, at)[1]
-        else:
-            stop = at + _FIXED[kind]
-        yield head, at, stop
-        at = stop
-
-
-def _read_varint(message: bytes, at: int) -> tuple[int, int]:
-    number = shift = 0
-    while True:
-        byte = message[at]
-        at += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, at
-        shift += 7
-        if shift > _MOST_SHIFT:
-            raise IndexError("a number that does not end")
 
 
 def field_head(number: int, size: int) -> bytes:
