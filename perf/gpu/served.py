@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.perf import processes
+from penstock.perf.generator.fleet import Fleet
 from penstock.perf.generator.orders import Load, Window
 
 from .engine import HELD, ROWS_EACH
@@ -17,7 +18,7 @@ from .servers import WAYS, Server, Way, config_of, driving, loaded, serving
 from .world import World, best_rate
 
 WANTED, TIMES, SHARE = 0.90, 4.0, 0.8
-_SECONDS, _PACED_SECONDS = 1.5, 3.0
+_SECONDS, _LEVEL_SECONDS, _PACED_SECONDS = 1.5, 0.4, 3.0
 _DEEP = 4
 FRONTS = 4
 """Processes that take requests, in a second server: for models whose requests are more than one takes."""
@@ -26,7 +27,7 @@ _SIZES_TOLD = 8
 
 
 def report(world: World) -> Iterator[Row]:
-    """Give each model's rate over each transport; of the best one for most models, the latency at 80% of that."""
+    """Give each model's rate over each transport; of the best one for most models, the latency below the knee."""
     with serving(world, "served") as server:
         for variant in [world.variant(*each) for each in world.measured()]:
             yield from _of_model(world, server, variant, WAYS if world.on_gpu else WAYS[:-1])
@@ -94,29 +95,49 @@ def _ratio(world: World, variant: Variant, rates: dict[Way, float]) -> Iterator[
 
 
 def _latency(world: World, server: Server, variant: Variant, way: Way, setting: str = "") -> Iterator[Row]:
-    """Hold the p99 of an open loop at 80% of the knee against the median of one request at a time.
+    """Hold the p99 of an open loop at 80% of the knee against the median of one request at a time, of one row each.
 
-    The knee is what a closed loop of enough requests gets, of one row each.
+    The knee is that of a run (docs/glossary.md): of closed loops of 1, 2, 4 ... requests the one whose throughput
+    divided by its mean latency is greatest. The same at 80% of the greatest throughput is told and not judged: what
+    comes during one run is the next there, and most wait for two of many rows.
     """
-    slots = _DEEP * world.best_rows(variant)
-    with driving(world, server, variant, way, rows=1, slots=min(slots, _MOST_SLOTS)) as running:
-        alone = loaded(running, Load(concurrency=1), world.seconds(_SECONDS / 2))
-        one_ms = float(np.median(alone.latencies_ns)) / 1e6
+    slots = min(_DEEP * world.best_rows(variant), _MOST_SLOTS)
+    with driving(world, server, variant, way, rows=1, slots=slots) as running:
+        curve = [
+            (number, loaded(running, Load(concurrency=number), world.seconds(_LEVEL_SECONDS)))
+            for number in (1 << bit for bit in range(slots.bit_length()))
+        ]
+        one_ms = float(np.median(curve[0][1].latencies_ns)) / 1e6
         yield Row("served", f"{variant.name}: one request alone, p50{setting}", one_ms, "ms", note=way.name)
-        full = loaded(running, Load(concurrency=min(slots, _MOST_SLOTS)), world.seconds(_SECONDS))
-        rate = SHARE * len(full.ends_ns) / full.seconds
-        before, stolen_s = server.batches(variant.name), processes.stolen_s()
-        window = loaded(running, Load(rate_per_s=rate, poisson=True, seed=1), world.seconds(_PACED_SECONDS))
-        sizes, stolen_s = _sizes(server.batches(variant.name), before), processes.stolen_s() - stolen_s
-    p99_ms = float(np.quantile(window.latencies_ns, 0.99)) / 1e6
+        number, knee = max(curve, key=lambda level: _per_s(level[1]) / float(level[1].latencies_ns.mean()))
+        at_knee = f"the knee: {_per_s(knee):,.0f}/s of {number} at once"
+        for where, full_per_s, note in (
+            ("the knee", _per_s(knee), at_knee),
+            ("the greatest rate", max(_per_s(window) for _, window in curve), ""),
+        ):
+            p99_ms, told = _paced(world, server, variant, running, SHARE * full_per_s)
+            what = f"{variant.name}: p99 at 80% of {where} to one alone{setting}"
+            row = at_most("served", what, p99_ms / one_ms, TIMES, note=f"{told} over {way.name}; {note}".rstrip("; "))
+            judged = note and not setting
+            yield world.judged(row) if judged else replace(row, held=None, wanted="")
+
+
+def _per_s(window: Window) -> float:
+    return len(window.ends_ns) / window.seconds
+
+
+def _paced(
+    world: World, server: Server, variant: Variant, running: Fleet, rate_per_s: float
+) -> tuple[float, str]:  # fmt: skip
+    """Keep up an open loop of so many requests. Returns: their p99 in ms, and what is to be said of them."""
+    before, stolen_s = server.batches(variant.name), processes.stolen_s()
+    window = loaded(running, Load(rate_per_s=rate_per_s, poisson=True, seed=1), world.seconds(_PACED_SECONDS))
+    sizes, stolen_s = _sizes(server.batches(variant.name), before), processes.stolen_s() - stolen_s
+    p50_ms, p99_ms = (float(each) / 1e6 for each in np.quantile(window.latencies_ns, (0.5, 0.99)))
     late_ms = float(np.quantile(window.late_ns, 0.99)) / 1e6 if len(window.late_ns) else 0.0
-    p50_ms = float(np.median(window.latencies_ns)) / 1e6
-    times = f"p50 {p50_ms:.2f} and p99 {p99_ms:.2f} ms at {rate:,.0f} requests/s over {way.name}"
     noise = f"{_usual_ms(window, 0.99):.2f} in the median tenth, {stolen_s:.1f} s of CPU stolen"
-    note = f"{times} ({noise}); the load was {late_ms:.2f} ms late at p99; {sizes}"
-    what = f"{variant.name}: p99 at 80% of the knee to one alone{setting}"
-    row = at_most("served", what, p99_ms / one_ms, TIMES, note=note)
-    yield replace(row, held=None, wanted="") if setting else world.judged(row)
+    times = f"p50 {p50_ms:.2f} and p99 {p99_ms:.2f} ms ({noise}) at {rate_per_s:,.0f} requests/s"
+    return p99_ms, f"{times}; the load was {late_ms:.2f} ms late at p99; {sizes}"
 
 
 def _usual_ms(window: Window, quantile: float) -> float:
