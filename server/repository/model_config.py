@@ -1,4 +1,4 @@
-"""What a ModelConfig says, field by field: honoured, documentation, or refused. Nothing is accepted and ignored.
+"""What a ModelConfig says, field by field: honoured, documentation, a hint, or refused. Nothing is ignored in silence.
 
 Called by scan.py. docs/compatibility-triton.md has one row per field; a test holds it and `fields/` together.
 """
@@ -20,6 +20,8 @@ MODEL_FILE = "model.onnx"
 _PARTS = (identity, batching, tensors, instances, gpu, optimization, sequences, ensembles, serving)
 HONOURED = tuple(name for part in _PARTS for name in part.HONOURED)
 REFUSED = tuple(name for part in _PARTS for name in getattr(part, "REFUSED", ()))
+HINTS = {name: why for part in _PARTS for name, why in getattr(part, "HINTS", {}).items()}
+"""How Triton is to go about it, which changes no answer, and why it is done otherwise here: no reason not to serve."""
 DOCUMENTATION = tuple(name for part in _PARTS for name in getattr(part, "DOCUMENTATION", ()))
 
 
@@ -36,6 +38,9 @@ def read(
     for field in REFUSED:
         if any(_given(config, field.split("."))):
             notes.mistake(field, f"field '{field}' is not supported")
+    for field, why in HINTS.items():
+        if any(_given(config, field.split("."))):
+            notes.warn(field, f"field '{field}' has no effect: {why}")
     for part in _PARTS:
         part.read(notes)
     return Statement(path, notes.values, notes.places), notes.findings

@@ -28,13 +28,14 @@ if TYPE_CHECKING:
 
 ANY_DEVICE = "any"
 """The device of a group that names none, until it is placed."""
+_GRAPHS = "runtime.gpu_graphs"
 _ASKS = {
     f"runtime.{CUDA}": "execution accelerator 'cuda'", f"runtime.{TENSORRT}": "execution accelerator 'tensorrt'",
-    "runtime.gpu_graphs": "CUDA graphs",
+    _GRAPHS: "CUDA graphs",
 }  # fmt: skip
 """What asks for a GPU, and how a mistake calls it."""
 _PASSED = {
-    "runtime.gpu_graphs": "penstock.gpu_graphs", "runtime.gpu_memory": "penstock.gpu_memory_bytes",
+    _GRAPHS: "penstock.gpu_graphs", "runtime.gpu_memory": "penstock.gpu_memory_bytes",
     "runtime.pinned": "penstock.pinned", f"runtime.{TENSORRT}": "penstock.tensorrt",
 }  # fmt: skip
 """What is said to a Loader of a GPU, by the name of its option."""
@@ -94,18 +95,29 @@ def place(spec: ModelSpec, stated: Statement, defaults: Defaults) -> tuple[Model
     spec = replace(spec, instances=groups)
     on_gpu = any(device != "cpu" for group in groups for device in group.devices)
     asking = next((name for name in _ASKS if stated.get(name, "0") not in {"0", "auto"}), "")
+    if hinted := asking == _GRAPHS and _of_a_model_config(stated, _GRAPHS):
+        asking = ""
     left_open = not (asking or gpus.are_said or ASKED in stated.values)
     allowed = stated.get("runtime.cpu_fallback", "1" if defaults.cpu_fallback or left_open else "0") == "1"
     if not on_gpu and asking:
         why = f": {gpus.why}" if gpus.why else ""
         lacking = f"{_ASKS[asking]} needs an instance_group with a GPU{why}"
     if not lacking:
-        return replace(spec, options=_options(spec, stated, defaults, allowed)) if on_gpu else spec, []
+        if on_gpu:
+            return replace(spec, options=_options(spec, stated, defaults, allowed)), []
+        text = "optimization.cuda.graphs has no effect: the model runs on the CPU"
+        return spec, [replace(stated.mistake(_GRAPHS, text), mistake=False)] if hinted else []
     at = stated.mistake(asking or (LACKING if LACKING in stated.places else "instances"), lacking)
     if not allowed or (groups is stated.get("instances") and gpus.numbers):  # what works can be said
         return spec, [at]
     spec = moved(spec, lacking) if on_gpu else replace(spec, fallback=lacking)
     return spec, [replace(at, message=f"is served on the CPU: {lacking}", mistake=False)]
+
+
+def _of_a_model_config(stated: Statement, name: str) -> bool:
+    """Tell whether it is a ModelConfig that says so. Its graphs ask for no GPU: Triton has them for TensorRT only."""
+    place = stated.places.get(name)
+    return place is not None and place[0].suffix != ".toml"
 
 
 def _options(spec: ModelSpec, stated: Statement, defaults: Defaults, allowed: bool) -> dict[str, str]:
@@ -136,6 +148,6 @@ def _rows(spec: ModelSpec, stated: Statement) -> tuple[int, ...]:
     if policy.allowed_rows or most < 1:
         return policy.allowed_rows
     said = stated.get("runtime.gpu_rows", ())
-    if not said and f"runtime.{TENSORRT}" not in stated.values and stated.get("runtime.gpu_graphs") != "1":
+    if not said and f"runtime.{TENSORRT}" not in stated.values and stated.get(_GRAPHS) != "1":
         return ()
     return (*(size for size in said if size < most), most) if said else run_sizes(most)

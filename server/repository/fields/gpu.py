@@ -10,7 +10,7 @@ from penstock.batching.devices.fallback import CPU_FALLBACK
 
 from . import accelerators
 from .accelerators import CUDA, CUDA_OPTIONS, TENSORRT, TITLES, flag
-from .identity import TENSORFLOW
+from .identity import PYTHON, TENSORFLOW
 from .notes import Notes
 
 _ACCELERATOR = "optimization.execution_accelerators.gpu_execution_accelerator"
@@ -18,7 +18,8 @@ HONOURED = (
     _ACCELERATOR, "optimization.cuda.graphs", "optimization.cuda.graph_spec", "optimization.cuda.output_copy_stream",
     "optimization.input_pinned_memory", "optimization.output_pinned_memory",
 )  # fmt: skip
-REFUSED = ("optimization.cuda.busy_wait_events", "optimization.execution_accelerators.cpu_execution_accelerator")
+REFUSED = ("optimization.execution_accelerators.cpu_execution_accelerator",)
+HINTS = {"optimization.cuda.busy_wait_events": "whoever waits for a GPU sleeps, the cores are for the front end"}
 
 
 def _numbered(*words: str) -> Callable[[str], str]:
@@ -43,11 +44,14 @@ PARAMETERS: Mapping[str, Callable[[str], str]] = MappingProxyType({
 
 def read(notes: Notes) -> None:
     """Read it. What runs the model must have been read before."""
+    backend = notes.values.get("model.backend")
+    if backend == PYTHON:
+        return
     _pinned(notes)
-    if notes.values.get("model.backend") == TENSORFLOW:
+    if backend == TENSORFLOW:
         _of_tensorflow(notes)
         if notes.config.optimization.HasField("cuda"):
-            notes.mistake("optimization.cuda", "field 'optimization.cuda' is not supported for TensorFlow models")
+            notes.warn("optimization.cuda", "field 'optimization.cuda' has no effect on a TensorFlow model")
         return
     for accelerator in notes.config.optimization.execution_accelerators.gpu_execution_accelerator:
         _accelerator(notes, accelerator)
@@ -76,7 +80,7 @@ def _pinned(notes: Notes) -> None:
             continue
         field = f"optimization.{side}"
         if notes.values.get("model.backend") == TENSORFLOW:
-            notes.mistake(field, f"field '{field}' is supported as enable: true only for TensorFlow models")
+            notes.warn(field, f"field '{field}' has no effect on a TensorFlow model")
         else:
             notes.say("runtime.pinned", "0", field)
 
@@ -120,7 +124,7 @@ def _graphs(notes: Notes) -> None:
         for part in ("input", "graph_lower_bound"):
             if spec.input if part == "input" else spec.HasField(part):
                 text = "there is a graph for each number of rows, and for the shapes that the model is warmed up with"
-                notes.mistake(field, f"{field}.{part} is not supported: {text}")
+                notes.warn(field, f"{field}.{part} has no effect: {text}")
         most = notes.config.max_batch_size
         if not 0 <= spec.batch_size <= max(most, 1):
             notes.mistake(field, f"{field}.batch_size {spec.batch_size} is not from 0 to the max batch size, {most}")

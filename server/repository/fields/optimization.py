@@ -15,7 +15,10 @@ from .identity import PYTHON, TENSORFLOW
 from .notes import Notes, enum_name
 
 HONOURED = ("optimization.graph.level", "optimization.priority", "parameters", "model_operations.op_library_filename")
-REFUSED = ("optimization.gather_kernel_buffer_threshold", "optimization.eager_batching")
+HINTS = {
+    "optimization.gather_kernel_buffer_threshold": "inputs are gathered in pinned memory, or by copies on the device",
+    "optimization.eager_batching": "a batch is gathered when an instance takes it",
+}
 
 _NO_LIBRARIES = {TENSORFLOW: "it is honoured for ONNX models", PYTHON: "the model's own code may load libraries"}
 _PRIORITIES = {"PRIORITY_DEFAULT": 1.0, "PRIORITY_MAX": 4.0, "PRIORITY_MIN": 0.25}
@@ -89,6 +92,12 @@ _LIKENESS = 0.8
 def read(notes: Notes) -> None:
     """Read them."""
     optimization, backend = notes.config.optimization, notes.values.get("model.backend")
+    if backend == PYTHON:
+        if notes.config.HasField("optimization"):
+            notes.warn("optimization", "field 'optimization' has no effect on a Python model, as in Triton")
+        _libraries(notes)
+        _environment(notes)
+        return
     if optimization.HasField("graph") and backend == TENSORFLOW:
         _xla(notes)
     elif optimization.HasField("graph"):
@@ -99,9 +108,7 @@ def read(notes: Notes) -> None:
         notes.say("runtime.graph_level", level or "all", "optimization.graph.level")
     _priority(notes)
     _libraries(notes)
-    if backend == PYTHON:
-        _environment(notes)
-    elif backend == TENSORFLOW:
+    if backend == TENSORFLOW:
         _tensorflow_parameters(notes)
     else:
         _parameters(notes)
@@ -133,7 +140,7 @@ def _xla(notes: Notes) -> None:
     level, field = notes.config.optimization.graph.level, "optimization.graph.level"
     if level not in {-1, 0}:
         text = "XLA would compile the graph anew for each number of rows"
-        notes.mistake(field, f"{field} {level} is not supported for TensorFlow models, known: -1, 0: {text}")
+        notes.warn(field, f"{field} {level} has no effect on a TensorFlow model: {text}")
 
 
 def _environment(notes: Notes) -> None:

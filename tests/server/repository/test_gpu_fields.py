@@ -180,16 +180,26 @@ class TestGraphs:
              "optimization.cuda.graph_spec.batch_size 9 is not from 0 to the max batch size, 8"),
             ("graphs: true graph_spec { batch_size: -1 }",
              "optimization.cuda.graph_spec.batch_size -1 is not from 0 to the max batch size, 8"),
-            ('graphs: true graph_spec { batch_size: 1 input { key: "x" value { dim: 3 } } }',
-             "optimization.cuda.graph_spec.input is not supported"),
-            ("graphs: true graph_spec { batch_size: 4 graph_lower_bound { batch_size: 2 } }",
-             "optimization.cuda.graph_spec.graph_lower_bound is not supported"),
         ],
     )  # fmt: skip
     def test_what_they_cannot_be_is_refused(self, cuda: str, message: str) -> None:
         (found,) = read(f"max_batch_size: 8 optimization {{ cuda {{ {cuda} }} }}")[1]
 
         assert found.startswith(message)
+
+    @pytest.mark.parametrize(
+        ("field", "spec"),
+        [
+            ("input", 'input { key: "x" value { dim: 3 } }'),
+            ("graph_lower_bound", "graph_lower_bound { batch_size: 2 }"),
+        ],
+    )
+    def test_the_shapes_that_a_graph_is_for_are_a_hint(self, field: str, spec: str) -> None:
+        text = f"max_batch_size: 8 optimization {{ cuda {{ graphs: true graph_spec {{ batch_size: 4 {spec} }} }} }}"
+        values, (found,) = read(text)
+
+        assert values["runtime.gpu_rows"] == (4,)
+        assert found.startswith(f"optimization.cuda.graph_spec.{field} has no effect: ")
 
 
 class TestPinnedMemory:
@@ -203,8 +213,9 @@ class TestPinnedMemory:
     def test_a_permission_says_nothing(self) -> None:
         assert "runtime.pinned" not in read("optimization { input_pinned_memory { enable: true } }")[0]
 
-    def test_a_tensorflow_models_cannot_be_switched_off(self) -> None:
+    def test_a_tensorflow_models_is_a_hint(self) -> None:
         text = 'platform: "tensorflow_savedmodel" optimization { input_pinned_memory { enable: false } }'
-        (found,) = read(text)[1]
+        values, messages = read(text)
 
-        assert found.startswith("field 'optimization.input_pinned_memory' is supported as enable: true only")
+        assert messages == ["field 'optimization.input_pinned_memory' has no effect on a TensorFlow model"]
+        assert "runtime.pinned" not in values

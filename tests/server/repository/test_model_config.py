@@ -15,7 +15,7 @@ from penstock.server.repository.fields import gpu
 from penstock.server.repository.fields.optimization import ENTRIES, PARAMETERS
 from penstock.server.repository.findings import Finding
 from penstock.server.repository.gpus import Gpus
-from penstock.server.repository.model_config import DOCUMENTATION, HONOURED, REFUSED
+from penstock.server.repository.model_config import DOCUMENTATION, HINTS, HONOURED, REFUSED
 from penstock.server.repository.model_config import read as read_config
 from penstock.server.repository.pbtxt import field_lines, model_config_pb2
 from penstock.server.repository.statement import Statement
@@ -36,7 +36,7 @@ def fields(descriptor: Any, above: str = "") -> Iterator[str]:
     """Every field of ModelConfig, down to where a decision about it is written."""
     for field in descriptor.fields:
         name = f"{above}.{field.name}".lstrip(".")
-        decided = name in {*REFUSED, *DOCUMENTATION, *HONOURED}
+        decided = name in {*REFUSED, *DOCUMENTATION, *HINTS, *HONOURED}
         if decided or field.message_type is None:
             yield name
         else:
@@ -44,7 +44,7 @@ def fields(descriptor: Any, above: str = "") -> Iterator[str]:
 
 
 def test_a_decision_is_written_for_every_field_there_is() -> None:
-    known = {*REFUSED, *DOCUMENTATION, *HONOURED}
+    known = {*REFUSED, *DOCUMENTATION, *HINTS, *HONOURED}
 
     assert set(fields(model_config_pb2().ModelConfig.DESCRIPTOR)) == known
 
@@ -65,7 +65,7 @@ def test_a_mistake_in_one_of_many_has_the_line_of_that_one(text: str, line: int)
 
 
 @pytest.mark.parametrize(
-    "name", [*REFUSED, *DOCUMENTATION, *HONOURED, *PARAMETERS, *ENTRIES, *gpu.PARAMETERS, CPU_FALLBACK]
+    "name", [*REFUSED, *DOCUMENTATION, *HINTS, *HONOURED, *PARAMETERS, *ENTRIES, *gpu.PARAMETERS, CPU_FALLBACK]
 )
 def test_every_field_and_parameter_is_in_the_docs(name: str) -> None:
     assert f"| `{name}` |" in DOCS.read_text("utf-8")
@@ -80,9 +80,6 @@ def test_every_field_and_parameter_is_in_the_docs(name: str) -> None:
             'input { name: "x" data_type: TYPE_FP32 dims: 1 is_non_linear_format_io: true }',
         ),
         ("output.is_shape_tensor", 'output { name: "x" data_type: TYPE_FP32 dims: 1 is_shape_tensor: true }'),
-        ("optimization.cuda.busy_wait_events", "optimization { cuda { graphs: true busy_wait_events: true } }"),
-        ("optimization.eager_batching", "optimization { eager_batching: true }"),
-        ("optimization.gather_kernel_buffer_threshold", "optimization { gather_kernel_buffer_threshold: 3 }"),
         (
             "ensemble_scheduling.step.model_namespace",
             'ensemble_scheduling { step [ { model_name: "a" model_version: -1 model_namespace: "b" } ] }',
@@ -95,6 +92,21 @@ def test_what_is_not_supported_is_refused_by_name_and_line(field: str, text: str
     _, findings = read("\n\n" + text)
 
     assert (3, f"field '{field}' is not supported") in [(finding.line, finding.message) for finding in findings]
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("optimization.cuda.busy_wait_events", "optimization { cuda { graphs: true busy_wait_events: true } }"),
+        ("optimization.eager_batching", "optimization { eager_batching: true }"),
+        ("optimization.gather_kernel_buffer_threshold", "optimization { gather_kernel_buffer_threshold: 3 }"),
+    ],
+)
+def test_a_hint_that_changes_no_answer_keeps_nothing_from_being_served_and_is_told_of(field: str, text: str) -> None:
+    _, (finding,) = read("\n\n" + text)
+
+    assert (finding.line, finding.mistake) == (3, False)
+    assert finding.message.startswith(f"field '{field}' has no effect: ")
 
 
 METRIC = 'model_metrics { metric_control { metric_identifier { family: "%s" } histogram_options { buckets: [ %s ] } } }'

@@ -187,6 +187,17 @@ class TestFailsClosed:
 
         assert devices(entry) == [(1, "cpu")]
 
+    @pytest.mark.parametrize(("group", "gpus"), [("", NO_DRIVER), (" instance_group { kind: KIND_CPU }", TWO)])
+    def test_graphs_of_a_model_config_ask_for_none_either_and_are_told_of_where_there_are_none(
+        self, tmp_path: Path, group: str, gpus: Gpus
+    ) -> None:
+        entry = read(tmp_path, "optimization { cuda { graphs: true } }" + group, gpus=gpus)
+        (finding,) = entry.findings
+
+        assert devices(entry) == [(1, "cpu")]
+        assert spec_of(entry).fallback == ""
+        assert str(finding).endswith("warning: optimization.cuda.graphs has no effect: the model runs on the CPU")
+
     def test_a_contradiction_where_gpus_work_is_no_reason_for_the_cpu(self, tmp_path: Path) -> None:
         entry = read(tmp_path, None, '[instances]\ndevices = ["cuda:0", "cuda:2"]', TWO, cpu_fallback=True)
 

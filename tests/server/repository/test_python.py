@@ -112,6 +112,26 @@ def test_a_batch_holds_all_requests_that_run_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "said",
+    [
+        "graph { level: 1 }",
+        "priority: PRIORITY_MAX",
+        "cuda { graphs: true busy_wait_events: true }",
+        "input_pinned_memory { enable: false }",
+        'execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } }',
+    ],
+)
+def test_what_would_optimize_a_runtime_has_no_effect_on_it_and_is_told_of(tmp_path: Path, said: str) -> None:
+    entry = read(written(tmp_path, CONFIG + f"optimization {{ {said} }}"))
+
+    assert [spec.options for spec in entry.specs] == [{}]
+    assert mistakes(entry) == []
+    assert "field 'optimization' has no effect on a Python model, as in Triton" in [
+        finding.message for finding in entry.findings
+    ]
+
+
+@pytest.mark.parametrize(
     ("config", "toml", "text"),
     [
         ("", "[hooks]\nfile = 'hooks.py'\n", "hooks.file means nothing for a Python model"),
@@ -123,7 +143,6 @@ def test_a_batch_holds_all_requests_that_run_again(tmp_path: Path) -> None:
         ("", "[batching]\nrun_limit_ms = 5\n", "say [worker] timeout_s"),
         ("", "[instances]\ncount = 'auto'\n", 'count = "auto" is for models'),
         ("", "[runtime]\nmem_arena = true\n", "runtime.mem_arena means nothing"),
-        ("optimization { graph { level: 1 } }", "", "runtime.graph_level means nothing"),
         (
             "sequence_batching { state [ { input_name: 'a' output_name: 'b' data_type: TYPE_FP32 dims: [1] } ] }", "",
             "sequence_batching.state",
