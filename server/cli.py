@@ -17,7 +17,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from .options.foreign_flags import foreign, renamed
+from .options.backend_config import without_effect
+from .options.foreign_flags import foreign, renamed, sifted
 from .options.setting import Setting, shown
 from .settings import FALSE_WORDS, TRUE_WORDS, SettingError, Settings, known_settings, nearest, resolve
 
@@ -109,6 +110,7 @@ def _run(argv: Sequence[str] | None) -> int:
     if words and words[0] in _ABOVE:
         return _installed(words[0], words[1:])
     parser = _parser()
+    words, ignored = sifted(words)
     args = parser.parse_args(["version"] if words == ["--version"] else _completed(words, parser))
     if args.command is None:
         parser.print_help()
@@ -121,6 +123,13 @@ def _run(argv: Sequence[str] | None) -> int:
     except SettingError as error:
         print(f"penstock: {error}", file=sys.stderr)
         return USAGE_STATUS
+    for text in (*ignored, *without_effect(settings.backend_config)):
+        print(f"penstock: warning: {text}", file=sys.stderr)
+    return _answer(args, settings)
+
+
+def _answer(args: argparse.Namespace, settings: Settings) -> int:
+    """Do what a command with settings is for."""
     if args.command == "serve":
         return _serve(settings)
     if args.command == "probe":

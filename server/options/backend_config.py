@@ -9,6 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 ONNX, TENSORFLOW = "onnxruntime", "tensorflow"
 SETTING = "default-max-batch-size"
+OTHERS = frozenset({
+    "dali", "fil", "identity", "openvino", "python", "pytorch", "repeat", "square", "tensorrt", "tensorrtllm", "vllm",
+})  # fmt: skip
+"""Backends of Triton's whose models are not served here, and the one whose models are and need no such setting."""
+_HINTS = {
+    f"{ONNX},enable-global-threadpool": "each session has threads of its own",
+    "python,shm-default-byte-size": "shared memory grows by itself",
+    "python,shm-growth-byte-size": "shared memory grows by itself",
+    "python,shm-region-prefix-name": "shared memory has no name",
+    "python,stub-timeout-seconds": "a model may take 300 s to open",
+}
 _MOST_ROWS = 2**20
 
 
@@ -23,6 +34,8 @@ def parse(rules: Sequence[str]) -> dict[str, dict[str, str]]:
         backend, _, setting = named.rpartition(",")
         if not equals or not setting:
             raise ValueError(f"got {rule!r}, wanted [BACKEND,]SETTING=VALUE")
+        if named in _HINTS or backend in OTHERS:
+            continue
         if backend not in found:
             known = f"'{ONNX}' and '{TENSORFLOW}'"
             raise ValueError(f"{rule!r}: there is no backend '{backend}' with such settings, only {known}")
@@ -33,6 +46,17 @@ def parse(rules: Sequence[str]) -> dict[str, dict[str, str]]:
             raise ValueError(f"{rule!r}: got {value!r}, {problem}")
         if found[backend].setdefault(setting, value) != value:
             raise ValueError(f"{rule!r}: said twice, and differently")
+    return found
+
+
+def without_effect(rules: Sequence[str]) -> list[str]:
+    """Say which rules change nothing, and why: of how Triton's own backends go about it, or of others' models."""
+    found = []
+    for name in (rule.partition("=")[0] for rule in rules):
+        backend = name.partition(",")[0]
+        if name in _HINTS or backend in OTHERS:
+            why = _HINTS.get(name, f"there is nothing to set of the backend {backend}")
+            found.append(f"--backend-config {name} has no effect: {why}")
     return found
 
 

@@ -1,43 +1,51 @@
 """Foreign flags: those that Triton has and Penstock does not, each with the reason or what to use. Called by the CLI.
 
-Whoever comes with a command line of Triton's is told which word must go, and why. What Triton calls by two names has
-both here, too, and is called by the newer one everywhere else.
+Whoever comes with a command line of Triton's is told which word must go, and why; a word that only says how large what
+is not here should be, or where it is, may stay, with a warning. What Triton calls by two names has both here, too, and
+is called by the newer one everywhere else.
 Source: Triton server, command_line_parser.cc.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 _TRACE = "deprecated in Triton: use --trace-config"
+_ONE_PORT = "a port is one server's; put a load balancer before several"
 _NO_POOL = "there is no such pool: calls are answered on one event loop"
 _NO_LIBRARIES = "there are no libraries to load: backends are part of Penstock"
+_OFF = frozenset({"false", "0"})
 
 FOREIGN: Mapping[str, str] = MappingProxyType({
     "--model-namespacing": "a model's name must be unique among all repositories",
-    "--enable-peer-access": "every instance keeps to its own GPU, so none reads another's memory",
-    "--http-thread-count": "HTTP is served on one event loop",
-    "--reuse-http-port": "a port is one server's; put a load balancer before several",
-    "--reuse-grpc-port": "a port is one server's; put a load balancer before several",
-    "--grpc-infer-thread-count": _NO_POOL,
-    "--grpc-infer-allocation-pool-size": _NO_POOL,
-    "--grpc-max-response-pool-size": _NO_POOL,
+    "--reuse-http-port": _ONE_PORT,
+    "--reuse-grpc-port": _ONE_PORT,
     "--trace-file": _TRACE,
     "--trace-level": _TRACE,
     "--trace-rate": _TRACE,
     "--trace-count": _TRACE,
     "--trace-log-frequency": _TRACE,
     "--log-file": "logs go to stderr: redirect it",
+    "--response-cache-byte-size": "deprecated in Triton: use --cache-config local,size=BYTES",
+})  # fmt: skip
+SWITCHES = ("--model-namespacing", "--reuse-http-port", "--reuse-grpc-port")
+"""Those of them that may be said to be off, which they are."""
+WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType({
+    "--enable-peer-access": "every instance keeps to its own GPU, so none reads another's memory",
+    "--http-thread-count": "HTTP is served on one event loop",
+    "--grpc-infer-thread-count": _NO_POOL,
+    "--grpc-infer-allocation-pool-size": _NO_POOL,
+    "--grpc-max-response-pool-size": _NO_POOL,
     "--backend-directory": _NO_LIBRARIES,
     "--repoagent-directory": "there are no repository agents",
     "--cache-directory": _NO_LIBRARIES,
-    "--response-cache-byte-size": "deprecated in Triton: use --cache-config local,size=BYTES",
     "--pinned-memory-pool-byte-size": "pinned memory belongs to each instance's buffers: there is no pool",
     "--cuda-memory-pool-byte-size": "GPU memory is the runtime's: there is no pool",
     "--cuda-virtual-address-size": "GPU memory is the runtime's: there is no pool",
     "--buffer-manager-thread-count": "tensors are gathered by each instance's own thread",
 })  # fmt: skip
+"""Those that change no answer: to have them said is no reason not to serve."""
 
 
 OLDER_NAMES: Mapping[str, str] = MappingProxyType({
@@ -50,6 +58,22 @@ def renamed(word: str) -> str:
     """Give an argument with the newer name of its flag, where it is an older one."""
     flag, equals, value = word.partition("=")
     return OLDER_NAMES.get(flag, flag) + equals + value
+
+
+def sifted(words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Take what has no effect out of a command line, each with its value. Returns: the others, and what to say."""
+    kept: list[str] = []
+    said: list[str] = []
+    left = iter(words)
+    for word in left:
+        flag, equals, value = word.partition("=")
+        if flag in WITHOUT_EFFECT:
+            if not equals:
+                next(left, "")
+            said.append(f"{flag} has no effect: {WITHOUT_EFFECT[flag]}")
+        elif flag not in SWITCHES or value.lower() not in _OFF:
+            kept.append(word)
+    return kept, said
 
 
 def foreign(word: str) -> str | None:

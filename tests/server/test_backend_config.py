@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from penstock.server.options.backend_config import parse, rows_of, tensorflow_options
+from penstock.server.options.backend_config import parse, rows_of, tensorflow_options, without_effect
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,6 @@ def test_what_tensorflow_is_told_besides_goes_to_its_loader() -> None:
     [
         ("default-max-batch-size", "wanted [BACKEND,]SETTING=VALUE"),
         ("=3", "wanted [BACKEND,]SETTING=VALUE"),
-        ("onnxruntime,enable-global-threadpool=1", "'enable-global-threadpool' cannot be set"),
         ("cmdline-unknown=1", "'cmdline-unknown' cannot be set"),
         ("onnxruntime,gpu-memory-fraction=0.5", "'gpu-memory-fraction' cannot be set"),
         ("tensorflow,memory-limit-mb=0:20", "'memory-limit-mb' cannot be set, only 'default-max-batch-size', 'gpu-"),
@@ -42,7 +41,8 @@ def test_what_tensorflow_is_told_besides_goes_to_its_loader() -> None:
         ("tensorflow,gpu-memory-fraction=nan", "got 'nan', wanted a number from 0 to 1"),
         ("tensorflow,allow-soft-placement=false", "got 'false', wanted true"),
         ("tensorflow,version=1", "got '1', wanted 2"),
-        ("python,shm-region-prefix-name=x", "there is no backend 'python' with such settings"),
+        ("pythn,shm-region-prefix-name=x", "there is no backend 'pythn' with such settings"),
+        ("python", "wanted [BACKEND,]SETTING=VALUE"),
         ("default-max-batch-size=0", "got '0', wanted a whole number from 1 to 1048576"),
         ("default-max-batch-size=x", "got 'x', wanted a whole number"),
         ("default-max-batch-size=-4", "got '-4', wanted a whole number"),
@@ -51,6 +51,19 @@ def test_what_tensorflow_is_told_besides_goes_to_its_loader() -> None:
 def test_anything_else_is_refused_by_its_name(rule: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         parse((rule,))
+
+
+@pytest.mark.parametrize(
+    ("rule", "why"),
+    [
+        ("python,shm-default-byte-size=1048576", "python,shm-default-byte-size has no effect: shared memory grows"),
+        ("onnxruntime,enable-global-threadpool=1", "onnxruntime,enable-global-threadpool has no effect: each session"),
+        ("tensorrt,coalesce-request-input=true", "has no effect: there is nothing to set of the backend tensorrt"),
+    ],
+)
+def test_what_is_of_how_triton_goes_about_it_changes_nothing_and_is_told_of(rule: str, why: str) -> None:
+    assert parse((rule,)) == parse(())
+    assert [why in text for text in without_effect(("default-max-batch-size=3", rule))] == [True]
 
 
 def test_the_same_thing_said_differently_is_refused() -> None:

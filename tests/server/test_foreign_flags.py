@@ -1,9 +1,19 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from penstock.server import cli
-from penstock.server.options.foreign_flags import FOREIGN, OLDER_NAMES, foreign, renamed
+from penstock.server.options.foreign_flags import (
+    FOREIGN,
+    OLDER_NAMES,
+    SWITCHES,
+    WITHOUT_EFFECT,
+    foreign,
+    renamed,
+    sifted,
+)
 from penstock.server.settings import known_settings
 
 TRITON = """
@@ -28,8 +38,10 @@ host-policy allow-client-shm
 
 
 @pytest.mark.parametrize("name", TRITON.split())
-def test_every_flag_of_triton_s_is_a_setting_or_refused_with_its_reason(name: str) -> None:
-    assert renamed(f"--{name}") in {item.flag for item in known_settings()} | FOREIGN.keys()
+def test_every_flag_of_triton_s_is_a_setting_or_is_answered_with_the_reason_why_not(name: str) -> None:
+    known = {item.flag for item in known_settings()}
+
+    assert renamed(f"--{name}") in known | FOREIGN.keys() | WITHOUT_EFFECT.keys()
 
 
 @pytest.mark.parametrize("flag", FOREIGN)
@@ -43,6 +55,33 @@ def test_a_flag_of_triton_s_is_refused_with_its_reason(flag: str, capsys: pytest
     )
 
 
+@pytest.mark.parametrize("flag", WITHOUT_EFFECT)
+@pytest.mark.parametrize("words", [["{}=/x/8"], ["{}", "/x/8"]], ids=["one word", "two words"])
+def test_a_flag_that_changes_no_answer_is_told_of_and_goes_with_its_value(flag: str, words: list[str]) -> None:
+    asked = ["serve", *(word.format(flag) for word in words), "models", "--http-port=1"]
+
+    assert sifted(asked) == (["serve", "models", "--http-port=1"], [f"{flag} has no effect: {WITHOUT_EFFECT[flag]}"])
+
+
+def test_a_command_line_of_triton_s_serves_and_says_what_has_no_effect(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--http-thread-count", "8", "--pinned-memory-pool-byte-size=0", "--backend-config=python,shm-x=1"]
+
+    assert cli.main(["check", *words, f"--model-store={tmp_path}"]) == 0
+    assert [line.partition(" has no effect: ")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "penstock: warning: --http-thread-count",
+        "penstock: warning: --pinned-memory-pool-byte-size",
+        "penstock: warning: --backend-config python,shm-x",
+    ]
+
+
+@pytest.mark.parametrize("flag", SWITCHES)
+def test_what_is_off_in_any_case_may_be_said_to_be_off(flag: str) -> None:
+    assert sifted(["serve", f"{flag}=False", "models"]) == (["serve", "models"], [])
+    assert sifted(["serve", f"{flag}=true"]) == (["serve", f"{flag}=true"], [])
+
+
 @pytest.mark.parametrize("older", OLDER_NAMES)
 def test_an_older_name_of_triton_s_is_as_good_as_the_newer(older: str, capsys: pytest.CaptureFixture[str]) -> None:
     newer = OLDER_NAMES[older]
@@ -54,7 +93,9 @@ def test_an_older_name_of_triton_s_is_as_good_as_the_newer(older: str, capsys: p
 
 
 def test_no_flag_is_both_known_and_foreign() -> None:
-    assert {item.flag for item in known_settings()} & FOREIGN.keys() == set()
+    known = {item.flag for item in known_settings()}
+
+    assert known & (FOREIGN.keys() | WITHOUT_EFFECT.keys()) == FOREIGN.keys() & WITHOUT_EFFECT.keys() == set()
 
 
 def test_a_flag_that_a_reason_names_is_there() -> None:
