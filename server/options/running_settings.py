@@ -39,6 +39,6 @@ class RunningSettings(GpuSettings):
         "Repeatable.", unit="RULE",
     )  # fmt: skip
     host_policy: tuple[str, ...] = setting(
-        (), "Models", "`NAME,cpu-cores=0-3`: Instances of this `host_policy` load and run on these CPUs. Those that "
-        "name none are `cpu`, or `gpu_0` and so on. Repeatable.", unit="RULE",
+        (), "Models", "`NAME,cpu-cores=0-3` or `NAME,numa-node=0`: Instances of this `host_policy` load and run on "
+        "these CPUs. Those that name none are `cpu`, or `gpu_0` and so on. Repeatable.", unit="RULE",
     )  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from .running_settings import RunningSettings
 
 MOST_CPUS = 4096
+NODES = Path("/sys/devices/system/node")
+"""Where Linux tells which CPUs are near which memory."""
 _RANGE = "host policy setting 'cpu-cores' format is '<lower_cpu_core_id>-<upper_cpu_core_id>'. Got "
 
 
@@ -49,20 +52,40 @@ def parse_resources(entries: Iterable[str]) -> dict[tuple[str, int | None], int]
     return stated
 
 
-def parse_host_policies(entries: Iterable[str]) -> dict[str, frozenset[int]]:
-    """Read the values of --host-policy. Returns: the CPUs that each policy names. Raises: ValueError."""
+def parse_host_policies(entries: Iterable[str], nodes: Path = NODES) -> dict[str, frozenset[int]]:
+    """Read the values of --host-policy.
+
+    `numa-node` is the CPUs of that node where `cpu-cores` says none: what a thread is the first to write is near it.
+    Returns: the CPUs that each policy names. Raises: ValueError.
+    """
+    near: dict[str, frozenset[int]] = {}
     policies: dict[str, frozenset[int]] = {}
     for entry in entries:
         name, comma, setting = (part.strip() for part in entry.partition(","))
         key, equals, value = (part.strip() for part in setting.partition("="))
         if not (name and comma and key and equals and value):
             raise ValueError(f"--host-policy option format is '<policy name>,<setting>=<value>'. Got {entry}")
-        if key != "cpu-cores":
-            raise ValueError(f"got '{entry}': the setting '{key}' is not supported, known: cpu-cores")
+        if key not in {"cpu-cores", "numa-node"}:
+            raise ValueError(f"got '{entry}': the setting '{key}' is not supported, known: cpu-cores, numa-node")
         if not hasattr(os, "sched_setaffinity"):
             raise ValueError(f"got '{entry}': this system cannot keep a thread to some CPUs")
-        policies[name] = frozenset(_cpus(value))
-    return policies
+        if key == "cpu-cores":
+            policies[name] = frozenset(_cpus(value))
+        else:
+            near[name] = _of_node(value, nodes)
+    return near | policies
+
+
+def _of_node(value: str, nodes: Path) -> frozenset[int]:
+    """Give the CPUs of a NUMA node; none, which is no bound, of a node that has memory only."""
+    try:
+        told = (nodes / f"node{int(value)}" / "cpulist").read_text("ascii") if _is_number(value) else None
+    except OSError:
+        told = None
+    if told is None:
+        raise ValueError(f"the NUMA node '{value}' is not there: {nodes} has no such node")
+    parts = [part if "-" in part else f"{part}-{part}" for part in told.strip().split(",") if part]
+    return frozenset(_cpus(",".join(parts))) if parts else frozenset()
 
 
 def _cpus(value: str) -> Iterable[int]:

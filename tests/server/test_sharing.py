@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -47,8 +48,23 @@ class TestHostPolicies:
             parse_host_policies([f"cpu,cpu-cores={value}"])
 
     def test_another_setting_is_refused_by_name(self) -> None:
-        with pytest.raises(ValueError, match="the setting 'numa-node' is not supported, known: cpu-cores"):
-            parse_host_policies(["cpu,numa-node=0"])
+        with pytest.raises(ValueError, match="the setting 'numa-nodes' is not supported, known: cpu-cores, numa-node"):
+            parse_host_policies(["cpu,numa-nodes=0"])
+
+    @pytest.mark.parametrize(
+        ("told", "cpus"), [("0-2\n", {0, 1, 2}), ("0-1,4,6-7\n", {0, 1, 4, 6, 7}), ("3\n", {3}), ("\n", set())]
+    )
+    def test_a_node_stands_for_its_cpus_unless_some_are_named(self, tmp_path: Path, told: str, cpus: set[int]) -> None:
+        (tmp_path / "node1").mkdir()
+        (tmp_path / "node1" / "cpulist").write_text(told)
+        entries = ["few,numa-node=1", "one,cpu-cores=5-5", "one,numa-node=1"]
+
+        assert parse_host_policies(entries, tmp_path) == {"few": cpus, "one": {5}}
+
+    @pytest.mark.parametrize("node", ["7", "x", "-1", "1/../node1"])
+    def test_a_node_that_is_not_there_stops_the_start(self, tmp_path: Path, node: str) -> None:
+        with pytest.raises(ValueError, match=f"the NUMA node '{re.escape(node)}' is not there"):
+            parse_host_policies([f"cpu,numa-node={node}"], tmp_path)
 
     def test_a_system_that_cannot_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delattr(os, "sched_setaffinity")
