@@ -446,6 +446,19 @@ def test_many_calls_that_are_answered_at_once_let_others_have_their_turn() -> No
     assert wire.transport.reading
 
 
+def test_a_message_in_crumbs_lets_others_have_their_turn() -> None:
+    wire = Wire()
+    crumbs = b"".join(frames.frame(frames.DATA, 0, 1, bytes([byte])) for byte in message_of(bytes(range(250)) * 20))
+    wire.feed(wire.headers(1))
+    wire.connection.data_received(crumbs + frames.frame(frames.DATA, frames.END_STREAM, 1, b""))
+    assert 0 < wire.shared.held_bytes < 2500
+    assert not wire.transport.reading
+    wire.loop.turn()
+
+    assert wire.answers()[1][:2] == (bytes(range(250)) * 20, 0)
+    assert wire.transport.reading
+
+
 def test_what_has_arrived_of_a_connection_that_is_closed_is_not_looked_at() -> None:
     wire = Wire()
     wire.connection.data_received(b"".join(wire.call(stream=2 * number + 1) for number in range(1000)))
