@@ -104,7 +104,7 @@ class Steering(Lifetime):
 
     def settings_received(self, flags: int, payload: bytes) -> None:
         """Take SETTINGS, or the acknowledgement of ours. Raises: Http2Error."""
-        self.charge("SETTINGS")
+        self.charge_settings()
         if flags & ACK:
             if payload:
                 raise Http2Error(Fault.FRAME_SIZE_ERROR, "SETTINGS with ACK and a payload")

@@ -321,6 +321,21 @@ def test_a_flood_of_frames_that_ask_for_nothing_ends_the_connection(one: bytes) 
     assert found[0] == Fault.ENHANCE_YOUR_CALM
 
 
+def test_settings_are_a_flood_however_many_calls_are_open() -> None:
+    wire = Wire()
+    wire.feed(b"".join(wire.call(HOLD, stream=2 * number + 1) for number in range(1000)))
+    for size in range(50):
+        wire.feed(frames.settings({frames.INITIAL_WINDOW_SIZE: size}))
+    wire.shared.sweep(1.0)
+    for size in range(50):
+        wire.feed(frames.settings({frames.INITIAL_WINDOW_SIZE: size}))
+    assert not wire.transport.over
+    for size in range(100):
+        wire.feed(frames.settings({frames.INITIAL_WINDOW_SIZE: size}))
+
+    assert wire.goaway() == (Fault.ENHANCE_YOUR_CALM, "too many SETTINGS")
+
+
 def test_many_calls_at_once_are_no_flood_nor_is_taking_all_of_them_back() -> None:
     """As gRPC's clients do it: a small window update with each call, and another when its deadline has passed."""
     wire = Wire(max_idle_frames=50)

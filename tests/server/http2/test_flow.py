@@ -112,10 +112,10 @@ def test_nothing_is_written_while_the_transport_is_full() -> None:
 
 
 def test_a_peer_that_asks_and_never_reads_is_dropped() -> None:
-    wire = Wire(max_idle_frames=10**6)
+    wire = Wire(max_idle_frames=10**6, max_ping_strikes=0)
     wire.connection.pause_writing()
     for _ in range(11):
-        wire.feed(frames.settings({}) * 1000)
+        wire.feed(frames.frame(frames.PING, 0, 0, b"12345678") * 1000)
 
     assert wire.transport.aborted
 
