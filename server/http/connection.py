@@ -181,6 +181,8 @@ class Connection(HttpToolsProtocol):
             self._lived = False
             self._waited_s = 0.0
             return
+        if self._resting:
+            return  # what has arrived has not been looked at: that is no time of the client's
         self._waited_s += elapsed_s
         if self.flow.write_paused or self._state == CLOSED:
             self._tick_unsent(limits)

@@ -465,6 +465,18 @@ class TestBackPressure:
 
         run(main)
 
+    def test_the_time_that_its_small_chunks_wait_for_their_turn_is_not_the_clients(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            lane.feed(in_chunks("/own", *[b"x"] * 20_000))
+            lane.tick(1)
+            lane.tick(1000)
+            await turns(20)
+
+            assert lane.statuses == [200]
+
+        run(main)
+
     def test_a_head_larger_than_what_is_read_ahead_still_arrives(self) -> None:
         async def main() -> None:
             lane = Lane(replace(LIMITS, max_header_bytes=200_000))
