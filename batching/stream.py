@@ -9,11 +9,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.backends.errors import Code, InferError
 
+from .caching.cache import size_of as array_bytes
+
 if TYPE_CHECKING:
+    from .model import Model
     from .request import InferRequest, Submits
 
 MOST_BYTES = 256 << 20
 """What may wait for a client that does not take its answers; its request fails then."""
+MOST_OF_ALL_BYTES = 2 << 30
+"""The same of all requests of a model: who holds more than is left of it fails. Who takes its answers as they come has
+next to none, and does not."""
+TOLD_BYTES = 704
+"""What an answer takes beside its arrays: a million answers of four bytes take 800 MB at most."""
 TAKEN_AT_ONCE = 16
 """After so many answers that were there already the event loop has its turn: to encode and send one takes 40 to
 60 us, and a model may give thousands faster than they are taken."""
@@ -57,11 +65,15 @@ class Tells(Protocol):
 class Answers:
     """The answers of one request that have come and were not taken; the sink of the request, too.
 
-    `tell` is called by whoever runs it, `deliver` when it has ended. Threads: the event loop's.
+    `tell` is called by whoever runs it, `deliver` when it has ended. `left` says that nobody takes them any more: those
+    that still come, since a model may go on for as long as it likes, are dropped. Where `model` is said, what waits
+    counts as its. Threads: the event loop's.
     """
 
-    def __init__(self) -> None:
-        self._waiting: deque[Told] = deque()
+    def __init__(self, model: Model | None = None) -> None:
+        self.left = False
+        self._model = model
+        self._waiting: deque[tuple[Told, int]] = deque()
         self._nbytes = self._taken = 0
         self._changed = asyncio.Event()
         self._error: InferError | None = None
@@ -69,11 +81,26 @@ class Answers:
 
     def tell(self, told: Told) -> None:
         """Put an answer in line. Raises: InferError (OVERLOADED) where too much waits already."""
-        if self._nbytes > MOST_BYTES:
+        if self.left:
+            return
+        free_bytes = MOST_BYTES if self._model is None else MOST_OF_ALL_BYTES - self._model.told_bytes
+        if self._nbytes > min(MOST_BYTES, free_bytes):
             raise InferError(Code.OVERLOADED, "the answers of a request wait for a client that does not read them")
-        self._nbytes += size_of(told)
-        self._waiting.append(told)
+        nbytes = size_of(told)
+        self._count(nbytes)
+        self._waiting.append((told, nbytes))
         self._changed.set()
+
+    def leave(self) -> None:
+        """Let go of what waits, and of what comes."""
+        self.left = True
+        self._waiting.clear()
+        self._count(-self._nbytes)
+
+    def _count(self, nbytes: int) -> None:
+        self._nbytes += nbytes
+        if self._model is not None:
+            self._model.told_bytes += nbytes
 
     def deliver(self, requests: Sequence[InferRequest]) -> None:
         """Take the request's end."""
@@ -93,19 +120,19 @@ class Answers:
                 return None
             self._changed.clear()
             await self._changed.wait()
-        told = self._waiting.popleft()
-        self._nbytes -= size_of(told)
+        told, nbytes = self._waiting.popleft()
+        self._count(-nbytes)
         return told
 
 
 def size_of(told: Told) -> int:
-    """Count an answer's bytes; of strings, their number."""
-    return sum(array.nbytes for array in told.outputs.values())
+    """Count what an answer takes, its strings and itself included."""
+    return TOLD_BYTES + sum(map(array_bytes, told.outputs.values()))
 
 
 async def stream(engine: Submits, request: InferRequest) -> AsyncGenerator[Told, None]:
     """Submit a request and give its answers as they come; to be closed by who does not take all. Raises: InferError."""
-    answers = Answers()
+    answers = Answers(request.model)
     request.answers = answers
     request.sink = answers
     engine.submit(request)
@@ -113,5 +140,6 @@ async def stream(engine: Submits, request: InferRequest) -> AsyncGenerator[Told,
         while (told := await answers.next()) is not None:
             yield told
     finally:
+        answers.leave()
         if not answers.ended:
             engine.cancel(request)

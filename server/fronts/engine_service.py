@@ -45,6 +45,8 @@ class RemoteAnswers(Answers):
 
     def tell(self, told: Told) -> None:
         """Send an answer. Raises: InferError (OVERLOADED) where too much waits already."""
+        if self.left:
+            return
         if self._link.unsent_bytes > MOST_UNSENT_BYTES:
             raise InferError(Code.OVERLOADED, "the answers of a request wait for a front end that does not read them")
         self._link.send(ANSWER, self._number, *write_answer(told))
@@ -130,6 +132,9 @@ class EngineService:
     def _cancel(self, number: int, _body: bytes) -> None:
         request = self._inflight.pop(number, None)
         if request is not None:
+            answers = getattr(request, "answers", None)
+            if answers is not None:
+                answers.leave()
             self._engine.cancel(request)
 
     def _counted(self, number: int, body: bytes) -> None:

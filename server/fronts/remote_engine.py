@@ -10,7 +10,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from penstock.backends.errors import Code, InferError
+from penstock.backends.errors import Code, InferError, bare
 from penstock.batching.loaded import COMING, STOPPING, Leaving, Loaded
 from penstock.batching.request import NO_TERMS, Terms
 from penstock.batching.scheduling.admission import request_for
@@ -263,7 +263,7 @@ class RemoteEngine:
         try:
             request.answers.tell(read_answer(body, arrays))
         except InferError as error:
-            request.error = error
+            request.error = bare(error)
         except Exception as error:  # noqa: BLE001 - as in `take`
             request.error = _unreadable(request, error)
         else:

@@ -22,6 +22,10 @@ MIN_COMPRESSED = 256
 _EARNEST_BYTES = 4096
 """A message from here on is put where it stays as it comes, once so much of it has: memory is not had for a word."""
 
+_MOST_PARTS = 1024
+"""Parts of messages that are kept apart; more of them, of a client that sends crumbs, are put together: each takes some
+fifty bytes, which nobody counts."""
+
 
 class MessageError(Exception):
     """A message that cannot be taken: the status and text of the answer."""
@@ -69,6 +73,8 @@ class Incoming:
             payload = payload[missing:]
         if payload:
             self._parts.append(bytes(payload))
+            if len(self._parts) > _MOST_PARTS:
+                self._parts = deque((b"".join(self._parts),))
 
     def room(self) -> memoryview | None:
         """Give where the next bytes may be written instead, if a message has its place; then they are `landed`."""

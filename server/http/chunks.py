@@ -11,6 +11,8 @@ from .limits import Limits
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(;[^\x00-\x08\x0a-\x1f\x7f]*)?\Z")
 _MAX_LINE = 4096
 _MAX_TRAILERS = 64
+_AT_ONCE = range(3 * 64)
+"""Lines and parts that are taken at once, of which a chunk has three."""
 
 
 class ChunkedBody:
@@ -31,18 +33,18 @@ class ChunkedBody:
         # not bound: with one of its own methods it would stay, with the body, until the collector comes
         self._state: Callable[[ChunkedBody, bytearray, int], int] = ChunkedBody._read_size
 
-    def feed(self, buffer: bytearray) -> None:
-        """Take what can be taken from the front of `buffer`; what follows the body stays in it.
+    def feed(self, buffer: bytearray) -> int:
+        """Take chunks from the front of `buffer`, some at a time. Returns: how many bytes that were, 0: none is whole.
 
         Raises: HttpError.
         """
         position = 0
-        while not self.done:
-            step = self._state(self, buffer, position)
+        for _ in _AT_ONCE:
+            step = -1 if self.done else self._state(self, buffer, position)
             if step < 0:
                 break
             position = step
-        del buffer[:position]
+        return position
 
     def _line(self, buffer: bytearray, position: int) -> tuple[bytes, int] | None:
         end = buffer.find(b"\r\n", position)

@@ -59,7 +59,7 @@ class Connection(HttpToolsProtocol):
         self._waited_s = 0.0
         self._unsent = 0
         self._half_closed = False
-        self._late = False
+        self._late = self._resting = False
 
     @property
     def busy(self) -> bool:
@@ -96,8 +96,8 @@ class Connection(HttpToolsProtocol):
         self._half_closed = True
         if self._state in (BUSY, FOREIGN):
             self.loop.call_later(EOF_GRACE_S, self._give_up, self._state, self.request, self.task, self.cycle)
-        paused = self.flow.write_paused or self.flow.read_paused
-        return self._answer_due() or (self._state == HEAD and paused and bool(self._buffer))
+        paused = self._state == HEAD and (self.flow.write_paused or self.flow.read_paused)
+        return self._answer_due() or ((paused or self._resting) and bool(self._buffer))
 
     def _give_up(self, *asked: Any) -> None:
         if (self._state, self.request, self.task, self.cycle) == asked:
@@ -181,6 +181,8 @@ class Connection(HttpToolsProtocol):
             self._lived = False
             self._waited_s = 0.0
             return
+        if self._resting:
+            return  # what has arrived has not been looked at: that is no time of the client's
         self._waited_s += elapsed_s
         if self.flow.write_paused or self._state == CLOSED:
             self._tick_unsent(limits)

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.batching.loaded import STOPPING
-from penstock.server.health import EXITING
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+
 from penstock.server.listening.landing import LARGE_BYTES, Landing, Straight
 
 from .answering import Answering
 from .chunks import ChunkedBody, too_large
 from .connection import BODY, BUSY, CHUNKS, CLOSED, DRAIN_LINGER_S, FOREIGN, HEAD
-from .head import HttpError, TooLargeError, parse, without_upgrade
+from .head import HttpError, TooLargeError, demand_asking, parse, without_upgrade
 from .unchunked import Unchunked
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ _READ_AHEAD_BYTES = 65536
 _MOST_STEPS = 64
 """After so many the others have their turn: 256 KiB may be 3000 requests that are refused, and 32 times as much is read
 in one turn of the loop."""
-_ASKING = frozenset((b"GET", b"HEAD", b"OPTIONS", b"TRACE"))
-"""Source: RFC 9110, 9.2.1, of methods that are safe."""
+_TIRING = frozenset((HEAD, CHUNKS, FOREIGN))
+"""States in which there may be any number of steps: of requests, or of one in small chunks."""
 _MOST_PARTS = 1024
 """Parts of a body that are kept apart; more of them, from a client that sends it in crumbs, are put together."""
 
@@ -98,9 +98,8 @@ class FastLane(Answering):
             steps = 0
             while self._step():
                 steps += 1
-                if steps >= _MOST_STEPS and self._state == HEAD and self._buffer:
-                    self.flow.pause_reading()
-                    self.loop.call_soon(self._continue)
+                if steps >= _MOST_STEPS and self._state in _TIRING and self._buffer:
+                    self._rest()
                     return
         except HttpError as error:
             self._refuse(error)
@@ -155,7 +154,7 @@ class FastLane(Answering):
             if head.route is not None and not head.expects:
                 self.shared.remember(raw, head)
         if self._late:
-            _demand_asking(head)
+            demand_asking(head)
         del buffer[:end]
         self._expect(head, end)
         if head.route is None:
@@ -211,9 +210,10 @@ class FastLane(Answering):
         chunked = self._chunked
         if chunked is None or not self._buffer:
             return False
-        chunked.feed(self._buffer)
+        taken = chunked.feed(self._buffer)
+        del self._buffer[:taken]
         if not chunked.done:
-            return False
+            return taken > 0
         self._parts = [chunked.body]
         self._begin()
         return True
@@ -278,23 +278,21 @@ class FastLane(Answering):
         """Give uvicorn the bytes of its request; when it is whole and answered, the connection is ours again."""
         chunked = self._chunked
         if chunked is not None:
-            before = bytes(self._buffer)
-            chunked.feed(self._buffer)
+            raw = bytes(self._buffer[: chunked.feed(self._buffer)])
             chunked.body.clear()
-            raw = before[: len(before) - len(self._buffer)]
             whole = chunked.done
         else:
             raw = bytes(self._buffer[: self._missing])
-            del self._buffer[: len(raw)]
             self._missing -= len(raw)
             whole = not self._missing
+        del self._buffer[: len(raw)]
         if raw:
             super().data_received(raw)
         if whole and self._answered:
             self._unset_keepalive_if_required()
             self._next()
             return True
-        return False
+        return not whole and chunked is not None and bool(raw)
 
     def on_response_complete(self) -> None:
         """Note that uvicorn has answered."""
@@ -302,6 +300,27 @@ class FastLane(Answering):
         self._answered = True
         if self._state == FOREIGN and not self.transport.is_closing():
             self._advance()
+
+    def _rest(self) -> None:
+        """Go on in the loop's next turn."""
+        self.flow.pause_reading()
+        if not self._resting:
+            self._resting = True
+            self.loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        self._resting = False
+        if self._state == HEAD:
+            self._continue()
+        elif self._receiving():
+            if not self._is_ahead():
+                self.flow.resume_reading()
+            self._advance()
+
+    def _is_ahead(self) -> bool:
+        """Whether uvicorn has paused reading, until its application has taken what came."""
+        cycle = self.cycle if self._state == FOREIGN else None
+        return cycle is not None and not cycle.response_complete and len(cycle.body) > HIGH_WATER_LIMIT
 
     # -- what is next -------------------------------------------------------------------------------------------
 
@@ -325,9 +344,3 @@ class FastLane(Answering):
         super().resume_writing()
         self._lived = True
         self._continue()
-
-
-def _demand_asking(head: Head) -> None:
-    """Let pass what only asks, on a connection that came while its port was drained. Raises: HttpError (503)."""
-    if head.route is not None or head.method not in _ASKING:
-        raise HttpError(503, STOPPING if head.route is not None else EXITING)

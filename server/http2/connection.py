@@ -44,6 +44,8 @@ _STRAIGHT_BYTES = 32768
 _MOST_IDS = 256
 """After so many, of which every second is a stream's, the others have their turn: 256 KiB may be 9000 calls that are
 answered at once, and 32 times as much is read in one turn of the loop."""
+_MOST_FRAMES = 2048
+"""Frames likewise: 256 KiB of a message in crumbs are 20,000, and take 70 ms."""
 
 
 class Http2Connection(Taking):
@@ -57,7 +59,7 @@ class Http2Connection(Taking):
     def __init__(self, shared: Http2Shared) -> None:
         super().__init__(shared)
         self._moved = False
-        self._resting = False
+        self._resting = self._tired = False
         self._partial = b""
         self._rest = self._rest_flags = self._rest_id = 0
         self._straight: Straight | None = None
@@ -94,8 +96,8 @@ class Http2Connection(Taking):
         elif self._rest >= _STRAIGHT_BYTES and self._straight is None and self.room() is not self.shared.scratch:
             self._straight = Straight(self)
             self.transport.set_protocol(self._straight)
-        if self.last_id > most_id and not self._resting:
-            self._resting = True
+        if (self._tired or self.last_id > most_id) and not self._resting:
+            self._resting, self._tired = True, False
             self.transport.pause_reading()
             self.shared.loop.call_soon(self._read_on)
 
@@ -106,11 +108,13 @@ class Http2Connection(Taking):
             self.data_received(b"")
 
     def _take_frames(self, data: bytes, most_id: int) -> int:
-        """Take every whole frame, up to the one that opens a stream above `most_id`. Returns: where the rest begins."""
+        """Take whole frames, up to one that opens a stream above `most_id`. Returns: where the rest begins."""
         at, size = self._go_on(data) if self._rest and data else 0, len(data)
         streams, headers = self.streams, self._headers
         known, unpack = headers.known, HEAD.unpack_from
-        while size - at >= HEAD_BYTES:
+        left = _MOST_FRAMES
+        while left and size - at >= HEAD_BYTES:
+            left -= 1
             word, flags, stream_id = unpack(data, at)
             start = at + HEAD_BYTES
             end = start + (word >> 8)
@@ -145,6 +149,7 @@ class Http2Connection(Taking):
             self._frame(kind, flags, stream_id & MAX_WINDOW, data[start:end])
             if self.closed or self.last_id > most_id:
                 break
+        self._tired = not left
         return at
 
     def _take_front(self, data: bytes, at: int) -> int:

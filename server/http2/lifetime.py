@@ -24,6 +24,9 @@ _DRAIN_PING = b"penstock"
 _KEEPALIVE_PING = b"are you?"
 _CREDIT_FRAMES = 8
 """Frames that ask for nothing which one sent frame makes up for, or one call that is under way or was taken back."""
+_MOST_SETTINGS = 100
+"""In a second. Each may change the windows of all streams, and has all that waits looked at; what earns other frames
+their credit, a thousand open calls for one, makes these cost more."""
 _QUIET_AFTER_S = 7200.0
 """Without calls, pings are expected this far apart, as gRPC's servers have it."""
 
@@ -58,6 +61,7 @@ class Lifetime(Sender):
         self._idle_s = 0.0
         self._idle_frames = 0
         self._resets = 0
+        self._settings = 0
         self._answered_before = 0
         self._sent_before = 0
         self._asked_s = -1.0
@@ -187,6 +191,12 @@ class Lifetime(Sender):
         if self._resets > self.limits.max_resets + self.answered - self._answered_before:
             raise Http2Error(Fault.ENHANCE_YOUR_CALM, "too many calls were opened and reset")
 
+    def charge_settings(self) -> None:
+        """Count a SETTINGS frame. Raises: Http2Error when a second has had too many."""
+        self._settings += 1
+        if self._settings > _MOST_SETTINGS:
+            raise Http2Error(Fault.ENHANCE_YOUR_CALM, "too many SETTINGS")
+
     def ping_received(self, flags: int, payload: bytes) -> None:
         """Answer a PING, or take the answer to one of ours.
 
@@ -226,7 +236,7 @@ class Lifetime(Sender):
 
     def tick(self, elapsed_s: float) -> None:
         """Count time without progress, and close when a limit is passed."""
-        self._idle_frames = self._resets = 0
+        self._idle_frames = self._resets = self._settings = 0
         self._answered_before = self.answered
         self._sent_before = self.sent_frames
         self._age_s += elapsed_s

@@ -97,13 +97,17 @@ class Sender(asyncio.Protocol):
             if piece:
                 unsent.pieces.append(memoryview(piece))
                 unsent.size += len(piece)
-        self.pump()
+        self.pump(stream)
 
-    def pump(self) -> None:
-        """Send what may be sent, a turn for each stream, until the windows or the transport are full."""
-        while not self.paused and self.blocked and not self.closed:
+    def pump(self, only: Stream | None = None) -> None:
+        """Send what may be sent, a turn for each stream, until the windows or the transport are full.
+
+        `only`: more has come of this one, and nothing else has changed: what else waits could not be sent before.
+        """
+        streams = list(self.blocked.values()) if only is None else [only]
+        while not self.paused and streams and not self.closed:
             moved = 0
-            for stream in list(self.blocked.values()):
+            for stream in streams:
                 if stream.unsent is not None:
                     moved += self._send_some(stream, stream.unsent)
                 if moved >= _TURN_BYTES:
@@ -111,6 +115,7 @@ class Sender(asyncio.Protocol):
             if moved < _TURN_BYTES:
                 break
             self.flush()
+            streams = list(self.blocked.values())
         if self.out and not self.dirty:
             self.shared.mark(self)
         self.quick_bytes = 0 if self.paused or self.blocked else self.peer_frame

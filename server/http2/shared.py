@@ -15,6 +15,7 @@ logger = logging.getLogger("penstock.http2")
 
 _SCRATCH_BYTES = 8192
 """Between large messages no more is read at once: what comes of the next one beyond its head is copied twice."""
+_A_TURN = 1024
 
 
 class Http2Shared:
@@ -57,5 +58,15 @@ class Http2Shared:
 
     def sweep(self, elapsed_s: float) -> None:
         """Look after time limits, keepalive and ages: one pass a second or so, instead of timers."""
-        for connection in list(self.connections):
-            connection.tick(elapsed_s)
+        self._tick(list(self.connections), elapsed_s)
+
+    def _tick(self, connections: list[Lifetime], elapsed_s: float) -> None:
+        """Tell those of the time that has passed, some in each turn of the loop: their streams are told, too."""
+        told = 0
+        while connections and told < _A_TURN:
+            connection = connections.pop()
+            told += 1 + len(connection.streams)
+            if connection in self.connections:
+                connection.tick(elapsed_s)
+        if connections:
+            self.loop.call_soon(self._tick, connections, elapsed_s)

@@ -67,7 +67,7 @@ class Steering(Lifetime):
         self.out_window += increment
         if self.out_window > MAX_WINDOW:
             raise Http2Error(Fault.FLOW_CONTROL_ERROR, "the connection's window is too large")
-        if self.blocked:
+        if self.blocked and self.out_window <= increment:  # before, it held back what waits
             self.pump()
 
     def _stream_window_received(self, stream_id: int, increment: int) -> None:
@@ -83,7 +83,7 @@ class Steering(Lifetime):
         if self.peer_window + stream.credit > MAX_WINDOW:
             self.reset(stream_id, Fault.FLOW_CONTROL_ERROR)
         elif stream.unsent is not None:
-            self.pump()
+            self.pump(stream)
 
     def reset_received(self, stream_id: int, payload: bytes) -> None:
         """Take RST_STREAM. Raises: Http2Error."""
@@ -104,7 +104,7 @@ class Steering(Lifetime):
 
     def settings_received(self, flags: int, payload: bytes) -> None:
         """Take SETTINGS, or the acknowledgement of ours. Raises: Http2Error."""
-        self.charge("SETTINGS")
+        self.charge_settings()
         if flags & ACK:
             if payload:
                 raise Http2Error(Fault.FRAME_SIZE_ERROR, "SETTINGS with ACK and a payload")

@@ -152,6 +152,8 @@ class Link:
                 self._fail("the process has gone")
                 return 0
             messages = self._wire.feed(data, descriptors)
+            if self._wire.arena.dropped:
+                self._freed()  # a segment is there for as long as the other side has it mapped
         except (BlockingIOError, InterruptedError):
             return 0
         except (OSError, WireError) as error:

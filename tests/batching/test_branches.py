@@ -21,7 +21,7 @@ from penstock.batching.running.outside import Takes
 from penstock.batching.running.outsides import Opened, complete_outside
 from penstock.batching.spec import BatchPolicy, EnsembleSpec, ModelSpec
 from penstock.batching.statistics import BACKEND, CANCELED
-from penstock.batching.stream import NOT_ONE, Told, stream
+from penstock.batching.stream import NOT_ONE, Told, size_of, stream
 from tests.batching.ensembles import ROWS, House, ensemble_spec, house, step, tensors
 from tests.fakes import Gate
 
@@ -440,7 +440,7 @@ async def test_a_step_whose_answers_wait_is_to_wait_until_half_of_them_are_gone(
 
 
 async def test_few_large_answers_are_enough_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(branches, "ENOUGH_BYTES", 20)
+    monkeypatch.setattr(branches, "ENOUGH_BYTES", size_of(Told({"y": np.ones((1, 4), np.float32)})) + 1)
     async with served(SPREAD) as (kept, many):
         kept.gates["plus"].close()
         client = Client(kept, "spread", 1)

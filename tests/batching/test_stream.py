@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import time
+import tracemalloc
+from contextlib import aclosing
 
 import numpy as np
 import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching import stream
+from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
-from penstock.batching.stream import TAKEN_AT_ONCE, Answers, Told
+from penstock.batching.stream import TAKEN_AT_ONCE, Answers, Told, size_of
 
 
 def told(value: float, count: int = 1) -> Told:
     return Told({"y": np.full(count, value, np.float32)})
+
+
+class Counted(Model):
+    """As much of a model as is counted with."""
+
+    def __init__(self) -> None:
+        self.told_bytes = 0
 
 
 def ended(error: InferError | None = None) -> list[InferRequest]:
@@ -91,5 +103,83 @@ def test_answers_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) 
             answers.tell(told(1))
         await answers.next()
         answers.tell(told(1))
+
+    asyncio.run(scene())
+
+
+def test_the_size_of_an_answer_is_what_it_takes_of_memory() -> None:
+    def small() -> Told:
+        return Told({"y": np.frombuffer(bytearray(4), np.float32)}, parameters=None, infer_ns=time.monotonic_ns())
+
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        kept = [small() for _ in range(10_000)]
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+
+    assert taken <= sum(map(size_of, kept)) <= 1.5 * taken
+
+
+def test_the_size_of_an_answer_has_that_of_its_strings() -> None:
+    texts = Told({"y": np.array([b"x" * 100_000, b"y" * 50_000], np.object_)})
+
+    assert 150_000 < size_of(texts) < 152_000
+
+
+def test_answers_that_come_when_their_request_was_left_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "MOST_BYTES", 1)
+
+    async def scene() -> None:
+        answers = Answers()
+        answers.tell(told(1))
+        answers.leave()
+        for _ in range(3):
+            answers.tell(told(2))
+        answers.deliver(ended())
+        assert await answers.next() is None
+
+    asyncio.run(scene())
+
+
+def test_who_leaves_a_stream_leaves_nothing_of_it_with_the_model() -> None:
+    class Engine:
+        def submit(self, request: InferRequest) -> None:
+            for value in range(5):
+                request.answers.tell(told(value))
+
+        def cancel(self, request: InferRequest) -> None:
+            request.answers.tell(told(5))
+
+    async def scene() -> None:
+        request = InferRequest.__new__(InferRequest)
+        model = request.model = Counted()
+        async with aclosing(stream.stream(Engine(), request)) as answers:
+            await anext(answers)
+            assert model.told_bytes == 4 * size_of(told(0))
+        assert model.told_bytes == 0
+
+    asyncio.run(scene())
+
+
+def test_of_all_that_wait_those_fail_that_wait_for_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "MOST_OF_ALL_BYTES", 100 * size_of(told(0)))
+
+    async def scene() -> None:
+        model = Counted()
+        prompt, *slow = (Answers(model) for _ in range(5))
+        refused = set[Answers]()
+        for value in range(100):
+            for each in slow:
+                try:
+                    each.tell(told(value))
+                except InferError:
+                    refused.add(each)
+            prompt.tell(told(value))
+            assert await prompt.next() is not None
+        assert refused == set(slow)
+        assert model.told_bytes < 100 * size_of(told(0))
 
     asyncio.run(scene())

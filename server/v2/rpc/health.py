@@ -25,6 +25,8 @@ class HealthRpcs:
     def __init__(self, health: Health, pulse: Pulse) -> None:
         self._health = health
         self._pulse = pulse
+        self._found: dict[bool, tuple[int, bytes]] = {}
+        self._beat = 0
         self._request = message_class("grpc.health.v1.HealthCheckRequest")
         self._answer = message_class("grpc.health.v1.HealthCheckResponse")
 
@@ -46,10 +48,16 @@ class HealthRpcs:
     def draining(self) -> bool:
         return self._health.draining
 
-    def status(self, service: str) -> tuple[int, bytes]:
-        """Give a service's status, as a number and as the answer that says so."""
-        status = self._status(service)
-        return status, self._written(status)
+    def status(self, service: str, *, anew: bool) -> tuple[int, bytes]:
+        """Give a service's status, as a number and as the answer that says so; if not `anew`, as found in this beat."""
+        if anew or self._beat != self._pulse.number:
+            self._beat = self._pulse.number
+            self._found.clear()
+        known = service in SERVICES
+        if known not in self._found:
+            status = self._status(service)
+            self._found[known] = status, self._written(status)
+        return self._found[known]
 
     def _status(self, service: str) -> int:
         if service not in SERVICES:
@@ -75,7 +83,7 @@ class _Watch:
         self.look()
 
     def look(self) -> None:
-        status, answer = self._rpcs.status(self._service)
+        status, answer = self._rpcs.status(self._service, anew=self._said < 0)
         if status != self._said and (self._call.writable or self._said < 0):
             self._said = status
             self._call.send(answer)

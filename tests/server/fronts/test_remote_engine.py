@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import wraps
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -18,9 +19,11 @@ from hypothesis import strategies as st
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
+from penstock.batching import stream
 from penstock.batching.request import InferRequest, InSequence
 from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.batching.spec import BatchPolicy, HookSpec
+from penstock.batching.stream import Answers, Told
 from penstock.server.fronts.kinds import ANSWER, DONE, FAILED
 from penstock.server.fronts.remote_engine import LOST, NO_ENGINE, UNREADABLE
 from penstock.server.fronts.submission import (
@@ -29,6 +32,7 @@ from penstock.server.fronts.submission import (
     read_submit,
     said_more,
     unpacked_outputs,
+    write_answer,
     write_submit,
 )
 from penstock.server.ipc.wire import Message
@@ -265,6 +269,28 @@ async def test_an_answer_that_cannot_be_read_ends_its_own_request_and_no_other(k
         assert [each.error and each.error.message for each in (spoiled, sound)] == [UNREADABLE, None]
         assert len(sink.requests) == 2
         assert front.engine.inflight == 0
+
+
+@on_a_loop
+async def test_answers_that_a_client_did_not_read_are_gone_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "MOST_BYTES", 1)
+    gc.collect()
+    gc.disable()  # it comes seldom, and until then the answers would keep the engine's shared memory
+    try:
+        async with pair() as (_, front):
+            asked, sink = request(front.engine.model("m"), 1, ListSink()), ref(answers := Answers())
+            asked.answers = asked.sink = answers
+            front.engine.submit(asked)
+            said, arrays = write_answer(Told({"y": np.ones(3, np.float32)}))
+            assert front.engine.take([(ANSWER, asked.number, said, arrays, []) for _ in range(2)]) == []
+            assert asked.error is not None
+            assert asked.error.code is Code.OVERLOADED
+
+            del asked, answers
+
+            assert sink() is None
+    finally:
+        gc.enable()
 
 
 @on_a_loop

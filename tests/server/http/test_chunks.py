@@ -27,8 +27,8 @@ def fed(*pieces: bytes, limits: Limits = LIMITS) -> tuple[ChunkedBody, bytes]:
     body, buffer = ChunkedBody(limits), bytearray()
     for piece in pieces:
         buffer += piece
-        if not body.done:
-            body.feed(buffer)
+        while taken := body.feed(buffer):
+            del buffer[:taken]
     return body, bytes(buffer)
 
 

@@ -442,6 +442,41 @@ class TestBackPressure:
 
         run(main)
 
+    @pytest.mark.parametrize("half_closed", [False, True])
+    @pytest.mark.parametrize("path", ["/own", "/app"])
+    def test_a_body_in_many_small_chunks_lets_others_have_their_turn(self, path: str, *, half_closed: bool) -> None:
+        async def main() -> None:
+            lane = Lane()
+            lane.feed(in_chunks(path, *[b"%d" % (number % 10) for number in range(20_000)]))
+            assert not lane.transport.reading
+            if half_closed:
+                assert lane.protocol.eof_received()
+            await turns(2)
+            assert not lane.transport.reading
+            assert lane.answers == []
+            await turns(20)
+
+            (answer,) = lane.answers
+            if path == "/app":
+                assert answer.body == b"app /app " + b"0123456789" * 2000
+            else:
+                assert lane.own.bodies == [b"0123456789" * 2000]
+            assert (lane.transport.reading, lane.transport.closed) == (True, half_closed)
+
+        run(main)
+
+    def test_the_time_that_its_small_chunks_wait_for_their_turn_is_not_the_clients(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            lane.feed(in_chunks("/own", *[b"x"] * 20_000))
+            lane.tick(1)
+            lane.tick(1000)
+            await turns(20)
+
+            assert lane.statuses == [200]
+
+        run(main)
+
     def test_a_head_larger_than_what_is_read_ahead_still_arrives(self) -> None:
         async def main() -> None:
             lane = Lane(replace(LIMITS, max_header_bytes=200_000))

@@ -321,6 +321,21 @@ def test_a_flood_of_frames_that_ask_for_nothing_ends_the_connection(one: bytes) 
     assert found[0] == Fault.ENHANCE_YOUR_CALM
 
 
+def test_settings_are_a_flood_however_many_calls_are_open() -> None:
+    wire = Wire()
+    wire.feed(b"".join(wire.call(HOLD, stream=2 * number + 1) for number in range(1000)))
+    for size in range(50):
+        wire.feed(frames.settings({frames.INITIAL_WINDOW_SIZE: size}))
+    wire.shared.sweep(1.0)
+    for size in range(50):
+        wire.feed(frames.settings({frames.INITIAL_WINDOW_SIZE: size}))
+    assert not wire.transport.over
+    for size in range(100):
+        wire.feed(frames.settings({frames.INITIAL_WINDOW_SIZE: size}))
+
+    assert wire.goaway() == (Fault.ENHANCE_YOUR_CALM, "too many SETTINGS")
+
+
 def test_many_calls_at_once_are_no_flood_nor_is_taking_all_of_them_back() -> None:
     """As gRPC's clients do it: a small window update with each call, and another when its deadline has passed."""
     wire = Wire(max_idle_frames=50)
@@ -443,6 +458,19 @@ def test_many_calls_that_are_answered_at_once_let_others_have_their_turn() -> No
 
     answers = wire.answers()
     assert [answers[2 * number + 1][1] for number in range(1000)] == [0] * 1000
+    assert wire.transport.reading
+
+
+def test_a_message_in_crumbs_lets_others_have_their_turn() -> None:
+    wire = Wire()
+    crumbs = b"".join(frames.frame(frames.DATA, 0, 1, bytes([byte])) for byte in message_of(bytes(range(250)) * 20))
+    wire.feed(wire.headers(1))
+    wire.connection.data_received(crumbs + frames.frame(frames.DATA, frames.END_STREAM, 1, b""))
+    assert 0 < wire.shared.held_bytes < 2500
+    assert not wire.transport.reading
+    wire.loop.turn()
+
+    assert wire.answers()[1][:2] == (bytes(range(250)) * 20, 0)
     assert wire.transport.reading
 
 

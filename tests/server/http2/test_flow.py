@@ -6,6 +6,8 @@ import pytest
 
 from penstock.server.http2 import frames
 from penstock.server.http2.frames import DATA, DEFAULT_WINDOW, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, Fault
+from penstock.server.http2.sending import Sender
+from penstock.server.http2.stream import Stream, Unsent
 
 from .wire import BIDI, ECHO, GIVE, HOLD, OK, Wire, message_of, payload
 
@@ -110,10 +112,10 @@ def test_nothing_is_written_while_the_transport_is_full() -> None:
 
 
 def test_a_peer_that_asks_and_never_reads_is_dropped() -> None:
-    wire = Wire(max_idle_frames=10**6)
+    wire = Wire(max_idle_frames=10**6, max_ping_strikes=0)
     wire.connection.pause_writing()
     for _ in range(11):
-        wire.feed(frames.settings({}) * 1000)
+        wire.feed(frames.frame(frames.PING, 0, 0, b"12345678") * 1000)
 
     assert wire.transport.aborted
 
@@ -205,6 +207,31 @@ def test_a_peer_that_keeps_its_window_shut_loses_the_stream() -> None:
 
     assert wire.reset_of(1) == Fault.CANCEL
     assert wire.connection.blocked == wire.connection.streams == {}
+
+
+def test_answers_that_wait_are_looked_at_when_they_may_leave_and_not_for_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_at: list[int] = []
+
+    def counted(connection: Sender, stream: Stream, unsent: Unsent) -> int:
+        looked_at.append(stream.stream_id)
+        return send_some(connection, stream, unsent)
+
+    send_some = Sender._send_some
+    monkeypatch.setattr(Sender, "_send_some", counted)
+    wire = Wire()
+    wire.feed(frames.settings({INITIAL_WINDOW_SIZE: 0}))
+    ids = [2 * number + 1 for number in range(100)]
+    for stream in ids:
+        wire.feed(wire.call(stream=stream))
+    for _ in range(100):
+        wire.feed(frames.window_update(0, 5000))
+    for stream in ids:
+        wire.feed(frames.window_update(stream, 5000))
+
+    assert len(looked_at) <= 3 * len(ids)
+    assert [(body, status) for body, status, _ in wire.answers().values()] == [(b"hello", 0)] * len(ids)
 
 
 def test_messages_of_a_stream_wait_when_its_answers_do() -> None:

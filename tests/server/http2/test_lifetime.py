@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hpack import Encoder
 
 from penstock.server.grpc.method import Status
 from penstock.server.grpc.request import SHUTTING_DOWN
@@ -42,6 +43,22 @@ def test_a_drain_answers_what_was_sent_before_the_peer_knew_then_closes() -> Non
 
     assert wire.answers() == {1: (b"a", OK, ""), 3: (b"b", OK, "")}
     assert wire.transport.ended
+
+
+def test_many_streams_that_do_nothing_let_others_have_their_turn() -> None:
+    wire = Wire(begun=False, receive_timeout_s=5.0)
+    connections = [wire.connection]
+    for _ in range(10):
+        wire.connect()
+        wire.encoder = Encoder()
+        wire.feed(frames.PREFACE + frames.settings({}) + b"".join(map(wire.headers, range(1, 1001, 2))))
+        connections.append(wire.connection)
+    wire.shared.sweep(6.0)
+    left = sum(map(len, (each.streams for each in connections)))
+    wire.loop.turn()
+
+    assert 2000 < left < 5000
+    assert not any(each.streams for each in connections)
 
 
 def test_a_drain_does_not_wait_for_a_peer_that_does_not_answer_its_ping() -> None:

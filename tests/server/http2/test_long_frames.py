@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import tracemalloc
 from itertools import pairwise
 
 import pytest
@@ -126,6 +127,21 @@ class TestArriving:
         room = incoming.room()
         assert room is not None
         assert len(room) <= MIB
+
+    def test_a_message_in_crumbs_takes_no_more_than_one_that_is_whole(self) -> None:
+        raw = message_of(LARGE[:200_000])
+        incoming = Incoming(2**31)
+        tracemalloc.start()
+        try:
+            for at in range(0, len(raw), 2):
+                incoming.feed(raw[at : at + 2])
+                found = incoming.next()
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+
+        assert found == (0, LARGE[:200_000])
+        assert most < 1_000_000
 
 
 class TestRefusals:

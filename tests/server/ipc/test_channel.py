@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from penstock.server.ipc.arena import KEPT_BYTES, SEGMENT_BYTES
 from penstock.server.ipc.channel import Channel
 from penstock.server.ipc.wire import FIRST_KIND, Message
 from tests.server.ipc.wires import kept, mappings, same, sockets
@@ -46,6 +47,21 @@ def test_slots_are_released_when_asked_for_or_before_waiting() -> None:
             again()
             assert here.receive(0.0) == []
             assert here._wire.arena.leases == 0
+
+
+def test_shared_memory_that_is_given_back_is_let_go_of_by_both_sides_though_nothing_is_said() -> None:
+    with channels(256 << 20) as (here, there):
+        for _ in range(40):
+            here.send(FIRST_KIND, 1, b"", [np.zeros(SEGMENT_BYTES, np.uint8)])
+        come: list[Message] = []
+        while len(come) < 40:
+            come += there.receive(PATIENCE_S)
+        come.clear()
+        there.release()
+        assert here.receive(0.0) == []
+        assert here._wire.arena.total_bytes == KEPT_BYTES
+        assert there.receive(0.0) == []
+        assert len(there._wire.mirror._segments) == KEPT_BYTES // SEGMENT_BYTES
 
 
 def test_any_number_of_threads_may_send() -> None:

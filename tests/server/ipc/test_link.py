@@ -16,6 +16,7 @@ import pytest
 import uvloop
 
 from penstock.server.ipc import link as link_module
+from penstock.server.ipc.arena import KEPT_BYTES, SEGMENT_BYTES
 from penstock.server.ipc.channel import Channel
 from penstock.server.ipc.link import Link
 from penstock.server.ipc.wire import FIRST_KIND, Message, Wire
@@ -123,6 +124,19 @@ def test_a_slot_comes_back_whichever_thread_lets_go_of_it() -> None:
             await turns(lambda: here.link.arena.leases == 1)
             await asyncio.to_thread(held.clear)
             await turns(lambda: here.link.arena.leases == 0)
+
+    uvloop.run(main())
+
+
+def test_shared_memory_that_is_given_back_is_let_go_of_by_both_sides_though_nothing_is_said() -> None:
+    async def main() -> None:
+        async with ends(256 << 20) as (here, there):
+            for number in range(40):
+                here.link.send(FIRST_KIND, number, b"", [np.zeros(SEGMENT_BYTES, np.uint8)])
+            (await there.message(40)).clear()
+            await turns(lambda: here.link.arena.leases == 0)
+            assert here.link.arena.total_bytes == KEPT_BYTES
+            await turns(lambda: len(there.link._wire.mirror._segments) == KEPT_BYTES // SEGMENT_BYTES)
 
     uvloop.run(main())
 

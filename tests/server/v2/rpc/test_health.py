@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -56,6 +57,51 @@ def test_watch_says_what_changes_and_ends_with_the_server(monkeypatch: pytest.Mo
         assert said(watch) == [SERVING, NOT_SERVING, SERVING, NOT_SERVING]
         assert (said(gone), said(unknown)) == ([SERVING], [SERVICE_UNKNOWN])
         assert (watch.status, unknown.status) == (Status.UNAVAILABLE, Status.UNAVAILABLE)
+
+    asyncio.run(main())
+
+
+def test_any_number_of_watches_asks_once_each_time_whether_the_server_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(pulse, "INTERVAL_S", 0)
+        services = Services()
+        for _ in range(20):
+            services.call("/grpc.health.v1.Health/Watch", asked(""))
+        asked_for: list[int] = []
+
+        def ready() -> bool:
+            asked_for.append(1)
+            return True
+
+        monkeypatch.setattr(services.health, "ready", ready)
+        await turns()
+        beats = len(asked_for)
+        monkeypatch.setattr(services.health, "ready", lambda: False)
+        late = services.call("/grpc.health.v1.Health/Watch", asked(""))
+
+        assert 0 < beats <= 20
+        assert said(late) == [NOT_SERVING]
+        services.health.draining = True
+        await turns()
+
+    asyncio.run(main())
+
+
+def test_many_listeners_let_others_have_their_turn() -> None:
+    async def main() -> None:
+        beats, heard = pulse.Pulse(), list[int]()
+        listeners: list[Any] = [partial(heard.append, number) for number in range(5000)]
+        for listener in listeners:
+            beats.add(listener)
+        beats.beat()
+        at_once = len(heard)
+        beats.remove(listeners[-1])
+        await turns()
+        for listener in listeners:
+            beats.remove(listener)
+
+        assert 0 < at_once < 1000
+        assert heard == list(range(4999))
 
     asyncio.run(main())
 
