@@ -33,6 +33,8 @@ _AZURE_NAMES = {
 }  # fmt: skip
 _SECRETS = ("secret_key", "session_token", "account_key")
 _PATH = "path"
+_GOOGLE_TYPES = ("service_account", "authorized_user")
+"""Source: Triton takes no others, nor does gcsfs."""
 _AUTH_TYPES = ("", "key", "managed_identity", "default")
 
 
@@ -124,12 +126,22 @@ def _filed(file: Path, scheme: str, url: str) -> Credentials:
         raise CredentialError(f'{file}: {scheme}: has no entry that this URL begins with, nor one by the name ""')
     entry = section[name]
     if scheme == "gs":
-        if entry and not os.path.isfile(entry):  # noqa: PTH113 - a key itself, put there for its path, is no error of Path's
-            raise CredentialError(f"{file}: {_place(scheme, name)}: is the path of no file")
+        if entry and not _is_googles(entry):
+            text = "must be the path of Google's file of a service account or a user, or empty"
+            raise CredentialError(f"{file}: {_place(scheme, name)}: {text}")
         return Credentials({_PATH: entry}, filed=True)
     said = {key: entry.get(key) or "" for key in _KEYS[scheme]}
     unknown = tuple(f"{_place(scheme, name)}, {key}" for key in entry if key not in said)
     return Credentials(said, filed=True, unknown=unknown)
+
+
+def _is_googles(path: str) -> bool:
+    """Look at a file. The key itself, put there for its path, is none."""
+    try:
+        content = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and content.get("type") in _GOOGLE_TYPES
 
 
 def longest(names: Mapping[str, Any], url: str) -> str | None:

@@ -105,16 +105,18 @@ class TestS3:
 class TestGoogle:
     def test_the_entry_is_the_path_of_googles_file(self, tmp_path: Path) -> None:
         file = tmp_path / "google.json"
-        file.write_text("{}")
+        file.write_text('{"type": "authorized_user"}')
         variables = environ(tmp_path, {"gs": {"": "", "gs://private": str(file)}})
 
         assert complete("gs://private/m", variables).options == {"token": str(file)}
         assert complete("gs://public/m", variables).options == {}
 
-    @pytest.mark.parametrize("entry", ["nowhere.json", '{"private_key": "hunter2"}' * 200, "hunter2\0"])
-    def test_a_file_that_is_not_there_is_told_without_what_is_said(self, tmp_path: Path, entry: str) -> None:
-        with pytest.raises(CredentialError, match=r'cloud\.json: gs, "": is the path of no file$') as caught:
-            complete("gs://b/m", environ(tmp_path, {"gs": {"": entry}}))
+    @pytest.mark.parametrize("entry", ["none.json", '{"private_key": "hunter2"}' * 200, "hunter2\0", "other", "deep"])
+    def test_a_file_that_is_none_of_googles_is_told_without_what_is_said(self, tmp_path: Path, entry: str) -> None:
+        (tmp_path / "other").write_text('{"type": "external_account", "secret": "hunter2"}')
+        (tmp_path / "deep").write_text("[" * 100_000)
+        with pytest.raises(CredentialError, match=r'cloud\.json: gs, "": must be the path of Google.s file') as caught:
+            complete("gs://b/m", environ(tmp_path, {"gs": {"": f"{tmp_path}/{entry}" if len(entry) < 6 else entry}}))
         assert "hunter2" not in str(caught.value)
 
 

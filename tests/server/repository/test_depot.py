@@ -210,7 +210,7 @@ class TestPlaces:
 
 def test_azure_and_google_get_what_is_said_of_them(bucket: type[Guarded], keys: Keys, tmp_path: Path) -> None:
     google = tmp_path / "google.json"
-    google.write_text("{}")
+    google.write_text('{"type": "service_account"}')
     keys.path.write_text(
         json.dumps({"gs": {"": str(google)}, "as": {"as://acct/c": {"account_str": "", "account_key": "hunter2"}}})
     )
