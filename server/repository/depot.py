@@ -17,6 +17,10 @@ from .credentials import MOUNTS, CredentialError, Credentials, credentialed, cre
 logger = logging.getLogger("penstock.repository")
 
 
+_NONE_HAD = {"NoCredentialsError": "", "ClientAuthenticationError": "DefaultAzureCredential failed to retrieve a token"}
+"""What s3fs and adlfs raise where nothing has credentials, and what is in its text."""
+
+
 class Depot:
     """One URL, its Address, and, once it has been reached, the client (`files`) and the place to give it (`top`).
 
@@ -51,8 +55,9 @@ class Depot:
         self._credentials = credentials
 
     def be_nobody(self, error: Exception) -> bool:
-        """Go on without credentials, as S3's client in Triton does, if what was raised says that none are to be had."""
-        if type(error).__name__ != "NoCredentialsError":
+        """Go on without credentials, as Triton does, if the error says that none are had and no kind was asked for."""
+        text = _NONE_HAD.get(type(error).__name__)
+        if text is None or text not in str(error) or "credential" in self.address.options:
             return False
         from fsspec.core import url_to_fs
 

@@ -76,6 +76,8 @@ class Guarded(Store):
     keys: ClassVar[dict[str, str | None]] = {}
     """By bucket, the `key` that opens it, None for anybody."""
     made: ClassVar[list[dict[str, Any]]] = []
+    lacks: ClassVar[Exception]
+    """What is raised where no key is said."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -87,12 +89,13 @@ class Guarded(Store):
         super().clear()
         cls.clear_instance_cache()
         cls.keys.clear()
+        cls.lacks = NoCredentialsError("Unable to locate credentials")
         cls.made.clear()
 
     def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
         wanted = self.keys.get(self._strip_protocol(path).split("/")[1])
         if self._options.get("key") is None and not self._options.get("anon"):
-            raise NoCredentialsError("Unable to locate credentials")
+            raise self.lacks
         if wanted is not None and self._options.get("key") != wanted:
             raise PermissionError("Access Denied")
         return super().ls(path, detail, **kwargs)
@@ -100,6 +103,10 @@ class Guarded(Store):
 
 class NoCredentialsError(Exception):
     """Called as botocore calls it."""
+
+
+class ClientAuthenticationError(Exception):
+    """Called as Azure's core calls it."""
 
 
 def put(files: dict[str, str]) -> None:

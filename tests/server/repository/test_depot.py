@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from penstock.server import cli
 from penstock.server.repository.mirrors import Mirrors
 from penstock.server.repository.remote import Remote, RemoteError
-from tests.server.repository.stores import Guarded, guarded
+from tests.server.repository.stores import ClientAuthenticationError, Guarded, guarded
 
 ONE, TWO = "s3://one/models", "s3://two/models"
 
@@ -160,7 +162,9 @@ class TestTelling:
 
 
 class TestNobody:
-    """Source: the AWS SDK that Triton uses signs nothing where it finds no keys."""
+    """Source: the AWS SDK that Triton uses signs nothing where it finds no keys; and as.h."""
+
+    NONE_HAD = ClientAuthenticationError("DefaultAzureCredential failed to retrieve a token from the included ones")
 
     def test_a_public_bucket_needs_no_credentials(
         self, bucket: type[Guarded], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -175,6 +179,29 @@ class TestNobody:
         finally:
             remote.close()
         assert warnings(caplog) == [f"{ONE}: no credentials are found; what anybody may read is read"]
+
+    def test_nor_does_a_public_container(self, bucket: type[Guarded]) -> None:
+        bucket.lacks = self.NONE_HAD
+        bucket.keys["one"] = None
+        remote = Remote("as://acct/one/models")
+        remote.open()
+        remote.close()
+
+        assert bucket.made[-1] == {"account_name": "acct", "anon": True}
+
+    @pytest.mark.parametrize("error", [NONE_HAD, ClientAuthenticationError("the key is wrong")])
+    def test_one_whose_identity_was_asked_for_does(
+        self, bucket: type[Guarded], monkeypatch: pytest.MonkeyPatch, error: Exception
+    ) -> None:
+        if error is self.NONE_HAD:
+            aio = SimpleNamespace(DefaultAzureCredential=object)
+            monkeypatch.setitem(sys.modules, "azure", SimpleNamespace())
+            monkeypatch.setitem(sys.modules, "azure.identity", SimpleNamespace(aio=aio))
+            monkeypatch.setenv("AZURE_STORAGE_AUTH_TYPE", "default")
+        bucket.lacks = error
+        bucket.keys["one"] = None
+        with pytest.raises(RemoteError, match=f"ClientAuthenticationError: {error}$"):
+            Remote("as://acct/one/models").open()
 
     def test_another_bucket_does(self, bucket: type[Guarded], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("TRITON_CLOUD_CREDENTIAL_PATH", raising=False)
