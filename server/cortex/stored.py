@@ -1,4 +1,4 @@
-"""Stored: a model at a URL, as files that can be listed and copied. fsspec is imported here. Called by models.py."""
+"""Stored: a model at a URL, as files that can be listed and copied. Called by models.py."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.server.repository.address import Address
+from penstock.server.repository.credentials import CredentialError
+from penstock.server.repository.depot import Depot
 from penstock.server.repository.overrides import is_component
 from penstock.server.repository.remote import INSTALL, RemoteError, reason_of, stamp_of
 
@@ -16,17 +18,16 @@ class Stored:
     """What is at one URL. Threads: any; it blocks."""
 
     def __init__(self, url: str) -> None:
-        self._address = Address.of(url)
+        self._depot = Depot(url)
         self._files: dict[str, Mapping[str, Any]] = {}
-        self._store: Any = None
 
     def look(self) -> str:
         """List what is there now. Returns: what changes when it does; "" if nothing is there. Raises: RemoteError."""
         with self._told():
             self._files = {}
-            self._store, top = self._reached()
-            top = top.rstrip("/")
-            for name, entry in self._store.find(top, detail=True).items():
+            self._reach()
+            top = self._depot.top
+            for name, entry in self._depot.files.find(top, detail=True).items():
                 inner = str(name).strip("/").removeprefix(top.strip("/")).strip("/")
                 if entry["type"] == "file" and _is_inside(inner):
                     self._files[inner] = entry
@@ -43,20 +44,23 @@ class Stored:
             to = into / (name or "model")
             to.parent.mkdir(parents=True, exist_ok=True)
             with self._told():
-                self._store.get_file(self._files[name]["name"], str(to))
+                self._depot.files.get_file(self._files[name]["name"], str(to))
 
-    def _reached(self) -> tuple[Any, str]:
+    def _reach(self) -> None:
         try:
-            from fsspec.core import url_to_fs
-
-            store, top = url_to_fs(self._address.url, **self._address.options)
+            self._depot.reach()
+        except CredentialError as error:
+            raise RemoteError(f"{self._address}: {error}") from None
         except ImportError as error:
             text = f"{self._address}: models at such addresses need fsspec and its part for them ({error}): {INSTALL}"
             if str(self._address).startswith("s3:"):
                 text += " s3fs; or give --s3-root DIR, for files that are here"
             raise RemoteError(text) from None
-        store.invalidate_cache()
-        return store, str(top)
+        self._depot.files.invalidate_cache()
+
+    @property
+    def _address(self) -> Address:
+        return self._depot.address
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:

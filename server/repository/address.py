@@ -1,8 +1,10 @@
-"""Address: where a remote repository is, as fsspec takes it and as a person may read it. Called by remote.py."""
+"""Address: where a remote repository is, as fsspec takes it and as a person may read it.
+
+Called by who opens it; credentials.py adds what is not said in the URL.
+"""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,19 +31,20 @@ def is_remote(path: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A remote place. Invariant: its text, `str` and `repr`, holds no credentials."""
+    """A remote place, `given` by a user. Invariant: its text, `str` and `repr`, holds no credentials."""
 
     url: str = field(repr=False)
     options: Mapping[str, Any] = field(repr=False)
     shown: str
     secrets: tuple[str, ...] = field(repr=False, default=())
+    given: str = field(repr=False, default="")
 
     @classmethod
-    def of(cls, text: str, environ: Mapping[str, str] = os.environ) -> Address:
+    def of(cls, text: str) -> Address:
         """Read a URL as a user gives it, Triton's ways of writing S3 and Azure included.
 
         `s3://HOST:PORT/BUCKET/PATH` and `s3://https://HOST:PORT/BUCKET/PATH` name the endpoint, `as://ACCOUNT/CONTAINER/
-        PATH` the account, whose key Triton takes from AZURE_STORAGE_KEY.
+        PATH` the account.
         """
         url, options = text, dict[str, Any]()
         if (found := _S3_ENDPOINT.fullmatch(text)) and (found[1] or found[3]):
@@ -50,14 +53,12 @@ class Address:
             options["client_kwargs"] = {"endpoint_url": f"{found[1] or 'http'}://{found[2]}{port}"}
         elif found := _AZURE.fullmatch(text):
             url, options["account_name"] = f"abfs://{_single(found[2])}", found[1].partition(".")[0]
-            if key := environ.get("AZURE_STORAGE_KEY"):
-                options["account_key"] = key
-        secrets = {*_secrets_in(text), *_secrets_in(url), str(options.get("account_key", ""))} - {""}
+        secrets = {*_secrets_in(text), *_secrets_in(url)} - {""}
         place = _ACCOUNT.sub("://", text)
         if url.startswith("http"):
             place = place.partition("?")[0]
         place = _SIGNED.sub(r"\1=***", place)
-        return cls(url, options, place.rstrip("/"), tuple(sorted(secrets, key=len, reverse=True)))
+        return cls(url, options, place.rstrip("/"), tuple(sorted(secrets, key=len, reverse=True)), text)
 
     def __str__(self) -> str:
         return self.shown

@@ -1,4 +1,4 @@
-"""Remote: one remote model repository, copied into a folder of this machine. fsspec is imported here.
+"""Remote: one remote model repository, copied into a folder of this machine.
 
 Made by Mirrors, one for each URL among the repositories. docs/repository.md says what is copied when.
 """
@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from .address import Address
+from .credentials import CredentialError
+from .depot import Depot, home_of
 from .misfits import NATIVE_FILE
 from .overrides import PATH_PARTS, is_component
 from .scan import CONFIG_FILE
@@ -63,39 +65,50 @@ class Remote:
     """
 
     def __init__(self, url: str) -> None:
-        self.address = Address.of(url)
-        self._home = Path(tempfile.mkdtemp(prefix="penstock-"))
+        self._depot = Depot(url)
+        self._home, self._lacking = home_of(url)
         # also where a start that fails closes nothing
         self._remove_home = weakref.finalize(self, shutil.rmtree, self._home, ignore_errors=True)
         name = self.address.shown.rpartition("/")[2]
         self.root = self._home / (name if is_component(name) and not name.startswith(".") else "models")
         self.root.mkdir()
-        self._store: Any = None
         self._callback: Any = None
-        self._top = ""
         self._stamps: dict[str, str] = {}
         self._refused: set[str] = set()
         self._turns: dict[str, threading.Lock] = {}
         self._closed = threading.Event()
+
+    @property
+    def address(self) -> Address:
+        """Where it is."""
+        return self._depot.address
 
     def open(self) -> None:
         """Reach the store and see that the repository is there. Raises: RemoteError."""
         with self._told():
             try:
                 from fsspec.callbacks import Callback
-                from fsspec.core import url_to_fs
             except ModuleNotFoundError as error:
                 if (error.name or "").partition(".")[0] != "fsspec":
                     raise
                 raise RemoteError(f"{self.address}: remote repositories need fsspec: {INSTALL}") from None
             if self.address.url.startswith("http") and "?" in self.address.url:
                 raise RemoteError(f"{self.address}: a URL with a query names one file, not the folder of a repository")
-            self._store, top = url_to_fs(self.address.url, **self.address.options)
-            self._top = top.rstrip("/")
+            if self._lacking:
+                raise RemoteError(f"{self.address}: {self._lacking}")
+            self._depot.reach()
             self._callback = Callback(hooks={"closed": lambda *_, **__: self._refuse_if_closed()})
-            if CONFIG_FILE in self._listed(""):
+            if CONFIG_FILE in self._looked():
                 raise RemoteError(f"{self.address}: is the folder of one model; give the folder that holds it")
         logger.info("%s is copied to %s", self.address, self.root)
+
+    def _looked(self) -> dict[str, Entry]:
+        try:
+            return self._listed("")
+        except Exception as error:
+            if not self._depot.be_nobody(error):
+                raise
+        return self._listed("")
 
     def close(self) -> None:
         """Remove the copy. What is being copied meanwhile ends with RemoteError."""
@@ -107,6 +120,7 @@ class Remote:
     def names(self) -> list[str]:
         """List the names of the models that the store has now; nothing is copied. Raises: RemoteError."""
         with self._told():
+            self._depot.renew()
             folders = self._folders()
             models = self._each(self._is_model, folders)
             return [name for name, is_model in zip(folders, models, strict=True) if is_model]
@@ -128,11 +142,11 @@ class Remote:
 
     def _listed(self, inner: str) -> dict[str, Entry]:
         """Give what a folder holds, by name. Names that are not a file's or a folder's in it are left out."""
-        self._store.invalidate_cache()
+        self._depot.files.invalidate_cache()
         place = self._place(inner)
         above = place.strip("/")
         found: dict[str, Entry] = {}
-        for entry in self._store.ls(place or "/", detail=True):
+        for entry in self._depot.files.ls(place or "/", detail=True):
             name = str(entry["name"]).strip("/")
             if name == above:
                 if entry["type"] == "file" and entry.get("size"):
@@ -153,7 +167,7 @@ class Remote:
 
     def _is_folder(self, entry: Entry) -> bool:
         if entry["type"] not in {"file", "directory"}:
-            return bool(self._store.isdir(entry["name"]))  # a link, to a store that has them
+            return bool(self._depot.files.isdir(entry["name"]))  # a link, to a store that has them
         return bool(entry["type"] == "directory")
 
     def _walked(self, name: str) -> _Found:
@@ -181,6 +195,7 @@ class Remote:
         Returns: the reasons of those whose copy stays as it was. Raises: RemoteError when nothing could be looked at.
         """
         with self._told():
+            self._depot.renew()
             names = self._folders()
             for name in {place.name for place in self.root.iterdir()} - set(names):
                 self._remove(name)
@@ -188,6 +203,11 @@ class Remote:
 
     def refresh(self, name: str) -> None:
         """Bring the copy of one model up to date; remove it if it is no more. Raises: RemoteError."""
+        with self._told(name):
+            self._depot.renew()
+            self._refresh(name)
+
+    def _refresh(self, name: str) -> None:
         with self._told(name), self._turn(name):
             self._refuse_if_closed()
             try:
@@ -200,7 +220,7 @@ class Remote:
 
     def _tried(self, name: str) -> str:
         try:
-            self.refresh(name)
+            self._refresh(name)
         except RemoteError as error:
             return str(error)
         return ""
@@ -215,7 +235,7 @@ class Remote:
             if stamp and self._stamps.get(place) == stamp and known.is_file():
                 fetched[place] = None, stamp
                 continue
-            self._store.get_file(entry["name"], str(file), callback=self._callback)
+            self._depot.files.get_file(entry["name"], str(file), callback=self._callback)
             size = entry.get("size")
             if size is not None and file.stat().st_size != size:
                 raise RemoteError(f"{place}: {file.stat().st_size} bytes came of {size}")
@@ -226,7 +246,7 @@ class Remote:
 
     def _complete(self, entry: Entry) -> Entry:
         """Ask for what a listing does not tell."""
-        return entry if stamp_of(entry) else {**entry, **self._store.info(entry["name"]), "name": entry["name"]}
+        return entry if stamp_of(entry) else {**entry, **self._depot.files.info(entry["name"]), "name": entry["name"]}
 
     def _place_all(self, name: str, found: _Found, fetched: Mapping[str, tuple[Path | None, str]]) -> None:
         """Put in place what was fetched, and remove what is no more."""
@@ -258,7 +278,7 @@ class Remote:
     # -- the store ---------------------------------------------------------------------------------------------
 
     def _place(self, inner: str) -> str:
-        return f"{self._top}/{inner}" if inner else self._top
+        return f"{self._depot.top}/{inner}" if inner else self._depot.top
 
     def _each(self, work: Callable[[str], Any], names: list[str]) -> list[Any]:
         """Do it for all names, several at once where the store's client takes it."""
@@ -269,7 +289,7 @@ class Remote:
 
     @property
     def _concurrent(self) -> bool:
-        return bool(getattr(self._store, "async_impl", False))
+        return bool(getattr(self._depot.files, "async_impl", False))
 
     def _turn(self, name: str) -> threading.Lock:
         """Give what one thread at a time holds: for each model, or for a store whose client takes one call at once."""
@@ -286,6 +306,8 @@ class Remote:
             yield
         except RemoteError:
             raise
+        except CredentialError as error:
+            raise RemoteError(f"{self.address}: {error}") from None
         except Exception as error:  # noqa: BLE001 - every store raises errors of its own
             place = f"{self.address}/{name}".rstrip("/")
             raise RemoteError(f"{place}: {self.address.clean(reason_of(error))}") from None

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import _registry
 
 URL = "teststore://bucket/models"
 
@@ -15,7 +16,7 @@ URL = "teststore://bucket/models"
 class Store(MemoryFileSystem):  # type: ignore[misc] # fsspec has no types
     """One store for a test: `clear` it first."""
 
-    protocol = "teststore"
+    protocol: str | tuple[str, ...] = "teststore"
     cachable = False
     store: ClassVar[dict[str, Any]] = {}
     pseudo_dirs: ClassVar[list[str]] = [""]
@@ -65,6 +66,49 @@ class Store(MemoryFileSystem):  # type: ignore[misc] # fsspec has no types
         super().get_file(rpath, lpath, **kwargs)
 
 
+class Guarded(Store):
+    """Buckets with keys of their own, in any cloud; it remembers the options it was made with."""
+
+    protocol = ("s3", "gs", "abfs")
+    cachable = True
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    keys: ClassVar[dict[str, str | None]] = {}
+    """By bucket, the `key` that opens it, None for anybody."""
+    made: ClassVar[list[dict[str, Any]]] = []
+    lacks: ClassVar[Exception]
+    """What is raised where no key is said."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.made.append(options)
+        self._options = options
+
+    @classmethod
+    def clear(cls) -> None:
+        super().clear()
+        cls.clear_instance_cache()
+        cls.keys.clear()
+        cls.lacks = NoCredentialsError("Unable to locate credentials")
+        cls.made.clear()
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
+        wanted = self.keys.get(self._strip_protocol(path).split("/")[1])
+        if self._options.get("key") is None and not self._options.get("anon"):
+            raise self.lacks
+        if wanted is not None and self._options.get("key") != wanted:
+            raise PermissionError("Access Denied")
+        return super().ls(path, detail, **kwargs)
+
+
+class NoCredentialsError(Exception):
+    """Called as botocore calls it."""
+
+
+class ClientAuthenticationError(Exception):
+    """Called as Azure's core calls it."""
+
+
 def put(files: dict[str, str]) -> None:
     """Write files of the repository by their paths in it."""
     store = Store()
@@ -81,3 +125,17 @@ def registered() -> Iterator[type[Store]]:
         yield Store
     finally:
         Store.clear()
+
+
+@contextmanager
+def guarded() -> Iterator[type[Guarded]]:
+    """Have fsspec take Guarded for the clouds' stores, whose packages may be installed or not."""
+    before = dict(_registry)  # fsspec has no way to take one back
+    _registry.update(dict.fromkeys(Guarded.protocol, Guarded))
+    Guarded.clear()
+    try:
+        yield Guarded
+    finally:
+        Guarded.clear()
+        _registry.clear()
+        _registry.update(before)

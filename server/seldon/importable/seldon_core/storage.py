@@ -37,20 +37,27 @@ def _linked(source: Path, out_dir: Path) -> str:
 def _copied(uri: str, out_dir: str | None) -> str:
     import tempfile
 
-    from penstock.server.repository.address import Address, is_remote
+    from penstock.server.repository.address import is_remote
+    from penstock.server.repository.credentials import CredentialError
+    from penstock.server.repository.depot import Depot
 
-    address = Address.of(uri)
+    depot = Depot(uri)
+    address = depot.address
     wanted = f"Cannot recognize storage type for {address}. Only {_LOCAL_PREFIX} is currently available as storage type"
     if not is_remote(uri):
         raise RuntimeError(f"{wanted}.")
     try:
-        import fsspec
+        import fsspec  # noqa: F401 - where it is there, what one of its parts lacks is told by that
     except ImportError:
         raise RuntimeError(f"{wanted}; with `pip install fsspec`, remote addresses are.") from None
     logging.getLogger(__name__).info("Copying contents of %s to local", address)
-    files, path = fsspec.core.url_to_fs(address.url, **address.options)
+    try:
+        depot.reach()
+    except CredentialError as error:
+        raise RuntimeError(f"{address}: {error}") from None
+    files, path = depot.files, depot.top
     target = out_dir or tempfile.mkdtemp()
     Path(target).mkdir(parents=True, exist_ok=True)
     # a folder's contents, as with a local one; of a file, itself
-    files.get(path.rstrip("/") + "/" if files.isdir(path) else path, target.rstrip("/") + "/", recursive=True)
+    files.get(f"{path}/" if files.isdir(path) else path, target.rstrip("/") + "/", recursive=True)
     return target
