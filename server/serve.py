@@ -47,19 +47,17 @@ from .repository.transitions import Opens
 from .settings import Settings
 from .telemetry.metrics import create_metrics_app
 from .telemetry.observing import Observing, made_metrics
-from .v2.control import EXTENSIONS, create_app
+from .v2.control import EXTENSIONS, control_routes
 from .v2.forwarding import Forwarding
 from .v2.generate import Generate
 from .v2.inference import Inference
+from .v2.plane import ControlPlane
 from .v2.repository import RepositoryEndpoints
-from .v2.routes import Route
 from .v2.rpc.services import Parts as RpcParts
 from .v2.rpc.services import methods
 from .v2.shared_memory import SharedMemory
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
-
     from penstock.batching.engine import Engine
     from penstock.batching.model import Model
 
@@ -166,22 +164,17 @@ class Server:
         """Give what has the connections over HTTP and over gRPC: `elsewhere`, where those are other processes'."""
         return self.elsewhere or (self._http, self._grpc)
 
-    def app(self) -> FastAPI:
+    def app(self) -> ControlPlane:
         """Make the control plane's application."""
-        app = create_app(
-            self.engine, self.repository, self.metrics, self.health,
-            name=self._settings.id, extensions=self._extensions(),
-        )  # fmt: skip
-        app.state.restricted = self.observing.http_restricted
-        return app
-
-    def _extensions(self) -> list[Route]:
-        """Give the endpoints of the protocol's extensions."""
         repository = RepositoryEndpoints(self.control, self._settings.http_max_input_size)
         generate = Generate(self.engine, self._settings.limits(), self._models.hooks_of)
-        return [
-            *repository.routes(), *self.observing.routes(), *self.shared_memory.routes(), *generate.routes(),
-        ]  # fmt: skip
+        asked = control_routes(self.engine, self.repository, self.metrics, self.health, name=self._settings.id)
+        app = ControlPlane(
+            (*self.shared_memory.routes(), *generate.routes(), *asked),
+            (*repository.routes(), *self.observing.routes()),
+        )
+        app.state.restricted = self.observing.http_restricted
+        return app
 
     def grpc_methods(self) -> dict[str, Method]:
         """Give the RPCs by path."""

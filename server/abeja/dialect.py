@@ -56,7 +56,7 @@ class Abeja(Dialect):
         from penstock.server.listening.ports import listener_of, shared_of
 
         settings = self.settings
-        service = HealthService(self._parts.ready, self._parts.inference, app.routes)  # type: ignore[attr-defined]
+        service = HealthService(self._parts.ready, self._parts.inference, app.serves)  # type: ignore[attr-defined]
         place = settings.http_address, settings.abeja_health_port
         return [listener_of(settings, "health", place, app, shared_of(settings, service, self))]
 
