@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import httpx
 import pytest
@@ -54,8 +55,13 @@ def test_what_every_server_is_asked_needs_no_fastapi(app: ControlPlane, monkeypa
 def test_all_else_is_fastapi_s_which_is_made_once_and_not_on_the_loop(
     app: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make, threads = plane._make_app, []
-    monkeypatch.setattr(plane, "_make_app", lambda *said: (threads.append(threading.current_thread()), make(*said))[1])
+    threads = []
+
+    def made(*said: Any, make: Any = plane._make_app) -> Any:
+        threads.append(threading.current_thread())
+        return make(*said)
+
+    monkeypatch.setattr(plane, "_make_app", made)
     load, wrong, docs = ("POST", "/v2/repository/models/iris/load"), ("GET", "/nothing"), ("GET", "/docs")
 
     answers = ask(app, load, ("DELETE", "/v2"), wrong, docs) + ask(app, load)
