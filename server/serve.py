@@ -128,14 +128,15 @@ class Server:
         service = self._service()
         self.metrics.content_type = self._dialect.metrics_type or self.metrics.content_type
         self.metrics.more = lambda: (*custom.render(), *self._dialect.render())
+        app = self.app()
         if settings.allow_http:
-            self._http = http_lane(settings, self.app(), service, self._dialect)
+            self._http = http_lane(settings, app, service, self._dialect)
         if settings.allow_grpc:
             self._grpc = grpc_lane(settings, self.grpc_methods(), self._loop)
         if settings.allow_metrics:
             self._metrics = metrics_lane(settings, create_metrics_app(self.metrics, settings.metrics_path))
         parts = CloudParts(self.app, self.engine, self.repository, self.control, self._inference)
-        self._more = [*self._dialect.ports(self.app()), *self.clouds.ports(parts)]
+        self._more = [*self._dialect.ports(app), *self.clouds.ports(parts)]
 
     def _inference(self, kind: type[Inference] = Inference, forwarded: str = "") -> Inference:
         """Make what answers inference over HTTP; `forwarded`: the pattern of header fields that are parameters."""

@@ -51,11 +51,8 @@ class ControlPlane:
         routes = tuple(routes)
         self._all = (*others, *routes)
         self._quick = make_quick_app(routes)
-        self._known = [
-            (compile_path(path)[0], {route.method, "HEAD"} if route.method == "GET" else {route.method})
-            for route in routes
-            for path in route.paths
-        ]
+        served = (route for route in self._quick.routes if isinstance(route, Quick))
+        self._known = [(route.path_regex, route.methods or set()) for route in served]
         self._whole: FastAPI | None = None
         self._thread = ThreadPoolExecutor(1, "penstock-pages")
 
