@@ -84,6 +84,7 @@ class ControlPlane:
         else:
             # a thread that no load of a model holds up
             whole = await asyncio.get_running_loop().run_in_executor(self._thread, self._make_whole)
+            self._thread.shutdown(wait=False)  # what it was for is done
             await whole(scope, receive, send)
 
     def _make_whole(self) -> FastAPI:

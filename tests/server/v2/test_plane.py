@@ -72,6 +72,8 @@ def test_all_else_is_fastapi_s_which_is_made_once_and_not_on_the_loop(
     assert "POST /v2/repository/models/{model}/load" in answers[3].text
     assert len(threads) == 1
     assert threads != [threading.main_thread()]
+    threads[0].join(10)
+    assert not threads[0].is_alive()
 
 
 def test_both_keep_what_is_restricted(app: ControlPlane) -> None:
