@@ -51,13 +51,15 @@ from .v2.control import EXTENSIONS, control_routes
 from .v2.forwarding import Forwarding
 from .v2.generate import Generate
 from .v2.inference import Inference
-from .v2.plane import ControlPlane
+from .v2.plane import make_app
 from .v2.repository import RepositoryEndpoints
 from .v2.rpc.services import Parts as RpcParts
 from .v2.rpc.services import methods
 from .v2.shared_memory import SharedMemory
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
     from penstock.batching.engine import Engine
     from penstock.batching.model import Model
 
@@ -165,15 +167,13 @@ class Server:
         """Give what has the connections over HTTP and over gRPC: `elsewhere`, where those are other processes'."""
         return self.elsewhere or (self._http, self._grpc)
 
-    def app(self) -> ControlPlane:
+    def app(self) -> Starlette:
         """Make the control plane's application."""
         repository = RepositoryEndpoints(self.control, self._settings.http_max_input_size)
         generate = Generate(self.engine, self._settings.limits(), self._models.hooks_of)
-        asked = control_routes(self.engine, self.repository, self.metrics, self.health, name=self._settings.id)
-        app = ControlPlane(
-            (*self.shared_memory.routes(), *generate.routes(), *asked),
-            (*repository.routes(), *self.observing.routes()),
-        )
+        control = control_routes(self.engine, self.repository, self.metrics, self.health, name=self._settings.id)
+        extensions = (repository, self.observing, self.shared_memory, generate)
+        app = make_app((*(route for each in extensions for route in each.routes()), *control), pages=True)
         app.state.restricted = self.observing.http_restricted
         return app
 

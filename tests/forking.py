@@ -29,7 +29,7 @@ from typing import IO, Any, Self
 _IMPORTED = (
     "penstock.server.abeja.dialect", "penstock.server.abeja.command", "penstock.server.deepaas.cli",
     "penstock.server.deepaas.command", "penstock.server.deepaas.dialect", "penstock.server.process",
-    "penstock.server.serve", "penstock.server.cli", "fastapi",
+    "penstock.server.serve", "penstock.server.cli",
 )  # fmt: skip
 _ALONE = {"OPENBLAS_NUM_THREADS": "1"}
 """A fork has the thread that forks, and no other."""

@@ -26,6 +26,8 @@ from .shared_state import SharedState
 if TYPE_CHECKING:
     import socket
 
+    from starlette.applications import Starlette
+
     from penstock.backends.backend import Array, Loader
     from penstock.batching.engine import Engine
     from penstock.server.environments.environments import Environments
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from penstock.server.ipc.wire import Message
     from penstock.server.settings import Settings
     from penstock.server.telemetry.logs import Levels
-    from penstock.server.v2.plane import ControlPlane
 
 logger = logging.getLogger("penstock.fronts")
 
@@ -67,7 +68,7 @@ class EngineServer:
         self.server.observing.logging.apply = apply
         self.engine: Engine = self.server.engine
         self.state = SharedState(self.server.shared_memory, self.server.observing.logging)
-        self.app: ControlPlane = self.server.app()
+        self.app: Starlette = self.server.app()
         self.methods: dict[str, Method] = self.server.grpc_methods()
 
     def _make_models(self, engine: Engine, environments: Environments) -> PublishedEngine:

@@ -32,7 +32,7 @@ from penstock.server.tracing.config import parse as parse_tracing
 from penstock.server.v2.forwarding import Forwarding
 from penstock.server.v2.generate import Generate
 from penstock.server.v2.inference import Inference
-from penstock.server.v2.plane import make_quick_app
+from penstock.server.v2.plane import make_app
 from penstock.server.v2.rpc.services import InferenceParts, inference_methods
 from penstock.server.v2.shared_memory import SharedMemory
 
@@ -123,7 +123,7 @@ class FrontServer:
     def _app(self) -> FrontApp:
         settings = self._settings
         restricted = Restricted.parse(settings.http_restricted_api)
-        generate = make_quick_app(Generate(self.engine, settings.limits(), self._hooks_of).routes())
+        generate = make_app(Generate(self.engine, settings.limits(), self._hooks_of).routes())
         generate.state.restricted = restricted
         return FrontApp(AskingApp(self.asking, settings.http_max_input_size, restricted), generate)
 

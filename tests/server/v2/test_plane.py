@@ -1,4 +1,4 @@
-"""The control plane's two applications: what is answered without FastAPI, and how FastAPI comes to be there."""
+"""The control plane's application, and what FastAPI is imported for."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.server.restricted import Restricted
 from penstock.server.v2 import plane
-from penstock.server.v2.plane import ControlPlane
+from penstock.server.v2.plane import is_served, make_app
 from penstock.server.v2.routes import Route
 
 
@@ -27,7 +28,7 @@ ASKED = Route("GET", ("/v2/models/{model}", "/v2"), _same, "What is asked of eve
 LOADING = Route("POST", ("/v2/repository/models/{model}/load",), _same, "What an administrator asks")
 
 
-def ask(app: ControlPlane, *asked: tuple[str, str]) -> list[httpx.Response]:
+def ask(app: Starlette, *asked: tuple[str, str]) -> list[httpx.Response]:
     """Ask all of it at once."""
 
     async def main() -> list[httpx.Response]:
@@ -39,44 +40,44 @@ def ask(app: ControlPlane, *asked: tuple[str, str]) -> list[httpx.Response]:
 
 
 @pytest.fixture
-def app() -> ControlPlane:
-    return ControlPlane([ASKED], [LOADING])
+def app() -> Starlette:
+    return make_app([ASKED, LOADING], pages=True)
 
 
-def test_what_every_server_is_asked_needs_no_fastapi(app: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_served_and_what_is_not_needs_no_fastapi(app: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fastapi", None)
+    load = "POST", "/v2/repository/models/iris/load"
 
-    answers = ask(app, ("GET", "/v2/models/iris"), ("HEAD", "/v2/models/iris"), ("GET", "/v2"))
+    answers = ask(app, ("GET", "/v2/models/iris"), ("HEAD", "/v2/models/iris"), ("GET", "/v2"), load)
+    wrong = ask(app, ("DELETE", "/v2"), ("GET", "/nothing"), ("GET", "/v2/"))
 
-    assert [answer.status_code for answer in answers] == [200, 200, 200]
-    assert [answer.text for answer in answers][::2] == ["GET iris", "GET "]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 200]
+    assert [answers[at].text for at in (0, 2, 3)] == ["GET iris", "GET ", "POST iris"]
+    assert [(answer.status_code, answer.json()["error"]) for answer in wrong] == [
+        (405, "Method Not Allowed"), (404, "Not Found"), (404, "Not Found"),
+    ]  # fmt: skip
 
 
-def test_all_else_is_fastapi_s_which_is_made_once_and_not_on_the_loop(
-    app: ControlPlane, monkeypatch: pytest.MonkeyPatch
+def test_the_pages_tell_of_all_routes_and_are_made_once_and_not_on_the_loop(
+    app: Starlette, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = []
 
-    def made(*said: Any, make: Any = plane._make_app) -> Any:
+    def made(*said: Any, make: Any = plane._described) -> Any:
         threads.append(threading.current_thread())
         return make(*said)
 
-    monkeypatch.setattr(plane, "_make_app", made)
-    load, wrong, docs = ("POST", "/v2/repository/models/iris/load"), ("GET", "/nothing"), ("GET", "/docs")
+    monkeypatch.setattr(plane, "_described", made)
 
-    answers = ask(app, load, ("DELETE", "/v2"), wrong, docs) + ask(app, load)
+    (docs,), (schema,) = ask(app, ("GET", "/docs")), ask(app, ("GET", "/openapi.json"))
 
-    assert [answer.status_code for answer in answers] == [200, 405, 404, 200, 200]
-    assert answers[0].text == answers[4].text == "POST iris"
-    assert "GET /v2/models/{model}" in answers[3].text
-    assert "POST /v2/repository/models/{model}/load" in answers[3].text
+    assert "GET /v2/models/{model}" in docs.text
+    assert list(schema.json()["paths"]) == ["/v2/models/{model}", "/v2", "/v2/repository/models/{model}/load"]
     assert len(threads) == 1
     assert threads != [threading.main_thread()]
-    threads[0].join(10)
-    assert not threads[0].is_alive()
 
 
-def test_both_keep_what_is_restricted(app: ControlPlane) -> None:
+def test_what_is_restricted_is(app: Starlette) -> None:
     app.state.restricted = Restricted.parse(["metadata,model-repository:key=value"])
 
     answers = ask(app, ("GET", "/v2"), ("POST", "/v2/repository/models/iris/load"))
@@ -84,10 +85,10 @@ def test_both_keep_what_is_restricted(app: ControlPlane) -> None:
     assert [answer.status_code for answer in answers] == [403, 403]
 
 
-def test_its_paths_are_those_of_both_and_the_pages(app: ControlPlane) -> None:
+def test_its_paths_are_those_of_the_routes_and_the_pages(app: Starlette) -> None:
     served = ["/v2", "/v2/models/a", "/v2/repository/models/a/load", "/docs", "/openapi.json"]
 
-    assert [path for path in (*served, "/", "/v2/models", "/redoc") if app.serves(path)] == served
+    assert [path for path in (*served, "/", "/v2/models", "/redoc") if is_served(app, path)] == served
 
 
 def test_a_server_starts_without_fastapi_and_without_a_runtime() -> None:
