@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import functools
 import importlib
-import importlib.metadata
 import itertools
 import os
 import sys
@@ -116,7 +115,9 @@ def _run(argv: Sequence[str] | None) -> int:
         parser.print_help()
         return USAGE_STATUS
     if args.command == "version":
-        print(f"penstock {importlib.metadata.version('penstock')}")
+        from importlib.metadata import version
+
+        print(f"penstock {version('penstock')}")
         return 0
     try:
         settings = _settings(args)
@@ -148,7 +149,9 @@ def _program(word: str, words: Sequence[str]) -> int:
 
 def _installed(word: str, words: Sequence[str]) -> int:
     """Run a command that stands above the server, which may not import it."""
-    for found in importlib.metadata.entry_points(group="penstock.commands", name=word):
+    from importlib.metadata import entry_points
+
+    for found in entry_points(group="penstock.commands", name=word):
         return int(found.load()(words))
     print(f"penstock: the command {word} is not installed: install penstock again", file=sys.stderr)
     return USAGE_STATUS

@@ -33,6 +33,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CANCEL_GRACE_S = 1.0
 """How long what a signal interrupts may take to notice."""
 GC_THRESHOLD = (20_000, 20, 50)
+"""Requests make no cycles; the default would look for some every hundred requests, and among all modules at times."""
 OPEN_FILES = 65_536
 """Connections by the ten thousand, and what models and workers hold besides."""
 SWITCH_S = 0.0005
@@ -91,7 +92,8 @@ class Serving(Protocol):
 
 
 def prepare() -> None:
-    """Set this process up for serving."""
+    """Set this process up for serving, before it imports and makes what serves."""
+    gc.set_threshold(*GC_THRESHOLD)  # or a sixth of its imports would be walks over what they have made so far
     sys.setswitchinterval(SWITCH_S)
     allow_open_files()
     keep_freed_memory()
@@ -219,12 +221,10 @@ class _Process:
 def settle_memory() -> None:
     """Keep the collector from walking, again and again, over what lives as long as the process.
 
-    Requests make no cycles; the default threshold would look for some every hundred requests, and a full collection
-    would walk over every module for tens of milliseconds.
+    A full collection would walk over every module for tens of milliseconds.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*GC_THRESHOLD)
 
 
 async def first(work: asyncio.Future[Any], signal_given: Coroutine[Any, Any, Any]) -> bool:

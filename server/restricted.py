@@ -16,7 +16,8 @@ from .grpc.method import Call, Method, Reader, Status
 from .http.head import HttpError
 
 if TYPE_CHECKING:
-    from fastapi import Request, Response
+    from starlette.requests import Request
+    from starlette.responses import Response
 
 CATEGORIES = (
     "health", "metadata", "inference", "shared-memory", "model-config", "model-repository", "statistics", "trace",
@@ -147,7 +148,9 @@ def guarded(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Ca
     if category is None:
         return endpoint
 
-    from fastapi import Request, Response  # settings are read without it
+    # settings are read without it
+    from starlette.requests import Request
+    from starlette.responses import Response
 
     from .errors import error_body
 

@@ -47,18 +47,18 @@ from .repository.transitions import Opens
 from .settings import Settings
 from .telemetry.metrics import create_metrics_app
 from .telemetry.observing import Observing, made_metrics
-from .v2.control import EXTENSIONS, create_app
+from .v2.control import EXTENSIONS, control_routes
 from .v2.forwarding import Forwarding
 from .v2.generate import Generate
 from .v2.inference import Inference
+from .v2.plane import make_app
 from .v2.repository import RepositoryEndpoints
-from .v2.routes import Route
 from .v2.rpc.services import Parts as RpcParts
 from .v2.rpc.services import methods
 from .v2.shared_memory import SharedMemory
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from starlette.applications import Starlette
 
     from penstock.batching.engine import Engine
     from penstock.batching.model import Model
@@ -130,14 +130,15 @@ class Server:
         service = self._service()
         self.metrics.content_type = self._dialect.metrics_type or self.metrics.content_type
         self.metrics.more = lambda: (*custom.render(), *self._dialect.render())
+        app = self.app()
         if settings.allow_http:
-            self._http = http_lane(settings, self.app(), service, self._dialect)
+            self._http = http_lane(settings, app, service, self._dialect)
         if settings.allow_grpc:
             self._grpc = grpc_lane(settings, self.grpc_methods(), self._loop)
         if settings.allow_metrics:
             self._metrics = metrics_lane(settings, create_metrics_app(self.metrics, settings.metrics_path))
         parts = CloudParts(self.app, self.engine, self.repository, self.control, self._inference)
-        self._more = [*self._dialect.ports(self.app()), *self.clouds.ports(parts)]
+        self._more = [*self._dialect.ports(app), *self.clouds.ports(parts)]
 
     def _inference(self, kind: type[Inference] = Inference, forwarded: str = "") -> Inference:
         """Make what answers inference over HTTP; `forwarded`: the pattern of header fields that are parameters."""
@@ -166,22 +167,15 @@ class Server:
         """Give what has the connections over HTTP and over gRPC: `elsewhere`, where those are other processes'."""
         return self.elsewhere or (self._http, self._grpc)
 
-    def app(self) -> FastAPI:
+    def app(self) -> Starlette:
         """Make the control plane's application."""
-        app = create_app(
-            self.engine, self.repository, self.metrics, self.health,
-            name=self._settings.id, extensions=self._extensions(),
-        )  # fmt: skip
-        app.state.restricted = self.observing.http_restricted
-        return app
-
-    def _extensions(self) -> list[Route]:
-        """Give the endpoints of the protocol's extensions."""
         repository = RepositoryEndpoints(self.control, self._settings.http_max_input_size)
         generate = Generate(self.engine, self._settings.limits(), self._models.hooks_of)
-        return [
-            *repository.routes(), *self.observing.routes(), *self.shared_memory.routes(), *generate.routes(),
-        ]  # fmt: skip
+        control = control_routes(self.engine, self.repository, self.metrics, self.health, name=self._settings.id)
+        extensions = (repository, self.observing, self.shared_memory, generate)
+        app = make_app((*(route for each in extensions for route in each.routes()), *control), pages=True)
+        app.state.restricted = self.observing.http_restricted
+        return app
 
     def grpc_methods(self) -> dict[str, Method]:
         """Give the RPCs by path."""

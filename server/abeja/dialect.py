@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.server.dialects import Dialect, Parts
@@ -54,9 +55,10 @@ class Abeja(Dialect):
         """Make the port that has the health of the handler, and what is Penstock's own."""
         # this module is reached from the command line, which does not wait for uvicorn
         from penstock.server.listening.ports import listener_of, shared_of
+        from penstock.server.v2.plane import is_served
 
         settings = self.settings
-        service = HealthService(self._parts.ready, self._parts.inference, app.routes)  # type: ignore[attr-defined]
+        service = HealthService(self._parts.ready, self._parts.inference, partial(is_served, app))  # type: ignore[arg-type]
         place = settings.http_address, settings.abeja_health_port
         return [listener_of(settings, "health", place, app, shared_of(settings, service, self))]
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from starlette.routing import Match
-
 from .messages import JSON, status_body
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from penstock.server.http.connection import Connection
     from penstock.server.http.fastlane import FastLane
@@ -45,26 +43,21 @@ _HEALTH, _NOWHERE = Probe(asks=True), Probe(asks=False)
 class HealthService:
     """The Service of the health port. It leaves to `others`, and to uvicorn, what is Penstock's own.
 
-    `ready` tells whether the handler can be called, `routes` are those of Penstock's own application.
+    `ready` tells whether the handler can be called, `is_own` whether a path is Penstock's own.
     Threads: the event loop's.
     """
 
-    def __init__(self, ready: Callable[[], bool], others: Service, routes: Sequence[Any]) -> None:
+    def __init__(self, ready: Callable[[], bool], others: Service, is_own: Callable[[str], bool]) -> None:
         self._ready = ready
         self._others = others
-        self._routes = routes
+        self._is_own = is_own
 
     def claim(self, head: Head) -> Any:
         """Claim what is not Penstock's own."""
         if head.path == HEALTH:
             return _HEALTH
         claim = self._others.claim(head)
-        return claim if claim is not None or self._is_own(head) else _NOWHERE
-
-    def _is_own(self, head: Head) -> bool:
-        path, method = head.path.decode("latin-1"), head.method.decode("latin-1")
-        asked = {"type": "http", "path": path, "root_path": "", "method": method}
-        return any(route.matches(asked)[0] is not Match.NONE for route in self._routes)
+        return claim if claim is not None or self._is_own(head.path.decode("latin-1")) else _NOWHERE
 
     def turn_away(self, head: Head) -> Any:
         """Turn away what the others do."""

@@ -10,7 +10,7 @@ from penstock.server.options.setting import setting
 GROUP = "DEEPaaS"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, init=False, repr=False, eq=False)
 class DeepaasSettings(RunningSettings):
     """How models are served."""
 

@@ -2,7 +2,7 @@
 
 The engine's half of `calls.py`. Wired by `engine_service.py`, one for each front end's Link:
 
-    answers = Answers(link, app, methods, state)  # app: v2/control.create_app; methods: v2/rpc/services.methods
+    answers = Answers(link, app, methods, state)  # app: v2/plane.make_app; methods: v2/rpc/services.methods
     answers.take(kind, number, body, arrays)      # a message of ASK, TAKEN or LEAVE
     answers.lost()                                # that Link is lost: nobody waits for anything any more
     len(answers)                                  # how much is under way

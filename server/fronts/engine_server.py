@@ -26,7 +26,7 @@ from .shared_state import SharedState
 if TYPE_CHECKING:
     import socket
 
-    from fastapi import FastAPI
+    from starlette.applications import Starlette
 
     from penstock.backends.backend import Array, Loader
     from penstock.batching.engine import Engine
@@ -68,7 +68,7 @@ class EngineServer:
         self.server.observing.logging.apply = apply
         self.engine: Engine = self.server.engine
         self.state = SharedState(self.server.shared_memory, self.server.observing.logging)
-        self.app: FastAPI = self.server.app()
+        self.app: Starlette = self.server.app()
         self.methods: dict[str, Method] = self.server.grpc_methods()
 
     def _make_models(self, engine: Engine, environments: Environments) -> PublishedEngine:

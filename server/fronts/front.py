@@ -29,10 +29,10 @@ from penstock.server.listening.ports import grpc_lane, http_lane
 from penstock.server.restricted import GRPC_PREFIX, Restricted
 from penstock.server.tracing.config import OPENTELEMETRY
 from penstock.server.tracing.config import parse as parse_tracing
-from penstock.server.v2.control import make_app
 from penstock.server.v2.forwarding import Forwarding
 from penstock.server.v2.generate import Generate
 from penstock.server.v2.inference import Inference
+from penstock.server.v2.plane import make_app
 from penstock.server.v2.rpc.services import InferenceParts, inference_methods
 from penstock.server.v2.shared_memory import SharedMemory
 

@@ -20,7 +20,7 @@ _LEVELS = {"none": 0, "low": 1, "medium": 6, "high": 9}
 """zlib's levels for the words of --grpc-infer-response-compression-level."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, init=False, repr=False, eq=False)
 class GrpcSettings:
     """What can be told about the gRPC port."""
 

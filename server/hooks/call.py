@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
@@ -25,6 +24,9 @@ from .packing import (
     write_outputs,
     write_sample,
 )  # fmt: skip
+
+if TYPE_CHECKING:
+    import asyncio
 
 Written = tuple[int, bytes, list[Array | None] | None]
 """What a worker process is sent: kind, body, tensors."""

@@ -5,7 +5,6 @@ What this imports, any Python with numpy and orjson can import.
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import inspect
 import json
@@ -50,10 +49,10 @@ from .packing import (
     read_json,
     read_signature,
     read_value,
+    tensor_bytes,
     unpack,
     write_refusal,
 )  # fmt: skip
-from .pull import tensor_bytes
 from .siblings import FolderOnPath
 
 _TELL_NS = 1_000_000_000
@@ -288,6 +287,8 @@ class AwaitingInside(Inside):
                     result = await result
                 return self._done(start_ns, *self._made(form, result, parameters))
             if kind == TURN:
+                import asyncio  # which a worker that awaits has
+
                 for _ in self._turn(body, arrays):
                     await asyncio.sleep(0)
             else:

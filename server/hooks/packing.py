@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -169,3 +169,12 @@ def read_refusal(text: bytes) -> InferError:
     """Read what `write_refusal` has written."""
     code, message, retry_after_ns = json.loads(text)
     return InferError(Code[code], message, retry_after_ns)
+
+
+def tensor_bytes(arrays: Iterable[Array | None]) -> int:
+    """Measure what tensors hold."""
+    return sum(
+        sum(map(len, array.ravel().tolist())) if array.dtype.hasobject else array.nbytes
+        for array in arrays
+        if array is not None
+    )

@@ -10,16 +10,15 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.backends.backend import Array
 from penstock.backends.errors import InferError
 
 from .bound import Bound
 from .call import Call, MovedError
 from .loading import POST
-from .packing import INPUTS
+from .packing import INPUTS, tensor_bytes
 
 if TYPE_CHECKING:
     from .replica import Replica
@@ -232,12 +231,3 @@ class _Closing(Call):
 def size_of(outputs: Any) -> int:
     """Measure an answer, as JSON or as tensors."""
     return len(outputs) if isinstance(outputs, bytes) else tensor_bytes(outputs.values())
-
-
-def tensor_bytes(arrays: Iterable[Array | None]) -> int:
-    """Measure what tensors hold."""
-    return sum(
-        sum(map(len, array.ravel().tolist())) if array.dtype.hasobject else array.nbytes
-        for array in arrays
-        if array is not None
-    )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from penstock.backends.backend import Array
 
-from .link import LINGER_S, READ_BYTES, prepare, receive_once, send_once
+from .sockets import LINGER_S, READ_BYTES, prepare, receive_once, send_once
 from .wire import ARENA_BYTES, Message, Wire
 
 

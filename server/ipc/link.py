@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import fcntl
 import logging
-import os
 import socket
 import struct
 import termios
@@ -17,14 +16,9 @@ from typing import Any
 from penstock.backends.backend import Array
 
 from .arena import WireError
-from .wire import ARENA_BYTES, MOST_DESCRIPTORS, Message, Wire
+from .sockets import LINGER_S, READ_BYTES, prepare, receive_once, send_once
+from .wire import ARENA_BYTES, Message, Wire
 
-READ_BYTES = 256 << 10
-SOCKET_BYTES = 1 << 20
-LINGER_S = 0.01
-"""How long slots that nobody looks at any more wait for a message that they are told of with: to wake the other side
-for them alone costs both together 20 us."""
-_ANCILLARY_BYTES = socket.CMSG_LEN(4 * 253)
 _COUNT = struct.Struct("i")
 
 logger = logging.getLogger("penstock.ipc")
@@ -209,39 +203,3 @@ class Link:
 
 def _nobody(_: Any) -> None:
     """Be called for a link that is closed."""
-
-
-def prepare(sock: socket.socket) -> None:
-    """Let a socket hold as much as a busy loop turn sends."""
-    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
-
-
-def send_once(sock: socket.socket, data: bytes | bytearray | memoryview, descriptors: list[int]) -> int:
-    """Send what the socket takes, and with it the descriptors, which are closed then. Raises: OSError."""
-    if not descriptors:
-        return sock.send(data)
-    some = descriptors[:MOST_DESCRIPTORS]
-    sent = socket.send_fds(sock, [data if len(descriptors) <= MOST_DESCRIPTORS else memoryview(data)[:1]], some)
-    for descriptor in some:
-        os.close(descriptor)
-    del descriptors[: len(some)]
-    return sent
-
-
-def receive_once(sock: socket.socket, buffer: bytearray) -> tuple[memoryview, list[int]]:
-    """Receive what is there: a view of `buffer`, empty at the end, and descriptors.
-
-    Raises: OSError; WireError when this process can hold no more descriptors, as those that were sent are lost then.
-    """
-    nbytes, ancillary, flags, _ = sock.recvmsg_into([buffer], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
-    descriptors: list[int] = []
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            whole = len(data) - len(data) % 4
-            descriptors += memoryview(data[:whole]).cast("i").tolist()
-    if flags & socket.MSG_CTRUNC:
-        for descriptor in descriptors:
-            os.close(descriptor)
-        raise WireError("too many open files to take what was sent")
-    return memoryview(buffer)[:nbytes], descriptors

@@ -31,7 +31,7 @@ _VARIABLES: Mapping[str, str] = MappingProxyType({
 """What of a cloud's environment stands for the default of a setting."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, init=False, repr=False, eq=False)
 class CloudSettings(DialectSettings):
     """The front ends of two clouds, as Triton has them."""
 

@@ -14,7 +14,7 @@ from .setting import setting
 DIALECTS = ("triton", "cortex", "seldon", "deepaas", "abeja")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, init=False, repr=False, eq=False)
 class DialectSettings(AbejaSettings):
     """What the paths hold, if no model repositories."""
 

@@ -19,7 +19,7 @@ _DEVICE = re.compile(r"cpu|cuda:(0|[1-9]\d{0,3})", re.ASCII)
 _LIMIT = re.compile(r"\s*(\d{1,4})\s*:\s*(\d{1,20}(?:\.\d*)?|\.\d+)\s*", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, init=False, repr=False, eq=False)
 class GpuSettings(ObservingSettings):
     """On which GPUs models run, and what becomes of those that ask for one where none works."""
 

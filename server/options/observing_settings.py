@@ -12,7 +12,7 @@ from penstock.server.grpc.settings import GrpcSettings
 from .setting import PORTS, setting
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, init=False, repr=False, eq=False)
 class ObservingSettings(GrpcSettings):
     """What a server says of its work, and to whom."""
 

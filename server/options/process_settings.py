@@ -11,7 +11,7 @@ from .cloud_settings import CloudSettings
 from .setting import setting
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, init=False, repr=False, eq=False)
 class ProcessSettings(CloudSettings):
     """Which processes serve."""
 

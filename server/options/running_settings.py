@@ -11,7 +11,7 @@ from .gpu_settings import GpuSettings
 from .setting import setting
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, init=False, repr=False, eq=False)
 class RunningSettings(GpuSettings):
     """What answers are remembered, and what Instances share."""
 

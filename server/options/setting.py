@@ -1,4 +1,8 @@
-"""Setting: how one field of the settings is stated, by the classes that state them, and what is made from it."""
+"""Setting: how one field of the settings is stated, by the classes that state them, and what is made from it.
+
+Those classes descend from each other, and Settings from all of them. It alone has what a dataclass makes of its fields:
+to make it anew in each of them, of ever more fields, was 50 ms of every start.
+"""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from penstock.server.repository.scan import Defaults, read_folder
 from penstock.server.workers.order import NotBegunError, Order
 from penstock.server.workers.worker import Worker
 
+from .completing import may_complete
 from .dealings import Beside, Dealings
 from .host import Host
 from .requests import Names
@@ -48,7 +49,7 @@ class PythonModels:
         """Complete a version's configuration, and start a worker for each Instance. Raises: InferError."""
         label = f"model '{spec.name}'"
         interpreter = await asyncio.to_thread(self._environments.interpreter, spec.worker, label)
-        if spec.auto_complete:
+        if spec.auto_complete and await asyncio.to_thread(may_complete, spec.path):
             spec = await self._completed(spec, interpreter)
         spec = complete_outside(spec)
         spec = replace(spec, declared=_json(completed(message_of(spec.declared), spec, PYTHON)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Mapping
 from functools import partial
@@ -20,11 +21,13 @@ logger = logging.getLogger("penstock.supervisor")
 
 def prepare() -> None:
     """Import what either role needs: most of a start's second."""
+    from penstock.server.process import GC_THRESHOLD, settle_memory
+
+    gc.set_threshold(*GC_THRESHOLD)
     import penstock.backends.onnx
     import penstock.server.fronts.engine_server
     import penstock.server.fronts.front
     import penstock.server.supervisor.lasting  # noqa: F401
-    from penstock.server.process import settle_memory
 
     settle_memory()  # or it would walk over all of that once models are served: 0.1 s in which nothing is answered
 

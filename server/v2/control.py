@@ -1,6 +1,6 @@
-"""The control plane: KServe v2 and Triton endpoints other than inference, metrics, and the OpenAPI page.
+"""The control plane's endpoints: KServe v2's and Triton's other than inference, and metrics.
 
-Made by the composition root; uvicorn calls it for every path that the fast lane does not answer.
+Their Routes are wired by the composition root; plane.py serves them.
 Source: Triton server, http_server.cc (paths, codes, texts and the members of answers).
 """
 
@@ -8,30 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
-import logging
-import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import orjson
-from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
-from penstock.backends.errors import Code, InferError, bare
+from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.batching.running.outsides import says_ready
-from penstock.server.errors import HTTP_STATUS, error_body, retry_after_s
 from penstock.server.health import EXITING, Health
-from penstock.server.restricted import guarded
 from penstock.server.telemetry.metrics import CONTENT_TYPE as METRICS_TYPE
 from penstock.server.telemetry.metrics import Metrics
 
 from . import openapi
 from .metadata import Models, counted_models, model_metadata, model_statistics, run_times
-from .routes import JSON, MEANING, Route, asked, json_answer
-
-logger = logging.getLogger("penstock.server")
+from .routes import JSON, Route, asked, json_answer
 
 SPENT = "A GPU is lost for this process: it has to be started anew"
 # What is served today, in Triton's order; a client may rely on each of them.
@@ -52,43 +47,14 @@ class Repository(Protocol):
     def index(self, ready: bool) -> list[dict[str, Any]]: ...
 
 
-def create_app(
-    engine: Models, repository: Repository, metrics: Metrics, health: Health, *, name: str = "triton",
-    extensions: Sequence[Route] = (),
-) -> FastAPI:  # fmt: skip
-    """Make the application. `extensions` are the routes of what has a file of its own."""
+def control_routes(
+    engine: Models, repository: Repository, metrics: Metrics, health: Health, *, name: str = "triton"
+) -> tuple[Route, ...]:
+    """Give the endpoints."""
     control = _Control(engine, repository, metrics, health)
     version = importlib.metadata.version("penstock")
     control.server = orjson.dumps({"name": name, "version": version, "extensions": EXTENSIONS})
-    return make_app((*extensions, *control.server_routes(), *control.model_routes()))
-
-
-def make_app(routes: Iterable[Route]) -> FastAPI:
-    """Make an application of routes."""
-    app = FastAPI(
-        title="Penstock", version=importlib.metadata.version("penstock"), docs_url=None, redoc_url=None,
-        redirect_slashes=False,
-        exception_handlers={InferError: _refused, HTTPException: _unrouted, Exception: _failed},
-    )  # fmt: skip
-
-    async def docs(request: Request) -> Response:
-        return Response(openapi.page(app.openapi()), media_type="text/html")
-
-    app.add_api_route("/docs", docs, methods=["GET"], include_in_schema=False)
-    for route in routes:
-        for path in route.paths:
-            endpoint = guarded(path, route.endpoint)
-            app.add_api_route(
-                path, endpoint, methods=[route.method], summary=route.summary, response_model=None,
-                response_class=Response,
-                openapi_extra=openapi.described(path, route.body, binary=path.endswith("/infer")),
-                responses=openapi.answers(
-                    route.answer, route.content_type, {status: MEANING[status] for status in route.errors}
-                ),
-            )  # fmt: skip
-            if route.method == "GET":
-                app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
-    return app
+    return (*control.server_routes(), *control.model_routes())
 
 
 class _Control:
@@ -204,25 +170,3 @@ async def _statistics(models: list[Model]) -> Response:
         # as the metrics page does: of hundreds of models it is tens of milliseconds
         await asyncio.sleep(0)
     return json_answer({"model_stats": stats})
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    if not isinstance(error, InferError):
-        raise error
-    seconds = retry_after_s(bare(error))
-    headers = {"retry-after": str(seconds)} if seconds else None
-    return Response(error_body(error.message), HTTP_STATUS[error.code], headers=headers, media_type=JSON)
-
-
-async def _unrouted(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 404
-    text = "Method Not Allowed" if status == 405 else "Not Found"
-    headers = error.headers if isinstance(error, HTTPException) else None
-    return Response(error_body(text), status, headers=headers, media_type=JSON)
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    # the traceback is logged by uvicorn, to whom the error goes on
-    number = secrets.token_hex(4)
-    logger.error("%s %s failed, error id %s", request.method, request.url.path, number)
-    return Response(error_body(f"internal error, id {number}"), 500, media_type=JSON)

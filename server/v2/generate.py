@@ -17,7 +17,8 @@ from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Map
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import orjson
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError, bare

@@ -11,7 +11,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.settings import Settings

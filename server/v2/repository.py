@@ -10,7 +10,8 @@ import binascii
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.answering import LargeTexts

@@ -1,6 +1,6 @@
 """Routes of the control plane: what an endpoint says of itself, and what every endpoint reads and writes with.
 
-Each extension of the protocol has a file with its endpoints and gives them as Routes; `control.create_app` serves them.
+Each extension of the protocol has a file with its endpoints and gives them as Routes; plane.py serves them.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from fastapi import Request, Response
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 from penstock.backends.errors import Code, InferError
 

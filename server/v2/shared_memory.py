@@ -8,7 +8,8 @@ from __future__ import annotations
 import binascii
 from typing import Any, Protocol
 
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from penstock.backends.errors import Code, InferError
 

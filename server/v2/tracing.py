@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.tracing.config import INT32_MAX, LEVELS, OFF, OPENTELEMETRY, UINT32_MAX, Sampling, TraceConfig

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib
 import json
@@ -16,7 +15,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
@@ -24,6 +23,9 @@ from penstock.server.ipc.channel import Channel
 from penstock.server.ipc.wire import Message
 
 from .kinds import CLOSE, ERROR, FIRST_CALL, FIRST_TOLD, OPEN, PING, REPLY
+
+if TYPE_CHECKING:
+    import asyncio
 
 Reply = tuple[bytes, Sequence[Array | None] | None]
 """A body and tensors."""
@@ -126,12 +128,19 @@ class Calls:
             if kind == CLOSE:
                 return
             if kind == OPEN and getattr(self._service, "awaits", False):
-                with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-                    runner.run(self._serve_awaited())
+                self._serve_on_a_loop()
                 return
 
-    async def _serve_awaited(self) -> None:
-        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+    def _serve_on_a_loop(self) -> None:
+        import asyncio  # a sixth of a worker's start, which no other service waits for
+
+        async def serve() -> None:
+            await self._serve_awaited(asyncio.get_running_loop(), asyncio.Event())
+
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+            runner.run(serve())
+
+    async def _serve_awaited(self, loop: asyncio.AbstractEventLoop, arrived: asyncio.Event) -> None:
         loop.add_reader(self._channel, self._readable, loop, arrived)
         while (message := await self._next_awaited(arrived)) is not None:
             kind, number, body, arrays, _ = message

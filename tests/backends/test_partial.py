@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,15 @@ def test_parts_come_without_the_rest() -> None:
     import_parts(PACKAGE, ["inner.part"])
 
     assert imported() == {"inner", "inner.part", "inner.other"}
+
+
+def test_the_collector_waits_for_them_and_goes_on(place: Path) -> None:
+    (place / "inner" / "part.py").write_text("import gc\ncollects = gc.isenabled()\n")
+
+    import_parts(PACKAGE, ["inner.part"])
+
+    assert not sys.modules[f"{PACKAGE}.inner.part"].collects
+    assert gc.isenabled()
 
 
 def test_who_wants_more_gets_the_whole() -> None:

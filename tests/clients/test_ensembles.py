@@ -200,6 +200,7 @@ def wait_for(live: Live, model: str, **wanted: int) -> None:
     while any(numbers(live, model)[name] != value for name, value in wanted.items()):
         if time.monotonic() > deadline:
             pytest.fail(f"{model}: {numbers(live, model)}")
+        time.sleep(0.002)  # the server needs the processor
 
 
 class TestCancellation:

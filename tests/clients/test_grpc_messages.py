@@ -80,7 +80,7 @@ def mutated(draw: Any) -> bytes:
     return bytes(message)
 
 
-@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(message=mutated())
 def test_no_message_fails_the_server(channel: grpc.Channel, message: bytes) -> None:
     call = channel.unary_unary(INFER).future(message, timeout=PATIENCE_S)
@@ -90,7 +90,7 @@ def test_no_message_fails_the_server(channel: grpc.Channel, message: bytes) -> N
         pb.ModelInferResponse.FromString(call.result())
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(messages=st.lists(mutated(), max_size=5))
 def test_a_stream_answers_each_message_whatever_it_is(channel: grpc.Channel, messages: list[bytes]) -> None:
     answers = list(channel.stream_stream(STREAM)(iter([*messages, GOOD[0]]), timeout=PATIENCE_S))

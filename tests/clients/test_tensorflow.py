@@ -101,6 +101,7 @@ def until(condition: Callable[[], Any]) -> None:
     while not condition():
         if time.monotonic() > end_s:
             raise TimeoutError("it never came to be so")
+        time.sleep(0.02)  # a process that is started needs the processor
 
 
 class TestTensors:

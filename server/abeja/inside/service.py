@@ -7,7 +7,6 @@ Source: abejaruntime 1.1.1, what a handler is given and what becomes of what it 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib
 import inspect
@@ -16,7 +15,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
@@ -26,6 +25,9 @@ from penstock.server.ipc.channel import Channel
 from .answers import Answers
 from .refused import Refused, pack_refusal
 from .request import Asked
+
+if TYPE_CHECKING:
+    import asyncio
 
 Reply = tuple[bytes, Sequence[Array | None] | None]
 Handler = Callable[[Any, Any], Any]
@@ -105,6 +107,8 @@ class AbejaInside:
             returned.close()
             return returned
         if self._runner is None:
+            import asyncio  # which most handlers need not wait for
+
             self._runner = asyncio.Runner()
         return self._runner.run(returned)
 

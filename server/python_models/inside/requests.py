@@ -5,11 +5,10 @@ Source: python_backend, src/infer_request.cc and src/pb_stub.cc.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import queue
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.backends.backend import Array
 
@@ -25,6 +24,9 @@ from .responses import (
     read_response,
 )
 from .tensors import Tensor, arrived
+
+if TYPE_CHECKING:
+    import asyncio
 
 MEMORY_CPU, MEMORY_GPU = 0, 2
 RELEASE_ALL, RELEASE_RESCHEDULE = 1, 2
@@ -155,6 +157,8 @@ class InferenceRequest:
 
     def async_exec(self, decoupled: bool = False) -> asyncio.Future[Any]:
         """Ask the model. Returns: what can be awaited on the running loop, for what `exec` gives."""
+        import asyncio  # which whoever awaits has
+
         loop = asyncio.get_running_loop()
         if decoupled:
             return loop.run_in_executor(None, self.exec, True)

@@ -6,14 +6,12 @@ Source: python_backend, src/pb_stub.cc: in what order things happen, what is che
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
@@ -27,6 +25,10 @@ from .module import make_module, received
 from .outside import Outside, dumps, loads
 from .requests import Received
 from .responses import InferenceResponse
+
+if TYPE_CHECKING:
+    import asyncio
+    from concurrent.futures import Future
 
 Reply = tuple[bytes, list[Array | None] | None]
 NOT_AGAIN = (
@@ -110,7 +112,7 @@ class PythonModel:
     def _says_ready(self) -> bool:
         """Ask the model, beside what it executes. Raises: what it raises; WrongAnswerError."""
         said = self._model.is_ready()
-        if asyncio.iscoroutine(said):
+        if isinstance(said, Coroutine):
             said = self._started(said).result()
         if not isinstance(said, bool):
             raise WrongAnswerError(f"Expected a bool in the is_ready return, found type '{type(said)}'.")
@@ -201,7 +203,7 @@ class PythonModel:
     def _execute(self, requests: list[Received]) -> list[Any] | None:
         """Call `execute`. Returns: its answers, None when they are told. Raises: what it raises; WrongAnswerError."""
         returned = self._model.execute(requests)
-        if asyncio.iscoroutine(returned):
+        if isinstance(returned, Coroutine):
             running = self._started(returned)
             if self._decoupled:
                 running.add_done_callback(lambda done: self._ended(done, requests))
@@ -223,6 +225,8 @@ class PythonModel:
         return returned
 
     def _started(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+        import asyncio  # which models without coroutines need not wait for
+
         with self._outside.making:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -237,6 +241,8 @@ class PythonModel:
 
     def _ended(self, done: Future[Any], requests: list[Received]) -> None:
         """End the requests that a decoupled coroutine has left, if it failed."""
+        import asyncio
+
         error = asyncio.CancelledError() if done.cancelled() else done.exception()
         if error is not None:
             failed = self._failed(error)

@@ -6,7 +6,6 @@ is handed to a method is decided by its signature, where the original called aga
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import inspect
 import json
@@ -66,7 +65,7 @@ class Component:
         self._counts_rewards = os.environ.get("SELDON_EXECUTOR_ENABLED", "true").lower() != "false"
         self._signatures: list[tuple[Any, bool | None]] = [(MISSING, None)] * len(Endpoint)
         self._warned = False
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: Any = None
 
     # -- whole calls -------------------------------------------------------------------------------------------
 
@@ -155,6 +154,8 @@ class Component:
         if self.strict or not inspect.isawaitable(result):
             return result
         if self._loop is None:
+            import asyncio  # which most components need not wait for
+
             self._loop = asyncio.new_event_loop()
         return self._loop.run_until_complete(_awaited(result))
 

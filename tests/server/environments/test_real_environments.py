@@ -61,6 +61,7 @@ def _no_network(monkeypatch: pytest.MonkeyPatch, wheels: Path) -> None:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_NO_COMPILE", "1")  # of numpy, little is imported here
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
 
 

@@ -1,6 +1,6 @@
 """Mutated frames and header blocks: no crash, no hang, no growth; every connection ends or serves a request.
 
-`FUZZ_FRAMES=1000000 pytest tests/server/http2/test_fuzz.py` is the long version, 20,000 frames the one for every day.
+`FUZZ_FRAMES=1000000 pytest tests/server/http2/test_fuzz.py` is the long version, 6,000 frames the one for every day.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.server.http2 import frames
 
 from .wire import BIDI, ECHO, GIVE, HOLD, Wire, message_of, payload
 
-FRAMES = int(os.environ.get("FUZZ_FRAMES", "20000"))
+FRAMES = int(os.environ.get("FUZZ_FRAMES", "6000"))
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
 PER_CONNECTION = 40
 

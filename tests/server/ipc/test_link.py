@@ -19,6 +19,7 @@ from penstock.server.ipc import link as link_module
 from penstock.server.ipc.arena import KEPT_BYTES, SEGMENT_BYTES
 from penstock.server.ipc.channel import Channel
 from penstock.server.ipc.link import Link
+from penstock.server.ipc.sockets import send_once
 from penstock.server.ipc.wire import FIRST_KIND, Message, Wire
 from tests.server.ipc.wires import kept, same, sockets
 
@@ -102,7 +103,6 @@ def test_all_of_a_loop_turn_leaves_in_one_write(monkeypatch: pytest.MonkeyPatch)
         writes.append(sock)
         return send_once(sock, *rest)
 
-    send_once = link_module.send_once
     monkeypatch.setattr(link_module, "send_once", counted)
 
     async def main() -> None:

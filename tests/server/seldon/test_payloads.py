@@ -92,7 +92,7 @@ _inner = st.sampled_from(("ndarray", "tensor", "names", "values", "shape", "tags
 _near = st.dictionaries(_names, _json | st.dictionaries(_inner, _json | st.dictionaries(_inner, _json)))
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(_json | _near | st.lists(_near))
 def test_any_json_is_answered_whatever_it_is(message: Any) -> None:
     for endpoint in (Endpoint.PREDICT, Endpoint.TRANSFORM_INPUT, Endpoint.ROUTE, Endpoint.AGGREGATE, Endpoint.FEEDBACK):

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
@@ -23,7 +23,8 @@ from penstock.server.health import Health
 from penstock.server.repository.control import NOT_ALLOWED
 from penstock.server.telemetry.hardware import Hardware
 from penstock.server.telemetry.metrics import Metrics
-from penstock.server.v2.control import create_app
+from penstock.server.v2.control import control_routes
+from penstock.server.v2.plane import make_app
 from penstock.server.v2.repository import RepositoryEndpoints
 from tests.fakes import fake_model
 
@@ -93,19 +94,15 @@ class Server:
     engine: FakeEngine
     repository: FakeRepository
     strict: bool = True
-    app: FastAPI = field(init=False)
+    app: Starlette = field(init=False)
     health: Health = field(init=False)
 
     def __post_init__(self) -> None:
         metrics = Metrics(self.engine, Hardware(nvml=_no_gpu))
         self.health = Health(self.repository, self.engine, strict=self.strict)
-        self.app = create_app(
-            self.engine,
-            self.repository,
-            metrics,
-            self.health,
-            extensions=RepositoryEndpoints(FakeControl(self.repository), 1 << 20).routes(),
-        )
+        extensions = RepositoryEndpoints(FakeControl(self.repository), 1 << 20).routes()
+        control = control_routes(self.engine, self.repository, metrics, self.health)
+        self.app = make_app((*extensions, *control), pages=True)
 
     def call(self, method: str, path: str, content: Any = None) -> httpx.Response:
         async def main() -> httpx.Response:

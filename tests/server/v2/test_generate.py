@@ -11,7 +11,7 @@ from typing import Any, cast
 import httpx
 import numpy as np
 import pytest
-from fastapi import Request
+from starlette.requests import Request
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec

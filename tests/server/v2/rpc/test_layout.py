@@ -90,7 +90,7 @@ EXTRAS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(messages(), min_size=1, max_size=6),
     st.lists(st.tuples(st.integers(0, 400), st.sampled_from(EXTRAS), st.booleans()), max_size=6),

@@ -1,0 +1,79 @@
+"""Whether a model.py may have an auto_complete_config, read without running it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.server.python_models.completing import may_complete
+from tests.live import live_server
+from tests.server.python_models.repositories import ONE, write_model
+
+OWN = "class TritonPythonModel:\n    def execute(self, requests): ...\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "model.py"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        OWN,
+        '"""Its class must be named TritonPythonModel."""\nimport os\n' + OWN,
+        "import triton_python_backend_utils as pb_utils\n" + OWN + "print(TritonPythonModel.execute)\n",
+        OWN + "class Other(dict): ...\n",
+    ],
+)
+def test_a_class_of_its_own_that_says_nothing_of_it_has_none(file: Path, source: str) -> None:
+    file.write_text(source)
+
+    assert not may_complete(file)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        OWN + "    @staticmethod\n    def auto_complete_config(config): return config\n",
+        OWN + "TritonPythonModel.__dict__['auto_complete_config']\n",
+        "from base import Base\nclass TritonPythonModel(Base): ...\n",
+        "class TritonPythonModel(metaclass=type): ...\n",
+        "import wraps\n@wraps.all\n" + OWN,
+        "from base import TritonPythonModel\n",
+        OWN + "from base import Other as TritonPythonModel\n",
+        OWN + "from base import *\n",
+        OWN + "TritonPythonModel = make(TritonPythonModel)\n",
+        OWN + "TritonPythonModel.more = 1\n",
+        OWN + "setattr(TritonPythonModel, 'auto_complete' + '_config', str)\n",
+        "if True:\n    class TritonPythonModel: ...\n",
+        OWN + OWN,
+        "",
+    ],
+)
+def test_any_other_may_have_one(file: Path, source: str) -> None:
+    file.write_text(source)
+
+    assert may_complete(file)
+
+
+def test_what_cannot_be_read_may_have_one_and_whoever_runs_it_says_what_is_wrong(file: Path) -> None:
+    assert may_complete(file)
+    for wrong in (b"def", b"\0", b"# coding: nothing\n", b"\xff\xfe"):
+        file.write_bytes(wrong)
+        assert may_complete(file)
+
+
+@pytest.mark.parametrize(
+    ("more", "runs"), [("", 1), ("    auto_complete_config = staticmethod(lambda config: config)\n", 2)]
+)
+def test_what_has_none_is_run_by_the_process_alone_that_serves_it(tmp_path: Path, more: str, runs: int) -> None:
+    ran = tmp_path / "ran"
+    code = f"open({str(ran)!r}, 'a').write('ran\\n')\n{OWN}{more}"
+    write_model(tmp_path / "models", "m", code, ONE)
+
+    with live_server(tmp_path / "models") as live:
+        assert live.server.engine.model("m").ready
+
+    assert ran.read_text() == "ran\n" * runs
