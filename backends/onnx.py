@@ -25,7 +25,7 @@ from .node import Node
 from .onnx_binding import OnnxBinding
 from .onnx_failures import is_absent, run_error, words
 from .onnx_file import is_pointer
-from .onnx_operators import operators
+from .onnx_operators import never_empty, operators
 from .onnx_providers import CPU, device_number, said_to
 from .onnx_rows import with_free_rows
 from .signature import Signature, TensorSpec
@@ -50,9 +50,6 @@ OPENVINO_OPTION = "openvino"
 _SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 logger = logging.getLogger("penstock.backends")
 _FOLDERS = re.compile(r"(?<!\w)/\S*/")
-_NEVER_EMPTY = frozenset({"LSTM", "GRU", "DynamicQuantizeLSTM"})
-"""Operators that end the process where their batch has no rows: seen with ONNX Runtime 1.20 and 1.32 on the CPU,
-where a session on a GPU may leave nodes, too."""
 _OPTIONAL = re.compile(r"optional\((tensor\(\w+\))\)")
 
 
@@ -78,7 +75,7 @@ def load(path: Path, device: str, options: Mapping[str, str]) -> OnnxBackend:
     else:
         model, made, freed = prepared(path, options)
         backend = OnnxBackend(opened(path, lambda: start(model, made, [(CPU, {})])), options, freed)
-    backend.never_empty = min(operators(path) & _NEVER_EMPTY, default="")
+    backend.never_empty = min(operators(path) & never_empty(onnxruntime.__version__), default="")
     return backend
 
 

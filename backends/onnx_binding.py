@@ -326,6 +326,8 @@ class OnnxBinding:
         if not isinstance(result, np.ndarray):
             return result
         spec = self._outputs[position][0]
+        if any(spec.name == each.name for each, _ in self._inputs):
+            result = result.copy()  # up to ONNX Runtime 1.25 it is the buffer that was lent
         if spec.datatype == "BYTES":
             result = encoded(result)
         return result.reshape(1) if not result.shape and spec.shape == (1,) else result
