@@ -17,6 +17,7 @@ from .backend import Array
 from .errors import Code, InferError
 from .gathering import copied
 from .onnx_failures import bare, kind, run_error
+from .onnx_providers import ON_CPU
 from .onnx_values import bits, decoded, encoded, ort_value
 from .signature import Signature, TensorSpec
 
@@ -72,7 +73,7 @@ class OnnxBinding:
         self._session = session
         self._run_options = run_options
         self._run_bound = session.run_with_iobinding
-        self._on_gpu = session.get_providers()[0] != "CPUExecutionProvider"
+        self._on_gpu = session.get_providers()[0] not in ON_CPU
         self._stopped = False
         # kind of failure -> its code, and the words that come before its own, when it is fed
         self._kinds: dict[str, tuple[Code, str]] = {}
@@ -325,6 +326,8 @@ class OnnxBinding:
         if not isinstance(result, np.ndarray):
             return result
         spec = self._outputs[position][0]
+        if any(spec.name == each.name for each, _ in self._inputs):
+            result = result.copy()  # up to ONNX Runtime 1.25 it is the buffer that was lent
         if spec.datatype == "BYTES":
             result = encoded(result)
         return result.reshape(1) if not result.shape and spec.shape == (1,) else result

@@ -1,4 +1,4 @@
-"""The operators of an .onnx file, read without its weights. Called by `onnx.py`."""
+"""The operators of an .onnx file, read without its weights, and those not to be given nothing. Called by `onnx.py`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,19 @@ _OPERATOR, _ATTRIBUTE, _GRAPHS_OF_ATTRIBUTE = 4, 5, (6, 11)
 """Numbers of fields. Source: onnx.proto of the ONNX IR specification."""
 _WITH_LENGTH = 2
 _DEEPEST = 64
+_NEVER_EMPTY = frozenset({"LSTM", "GRU", "DynamicQuantizeLSTM"})
+_ONCE = frozenset({"Einsum", "OneHot", "TopK"})
+_MENDED = (1, 31)
+
+
+def never_empty(version: str) -> frozenset[str]:
+    """Name the operators that end the process where their batch has no rows, by the version of ONNX Runtime.
+
+    Seen on the CPU, where a session on a GPU may leave nodes, too: the first with 1.20 to 1.32; Einsum with 1.24,
+    OneHot with 1.24 and 1.25, TopK with 1.24 to 1.30.
+    """
+    numbers = tuple(int(part) if part.isdecimal() else 0 for part in version.split(".")[:2])
+    return _NEVER_EMPTY if numbers >= _MENDED else _NEVER_EMPTY | _ONCE
 
 
 def operators(path: Path) -> frozenset[str]:

@@ -153,6 +153,24 @@ class TestOutputs:
 
         assert 6.0 == x.sum() == y.sum()
 
+    def test_one_that_is_an_input_is_copied_where_onnx_runtime_hands_on_what_it_was_fed(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # as versions up to 1.25 do: the next batch's rows would be in this one's answers
+        x = value("x", FLOAT, ["N", 2])
+        save(path, [node("Relu", ["x"], ["y"])], [x], [x, value("y", FLOAT, ["N", 2])])
+        binding: Any = (backend := load(path, "cpu", {})).bind(batched(backend.graph), 4)
+        run = binding._session.run
+
+        def hand_on(names: list[str], feeds: dict[str, Any], options: Any) -> list[Any]:
+            return [feeds.get(name, found) for name, found in zip(names, run(names, feeds, options), strict=True)]
+
+        monkeypatch.setattr(binding._session, "run", hand_on)
+        first, _ = infer(binding, [np.ones((3, 2), np.float32)], (0, 1))
+        infer(binding, [np.zeros((3, 2), np.float32)], (0, 1))
+
+        assert first.sum() == 6.0
+
     @pytest.mark.parametrize("rows", ["N", 2])
     def test_one_that_is_an_input_has_what_came_in_where_its_shape_is_known(self, path: Path, rows: int | str) -> None:
         x = value("x", FLOAT, [rows, 2])

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.onnx import load
-from penstock.backends.onnx_operators import operators
+from penstock.backends.onnx_operators import never_empty, operators
 from tests.backends.contract import batched, infer
 from tests.backends.onnx_models import FLOAT, INT64, node, save, value
 
@@ -51,6 +51,23 @@ def test_an_operator_that_ends_the_process_over_no_rows_is_given_none(
 
     assert caught.value.code is Code.INVALID
     assert infer(binding, [np.zeros((2, 2, WIDTH), np.float32)])[0].shape == (2, HIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("version", "guarded"), [("1.24.1", True), ("1.30.0", True), ("1.31.0", False), ("1.32.0", False), ("2.0", False)]
+)
+def test_one_that_did_so_in_an_older_onnx_runtime_is_given_none_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, guarded: bool
+) -> None:
+    # with 1.24 to 1.30 a TopK of no rows divides by zero: SIGFPE
+    monkeypatch.setattr("penstock.backends.onnx.onnxruntime.__version__", version)
+    path = save(
+        tmp_path / "model.onnx", [node("TopK", ["x", "two"], ["y", "at"])], [value("x", FLOAT, ["N", 5])],
+        [value("y", FLOAT, ["N", 2])], {"two": np.array([2])},
+    )  # fmt: skip
+
+    assert load(path, "cpu", {}).never_empty == ("TopK" if guarded else "")
+    assert never_empty(version) >= {"LSTM", "GRU"}
 
 
 def test_others_may_have_no_rows(tmp_path: Path) -> None:
