@@ -46,7 +46,6 @@ _FLAGS = {"0": False, "1": True, "false": False, "true": True}
 _SESSION_DEFAULTS = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
 _LIBRARY = "custom_op_library"
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
-OPENVINO_OPTION = "openvino"
 _SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 logger = logging.getLogger("penstock.backends")
 _FOLDERS = re.compile(r"(?<!\w)/\S*/")
@@ -59,8 +58,7 @@ def load(path: Path, device: str, options: Mapping[str, str]) -> OnnxBackend:
     Options: intra_op_thread_count (0: all CPUs we may use), inter_op_thread_count, execution_mode (0 sequential, 1
     parallel), enable_mem_arena, enable_mem_pattern, graph_optimization_level (all, extended, basic, disabled),
     memory.enable_memory_arena_shrinkage; penstock.free_rows (1: as onnx_rows.py has the model); custom_op_library.1,
-    .2 and so on (paths); `session.*` goes to the session as it is; openvino (1: onnx_openvino.py, on the CPU). Those of
-    a GPU: onnx_cuda.py.
+    .2 and so on (paths); `session.*` goes to the session as it is. Those of a GPU: onnx_cuda.py.
     Raises: InferError (NOT_FOUND: no such file; UNSUPPORTED: a type or device we cannot serve; else INVALID).
     """
     number = device_number(device)
@@ -68,10 +66,6 @@ def load(path: Path, device: str, options: Mapping[str, str]) -> OnnxBackend:
         from .onnx_cuda import load_on_gpu  # built on this module
 
         backend: OnnxBackend = load_on_gpu(path, number, options)
-    elif options.get(OPENVINO_OPTION) == "1":
-        from .onnx_openvino import load_with_openvino  # likewise
-
-        backend = load_with_openvino(path, options)
     else:
         model, made, freed = prepared(path, options)
         backend = OnnxBackend(opened(path, lambda: start(model, made, [(CPU, {})])), options, freed)

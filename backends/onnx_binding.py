@@ -17,7 +17,6 @@ from .backend import Array
 from .errors import Code, InferError
 from .gathering import copied
 from .onnx_failures import bare, kind, run_error
-from .onnx_providers import ON_CPU
 from .onnx_values import bits, decoded, encoded, ort_value
 from .signature import Signature, TensorSpec
 
@@ -73,7 +72,7 @@ class OnnxBinding:
         self._session = session
         self._run_options = run_options
         self._run_bound = session.run_with_iobinding
-        self._on_gpu = session.get_providers()[0] not in ON_CPU
+        self._on_gpu = session.get_providers()[0] != "CPUExecutionProvider"
         self._stopped = False
         # kind of failure -> its code, and the words that come before its own, when it is fed
         self._kinds: dict[str, tuple[Code, str]] = {}

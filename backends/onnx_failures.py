@@ -14,8 +14,6 @@ from .errors import Code, DeviceLost, InferError, OutOfMemory, RunStopped
 _SOURCE_PLACE = re.compile(r"\S*/([\w.-]+\.(?:cc|cpp|cu|cuh|h|hpp)\b)")
 # "cuda_call.cc:154 <signature> cuda_call.cc:146 <signature> CUDA failure 46: ...": who throws it is always the same
 _CUDA_CALL = re.compile(r"cuda_call\.cc:\d+ .*?(?=\b[A-Z_]+ failure -?\d+: )", re.DOTALL)
-# "basic_backend.cc:136 <signature> ov_interface.cc:28 <signature> [OpenVINO-EP] ...": likewise
-_OPENVINO_CALL = re.compile(r"\b(?:basic_backend|ov_interface)\.cc:\d+ .*?(?=\[OpenVINO-EP\])", re.DOTALL)
 # the machine's name is no client's business
 _HOSTNAME = re.compile(r" ; hostname=[^;]*(?=;|$)")
 _PLAN = " with the cudnn frontend json:"
@@ -87,8 +85,6 @@ def words(error: Exception, model: Path | None = None) -> str:
     text = _SOURCE_PLACE.sub(r"\1", str(error).partition(_PLAN)[0]).removeprefix(_BOUND)
     if " failure " in text:
         text = _HOSTNAME.sub(" ", _CUDA_CALL.sub("", text)).rstrip(" ;\n")
-    if "[OpenVINO-EP]" in text:
-        text = _OPENVINO_CALL.sub("", text).rstrip()
     if model is not None:
         for folder in (model.parent, model.parent.resolve()):
             text = text.replace(f"{folder}/", "")

@@ -1,7 +1,7 @@
 """Providers: which of ONNX Runtime's a device takes, with what options, and why one has not started.
 
-Called by onnx.py, onnx_cuda.py and onnx_openvino.py. Sources: ONNX Runtime's documentation of the CUDA, TensorRT and
-OpenVINO providers, and cuda_execution_provider_info.cc; what is not said here is ONNX Runtime's own default.
+Called by onnx.py and onnx_cuda.py. Sources: ONNX Runtime's documentation of the CUDA and TensorRT providers, and
+cuda_execution_provider_info.cc; what is not said here is ONNX Runtime's own default.
 """
 
 from __future__ import annotations
@@ -20,16 +20,9 @@ from .errors import Code, InferError
 
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
-OPENVINO = "OpenVINOExecutionProvider"
 CPU = "CPUExecutionProvider"
-ON_CPU = frozenset({CPU, OPENVINO})
-"""Those that compute on the CPU: OpenVINO's is told to."""
 ROWS = "penstock.rows"
-_LIBRARIES = {
-    CUDA: "libonnxruntime_providers_cuda.so", TENSORRT: "libonnxruntime_providers_tensorrt.so",
-    OPENVINO: "libonnxruntime_providers_openvino.so",
-}  # fmt: skip
-_BUILDS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
+_LIBRARIES = {CUDA: "libonnxruntime_providers_cuda.so", TENSORRT: "libonnxruntime_providers_tensorrt.so"}
 _CUDNN = "libcudnn.so.9", "libcudnn.so"
 _SHARED_LIBRARY = "libonnxruntime_providers_shared.so"
 _FATAL = 4
@@ -37,12 +30,7 @@ OURS = ("device_id", "user_compute_stream", "has_user_compute_stream", "enable_c
 _ADVICE = {
     CUDA: "pip install penstock[gpu] brings the libraries of CUDA and cuDNN",
     TENSORRT: "TensorRT comes apart from ONNX Runtime: pip install tensorrt",
-    OPENVINO: "the package onnxruntime-openvino brings all that it needs",
 }
-_MISSING = {
-    CUDA: "pip install penstock[gpu]", TENSORRT: "install onnxruntime-gpu",
-    OPENVINO: "uninstall it, and install onnxruntime-openvino in its place",
-}  # fmt: skip
 _CUDA_DEFAULTS = {
     # EXHAUSTIVE, ONNX Runtime's own, tries every algorithm for every shape it has not seen: seconds of stall each
     "cudnn_conv_algo_search": "HEURISTIC",
@@ -90,17 +78,12 @@ def cuda_options(
     return made | said | own_options(device, stream) | {"enable_cuda_graph": "1" if graphs else "0"}
 
 
-def check_built(provider: str) -> None:
-    """Raise InferError (UNSUPPORTED) where the ONNX Runtime installed was built without a provider."""
-    if provider not in onnxruntime.get_available_providers():
-        text = f"the onnxruntime {onnxruntime.__version__} here has no {_short(provider)}"
-        advice = _MISSING.get(provider, "install another")
-        raise InferError(Code.UNSUPPORTED, f"{text}{_both_installed()}: {advice}")
-
-
 def ready(provider: str) -> None:
     """Have pip's CUDA libraries found, once. Raises: InferError (UNSUPPORTED) where this build has no such provider."""
-    check_built(provider)
+    if provider not in onnxruntime.get_available_providers():
+        text = f"the onnxruntime {onnxruntime.__version__} here has no {_short(provider)}"
+        advice = "pip install penstock[gpu]" if provider == CUDA else "install onnxruntime-gpu"
+        raise InferError(Code.UNSUPPORTED, f"{text}{_both_installed()}: {advice}")
     _preload()
 
 
@@ -146,23 +129,17 @@ def own_options(device: int, stream: int) -> dict[str, str]:
 
 
 def _short(provider: str) -> str:
-    return {CUDA: "CUDA", TENSORRT: "TensorRT", OPENVINO: "OpenVINO"}.get(provider, provider)
+    return {CUDA: "CUDA", TENSORRT: "TensorRT"}.get(provider, provider)
 
 
 def _both_installed() -> str:
-    """Say that two builds of ONNX Runtime are installed: they are one folder, of which the last one wins."""
-    found = [name for name in _BUILDS if _is_installed(name)]
-    if len(found) < 2:
-        return ""
-    return f"; {found[0]} and {found[1]} are both installed and spoil each other: uninstall both, install one"
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+    """Say that both builds of ONNX Runtime are installed: they are one folder, of which the last one wins."""
+    for name in ("onnxruntime", "onnxruntime-gpu"):
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return ""
+    return "; onnxruntime and onnxruntime-gpu are both installed and spoil each other: uninstall both, install one"
 
 
 @cache

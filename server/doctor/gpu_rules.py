@@ -9,7 +9,7 @@ from .packages import DRIVER, ONNX, PIP
 from .report import ERROR, NOTE, OK, WARNING, Diagnosis, size
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
-_CPU, _GPU, _OPENVINO = ONNX
+_CPU, _GPU = ONNX
 _NO_DEVICE, _MISMATCH = "error 100", "error 803"
 _LEAST_CAPABILITY = {12: (5, 0), 13: (7, 5)}
 """The oldest GPUs that a CUDA's libraries run on. Source: release notes of CUDA 12.0 and 13.0."""
@@ -59,13 +59,10 @@ def wants_gpu(facts: Facts) -> bool:
 def _runtime(facts: Facts, missing: str) -> Iterator[Diagnosis]:
     installed = [name for name in ONNX if name in facts.packages]
     if len(installed) > 1:
-        others = f"'{_GPU}[cuda,cudnn]', or {_CPU} for CPUs alone"
-        if _GPU not in installed:
-            others = f"{_OPENVINO}, or {_CPU} where no model asks for OpenVINO"
         yield Diagnosis(
             ERROR, "ONNX Runtime", f"{' and '.join(f'{name} {facts.packages[name]}' for name in installed)} are both "
             "installed: of the folder that they share, one's files replace the other's",
-            f"pip uninstall -y {' '.join(installed)}; pip install {others}",
+            f"pip uninstall -y {_CPU} {_GPU}; pip install '{_GPU}[cuda,cudnn]', or {_CPU} for CPUs alone",
         )  # fmt: skip
     runtime = facts.runtime
     if runtime is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from .elf import needed
 from .facts import AT_LOAD, CUDNN, LATER, TENSORRT, Library
 
-ONNX = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
+ONNX = ("onnxruntime", "onnxruntime-gpu")
 TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tf-nightly")
 PIP = ("nvidia-c", "nvidia-nv", "tensorrt")
 """How the names of packages that bring CUDA's libraries begin."""

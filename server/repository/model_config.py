@@ -20,6 +20,7 @@ MODEL_FILE = "model.onnx"
 _PARTS = (identity, batching, tensors, instances, gpu, optimization, sequences, ensembles, serving)
 HONOURED = tuple(name for part in _PARTS for name in part.HONOURED)
 REFUSED = tuple(name for part in _PARTS for name in getattr(part, "REFUSED", ()))
+REASONS = {name: why for part in _PARTS for name, why in getattr(part, "REASONS", {}).items()}
 HINTS = {name: why for part in _PARTS for name, why in getattr(part, "HINTS", {}).items()}
 """How Triton is to go about it, which changes no answer, and why it is done otherwise here: no reason not to serve."""
 DOCUMENTATION = tuple(name for part in _PARTS for name in getattr(part, "DOCUMENTATION", ()))
@@ -36,8 +37,10 @@ def read(
     notes = Notes(folder, path, config, lines, gpus or Gpus.told(None))
     notes.name = folder.name
     for field in REFUSED:
-        if any(_given(config, field.split("."))):
-            notes.mistake(field, f"field '{field}' is not supported")
+        idle = config.backend == identity.PYTHON and field.startswith("optimization.")  # optimization.py warns of it
+        if not idle and any(_given(config, field.split("."))):
+            why = f": {REASONS[field]}" if field in REASONS else ""
+            notes.mistake(field, f"field '{field}' is not supported{why}")
     for field, why in HINTS.items():
         if any(_given(config, field.split("."))):
             notes.warn(field, f"field '{field}' has no effect: {why}")

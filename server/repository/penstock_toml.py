@@ -79,7 +79,6 @@ KEYS: dict[str, dict[str, takes.Check]] = {
         "mem_arena": takes.flag,
         "mem_pattern": takes.flag,
         "graph_level": takes.choice(all="all", extended="extended", basic="basic", disabled="disabled"),
-        "openvino": takes.flag,
         "custom_op_libraries": takes.words,
         "isolated": takes.flag,
         "signature": takes.word,

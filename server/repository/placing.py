@@ -15,7 +15,7 @@ from penstock.batching.devices.fallback import CPU_FALLBACK, moved
 from penstock.batching.loading.run_sizes import run_sizes
 from penstock.batching.spec import InstanceGroup, ModelSpec
 
-from .fields.accelerators import CUDA, OPENVINO, OPTIONS, PLACES, TENSORRT
+from .fields.accelerators import CUDA, OPTIONS, PLACES, TENSORRT
 from .fields.identity import BACKEND
 from .fields.instances import ASKED, LACKING
 from .findings import Finding
@@ -104,7 +104,7 @@ def place(spec: ModelSpec, stated: Statement, defaults: Defaults) -> tuple[Model
         lacking = f"{_ASKS[asking]} needs an instance_group with a GPU{why}"
     if not lacking:
         if on_gpu:
-            return replace(spec, options=_options(spec, stated, defaults, allowed)), _idle(stated, groups)
+            return replace(spec, options=_options(spec, stated, defaults, allowed)), []
         text = "optimization.cuda.graphs has no effect: the model runs on the CPU"
         return spec, [replace(stated.mistake(_GRAPHS, text), mistake=False)] if hinted else []
     at = stated.mistake(asking or (LACKING if LACKING in stated.places else "instances"), lacking)
@@ -112,15 +112,6 @@ def place(spec: ModelSpec, stated: Statement, defaults: Defaults) -> tuple[Model
         return spec, [at]
     spec = moved(spec, lacking) if on_gpu else replace(spec, fallback=lacking)
     return spec, [replace(at, message=f"is served on the CPU: {lacking}", mistake=False)]
-
-
-def _idle(stated: Statement, groups: tuple[InstanceGroup, ...]) -> list[Finding]:
-    """Warn of an accelerator for the CPU where no Instance is on it."""
-    name = f"runtime.{OPENVINO}"
-    if stated.get(name, "0") != "1" or any("cpu" in group.devices for group in groups):
-        return []
-    text = "OpenVINO has no effect: it is for the CPU, and the model runs on a GPU"
-    return [replace(stated.mistake(name, text), mistake=False)]
 
 
 def _of_a_model_config(stated: Statement, name: str) -> bool:

@@ -46,15 +46,14 @@ OPTIONS = {
     "runtime.mem_arena": "enable_mem_arena",
     "runtime.mem_pattern": "enable_mem_pattern",
     "runtime.graph_level": "graph_optimization_level",
-    "runtime.openvino": "openvino",
     "runtime.isolated": "isolated",
     "runtime.signature": "TF_SIGNATURE_DEF",
     "runtime.graph_tag": "TF_GRAPH_TAG",
     "runtime.session_threads": "TF_USE_PER_SESSION_THREADS",
     "runtime.gpu_memory_fraction": "gpu_memory_fraction",
 }
-"""What a Loader is given as options. The names are Triton's parameters, but for the graph's level and OpenVINO, which
-Triton has in `optimization`, and the last, which it has in --backend-config."""
+"""What a Loader is given as options. The names are Triton's parameters, but for the graph's level, which Triton has as
+`optimization.graph.level`, and the last, which it has in --backend-config."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ ONLY_HERE = ("runtime.signature", "runtime.graph_tag", "runtime.session_threads"
 """What is said of no other runtime."""
 _FOREIGN = (
     "runtime.execution_mode", "runtime.mem_arena", "runtime.mem_pattern", "runtime.graph_level", "runtime.gpu_graphs",
-    "runtime.gpu_memory", "runtime.pinned", "runtime.cuda", "runtime.tensorrt", "runtime.openvino",
+    "runtime.gpu_memory", "runtime.pinned", "runtime.cuda", "runtime.tensorrt",
     isolated.ISOLATED, LIBRARIES,
 )  # fmt: skip
 

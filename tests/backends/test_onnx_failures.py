@@ -52,25 +52,7 @@ LOST = [
 ]
 
 
-FROM_OPENVINO = (
-    "[ONNXRuntimeError] : 1 : FAIL : Exception during initialization: "
-    "/onnxruntime/onnxruntime/core/providers/openvino/backends/basic_backend.cc:136 onnxruntime::openvino_ep::"
-    "BasicBackend::BasicBackend(std::unique_ptr<onnx::ModelProto>&, onnxruntime::openvino_ep::ptr_stream_t&) "
-    "/onnxruntime/onnxruntime/core/providers/openvino/ov_interface.cc:28 auto onnxruntime::openvino_ep::"
-    "OvExceptionBoundary(Func&&, Args&& ...) [with bool typed = false; Args = {}] "
-    "[OpenVINO-EP] Exception while Reading network: Exception from src/frontends/onnx/core/graph_cache.cpp:27:\n"
-    "c node not found in graph cache\n\n\n"
-)
-"""As ONNX Runtime 1.24 says it."""
-
-
 class TestWhatWordsMean:
-    def test_of_openvinos_only_what_it_has_found_is_told(self) -> None:
-        assert run_error(RuntimeError(FROM_OPENVINO)).message == (
-            "onnx runtime error 1: Exception during initialization: [OpenVINO-EP] Exception while Reading network: "
-            "Exception from graph_cache.cpp:27:\nc node not found in graph cache"
-        )
-
     @pytest.mark.parametrize("text", OUT_OF_MEMORY)
     def test_no_memory_is_worth_trying_again_later(self, text: str) -> None:
         error = run_error(RuntimeError(f"Error in execution: {text}"), on_gpu=True)

@@ -15,8 +15,6 @@ Check = Callable[[str], str]
 """Takes a text, returns it as ONNX Runtime reads it; raises ValueError with what it takes instead."""
 
 CUDA, TENSORRT = "cuda", "tensorrt"
-OPENVINO = "openvino"
-"""The one for the CPU. Triton reads no parameters of it."""
 TITLES = {CUDA: "CUDA", TENSORRT: "TensorRT"}
 _TRUE, _FALSE = frozenset({"true", "1"}), frozenset({"false", "0"})
 _SHAPES = re.compile(r"[^,:]+(:[^,:]+)*:\d+(x\d+)*(,[^,:]+(:[^,:]+)*:\d+(x\d+)*)*")

@@ -1,4 +1,4 @@
-"""Accelerators, and what else a model on a GPU is told: graphs, pinned memory, and the old `parameters` for CUDA."""
+"""What a model is told that runs on a GPU: accelerators, graphs, pinned memory, and the old `parameters` for CUDA."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from typing import Any
 from penstock.batching.devices.fallback import CPU_FALLBACK
 
 from . import accelerators
-from .accelerators import CUDA, CUDA_OPTIONS, OPENVINO, TENSORRT, TITLES, flag
+from .accelerators import CUDA, CUDA_OPTIONS, TENSORRT, TITLES, flag
 from .identity import PYTHON, TENSORFLOW
 from .notes import Notes
 
 _ACCELERATOR = "optimization.execution_accelerators.gpu_execution_accelerator"
-_CPU_ACCELERATOR = "optimization.execution_accelerators.cpu_execution_accelerator"
 HONOURED = (
-    _ACCELERATOR, _CPU_ACCELERATOR, "optimization.cuda.graphs", "optimization.cuda.graph_spec",
-    "optimization.cuda.output_copy_stream", "optimization.input_pinned_memory", "optimization.output_pinned_memory",
+    _ACCELERATOR, "optimization.cuda.graphs", "optimization.cuda.graph_spec", "optimization.cuda.output_copy_stream",
+    "optimization.input_pinned_memory", "optimization.output_pinned_memory",
 )  # fmt: skip
+REFUSED = ("optimization.execution_accelerators.cpu_execution_accelerator",)
+REASONS = {
+    REFUSED[0]: "ONNX Runtime's OpenVINO gives wrong answers for some models; without it they run on its own operators",
+}
+"""Why, where more than the name of the field is to be said: docs/adr/0004-onnx-runtime-binding.md."""
 HINTS = {"optimization.cuda.busy_wait_events": "whoever waits for a GPU sleeps, the cores are for the front end"}
 
 
@@ -55,8 +59,6 @@ def read(notes: Notes) -> None:
         return
     for accelerator in notes.config.optimization.execution_accelerators.gpu_execution_accelerator:
         _accelerator(notes, accelerator)
-    for accelerator in notes.config.optimization.execution_accelerators.cpu_execution_accelerator:
-        _on_cpu(notes, accelerator)
     if notes.config.optimization.HasField("cuda"):
         _graphs(notes)
 
@@ -104,18 +106,6 @@ def _accelerator(notes: Notes, accelerator: Any) -> None:
             _option(notes, name, option, value, _ACCELERATOR)
 
 
-def _on_cpu(notes: Notes, accelerator: Any) -> None:
-    """Read one of the CPU's. Source: Triton's onnxruntime_backend, onnxruntime.cc, which passes parameters over."""
-    if accelerator.name != OPENVINO:
-        text = f"unknown Execution Accelerator '{accelerator.name}' is requested, known: {OPENVINO}"
-        notes.mistake(f"{_CPU_ACCELERATOR}.name", text)
-        return
-    notes.say(f"runtime.{OPENVINO}", "1", _CPU_ACCELERATOR)
-    for name in sorted(accelerator.parameters):
-        text = "has no effect: OpenVINO takes its threads from intra_op_thread_count, and nothing else"
-        notes.warn(f"{_CPU_ACCELERATOR}.parameters", f"parameter '{name}' {text}")
-
-
 def _option(notes: Notes, provider: str, option: str, value: str, field: str) -> None:
     _say(notes, f"runtime.{provider}.{option}", value, field)
 
@@ -149,9 +139,6 @@ def _graphs(notes: Notes) -> None:
 
 def _of_tensorflow(notes: Notes) -> None:
     """Read a TensorFlow model's accelerators. `gpu_io` is a permission: where tensors are kept changes no answer."""
-    if notes.config.optimization.execution_accelerators.cpu_execution_accelerator:
-        # Source of the text: Triton's tensorflow_backend
-        notes.mistake(_CPU_ACCELERATOR, "CPU Execution Accelerator is not supported in TensorFlow backend")
     for accelerator in notes.config.optimization.execution_accelerators.gpu_execution_accelerator:
         if accelerator.name in {TENSORRT, "auto_mixed_precision"}:
             text = f"execution accelerator '{accelerator.name}' is not supported for TensorFlow models"

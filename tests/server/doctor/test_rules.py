@@ -70,10 +70,6 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         GPU | {"packages": {"onnxruntime": "1.32.0", "onnxruntime-gpu": "1.31.1"}}, ERROR,
         "ONNX Runtime: " + BOTH,
     ),
-    "a wheel with OpenVINO beside the plain one": (
-        CPU | {"packages": {"onnxruntime": "1.32.0", "onnxruntime-openvino": "1.24.1"}}, ERROR,
-        "ONNX Runtime: " + BOTH.replace("-gpu 1.31.1", "-openvino 1.24.1"),
-    ),
     "libraries that are not there": (
         GPU | {"libraries": (Library(name="libcublas.so.13"), Library(name="libcudnn.so.9", wanted=CUDNN))}, ERROR,
         "CUDA: missing: libcublas.so.13; without them the CUDA provider does not load",

@@ -23,13 +23,9 @@ def read(text: str) -> tuple[dict[str, Any], list[str]]:
     return dict(stated.values), [finding.message for finding in findings]
 
 
-def accelerator(name: str, kind: str = "gpu", **parameters: str) -> str:
+def accelerator(name: str, **parameters: str) -> str:
     said = " ".join(f'parameters {{ key: "{key}" value: "{value}" }}' for key, value in parameters.items())
-    return f'optimization {{ execution_accelerators {{ {kind}_execution_accelerator {{ name: "{name}" {said} }} }} }}'
-
-
-def on_cpu(name: str, **parameters: str) -> str:
-    return accelerator(name, "cpu", **parameters)
+    return f'optimization {{ execution_accelerators {{ gpu_execution_accelerator {{ name: "{name}" {said} }} }} }}'
 
 
 def parameter(name: str, value: str) -> str:
@@ -94,22 +90,14 @@ class TestAccelerators:
              "parameter 'max_workspace_size_bytes' is '1 GiB', takes an integer from 0 to 18446744073709551615"),
             (accelerator("tensorrt", trt_profile_min_shapes="1x3"),
              "parameter 'trt_profile_min_shapes' is '1x3', takes shapes of inputs"),
-            (on_cpu("xnnpack"), "unknown Execution Accelerator 'xnnpack' is requested, known: openvino"),
-            (on_cpu("cuda"), "unknown Execution Accelerator 'cuda' is requested, known: openvino"),
+            ('optimization { execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }',
+             "field 'optimization.execution_accelerators.cpu_execution_accelerator' is not supported: ONNX Runtime's"),
         ],
     )  # fmt: skip
     def test_what_cannot_be_is_refused(self, text: str, message: str) -> None:
         (found,) = read(text)[1]
 
         assert found.startswith(message)
-
-    def test_openvino_is_for_the_cpu_and_takes_no_parameters(self) -> None:
-        assert read(on_cpu("openvino")) == ({"runtime.openvino": "1"}, [])
-
-        values, messages = read(on_cpu("openvino", num_of_threads="3"))
-        assert values == {"runtime.openvino": "1"}
-        (message,) = messages
-        assert message.startswith("parameter 'num_of_threads' has no effect: OpenVINO takes its threads from intra_op_")
 
     def test_graphs_are_asked_for_as_cudas_parameter_too(self) -> None:
         assert read(accelerator("cuda", enable_cuda_graph="1"))[0]["runtime.gpu_graphs"] == "1"

@@ -27,7 +27,6 @@ NONE, TWO, UNTOLD = Gpus.told(()), Gpus.told((0, 1)), Gpus.told(None)
 NO_DRIVER = Gpus(machine=Machine(lambda: None, lambda: "no NVIDIA driver", lambda: True, lambda: False))
 KIND_GPU = "instance_group { kind: KIND_GPU }"
 CUDA = 'optimization { execution_accelerators { gpu_execution_accelerator { name: "cuda" } } }'
-OPENVINO = 'optimization { execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }'
 TENSORRT = 'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }'
 
 
@@ -198,23 +197,6 @@ class TestFailsClosed:
         assert devices(entry) == [(1, "cpu")]
         assert spec_of(entry).fallback == ""
         assert str(finding).endswith("warning: optimization.cuda.graphs has no effect: the model runs on the CPU")
-
-    @pytest.mark.parametrize(
-        ("config", "toml"), [(OPENVINO, ""), (None, "[runtime]\nopenvino = true")], ids=["Triton's", "our own"]
-    )
-    def test_openvino_is_asked_of_the_loader_and_told_of_where_nothing_is_on_the_cpu(
-        self, tmp_path: Path, config: str | None, toml: str
-    ) -> None:
-        on_cpu = read(tmp_path / "cpu", config, toml, NONE)
-        assert spec_of(on_cpu).options == {"openvino": "1"}
-        assert on_cpu.findings == ()
-
-        (finding,) = read(tmp_path / "gpu", config, toml, TWO).findings
-        text = "warning: OpenVINO has no effect: it is for the CPU, and the model runs on a GPU"
-        assert str(finding).endswith(text)
-
-        both = "instance_group [ { kind: KIND_CPU }, { kind: KIND_GPU } ]" + (config or "")
-        assert read(tmp_path / "both", both, toml, TWO).findings == ()
 
     def test_a_contradiction_where_gpus_work_is_no_reason_for_the_cpu(self, tmp_path: Path) -> None:
         entry = read(tmp_path, None, '[instances]\ndevices = ["cuda:0", "cuda:2"]', TWO, cpu_fallback=True)

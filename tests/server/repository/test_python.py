@@ -119,6 +119,7 @@ def test_a_batch_holds_all_requests_that_run_again(tmp_path: Path) -> None:
         "cuda { graphs: true busy_wait_events: true }",
         "input_pinned_memory { enable: false }",
         'execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } }',
+        'execution_accelerators { cpu_execution_accelerator { name: "openvino" } }',
     ],
 )
 def test_what_would_optimize_a_runtime_has_no_effect_on_it_and_is_told_of(tmp_path: Path, said: str) -> None:

@@ -298,7 +298,7 @@ class TestOptimization:
             ),
             (
                 'execution_accelerators { cpu_execution_accelerator { name: "openvino" } }',
-                "CPU Execution Accelerator is not supported in TensorFlow backend",
+                "field 'optimization.execution_accelerators.cpu_execution_accelerator' is not supported",
             ),
         ],
     )
