@@ -18,8 +18,8 @@ from typing import NoReturn
 
 from .options.backend_config import without_effect
 from .options.foreign_flags import foreign, renamed, sifted
-from .options.setting import Setting, shown
-from .settings import FALSE_WORDS, TRUE_WORDS, SettingError, Settings, known_settings, nearest, resolve
+from .options.setting import FALSE_WORDS, TRUE_WORDS, Setting, shown
+from .settings import SettingError, Settings, known_settings, nearest, resolve
 
 USAGE_STATUS = 2
 PIPE_STATUS = 141

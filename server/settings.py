@@ -26,15 +26,13 @@ from .options.dialect_settings import lacks
 from .options.gpu_settings import GPU_RULES
 from .options.metrics_config import parse as parse_metrics
 from .options.process_settings import ProcessSettings
-from .options.setting import COUNT, PORTS, PREFIX, SECONDS, Setting, setting, shown
+from .options.setting import COUNT, FALSE_WORDS, PORTS, PREFIX, SECONDS, TRUE_WORDS, Setting, setting, shown
 from .options.sharing import parse_host_policies, parse_resources
 from .restricted import GRPC_PREFIX, Restricted
 from .tracing.config import parse as parse_tracing
 from .v2.forwarding import Forwarding
 
 CONFIG_NAME = PREFIX + "CONFIG"
-TRUE_WORDS = ("true", "on", "1")
-FALSE_WORDS = ("false", "off", "0")
 
 # What Kubernetes injects into every pod for a Service called "penstock" or "penstock-...". Not meant for us.
 _SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")

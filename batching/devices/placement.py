@@ -328,5 +328,5 @@ def keep_to(cpus: frozenset[int]) -> None:
     try:
         os.sched_setaffinity(0, cpus)
     except OSError as error:
-        text = f"host policy setting 'cpu-cores': this process cannot run on any of the CPUs {sorted(cpus)}"
+        text = f"host policy: this process cannot run on any of its CPUs, {sorted(cpus)}"
         raise InferError(Code.INVALID, text) from error

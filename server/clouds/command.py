@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from penstock.server.options.backend_config import without_effect
+from penstock.server.options.foreign_flags import foreign, renamed, sifted
 from penstock.server.options.own_flags import own_flags
 from penstock.server.options.setting import PREFIX
 from penstock.server.repository.scan import CONFIG_FILE
@@ -74,15 +76,21 @@ def ask(
         more = shlex.split(environ.get(MORE, ""))
     except ValueError as error:
         raise SettingError(f"{MORE}: {error}") from None
-    flags, others = own_flags(NAME, [*more, *(argv[1:] if list(argv[:1]) == ["serve"] else argv)], ())
+    words = [*more, *(argv[1:] if list(argv[:1]) == ["serve"] else argv)]
+    words, ignored = sifted(map(renamed, words))
+    flags, others = own_flags(NAME, words, ())
     if others:
-        raise SettingError(f"unknown argument {others[0]}: it takes flags of `penstock serve`, and no PATH")
+        text = f"unknown argument {others[0]}: it takes flags of `penstock serve`, and no PATH"
+        raise SettingError(foreign(others[0]) or text)
     below = _said(environ, gpus)
     if environ.get("SAGEMAKER_MULTI_MODEL") != "true":
         name = _model(models, environ.get(DEFAULT, ""))
         below |= {"model_repository": str(models), "load_model": name, "sagemaker_default_model": name}
     stated = {PREFIX + name.upper(): text for name, text in below.items()}
-    return resolve(flags, {**stated, **environ})
+    settings = resolve(flags, {**stated, **environ})
+    for text in (*ignored, *without_effect(settings.backend_config)):
+        sys.stderr.write(f"{NAME}: warning: {text}\n")
+    return settings
 
 
 def _said(environ: Mapping[str, str], gpus: Callable[[], int]) -> dict[str, str]:

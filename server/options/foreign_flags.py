@@ -8,14 +8,18 @@ Source: Triton server, command_line_parser.cc.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+
+from .setting import FALSE_WORDS, TRUE_WORDS
 
 _TRACE = "deprecated in Triton: use --trace-config"
 _ONE_PORT = "a port is one server's; put a load balancer before several"
 _NO_POOL = "there is no such pool: calls are answered on one event loop"
 _NO_LIBRARIES = "there are no libraries to load: backends are part of Penstock"
-_OFF = frozenset({"false", "0"})
+_BARE = ("--enable-peer-access",)
+"""Those that are true or false, as flags of Penstock's are, which may stand alone."""
 
 FOREIGN: Mapping[str, str] = MappingProxyType({
     "--model-namespacing": "a model's name must be unique among all repositories",
@@ -64,14 +68,19 @@ def sifted(words: Iterable[str]) -> tuple[list[str], list[str]]:
     """Take what has no effect out of a command line, each with its value. Returns: the others, and what to say."""
     kept: list[str] = []
     said: list[str] = []
-    left = iter(words)
-    for word in left:
+    left = deque(words)
+    while left:
+        word = left.popleft()
         flag, equals, value = word.partition("=")
+        follows = not equals and bool(left) and not left[0].startswith("--")
         if flag in WITHOUT_EFFECT:
-            if not equals:
-                next(left, "")
+            if follows and (flag not in _BARE or left[0].lower() in TRUE_WORDS + FALSE_WORDS):
+                left.popleft()
             said.append(f"{flag} has no effect: {WITHOUT_EFFECT[flag]}")
-        elif flag not in SWITCHES or value.lower() not in _OFF:
+        elif flag in SWITCHES and (left[0] if follows else value).lower() in FALSE_WORDS:
+            if follows:
+                left.popleft()
+        else:
             kept.append(word)
     return kept, said
 

@@ -13,6 +13,8 @@ PREFIX = "PENSTOCK_"
 PORTS = (0, 65535)
 SECONDS = (0.01, 86400.0)
 COUNT = (1, 2**31 - 1)
+TRUE_WORDS = ("true", "on", "1")
+FALSE_WORDS = ("false", "off", "0")
 
 
 def setting(

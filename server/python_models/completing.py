@@ -10,6 +10,10 @@ from pathlib import Path
 
 _CLASS = "TritonPythonModel"
 _SAYS = b"auto_complete_config"
+_MOST_BYTES = 16 << 10
+"""Of larger files it is not looked for: to parse one holds the interpreter's lock, for 14 ms on a busy core."""
+_ELSEWHERE = frozenset({"exec", "eval", "globals", "locals", "vars", "setattr", "__setattr__", "__dict__"})
+"""By what a class, or what it has, may come to be there without being written."""
 
 
 def may_complete(file: Path) -> bool:
@@ -19,13 +23,15 @@ def may_complete(file: Path) -> bool:
     """
     try:
         source = file.read_bytes()
-        tree = ast.parse(source)
+        if _SAYS in source or len(source) > _MOST_BYTES:
+            return True
+        tree = ast.parse(source, str(file))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return True
     found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == _CLASS]
-    if _SAYS in source or len(found) != 1 or found[0].bases or found[0].keywords or found[0].decorator_list:
+    if len(found) != 1 or found[0].bases or found[0].keywords or found[0].decorator_list:
         return True
-    return any(_binds(node) for node in ast.walk(tree))
+    return any(_binds(node) for node in ast.walk(tree) if node is not found[0])
 
 
 def _binds(node: ast.AST) -> bool:
@@ -33,5 +39,7 @@ def _binds(node: ast.AST) -> bool:
     if isinstance(node, ast.alias):
         return (node.asname or node.name) in {_CLASS, "*"}
     if isinstance(node, ast.Name):
-        return node.id == "setattr" or (node.id == _CLASS and not isinstance(node.ctx, ast.Load))
-    return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == _CLASS
+        return node.id == _CLASS or node.id in _ELSEWHERE
+    if isinstance(node, ast.Attribute):
+        return node.attr == _CLASS or node.attr in _ELSEWHERE
+    return getattr(node, "name", None) == _CLASS

@@ -56,7 +56,7 @@ class _Pages:
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._routes = routes
-        self._made: dict[str, Any] | None = None
+        self._making: asyncio.Task[dict[str, Any]] | None = None
 
     async def schema(self, request: Request) -> Response:
         return Response(orjson.dumps(await self._described()), media_type=JSON)
@@ -65,9 +65,10 @@ class _Pages:
         return Response(openapi.page(await self._described()), media_type="text/html")
 
     async def _described(self) -> dict[str, Any]:
-        if self._made is None:
-            self._made = await asyncio.to_thread(_described, self._routes)
-        return self._made
+        if self._making is None:
+            self._making = asyncio.create_task(asyncio.to_thread(_described, self._routes))
+        # a reader that leaves takes it from nobody else
+        return await asyncio.shield(self._making)
 
 
 def _described(routes: Iterable[Route]) -> dict[str, Any]:

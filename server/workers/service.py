@@ -199,6 +199,9 @@ class Calls:
 
     def _open(self, body: bytes) -> Any:
         asked = json.loads(body)
+        if asked["path"]:
+            # before the user's folder is looked at: a file there that is called logging or string is not Python's
+            import asyncio  # noqa: F401
         sys.path[:0] = asked["path"]
         service = importlib.import_module(asked["service"]).open_service(asked["settings"], self._channel)
         self._service = service

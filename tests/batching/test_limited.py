@@ -479,5 +479,5 @@ class TestHostPolicies:
     def test_cpus_that_are_not_there_fail_the_load(self) -> None:
         devices = Devices(host_policies={"cpu": frozenset({4000})})
         backend = FakeBackend(Signature(ROWS.inputs, ROWS.outputs), list)
-        with pytest.raises(InferError, match="host policy setting 'cpu-cores'"):
+        with pytest.raises(InferError, match="host policy: this process cannot run on any of its CPUs"):
             open_model(ModelSpec("m", 1, Path("m")), {"onnxruntime": fake_loader(backend)}, lambda *_: None, devices)

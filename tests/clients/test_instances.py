@@ -345,7 +345,7 @@ class TestHostPolicies:
     def test_a_policy_of_cpus_that_are_not_there_fails_the_load(self, tmp_path: Path, triton: Any) -> None:
         write(tmp_path, "m", group())
         with served(tmp_path, host_policy=("cpu,cpu-cores=4000-4001",)) as (live, _):
-            assert "host policy setting 'cpu-cores'" in reasons(live, triton)["m"]
+            assert "host policy: this process cannot run on any of its CPUs" in reasons(live, triton)["m"]
 
 
 def kept_to(cpu: int) -> set[str]:

@@ -56,11 +56,22 @@ def test_a_flag_of_triton_s_is_refused_with_its_reason(flag: str, capsys: pytest
 
 
 @pytest.mark.parametrize("flag", WITHOUT_EFFECT)
-@pytest.mark.parametrize("words", [["{}=/x/8"], ["{}", "/x/8"]], ids=["one word", "two words"])
+@pytest.mark.parametrize("words", [["{}=true"], ["{}", "true"]], ids=["one word", "two words"])
 def test_a_flag_that_changes_no_answer_is_told_of_and_goes_with_its_value(flag: str, words: list[str]) -> None:
     asked = ["serve", *(word.format(flag) for word in words), "models", "--http-port=1"]
 
     assert sifted(asked) == (["serve", "models", "--http-port=1"], [f"{flag} has no effect: {WITHOUT_EFFECT[flag]}"])
+
+
+@pytest.mark.parametrize("flag", [*WITHOUT_EFFECT, *SWITCHES])
+def test_one_that_stands_alone_takes_no_flag_with_it(flag: str) -> None:
+    kept, _ = sifted(["serve", flag, "--http-port=1"])
+
+    assert kept[-1] == "--http-port=1"
+
+
+def test_what_may_stand_alone_takes_no_path_with_it() -> None:
+    assert sifted(["serve", "--enable-peer-access", "models"])[0] == ["serve", "models"]
 
 
 def test_a_command_line_of_triton_s_serves_and_says_what_has_no_effect(
@@ -78,8 +89,10 @@ def test_a_command_line_of_triton_s_serves_and_says_what_has_no_effect(
 
 @pytest.mark.parametrize("flag", SWITCHES)
 def test_what_is_off_in_any_case_may_be_said_to_be_off(flag: str) -> None:
-    assert sifted(["serve", f"{flag}=False", "models"]) == (["serve", "models"], [])
-    assert sifted(["serve", f"{flag}=true"]) == (["serve", f"{flag}=true"], [])
+    for said in ([f"{flag}=False"], [f"{flag}=off"], [flag, "0"], [flag, "false"]):
+        assert sifted(["serve", *said, "models"]) == (["serve", "models"], [])
+    for said in ([f"{flag}=true"], [flag, "true"], [flag]):
+        assert sifted(["serve", *said]) == (["serve", *said], [])
 
 
 @pytest.mark.parametrize("older", OLDER_NAMES)

@@ -123,7 +123,7 @@ def _graphs(notes: Notes) -> None:
     cuda, field = notes.config.optimization.cuda, "optimization.cuda.graph_spec"
     _say(notes, "runtime.gpu_graphs", "1" if cuda.graphs else "0", "optimization.cuda.graphs")
     if cuda.graph_spec and not cuda.graphs:
-        notes.mistake(field, f"{field} needs optimization.cuda.graphs: true")
+        notes.warn(field, f"{field} has no effect without optimization.cuda.graphs: true")
     for spec in cuda.graph_spec:
         for part in ("input", "graph_lower_bound"):
             if spec.input if part == "input" else spec.HasField(part):
@@ -131,9 +131,10 @@ def _graphs(notes: Notes) -> None:
                 notes.warn(field, f"{field}.{part} has no effect: {text}")
         most = notes.config.max_batch_size
         if not 0 <= spec.batch_size <= max(most, 1):
-            notes.mistake(field, f"{field}.batch_size {spec.batch_size} is not from 0 to the max batch size, {most}")
-    sizes = tuple(sorted({spec.batch_size for spec in cuda.graph_spec if spec.batch_size > 0}))
-    if sizes:
+            text = f"has no effect: it is not from 0 to the max batch size, {most}"
+            notes.warn(field, f"{field}.batch_size {spec.batch_size} {text}")
+    sizes = tuple(sorted({spec.batch_size for spec in cuda.graph_spec if 0 < spec.batch_size <= max(most, 1)}))
+    if sizes and cuda.graphs:
         notes.say("runtime.gpu_rows", sizes, field)
 
 

@@ -102,6 +102,18 @@ def test_a_quote_that_is_never_closed_is_a_mistake() -> None:
         ask([], {**MULTI, "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--id 'x"})
 
 
+def test_flags_of_triton_s_that_have_no_effect_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    more = "--http-thread-count 8 --backend-config=python,shm-default-byte-size=1 --reuse-http-port=false"
+    ask([], {**MULTI, "SAGEMAKER_TRITON_ADDITIONAL_ARGS": more})
+
+    assert [line.partition(" has no effect: ")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "penstock sagemaker: warning: --http-thread-count",
+        "penstock sagemaker: warning: --backend-config python,shm-default-byte-size",
+    ]
+    with pytest.raises(SettingError, match="--log-file is a flag of Triton's that Penstock does not have"):
+        ask([], {**MULTI, "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--log-file=x"})
+
+
 def test_a_path_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["sagemaker", "serve", "/models"]) == 2
     assert capsys.readouterr().err.startswith("penstock sagemaker: unknown argument /models")

@@ -23,7 +23,7 @@ def file(tmp_path: Path) -> Path:
     [
         OWN,
         '"""Its class must be named TritonPythonModel."""\nimport os\n' + OWN,
-        "import triton_python_backend_utils as pb_utils\n" + OWN + "print(TritonPythonModel.execute)\n",
+        "import triton_python_backend_utils as pb_utils\n" + OWN + "print(pb_utils.Tensor)\n",
         OWN + "class Other(dict): ...\n",
     ],
 )
@@ -49,6 +49,18 @@ def test_a_class_of_its_own_that_says_nothing_of_it_has_none(file: Path, source:
         OWN + "setattr(TritonPythonModel, 'auto_complete' + '_config', str)\n",
         "if True:\n    class TritonPythonModel: ...\n",
         OWN + OWN,
+        OWN + "if True:\n    class TritonPythonModel(base.Base): ...\n",
+        OWN + "def make():\n    global TritonPythonModel\n    class TritonPythonModel(base.Base): ...\n",
+        OWN + "def TritonPythonModel(): ...\n",
+        OWN + "globals()['TritonPythonModel'] = base.Base\n",
+        OWN + "base.fill(TritonPythonModel)\n",
+        OWN + "More = TritonPythonModel\nMore.more = 1\n",
+        OWN + "    exec(open('more.py').read())\n",
+        OWN + "    locals().update(base.METHODS)\n",
+        OWN + "import sys\nsys.modules[__name__].TritonPythonModel = base.Base\n",
+        OWN + "type.__setattr__(base.of(__name__), 'more', 1)\n",
+        OWN + "match base.Base:\n    case TritonPythonModel: ...\n",
+        OWN + "#" * 20_000,
         "",
     ],
 )

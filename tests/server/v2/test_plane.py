@@ -69,7 +69,7 @@ def test_the_pages_tell_of_all_routes_and_are_made_once_and_not_on_the_loop(
 
     monkeypatch.setattr(plane, "_described", made)
 
-    (docs,), (schema,) = ask(app, ("GET", "/docs")), ask(app, ("GET", "/openapi.json"))
+    docs, schema = ask(app, ("GET", "/docs"), ("GET", "/openapi.json"))
 
     assert "GET /v2/models/{model}" in docs.text
     assert list(schema.json()["paths"]) == ["/v2/models/{model}", "/v2", "/v2/repository/models/{model}/load"]

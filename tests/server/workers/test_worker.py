@@ -73,6 +73,20 @@ def test_it_works_in_its_folder_with_its_path_and_its_variables(tmp_path: Path) 
     assert scene(work()).decode() == f"{tmp_path} {HERE} here {sys.executable}"
 
 
+@pytest.mark.parametrize("name", ["logging", "string", "ssl", "subprocess", "concurrent"])
+def test_a_file_of_the_users_that_is_called_as_one_of_python_s_own_is_in_nobody_s_way(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / f"{name}.py").write_text("raise RuntimeError('this is the model, not the library')\n")
+
+    async def work() -> None:
+        worker = Worker(order(path=(str(tmp_path), HERE)))  # the service imports asyncio, and that all of them
+        assert (await worker.call(CALL, b"echo"))[0] == b"echo"
+        await ended(worker)
+
+    scene(work())
+
+
 def test_its_children_inherit_neither_its_socket_nor_its_memory() -> None:
     async def work() -> bytes:
         worker = Worker(order())
