@@ -80,6 +80,8 @@ class OnnxBinding:
         self._signature = signature
         self._inputs = [(spec, graph.input[spec.name]) for spec in signature.inputs]
         self._outputs = [(spec, graph.output[spec.name]) for spec in signature.outputs]
+        given = {spec.name for spec in signature.inputs}
+        self._handed_on = {i for i, spec in enumerate(signature.outputs) if spec.name in given}
         self._strings = [spec.name for spec in signature.inputs if spec.datatype == "BYTES"]
         self._bindable = {i for i in range(len(self._outputs)) if self._is_bindable(i)}
         self._input_slabs = [self._new_slab(graph, self._first_size(spec.shape)) for spec, graph in self._inputs]
@@ -325,7 +327,7 @@ class OnnxBinding:
         if not isinstance(result, np.ndarray):
             return result
         spec = self._outputs[position][0]
-        if any(spec.name == each.name for each, _ in self._inputs):
+        if position in self._handed_on:
             result = result.copy()  # up to ONNX Runtime 1.25 it is the buffer that was lent
         if spec.datatype == "BYTES":
             result = encoded(result)

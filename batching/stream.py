@@ -84,7 +84,7 @@ class Answers:
         if self.left:
             return
         free_bytes = MOST_BYTES if self._model is None else MOST_OF_ALL_BYTES - self._model.told_bytes
-        if self._nbytes > min(MOST_BYTES, free_bytes):
+        if self._nbytes > max(min(MOST_BYTES, free_bytes), 0):
             raise InferError(Code.OVERLOADED, "the answers of a request wait for a client that does not read them")
         nbytes = size_of(told)
         self._count(nbytes)

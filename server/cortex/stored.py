@@ -27,7 +27,7 @@ class Stored:
             self._files = {}
             self._reach()
             top = self._depot.top
-            for name, entry in self._depot.files.find(top, detail=True).items():
+            for name, entry in self._depot.asked(lambda: self._depot.files.find(top, detail=True)).items():
                 inner = str(name).strip("/").removeprefix(top.strip("/")).strip("/")
                 if entry["type"] == "file" and _is_inside(inner):
                     self._files[inner] = entry
@@ -48,7 +48,7 @@ class Stored:
 
     def _reach(self) -> None:
         try:
-            self._depot.reach()
+            self._depot.renew()
         except CredentialError as error:
             raise RemoteError(f"{self._address}: {error}") from None
         except ImportError as error:

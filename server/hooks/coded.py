@@ -12,7 +12,7 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import InferError
 from penstock.batching.request import NO_TERMS, Terms
 from penstock.batching.scheduling.admission import request_for
-from penstock.batching.stream import size_of, stream
+from penstock.batching.stream import stream
 
 from .convert import to_inputs
 from .pull import Answer
@@ -46,7 +46,7 @@ async def told(engine: Any, model: Model, asked: Asked, counted: AnswerStatistic
                 counted.record(number, each.infer_ns, 0, failed=each.error is not None)
                 number += 1
                 since_ns = time.monotonic_ns()
-                yield Answer(each.outputs, each.error, each.final, each.infer_ns, 0, size_of(each), each.parameters)
+                yield Answer(each.outputs, each.error, each.final, each.infer_ns, 0, 0, each.parameters)
         counted.record_none(number, time.monotonic_ns() - since_ns)
     except InferError:
         counted.record(number, time.monotonic_ns() - since_ns, 0, failed=True)

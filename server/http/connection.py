@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from penstock.batching.loaded import STOPPING
+from penstock.server.health import EXITING
+
 from .head import HttpError
 
 if TYPE_CHECKING:
     import asyncio
 
     from .chunks import ChunkedBody
+    from .head import Head
     from .limits import Limits
     from .service import Shared
 
@@ -32,6 +36,8 @@ REFUSED_LINGER_S = 5.0
 """How long what a refused client still sends is read and dropped: closing on it would take the answer with it."""
 
 _SOON = b"retry-after: 1\r\n"
+_ASKING = frozenset((b"GET", b"HEAD", b"OPTIONS", b"TRACE"))
+"""Source: RFC 9110, 9.2.1, of methods that are safe."""
 
 
 class Connection(HttpToolsProtocol):
@@ -220,3 +226,9 @@ class Connection(HttpToolsProtocol):
         if self._state == FOREIGN:
             return not self._chunked.done if self._chunked is not None else self._missing > 0
         return self._state in (BODY, CHUNKS) or (self._state == HEAD and bool(self._buffer))
+
+
+def demand_asking(head: Head) -> None:
+    """Let pass what only asks, on a connection that came while its port was drained. Raises: HttpError (503)."""
+    if head.route is not None or head.method not in _ASKING:
+        raise HttpError(503, STOPPING if head.route is not None else EXITING)

@@ -16,8 +16,8 @@ from penstock.server.listening.landing import LARGE_BYTES, Landing, Straight
 
 from .answering import Answering
 from .chunks import ChunkedBody, too_large
-from .connection import BODY, BUSY, CHUNKS, CLOSED, DRAIN_LINGER_S, FOREIGN, HEAD
-from .head import HttpError, TooLargeError, demand_asking, parse, without_upgrade
+from .connection import BODY, BUSY, CHUNKS, CLOSED, DRAIN_LINGER_S, FOREIGN, HEAD, demand_asking
+from .head import HttpError, TooLargeError, parse, without_upgrade
 from .unchunked import Unchunked
 
 if TYPE_CHECKING:

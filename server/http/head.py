@@ -11,14 +11,9 @@ from typing import Any
 
 import httptools
 
-from penstock.batching.loaded import STOPPING
-from penstock.server.health import EXITING
-
 from .limits import Limits
 
 MAX_LENGTH_DIGITS = 18
-_ASKING = frozenset((b"GET", b"HEAD", b"OPTIONS", b"TRACE"))
-"""Source: RFC 9110, 9.2.1, of methods that are safe."""
 
 
 class HttpError(Exception):
@@ -138,9 +133,3 @@ def _read_headers(head: Head, headers: list[tuple[bytes, bytes]]) -> None:
 def without_upgrade(raw: bytes) -> bytes:
     """Take the Upgrade field out of a head: a parser that sees it takes the body for another protocol's."""
     return b"\r\n".join([line for line in raw.split(b"\r\n") if line[:8].lower() != b"upgrade:"])
-
-
-def demand_asking(head: Head) -> None:
-    """Let pass what only asks, on a connection that came while its port was drained. Raises: HttpError (503)."""
-    if head.route is not None or head.method not in _ASKING:
-        raise HttpError(503, STOPPING if head.route is not None else EXITING)

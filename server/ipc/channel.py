@@ -79,7 +79,8 @@ class Channel:
             with self._lock:
                 messages = self._wire.feed(data, descriptors)
                 if self._wire.arena.dropped and not messages:
-                    self._flush()  # a segment is there for as long as the other side has it mapped
+                    with contextlib.suppress(OSError):  # it has ended: what it sent before is still to be read
+                        self._flush()  # a segment is there for as long as the other side has it mapped
         return messages
 
     def _waits(self, timeout_s: float) -> bool:

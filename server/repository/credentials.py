@@ -6,6 +6,7 @@ Source: Triton core, filesystem/api.cc, and implementations/s3.h, gcs.h and as.h
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -32,7 +33,8 @@ _AZURE_NAMES = {
     "account_key": "AZURE_STORAGE_KEY", "client_id": "AZURE_STORAGE_CLIENT_ID",
 }  # fmt: skip
 _SECRETS = ("secret_key", "session_token", "account_key")
-_PATH = "path"
+_PATH, _CONTENT = "path", "content"
+"""Of Google's file; of its content a digest, so that one written anew at the same path is seen."""
 _GOOGLE_TYPES = ("service_account", "authorized_user")
 """Source: Triton takes no others, nor does gcsfs."""
 _AUTH_TYPES = ("", "key", "managed_identity", "default")
@@ -126,22 +128,24 @@ def _filed(file: Path, scheme: str, url: str) -> Credentials:
         raise CredentialError(f'{file}: {scheme}: has no entry that this URL begins with, nor one by the name ""')
     entry = section[name]
     if scheme == "gs":
-        if entry and not _is_googles(entry):
+        content = _googles(entry) if entry else b""
+        if content is None:
             text = "must be the path of Google's file of a service account or a user, or empty"
             raise CredentialError(f"{file}: {_place(scheme, name)}: {text}")
-        return Credentials({_PATH: entry}, filed=True)
+        return Credentials({_PATH: entry, _CONTENT: hashlib.sha256(content).hexdigest()}, filed=True)
     said = {key: entry.get(key) or "" for key in _KEYS[scheme]}
     unknown = tuple(f"{_place(scheme, name)}, {key}" for key in entry if key not in said)
     return Credentials(said, filed=True, unknown=unknown)
 
 
-def _is_googles(path: str) -> bool:
-    """Look at a file. The key itself, put there for its path, is none."""
+def _googles(path: str) -> bytes | None:
+    """Give what is in Google's file; None where it is none. The key itself, put there for its path, is none."""
     try:
-        content = json.loads(Path(path).read_bytes())
+        content = Path(path).read_bytes()
+        said = json.loads(content)
     except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(content, dict) and content.get("type") in _GOOGLE_TYPES
+        return None
+    return content if isinstance(said, dict) and said.get("type") in _GOOGLE_TYPES else None
 
 
 def longest(names: Mapping[str, Any], url: str) -> str | None:

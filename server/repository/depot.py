@@ -8,13 +8,15 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .address import Address
 from .credentials import MOUNTS, CredentialError, Credentials, credentialed, credentials_of
 
 logger = logging.getLogger("penstock.repository")
+T = TypeVar("T")
 
 
 _NONE_HAD = {"NoCredentialsError": "", "ClientAuthenticationError": "DefaultAzureCredential failed to retrieve a token"}
@@ -54,8 +56,16 @@ class Depot:
         self.top = str(top).rstrip("/")
         self._credentials = credentials
 
-    def be_nobody(self, error: Exception) -> bool:
-        """Go on without credentials, as Triton does, if the error says that none are had and no kind was asked for."""
+    def asked(self, ask: Callable[[], T]) -> T:
+        """Ask the store something; where it says that no credentials are had, again as nobody, as Triton does."""
+        try:
+            return ask()
+        except Exception as error:
+            if not self._be_nobody(error):
+                raise
+        return ask()
+
+    def _be_nobody(self, error: Exception) -> bool:
         text = _NONE_HAD.get(type(error).__name__)
         if text is None or text not in str(error) or "credential" in self.address.options:
             return False
@@ -68,11 +78,13 @@ class Depot:
     def renew(self) -> None:
         """Do so again, as a file of credentials may have been written anew; if it cannot be read, nothing changes.
 
-        Raises: what a new client does.
+        Raises: what a new client does; where there is none yet, what `reach` does.
         """
         try:
             self.reach()
         except CredentialError as error:
+            if self.files is None:
+                raise
             if str(error) != self._unread:
                 logger.warning("%s: %s; what was said before holds", self.address, error)
             self._unread = str(error)

@@ -98,17 +98,9 @@ class Remote:
                 raise RemoteError(f"{self.address}: {self._lacking}")
             self._depot.reach()
             self._callback = Callback(hooks={"closed": lambda *_, **__: self._refuse_if_closed()})
-            if CONFIG_FILE in self._looked():
+            if CONFIG_FILE in self._depot.asked(lambda: self._listed("")):
                 raise RemoteError(f"{self.address}: is the folder of one model; give the folder that holds it")
         logger.info("%s is copied to %s", self.address, self.root)
-
-    def _looked(self) -> dict[str, Entry]:
-        try:
-            return self._listed("")
-        except Exception as error:
-            if not self._depot.be_nobody(error):
-                raise
-        return self._listed("")
 
     def close(self) -> None:
         """Remove the copy. What is being copied meanwhile ends with RemoteError."""

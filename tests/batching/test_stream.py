@@ -164,6 +164,22 @@ def test_who_leaves_a_stream_leaves_nothing_of_it_with_the_model() -> None:
     asyncio.run(scene())
 
 
+def test_who_has_nothing_waiting_gets_an_answer_however_much_others_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "MOST_OF_ALL_BYTES", size_of(told(0, 1000)))
+
+    async def scene() -> None:
+        model = Counted()
+        slow, prompt = Answers(model), Answers(model)
+        slow.tell(told(1, 2000))  # more than all may, in one
+        with pytest.raises(InferError):
+            slow.tell(told(2))
+        for value in range(3):
+            prompt.tell(told(value, 2000))
+            assert await prompt.next() is not None
+
+    asyncio.run(scene())
+
+
 def test_of_all_that_wait_those_fail_that_wait_for_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "MOST_OF_ALL_BYTES", 100 * size_of(told(0)))
 

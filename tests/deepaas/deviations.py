@@ -34,7 +34,7 @@ _SIZED = "a body that is too large is refused before it is stored, whatever it i
 _LARGE = {"status": 413, "headers": _TEXT, "body": "Maximum request body size 300 exceeded."}
 _REFUSED = {
     "status": 405,
-    "headers": {"allow": "GET", "content-type": "application/json"},
+    "headers": {"allow": "GET, HEAD", "content-type": "application/json"},
     "body": '{"error":"Method Not Allowed"}',
 }
 _PAGES = "Penstock serves pages of its own beside the models'"

@@ -64,6 +64,20 @@ def test_shared_memory_that_is_given_back_is_let_go_of_by_both_sides_though_noth
         assert len(there._wire.mirror._segments) == KEPT_BYTES // SEGMENT_BYTES
 
 
+def test_who_has_ended_while_memory_was_given_back_is_told_of_as_ended() -> None:
+    with channels(256 << 20) as (here, there):
+        for _ in range(40):
+            here.send(FIRST_KIND, 1, b"", [np.zeros(SEGMENT_BYTES, np.uint8)])
+        come: list[Message] = []
+        while len(come) < 40:
+            come += there.receive(PATIENCE_S)
+        come.clear()
+        there.release()
+        there.close()
+        with pytest.raises(EOFError):
+            here.receive(PATIENCE_S)
+
+
 def test_any_number_of_threads_may_send() -> None:
     with channels() as (here, there):
         threads = [threading.Thread(target=_send_many, args=(here, number)) for number in range(4)]

@@ -13,8 +13,11 @@ import fsspec
 import pytest
 
 from penstock.server import cli
+from penstock.server.cortex.stored import Stored
+from penstock.server.repository.depot import Depot
 from penstock.server.repository.mirrors import Mirrors
 from penstock.server.repository.remote import Remote, RemoteError
+from penstock.server.seldon.importable.seldon_core.storage import Storage
 from tests.server.repository.stores import ClientAuthenticationError, Guarded, guarded
 
 ONE, TWO = "s3://one/models", "s3://two/models"
@@ -248,3 +251,25 @@ def test_azure_and_google_get_what_is_said_of_them(bucket: type[Guarded], keys: 
         with pytest.raises(RemoteError):  # that is no key of these buckets
             Remote(url).open()
         assert options in bucket.made
+
+
+def test_googles_file_that_is_written_anew_where_it_was_is_another(
+    bucket: type[Guarded], keys: Keys, tmp_path: Path
+) -> None:
+    google = tmp_path / "google.json"
+    keys.path.write_text(json.dumps({"gs": {"": str(google)}}))
+    depot = Depot("gs://one/models")
+    for key in ("a", "a", "b"):
+        google.write_text(json.dumps({"type": "service_account", "private_key": key}))
+        depot.renew()
+
+    assert bucket.made.count({"token": str(google)}) == 2
+
+
+def test_what_cortex_and_seldon_read_is_read_as_nobody_too_where_nobody_has_a_key(
+    bucket: type[Guarded], tmp_path: Path
+) -> None:
+    bucket.keys["one"] = None
+
+    assert "one/config.pbtxt" in Stored(ONE).look()
+    assert (Path(Storage.download(ONE, str(tmp_path))) / "one" / "config.pbtxt").read_text() == "one"

@@ -55,9 +55,13 @@ def _copied(uri: str, out_dir: str | None) -> str:
         depot.reach()
     except CredentialError as error:
         raise RuntimeError(f"{address}: {error}") from None
-    files, path = depot.files, depot.top
     target = out_dir or tempfile.mkdtemp()
     Path(target).mkdir(parents=True, exist_ok=True)
-    # a folder's contents, as with a local one; of a file, itself
-    files.get(f"{path}/" if files.isdir(path) else path, target.rstrip("/") + "/", recursive=True)
+
+    def copy() -> None:
+        # a folder's contents, as with a local one; of a file, itself
+        path = f"{depot.top}/" if depot.files.isdir(depot.top) else depot.top
+        depot.files.get(path, target.rstrip("/") + "/", recursive=True)
+
+    depot.asked(copy)
     return target
