@@ -33,7 +33,8 @@ class Answer(NamedTuple):
     """One answer of several: its outputs as the caller wants them, or why this one failed; more may come after it.
 
     `final`: it is known to be the last. Units: `infer_ns` is how long it was computed, `output_ns` made tensors;
-    `nbytes` is what those hold. `parameters` are what a model of user code has said with it.
+    `nbytes` is what those hold, of an answer that waits here; 0 of others. `parameters` are what a model of user code
+    has said with it.
     """
 
     outputs: Any
