@@ -281,7 +281,7 @@ class Engine:
         withdraw(request)
         if model.scheduler.sequences is not None:
             self._turns.cut(model)
-        elif model.held and model.scheduler.live and not model.dirty:
+        elif model.scheduler.sizing.holds and model.scheduler.live and not model.dirty:
             self._turns.mark(model)  # those behind it may make a batch of a preferred size now
 
     async def infer(

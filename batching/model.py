@@ -118,7 +118,6 @@ class Model:
         self.leaving: set[asyncio.Task[None]] = set()
         self.closing = self.dirty = self.looped = self.gathers = False
         self.came: list[InferRequest] = []
-        self.held = spec.policy.max_queue_delay_us > 0
         self.detours = self.passive or (self.forms is not None and self.forms.valued)
         self.timed = is_timed(spec.policy)
         self.choosy = sequences is not None or is_choosy(spec.policy)

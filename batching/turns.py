@@ -139,7 +139,7 @@ class Turns:
         if ran:
             self.deliver(model, ran)
             self._awake.lone = self._awake.lone + 1 if len(ran) == 1 and len(ran[0].requests) == 1 else 0
-        elif model.held and model.scheduler.live:
+        elif model.scheduler.sizing.holds and model.scheduler.live:
             self._watch_hold(model, now_ns)
 
     def finished_on_thread(self, model: Model, ran: list[Batch]) -> None:

@@ -179,7 +179,7 @@ class ThreadInstance:
             left = model.scheduler.live > 0
             if left:
                 homes.wake_next(model, self, took=batch is not None)
-        if batch is None and left and model.held:
+        if batch is None and left and model.scheduler.sizing.holds:
             model.leave_held()
         return batch
 

@@ -45,18 +45,16 @@ class Scheduler:
         self._promising = self.target_ns > 0
         self.levels = Levels.of(policy, self.room)
         self.promises = Promises(self._lanes, costs, instances, leveled=self.levels is not None)
-        self._sizing = Sizing(policy, costs, self.promises, fast_ns)
-        self._held = bool(policy.max_queue_delay_us)
-        self.memory_cap = self._sizing.memory_cap
+        plain = sequences is None and self.levels is None
+        self.sizing = Sizing(policy, costs, self.promises, fast_ns, plain=plain)
+        self.memory_cap = self.sizing.memory_cap
         self.ordering = Ordering() if policy.preserve_ordering else None
         # nothing runs until more than so many wait
         self._hold = max(policy.hold_requests - 1, 0)
         self.sequences = sequences
         self.expired: list[InferRequest] = []
         self.cut: list[InferRequest] = []
-        self.rows = 0
-        self.nbytes = 0
-        self.live = 0
+        self.rows = self.nbytes = self.live = 0
 
     def add(self, request: InferRequest) -> None:
         """Put a request in its Lane, or behind its sequence.
@@ -81,6 +79,7 @@ class Scheduler:
         if deadline_ns or request.target_ns:
             if not self._promising:
                 self._promising = True
+                self.sizing.step.forbid()
                 self._review()
             self.promises.check(request, lane)
         lane.add(request)
@@ -169,18 +168,14 @@ class Scheduler:
 
     def take_from(self, lane: Lane, now_ns: int, most_ns: float = 0, unknown_rows: int = 0, free_ns: int = 0) -> Batch:
         """Close a Batch from a Lane that `next_lane` gave. `unknown_rows`: as Sizing has it."""
-        limit = self._sizing.limit(lane, self.rows, now_ns, most_ns, unknown_rows)
+        limit = self.sizing.limit(lane, self.rows, now_ns, most_ns, unknown_rows)
         if self.sequences is not None:
             requests, rows = self.sequences.take(lane, limit)
         else:
             requests, rows = lane.take(limit, max(now_ns, free_ns) + lane.full_ns if self._promising else 0, now_ns)
-        self._sizing.last_rows = rows
         self.rows -= rows
         self.live -= len(requests)
-        nbytes = self.nbytes
-        for request in requests:
-            nbytes -= request.nbytes
-        self.nbytes = nbytes
+        self.nbytes -= sum([request.nbytes for request in requests])
         batch = Batch(requests, rows, lane.key, now_ns)
         batch.free_ns = free_ns
         if self.sequences is not None:
@@ -189,6 +184,8 @@ class Scheduler:
         if self._promising:
             self.promises.took(batch, now_ns)
             self.promises.reckon(lane)
+        else:
+            self.sizing.step.took(lane, rows, self.rows, now_ns)
         if not self.live:
             self._deadlines.clear()
         return batch
@@ -196,7 +193,7 @@ class Scheduler:
     def lacking_rows(self, now_ns: int) -> int:
         """Tell how many rows more could come to share the batch that would be closed now; 0: it can grow no more."""
         lane = self.next_lane(now_ns)
-        return self._sizing.most(lane) - (0 if lane is None else lane.rows)
+        return self.sizing.most(lane) - (0 if lane is None else lane.rows)
 
     def finished(self, batch: Batch, now_ns: int, followed: bool = False) -> None:
         """Note that a Batch that was taken is no longer under way, however it ended.
@@ -209,6 +206,8 @@ class Scheduler:
             self._enter(self.sequences.left(batch, now_ns))
         if self._promising:
             self.promises.ended(batch, now_ns, self.live > 0 and not followed)
+        else:
+            self.sizing.step.ended(batch.rows, self.rows, now_ns, followed=followed)
 
     def delivered(self, request: InferRequest, now_ns: int) -> None:
         """Learn from one request of a batch that was promised, and was answered now. Event loop; no lock needed."""
@@ -228,7 +227,7 @@ class Scheduler:
             if self.sequences is not None and not self.sequences.enough(self.live, self._hold):
                 return None
             self._hold = 0
-        if len(self._lanes) == 1 and not self._held and self.sequences is None:
+        if len(self._lanes) == 1 and not self.sizing.holds and self.sequences is None:
             only = next(iter(self._lanes.values()))
             return only if only.fast or not fast else None
         if self.levels is not None:
@@ -253,12 +252,12 @@ class Scheduler:
         return first
 
     def _is_due(self, lane: Lane, head: InferRequest, now_ns: int) -> bool:
-        return not self._held or self._sizing.due_ns(lane, head, now_ns) <= now_ns
+        return not self.sizing.holds or self.sizing.due_ns(lane, head, now_ns) <= now_ns
 
     def due_ns(self, now_ns: int) -> int:
         """When the next Lane that is held open becomes due; 0 when none is held."""
         heads = ((lane, lane.head()) for lane in self._lanes.values())
-        dues = (self._sizing.due_ns(lane, head, now_ns) for lane, head in heads if head is not None)
+        dues = (self.sizing.due_ns(lane, head, now_ns) for lane, head in heads if head is not None)
         return min((due for due in dues if due > now_ns), default=0)
 
     def remove(self, request: InferRequest, now_ns: int = 0) -> None:
@@ -312,17 +311,18 @@ class Scheduler:
     def learn(self, key: Key, rows: int, ns: int, now_ns: int) -> None:
         """Note that a batch of `rows` took `ns`, gather and scatter included."""
         if self._costs.observe(key, rows, ns, now_ns) and (lane := self._lanes.get(key)) is not None:
-            self._sizing.review(lane, promising=self._promising)
+            self.sizing.review(lane, promising=self._promising)
 
     def resize(self, instances: int, fast_ns: int) -> None:
         """Go on for another number of Instances; no Lane becomes fast any more once `fast_ns` was 0."""
         self.promises.instances = instances
-        self._sizing.fast_ns = self._sizing.fast_ns and fast_ns
+        self.sizing.resize(instances, fast_ns)
         self._review()
 
     def hurry(self, now_ns: int, *, last: bool) -> None:
         """Hold nothing open any more: nobody else comes who could fill a batch. `last`: as Sequences has it."""
-        self._hold, self._held = 0, False
+        self._hold = 0
+        self.sizing.hurry()
         if self.sequences is not None:
             self.sequences.hurry(now_ns, last=last)
 
@@ -342,9 +342,9 @@ class Scheduler:
             for old in [k for k, lane in self._lanes.items() if not lane.live]:
                 del self._lanes[old]
         lane = self._lanes[key] = Lane(key) if self.levels is None else LevelLane(key, self.levels)
-        self._sizing.review(lane, promising=self._promising)
+        self.sizing.review(lane, promising=self._promising)
         return lane
 
     def _review(self) -> None:
         for lane in self._lanes.values():
-            self._sizing.review(lane, promising=self._promising)
+            self.sizing.review(lane, promising=self._promising)

@@ -8,15 +8,13 @@ from penstock.batching.spec import BatchPolicy
 from .caps import MemoryCap
 from .costs import CostModel
 from .lane import Lane
+from .lockstep import LockStep
 from .preferred import Walk, walk
 from .promise import Promises
 
 LOOK_AGAIN = 128
 """One in so many of the batches that would be cut grows past the size where time per row was seen to rise, to at most
 twice that."""
-IN_STEP = 8
-"""Clients count as in lock step when what is in flight has stayed the same, to an eighth, so many times more than twice
-as often as it has not. Where requests come by themselves, in batches of 16, it does so every other time."""
 HARDLY = 1.25
 """Under a tight target a batch may take this much longer than one row."""
 TRUSTED = 1.15
@@ -38,12 +36,16 @@ class Sizing:
 
     Where preferred sizes or a delay are said, they are meant as Triton means them: a preferred size goes at once and
     alone, what is not one waits for the delay, and what has waited that long goes with all that fits. Where requests
-    are held for a test (`hold_requests`), sizes are Triton's too. Otherwise they are learned, and nothing waits.
+    are held for a test (`hold_requests`), sizes are Triton's too. Otherwise they are learned, and nothing waits
+    unless clients are in lock step, which `step` knows of.
 
-    Pure: told the time; the Scheduler's caller holds the model's lock. `last_rows`: what the last batch held.
+    Pure: told the time; the Scheduler's caller holds the model's lock. `plain`: what waits is neither in sequences nor
+    has levels.
     """
 
-    def __init__(self, policy: BatchPolicy, costs: CostModel, promises: Promises, fast_ns: int = 0) -> None:
+    def __init__(
+        self, policy: BatchPolicy, costs: CostModel, promises: Promises, fast_ns: int = 0, *, plain: bool = True
+    ) -> None:
         self._costs = costs
         self._promises = promises
         self._max_rows = policy.max_batch_rows or 1
@@ -53,9 +55,9 @@ class Sizing:
         self._allowed = sorted(policy.allowed_rows)
         self._stated = bool(policy.preferred_rows or policy.max_queue_delay_us or policy.hold_requests)
         self._held_back = 0
-        self._in_flight = self._same = 0
         self._most_ns = 0.0
         self.delay_ns = policy.max_queue_delay_us * 1000
+        self._delayed = self.delay_ns > 0
         self.target_ns = policy.latency_target_us * 1000
         # with a target, all that a batch may hold was promised to go in it: cut, a ResNet-50 on an H200 at 95% of its
         # knee serves 90% within 10 ms, and 95% filled up (perf/simulator/simulation.py)
@@ -63,7 +65,10 @@ class Sizing:
         self._kept = not self._batched or self._stated or capped or self.target_ns > 0
         self.fast_ns = fast_ns
         self.memory_cap = MemoryCap()
-        self.last_rows = 0
+        self.step = LockStep(costs, self._max_rows)
+        self.step.alone = promises.instances == 1
+        if not plain:
+            self.step.forbid()
 
     def limit(self, lane: Lane, waiting_rows: int, now_ns: int, most_ns: float, unknown_rows: int = 0) -> int:
         """Give how many rows a batch of this Lane may have now, of so many that wait in all Lanes.
@@ -77,15 +82,15 @@ class Sizing:
             limit = min(limit, self.memory_cap.limit(now_ns) or limit)
         if most_ns:
             limit = min(limit, self._costs.rows_within(lane.key, most_ns) or unknown_rows or limit)
-        return limit if self._kept else self._cut(lane, limit)
+        return limit if self._kept or self.step.together else self._cut(lane, limit)
 
     def _wanted(self, lane: Lane, waiting_rows: int, now_ns: int) -> int:
         """How many rows a batch of this Lane should have now.
 
         All that waits, as a rule, so that none who could go waits for another run. But clients in lock step would all
         go at once then, and the model would be idle while they are answered: nearly half of all that is in flight goes,
-        of whatever Keys: what waits, and what the last batch held, which the front end answers now. They form two
-        batches that take turns. With a target it holds what the target allows.
+        of whatever Keys, so that they form two batches that take turns; or all, where that was seen to do more. With a
+        target it holds what the target allows.
         """
         if not self._batched:
             return 0
@@ -97,21 +102,13 @@ class Sizing:
             return min(self._cap_rows, self._max_rows)
         if self._stated:
             return self._max_rows
-        in_flight = waiting_rows + self.last_rows
-        if not self._in_step(in_flight):
+        if not self.step.seen(waiting_rows) or self.step.together:
             return self._max_rows
-        limit = max(self._costs.knee_rows(lane.key), (12 * in_flight + 24) // 25)
+        limit = max(self._costs.knee_rows(lane.key), self.step.half_rows())
         if self._allowed:
             # what is padded up might as well be real
             limit = next((size for size in self._allowed if size >= limit), limit)
         return min(limit, self._max_rows)
-
-    def _in_step(self, in_flight: int) -> bool:
-        """Tell whether as much is in flight as ever, as where a number of clients each wait for their answers."""
-        same = 8 * abs(in_flight - self._in_flight) <= in_flight
-        self._in_flight = in_flight
-        self._same = min(self._same + 1, 2 * IN_STEP) if same else max(self._same - 2, 0)
-        return self._same >= IN_STEP
 
     def _cut(self, lane: Lane, limit: int) -> int:
         """Give the size that does the most rows per second, of those up to what would be taken; now and then more.
@@ -125,6 +122,22 @@ class Sizing:
             return limit
         self._held_back += 1
         return best if self._held_back % LOOK_AGAIN else min(2 * best, limit)
+
+    @property
+    def holds(self) -> bool:
+        """Whether a batch may be held open now."""
+        return self._delayed or self.step.together
+
+    def hurry(self) -> None:
+        """Hold none open any more."""
+        self._delayed = False
+        self.step.forbid()
+
+    def resize(self, instances: int, fast_ns: int) -> None:
+        """Go on for another number of Instances; as Scheduler.resize has it."""
+        self.fast_ns = self.fast_ns and fast_ns
+        self.step.alone = instances == 1
+        self.step.leave()
 
     def most(self, lane: Lane | None) -> int:
         """Give the rows that a batch of a Lane never has more of, None: of any; at least 1."""
@@ -150,7 +163,7 @@ class Sizing:
         A deadline closes nothing: who stated both a delay and a shorter timeout gets what Triton gives, expiry.
         """
         if not self.delay_ns:
-            return 0
+            return self.step.due_ns(lane.rows)
         held_ns = self._held_until_ns(lane, head)
         if held_ns <= now_ns:
             return held_ns

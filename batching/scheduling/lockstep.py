@@ -1,0 +1,177 @@
+"""LockStep: clients that ask again only when they are answered, and the two ways in which they form batches.
+
+By halves: while one half runs the front end answers the other. Together: all that is in flight goes in one batch, and
+the device has nothing to do until all have asked again. A batch of all often takes far less than two of half: where
+weights are read from memory, or on a device that few rows do not fill. Asked by Sizing, told by the Scheduler.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+from .costs import CostModel
+from .lane import Lane
+
+IN_STEP = 8
+"""Clients count as in lock step when what is in flight has stayed the same, to an eighth, so many times more than twice
+as often as it has not. Where requests come by themselves, in batches of 16, it does so every other time."""
+CYCLES = 8
+"""A way is judged by the median of so many cycles, in each of which all that is in flight is served once."""
+SETTLED = 2
+"""So many cycles after a change are not counted."""
+GAIN = 1.1
+"""Together must do so many times the rows per second of halves to be kept: less may be luck on a shared machine."""
+BUSY = 1.25
+"""By halves a cycle takes at most so many times its runs, where the device is what all wait for. Where it is not,
+clients take their time, and nothing is gained by waiting for them."""
+FIRST_PAUSE, MOST_PAUSE = 64, 4096
+"""Cycles after which the other way is tried again. They double each time that it was in vain."""
+
+
+class LockStep:
+    """Chooses the way by what each has done, and tells until when the others are waited for.
+
+    `together` is tried where the learned run times promise GAIN, were the others there at once, and kept where it has
+    done so much more. They are waited for until all are there that were in flight when the last batch ended, and from
+    then no longer than a batch of all takes less than a cycle by halves: beyond that it cannot pay. Later the other
+    way is tried, now and then, whichever is kept.
+
+    Pure: told the time; the Scheduler's caller holds the model's lock. Only for a model with one Instance, one Lane
+    that has anybody waiting, and neither targets, deadlines nor stated sizes.
+    """
+
+    def __init__(self, costs: CostModel, max_rows: int) -> None:
+        self._costs = costs
+        self._max_rows = max_rows
+        self.together = False
+        self.alone = True
+        self._forbidden = False
+        self._in_flight = self._same = self._last_rows = 0
+        self._all_rows = self._most_rows = self._ended_ns = self._worth_ns = 0
+        self._lane: Lane | None = None
+        # the cycle under way, and the rows per batch and ns per row of those before it, of the way that is gone now
+        self._began_ns = self._rows = self._batches = 0
+        self._unsettled = SETTLED
+        self._sizes: list[float] = []
+        self._paces: list[float] = []
+        # of the other way, when it was gone last
+        self._other_pace = 0.0
+        self._trial = False
+        self._waited = self._pause = self._tried_rows = 0
+
+    def seen(self, waiting_rows: int) -> bool:
+        """Tell, as a batch is closed, whether as much is in flight as ever.
+
+        That is what waits, and by halves what the last batch held, which the front end answers now.
+        """
+        in_flight = waiting_rows if self.together else waiting_rows + self._last_rows
+        same = _near(in_flight, self._in_flight)
+        self._in_flight = in_flight
+        self._same = min(self._same + 1, 2 * IN_STEP) if same else max(self._same - 2, 0)
+        if self._same >= IN_STEP:
+            return True
+        self.leave()
+        return False
+
+    def half_rows(self) -> int:
+        """Give nearly half of what is in flight."""
+        return (12 * self._in_flight + 24) // 25
+
+    def took(self, lane: Lane, rows: int, left_rows: int, now_ns: int) -> None:
+        """Note a batch that was closed, and what it left in all Lanes."""
+        self._last_rows = rows
+        if self._same < IN_STEP or self._forbidden or not self.alone or lane.fast:
+            return
+        if lane is not self._lane or (left_rows if self.together else left_rows != lane.rows):
+            self._lane = lane
+            self.leave()
+            return
+        if self._rows and (self.together or self._rows + rows // 2 >= self._most_rows):
+            self._count(now_ns)
+            if len(self._paces) == CYCLES:
+                self._decide(lane)
+        self._rows += rows
+        self._batches += 1
+
+    def _count(self, now_ns: int) -> None:
+        """Count a cycle that is over."""
+        if self._unsettled:
+            self._unsettled -= 1
+        else:
+            self._paces.append((now_ns - self._began_ns) / self._rows)
+            self._sizes.append(self._rows / self._batches)
+        self._began_ns, self._rows, self._batches = now_ns, 0, 0
+
+    def _decide(self, lane: Lane) -> None:
+        """Keep the way that is gone now, or change it."""
+        pace, size = median(self._paces), median(self._sizes)
+        self._paces.clear()
+        self._sizes.clear()
+        self._waited += CYCLES
+        if self._trial:
+            better = pace * GAIN <= self._other_pace if self.together else pace <= self._other_pace
+            self._tried(better=better)
+            if not better:
+                self._change(pace)
+        elif self.together:
+            if self._waited >= self._pause or pace > self._other_pace:
+                self._trial = True
+                self._change(pace)
+        elif (self._waited >= self._pause or not _near(self._most_rows, self._tried_rows)) and self._may_gain(
+            lane, pace, round(size)
+        ):
+            self._trial = True
+            self._change(pace)
+        self._most_rows = 0
+
+    def _tried(self, *, better: bool) -> None:
+        self._pause = FIRST_PAUSE if better else min(max(2 * self._pause, FIRST_PAUSE), MOST_PAUSE)
+        self._trial, self._waited, self._tried_rows = False, 0, self._most_rows
+
+    def _may_gain(self, lane: Lane, pace: float, size: int) -> bool:
+        """Tell whether together could be worth a trial, where batches of one size take so long per row, all told."""
+        rows = self._most_rows
+        cycle_ns = pace * rows
+        all_ns = self._costs.predict_ns(lane.key, rows) or 0.0
+        runs_ns = (self._costs.predict_ns(lane.key, size) or 0.0) / size * rows
+        self._worth_ns = max(int(cycle_ns - all_ns), 0)
+        return size < rows <= self._max_rows and GAIN * all_ns < cycle_ns < BUSY * runs_ns
+
+    def _change(self, pace: float) -> None:
+        """Go the other way, after this one has done so much."""
+        self._other_pace = pace
+        self.together = not self.together
+        self._begin()
+
+    def _begin(self) -> None:
+        self._paces.clear()
+        self._sizes.clear()
+        self._unsettled, self._rows, self._batches, self._most_rows = SETTLED, 0, 0, 0
+
+    def ended(self, rows: int, waiting_rows: int, now_ns: int, *, followed: bool) -> None:
+        """Note that a batch has ended, and what waits then: with what runs by now that is all there is in flight."""
+        self._ended_ns = now_ns
+        self._all_rows = rows + waiting_rows + (self._last_rows if followed else 0)
+        self._most_rows = max(self._most_rows, self._all_rows)
+
+    def due_ns(self, waiting_rows: int) -> int:
+        """Give until when the others are waited for; 0: not at all."""
+        return self._ended_ns + self._worth_ns if self.together and waiting_rows < self._all_rows else 0
+
+    def forbid(self) -> None:
+        """Wait for nobody any more."""
+        self._forbidden = True
+        self.leave()
+
+    def leave(self) -> None:
+        """Go by halves, and begin anew if they are in lock step again. A trial that ends so was in vain."""
+        if self.together and self._trial:
+            self._tried(better=False)
+        elif self.together:
+            self._pause = 0
+        self.together = self._trial = False
+        self._begin()
+
+
+def _near(rows: int, others: int) -> bool:
+    return 8 * abs(rows - others) <= rows

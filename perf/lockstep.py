@@ -1,0 +1,123 @@
+"""Clients in lock step: the default beside static caps and delays. `python -m penstock.perf.lockstep`.
+
+Each client asks again when it is answered, as perf_analyzer's do, and wrk's. What is best for them depends on how many
+they are: half of them in a batch, so that the front end has something to do meanwhile, or all, which a delay waits for.
+A static setting is good for one number of clients; the default has to find out. One server has the model once for each
+setting, all take turns, round after round, and the table holds medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.batching.spec import BatchPolicy
+
+from . import models
+from .bench import CNN, MLP, Case, Line, call
+from .load import Process, drive, penstock
+from .policies import OURS
+from .variants import Variant, write
+
+CLIENTS = (1, 2, 8, 32, 64)
+DELAYS_US = (0, 1000, 4000)
+SHAPES = {"mlp": MLP, "cnn": CNN}
+DEFAULT = "default"
+RATE = "requests_per_s"
+LEAST = 0.95
+"""What the default must reach of the best static setting's requests per second."""
+
+
+def settings(clients: int) -> dict[str, BatchPolicy]:
+    """Give the static settings that are tried for so many clients, by name."""
+    caps = sorted({max(clients // 2, 1), clients})
+    return {
+        f"cap {cap}, {delay_us / 1000:g} ms": BatchPolicy(cap_rows=cap, max_queue_delay_us=delay_us)
+        for cap in caps
+        for delay_us in DELAYS_US
+        if cap > 1 or not delay_us
+    }
+
+
+def variant(model: str, name: str) -> Variant:
+    """Give a setting's model in the server."""
+    return Variant(model, f"{model}-{name}".translate(str.maketrans(" .", "-_", ",")))
+
+
+class Lockstep:
+    """What each number of clients gets from each setting."""
+
+    def __init__(self, model: str, clients: list[int]) -> None:
+        self.model = model
+        self.cells = {count: {name: Line() for name in [DEFAULT, *settings(count)]} for count in sorted(set(clients))}
+
+    def write(self, folder: Path) -> None:
+        """Put the model into a repository once for each setting."""
+        policies = {DEFAULT: OURS}
+        for count in self.cells:
+            policies |= settings(count)
+        for name, policy in policies.items():
+            write(folder, variant(self.model, name), policy)
+
+    def measure(self, server: Process, seconds: int) -> None:
+        """Give every setting its turn."""
+        for count, lines in self.cells.items():
+            sent = call(Case(self.model, "binary", count, SHAPES[self.model]))
+            for name, line in lines.items():
+                of = variant(self.model, name).name
+                rows, batches = server.counts(of)
+                load = drive(server, replace(sent, path=f"/v2/models/{of}/infer"), count, seconds)
+                rows_after, batches_after = server.counts(of)
+                line.loads.append(load)
+                line.rows_per_batch.append((rows_after - rows) / max(batches_after - batches, 1))
+
+    def forget(self) -> None:
+        """Drop what the warm-up gave."""
+        for lines in self.cells.values():
+            for name in lines:
+                lines[name] = Line()
+
+    def table(self) -> str:
+        """Write the medians: the default, the best static setting, and what is asked of the default."""
+        written = [
+            f"{'clients':>7}  {'setting':<16} {'req/s':>8} {'p50 ms':>8} {'p99 ms':>8} {'CPU us':>8} {'rows':>6}"
+        ]
+        verdicts = []
+        for count, lines in self.cells.items():
+            for name, line in lines.items():
+                row = f"{count:>7}  {name:<16} {line.median('requests_per_s'):>8,.0f} {line.median('p50_ms'):>8.2f}"
+                row += f" {line.median('p99_ms'):>8.2f} {line.median('cpu_us'):>8.1f} {line.rows:>6.1f}"
+                failed = sum(load.refused + load.broken for load in line.loads)
+                written.append(row + (f"  {failed} FAILED" if failed else ""))
+            best = max((name for name in lines if name != DEFAULT), key=lambda name: lines[name].median(RATE))
+            times = lines[DEFAULT].times(lines[best], RATE)
+            holds = "holds" if times >= LEAST else "DOES NOT HOLD"
+            verdicts.append(f"{count} clients: {times:.2f} times '{best}', at least {LEAST}: {holds}")
+        return "\n".join([*written, *verdicts])
+
+
+def main() -> None:
+    """Run the rounds and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=sorted(SHAPES), default="mlp")
+    parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=int, default=2, help="of load per setting and round")
+    args = parser.parse_args()
+    models.make(models.DEFAULT_FOLDER)
+    lockstep = Lockstep(args.model, args.clients)
+    with tempfile.TemporaryDirectory() as folder:
+        lockstep.write(Path(folder))
+        with penstock(Path(folder)) as server:
+            lockstep.measure(server, 1)
+            lockstep.forget()
+            for number in range(args.rounds):
+                lockstep.measure(server, args.seconds)
+                print(f"round {number + 1} of {args.rounds} done", flush=True)
+    print(lockstep.table())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+"""Clients that ask again when they are answered: in two batches by turns, or all in one, whichever does more."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.batching.request import InferRequest
+from penstock.batching.running.batch import Batch
+from penstock.batching.scheduling.costs import CostModel
+from penstock.batching.scheduling.scheduler import Scheduler
+from penstock.batching.spec import BatchPolicy
+
+MS = 1_000_000
+START_NS = 1_000 * MS
+KEY: Any = ((4,),)
+OTHER: Any = ((5,),)
+RunNs = Callable[[int], float]
+
+
+def from_memory(rows: int) -> float:
+    """Tell what a model takes that reads its weights from memory, measured: 32 rows hardly more than 16."""
+    return (2.4 + 0.065 * rows) * MS
+
+
+def even(rows: int) -> float:
+    """Tell what a model takes that is busy with each row."""
+    return (0.2 + 0.2 * rows) * MS
+
+
+@dataclass
+class World:
+    """Clients, one Instance, and a front end that answers and reads one request after another, in virtual time.
+
+    `think_ns`: what a client takes before it asks `again`. `batches`: the rows of each. `held_ns`: how long the
+    Instance had nothing to do though somebody waited, and `longest_ns` the longest of those times.
+    """
+
+    run_ns: RunNs
+    clients: int
+    front_ns: float = 20_000
+    think_ns: Callable[[int], float] = lambda client: 0.0
+    rows: int = 1
+    again: bool = True
+    keys: tuple[Any, ...] = (KEY,)
+    policy: BatchPolicy = field(default_factory=lambda: BatchPolicy(max_batch_rows=64))
+    instances: int = 1
+
+    def __post_init__(self) -> None:
+        self.now_ns = START_NS
+        self.batches: list[int] = []
+        self.held_ns = self.longest_ns = 0
+        self.served = 0
+        self.ends_ns = START_NS
+        costs = CostModel()
+        self.scheduler = Scheduler(self.policy, costs, instances=self.instances)
+        for key in self.keys:
+            for rows in (1, 2, 4, 8, 16, 32, 64):
+                for _ in range(3):
+                    self.scheduler.learn(key, rows, int(self.run_ns(rows)), START_NS)
+        self._events: list[tuple[float, int, Any]] = [(START_NS + i, i, i) for i in range(self.clients)]
+        self._number = self.clients
+        self._running: Batch | None = None
+        self._front_free_ns = self._idle_ns = 0.0
+        self._gone: set[int] = set()
+
+    def request(self, client: int) -> InferRequest:
+        """Make a client's next request."""
+        key = self.keys[self._number % len(self.keys)]
+        request = InferRequest(cast(Any, None), [], self.rows, key, (), cast(Any, None))
+        request.context, request.queue_ns = client, int(self.now_ns)
+        return request
+
+    def leave(self, clients: int) -> None:
+        """Let so many clients ask no more."""
+        self._gone = set(range(clients))
+
+    def go_on(self, ms: float) -> float:
+        """Let time pass. Returns: the requests that were answered per second of it."""
+        until_ns, before = self.now_ns + ms * MS, self.served
+        while self._events and self._events[0][0] <= until_ns:
+            at_ns, _, what = heapq.heappop(self._events)
+            self.now_ns = max(self.now_ns, int(at_ns))
+            self._happen(what)
+            self._look()
+        self.now_ns = int(until_ns)
+        return (self.served - before) / ms * 1000
+
+    def _happen(self, what: Any) -> None:
+        if isinstance(what, Batch):
+            self.scheduler.finished(what, self.now_ns)
+            self.scheduler.learn(what.key, what.rows, self.now_ns - what.exec_start_ns, self.now_ns)
+            self._running, self._idle_ns = None, self.now_ns
+            for request in what.requests:
+                self._answer(request.context)
+        elif what is not None and what not in self._gone:
+            self.scheduler.add(self.request(what))
+
+    def _answer(self, client: int) -> None:
+        self.served += 1
+        if not self.again:
+            return
+        self._front_free_ns = max(self._front_free_ns, self.now_ns) + self.front_ns
+        self.come(self._front_free_ns + self.think_ns(client), client)
+
+    def come(self, at_ns: float, what: Any) -> None:
+        """Have a client ask, a Batch end, or, for None, nothing but the time come."""
+        self._number += 1
+        heapq.heappush(self._events, (at_ns, self._number, what))
+
+    def _look(self) -> None:
+        if self._running is not None:
+            return
+        batch = self.scheduler.take(self.now_ns)
+        if batch is None:
+            if self.scheduler.live:
+                due_ns = self.scheduler.due_ns(self.now_ns)
+                assert due_ns > self.now_ns
+                self.come(due_ns, None)
+            return
+        held_ns = self.now_ns - max(int(self._idle_ns), min(request.queue_ns for request in batch.requests))
+        self.held_ns += held_ns
+        self.longest_ns = max(self.longest_ns, held_ns)
+        self._running = batch
+        self.batches.append(batch.rows)
+        self.come(self.now_ns + self.run_ns(batch.rows), batch)
+
+
+def by_halves(world: World) -> World:
+    """Have a World in which nobody is ever waited for, all else being alike."""
+    world.scheduler.sizing.step.forbid()
+    return world
+
+
+@pytest.mark.parametrize("clients", [2, 4, 16, 32, 64])
+def test_clients_in_lock_step_share_one_batch_where_it_takes_hardly_longer_than_one_of_half(clients: int) -> None:
+    world = World(from_memory, clients)
+    world.go_on(1000)
+    together = world.go_on(1000)
+    assert world.batches[-1] == clients
+    assert together > 1.1 * by_halves(World(from_memory, clients)).go_on(1000)
+
+
+def test_nobody_is_waited_for_where_twice_the_rows_take_twice_as_long() -> None:
+    world = World(even, 32)
+    world.go_on(2000)
+    assert world.held_ns == 0
+
+
+def test_together_is_given_up_where_the_front_end_takes_longer_than_the_batch_saves() -> None:
+    world, plain = World(from_memory, 32, front_ns=90_000), by_halves(World(from_memory, 32, front_ns=90_000))
+    world.go_on(1000)
+    assert world.go_on(4000) > 0.97 * plain.go_on(4000)
+    world.held_ns = 0
+    world.go_on(10_000)
+    assert world.held_ns < 200 * MS
+
+
+def test_who_does_not_come_back_is_waited_for_once() -> None:
+    world = World(from_memory, 32)
+    world.go_on(1000)
+    world.leave(4)
+    world.held_ns = world.longest_ns = 0
+    world.go_on(20)
+    assert world.batches[-1] == 28
+    assert world.longest_ns < 2 * from_memory(16) - from_memory(32) + 32 * 20_000
+
+
+def test_when_twice_as_many_clients_come_all_of_them_share_a_batch() -> None:
+    world = World(from_memory, 16)
+    world.go_on(1000)
+    for client in range(16, 32):
+        world.come(world.now_ns, client)
+    world.go_on(500)
+    assert world.batches[-1] == 32
+
+
+def test_two_shapes_are_waited_for_once_at_most() -> None:
+    world = World(from_memory, 32, keys=(KEY, OTHER))
+    world.go_on(1000)
+    assert world.held_ns < 5 * MS
+
+
+def test_with_two_instances_nobody_is_waited_for() -> None:
+    world = World(from_memory, 32, instances=2)
+    world.go_on(1000)
+    assert world.held_ns == 0
+
+
+def test_one_client_alone_is_never_made_to_wait() -> None:
+    world = World(from_memory, 1, rows=8)
+    world.go_on(2000)
+    assert world.held_ns == 0
+
+
+def test_more_clients_than_a_batch_holds_are_not_waited_for() -> None:
+    world = World(from_memory, 32, policy=BatchPolicy(max_batch_rows=16))
+    world.go_on(1000)
+    assert world.held_ns == 0
+
+
+def test_clients_that_take_their_time_are_not_waited_for() -> None:
+    world = World(from_memory, 4, think_ns=lambda client: 20.0 * MS)
+    world.go_on(3000)
+    assert world.held_ns == 0
+
+
+def test_a_request_with_a_deadline_ends_all_waiting() -> None:
+    world = World(from_memory, 16)
+    world.go_on(1000)
+    request = world.request(99)
+    request.deadline_ns = world.now_ns + 1000 * MS
+    world.scheduler.add(request)
+    world.held_ns = 0
+    world.go_on(500)
+    assert world.held_ns == 0
+
+
+def test_a_server_that_stops_waits_for_nobody() -> None:
+    world = World(from_memory, 16)
+    world.go_on(1000)
+    assert world.scheduler.sizing.holds
+    world.scheduler.hurry(world.now_ns, last=False)
+    world.held_ns = 0
+    world.go_on(500)
+    assert world.held_ns == 0
+
+
+def test_one_slow_client_among_many_does_not_make_them_slower_than_by_halves() -> None:
+    def think_ns(client: int) -> float:
+        return 12.0 * MS if client == 0 else 0.0
+
+    world, plain = World(from_memory, 32, think_ns=think_ns), by_halves(World(from_memory, 32, think_ns=think_ns))
+    world.go_on(1000)
+    plain.go_on(1000)
+    assert world.go_on(2000) > 0.97 * plain.go_on(2000)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8, 0.95])
+@pytest.mark.parametrize("run_ns", [from_memory, even])
+def test_requests_that_come_by_themselves_hardly_ever_wait_for_others(run_ns: RunNs, share: float) -> None:
+    luck, world = random.Random(3), World(run_ns, 0, again=False)
+    at_ns, mean_ns = float(START_NS), run_ns(64) / 64 / share
+    for _ in range(6000):
+        at_ns += luck.expovariate(1 / mean_ns)
+        world.come(at_ns, 7)
+    world.go_on((at_ns - START_NS) / MS)
+    assert world.held_ns < 0.01 * (at_ns - START_NS)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    clients=st.integers(1, 70), rows=st.integers(1, 5), front_us=st.integers(1, 200), base=st.floats(0, 5),
+    slope=st.floats(0.01, 0.5), thinks=st.lists(st.integers(0, 20), min_size=1, max_size=5), keys=st.integers(1, 2),
+)  # fmt: skip
+def test_whoever_the_clients_are_waiting_costs_next_to_nothing_and_each_is_answered(
+    clients: int, rows: int, front_us: int, base: float, slope: float, thinks: list[int], keys: int
+) -> None:
+    def run_ns(count: int) -> float:
+        return (base + slope * count) * MS
+
+    def world() -> World:
+        return World(
+            run_ns, clients, front_us * 1000.0, lambda client: thinks[client % len(thinks)] * MS / 2, rows,
+            (KEY, OTHER)[:keys],
+        )  # fmt: skip
+
+    with_step, without = world(), by_halves(world())
+    ours, plain = with_step.go_on(1500), without.go_on(1500)
+    assert ours > 0.9 * plain - 20
+    assert with_step.longest_ns <= 2.6 * run_ns(64) + clients * front_us * 1000
