@@ -269,7 +269,7 @@ def test_whoever_the_clients_are_waiting_costs_next_to_nothing_and_each_is_answe
     def world() -> World:
         return World(
             run_ns, clients, front_us * 1000.0, lambda client: thinks[client % len(thinks)] * MS / 2, rows,
-            (KEY, OTHER)[:keys],
+            keys=(KEY, OTHER)[:keys],
         )  # fmt: skip
 
     with_step, without = world(), by_halves(world())
