@@ -49,6 +49,18 @@ def test_a_histogram_has_its_buckets_cumulated() -> None:
     ]
 
 
+@pytest.mark.parametrize(("told", "shown"), [("nan", "NaN"), ("inf", "+Inf"), ("-inf", "-Inf")])
+def test_what_is_no_number_to_json_is_one_to_prometheus(told: Any, shown: str) -> None:
+    metrics = CustomMetrics()
+    metrics.take(0, said("set", told, kind="gauge", labels={}))
+    metrics.take(0, said("observe", "nan", kind="histogram", family="times", labels={}, buckets=[1.0]))
+
+    assert page(metrics)[2] == f"seen {shown}"
+    assert page(metrics)[5:] == [
+        'times_bucket{le="1"} 0', 'times_bucket{le="+Inf"} 1', "times_sum NaN", "times_count 1",
+    ]  # fmt: skip
+
+
 def test_a_family_ends_with_the_last_worker_that_has_it() -> None:
     metrics = CustomMetrics()
     for worker in ("one", "two"):
