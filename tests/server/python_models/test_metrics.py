@@ -9,7 +9,7 @@ import pytest
 from penstock.server.python_models.metrics import MOST_METRICS, CustomMetrics
 
 
-def said(do: str, value: float = 0.0, **more: Any) -> dict[str, Any]:
+def said(do: str, value: float | str = 0.0, **more: Any) -> dict[str, Any]:
     whole = {"family": "seen", "kind": "counter", "help": "What was seen", "labels": {"m": "a"}, "buckets": []}
     return whole | {"do": do, "value": value} | more
 
