@@ -62,20 +62,22 @@ class Environments:
         """Make those that the settings ask for."""
         return cls(Path(settings.environments) if settings.environments else None, offline=settings.offline)
 
-    def interpreter(self, spec: WorkerSpec, label: str) -> str:
+    def interpreter(self, spec: WorkerSpec, label: str, must: Sequence[str] | None = None) -> str:
         """Give the Python to run workers on, "" for the server's own; make its environment if it is not kept.
 
-        `label` says whose it is in messages and logs ("the hooks of model 'iris'").
+        `label` says whose it is in messages and logs ("the hooks of model 'iris'"). `must` is what an environment that
+        somebody else has made has to bring, where that is less than what is put into one that is made here.
         Raises: InferError that says what to do: INVALID; NOT_READY when the server is stopping.
         """
+        must = self._needs if must is None else must
         if spec.requirements is None and not spec.packages:
-            return self._as_it_is(spec.interpreter, spec, label) if spec.interpreter else ""
+            return _as_it_is(spec.interpreter, must, spec, label) if spec.interpreter else ""
         if spec.requirements is not None and spec.requirements.is_dir():  # an environment that is unpacked already
             python = spec.requirements / "bin" / "python"
             if not python.exists():
                 text = f"{label}: requirements: the folder {spec.requirements} is no environment: it has no bin/python"
                 raise InferError(Code.INVALID, text)
-            return self._as_it_is(str(python), spec, label)
+            return _as_it_is(str(python), must, spec, label)
         recipe = recipe_of(spec.requirements, spec.packages, label)
         base = ask(spec.interpreter, (), spec.environment, label) if spec.interpreter else Python.own()
         if recipe.python and not f"{base.spelled}.".startswith(f"{recipe.python}."):
@@ -84,32 +86,17 @@ class Environments:
                 "%s: %s asks for Python %s, and its interpreter is %s, %s: it may not be what it was written for",
                 label, recipe.source, recipe.python, base.path, base.spelled,
             )  # fmt: skip
-        folder = self._folder / self._key(recipe, base)
+        needs = must if recipe.packed else self._needs
+        folder = self._folder / _key(recipe, base, needs)
         if (kept := _kept(folder)) is None:
-            kept = self._made(folder, recipe, base, label)
+            kept = self._made(folder, recipe, base, label, needs)
         return kept
 
     def close(self) -> None:
         """End what is being made. Threads: any; returns at once."""
         self._closed.set()
 
-    def _as_it_is(self, path: str, spec: WorkerSpec, label: str) -> str:
-        python = ask(path, self._needs, spec.environment, label)
-        if python.missing:
-            words = " ".join(python.missing)
-            said = "; ".join(f"{name}: {why}" for name, why in python.missing.items())
-            text = f"{label}: interpreter {path} lacks what a worker needs ({said}): {path} -m pip install {words}"
-            raise InferError(Code.INVALID, text)
-        return python.path
-
-    def _key(self, recipe: Recipe, base: Python) -> str:
-        """Name an environment by everything that decides what is in it."""
-        parts = [FORM, recipe.digest, *sorted(self._needs)]
-        if not recipe.packed:  # which brings a Python of its own
-            parts += [base.build, base.platform, base.prefix]
-        return sha256(json.dumps(parts).encode()).hexdigest()[:20]
-
-    def _made(self, folder: Path, recipe: Recipe, base: Python, label: str) -> str:
+    def _made(self, folder: Path, recipe: Recipe, base: Python, label: str, needs: Sequence[str]) -> str:
         """Make an environment, or wait until another process has."""
         if self._offline and not recipe.packed:
             raise InferError(
@@ -126,7 +113,7 @@ class Environments:
                 start = time.monotonic()
                 logger.info("%s: making the environment of %s in %s", label, recipe.source, folder)
                 try:
-                    python = Making(folder, recipe, base, label, lock, self._closed).make(self._needs, self._offline)
+                    python = Making(folder, recipe, base, label, lock, self._closed).make(needs, self._offline)
                     _declare_whole(folder, python, recipe, label)
                 except BaseException:
                     _remove(folder)
@@ -136,6 +123,24 @@ class Environments:
         except OSError as error:
             text = f"{label}: its environment cannot be kept in {self._folder} (--environments): {error}"
             raise InferError(Code.INVALID, text) from error
+
+
+def _as_it_is(path: str, needs: Sequence[str], spec: WorkerSpec, label: str) -> str:
+    python = ask(path, needs, spec.environment, label)
+    if python.missing:
+        words = " ".join(python.missing)
+        said = "; ".join(f"{name}: {why}" for name, why in python.missing.items())
+        text = f"{label}: interpreter {path} lacks what a worker needs ({said}): {path} -m pip install {words}"
+        raise InferError(Code.INVALID, text)
+    return python.path
+
+
+def _key(recipe: Recipe, base: Python, needs: Sequence[str]) -> str:
+    """Name an environment by everything that decides what is in it."""
+    parts = [FORM, recipe.digest, *sorted(needs)]
+    if not recipe.packed:  # which brings a Python of its own
+        parts += [base.build, base.platform, base.prefix]
+    return sha256(json.dumps(parts).encode()).hexdigest()[:20]
 
 
 def _kept(folder: Path) -> str | None:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from penstock.server.environments.environments import Environments
 
 SERVICE = "penstock.server.python_models.inside.service"
+MUST = ("numpy",)
+"""What the user's own environment has to bring: one that was packed for Triton has numpy, and no orjson."""
 _COMPLETES = ("input", "output", "max_batch_size", "dynamic_batching", "model_transaction_policy")
 """What `auto_complete_config` may say. Source: python_backend, python_be.cc and model.cc."""
 
@@ -47,8 +49,7 @@ class PythonModels:
 
     async def open(self, spec: ModelSpec) -> Opened:
         """Complete a version's configuration, and start a worker for each Instance. Raises: InferError."""
-        label = f"model '{spec.name}'"
-        interpreter = await asyncio.to_thread(self._environments.interpreter, spec.worker, label)
+        interpreter = await self._interpreter(spec)
         if spec.auto_complete and await asyncio.to_thread(may_complete, spec.path):
             spec = await self._completed(spec, interpreter)
         spec = complete_outside(spec)
@@ -57,7 +58,7 @@ class PythonModels:
 
     async def more(self, served: ModelSpec, spec: ModelSpec, places: Sequence[int]) -> Opened:
         """Start workers for some more of the Instances that a spec says. Raises: InferError."""
-        interpreter = await asyncio.to_thread(self._environments.interpreter, spec.worker, f"model '{spec.name}'")
+        interpreter = await self._interpreter(spec)
         config = message_of(served.declared)
         config.ClearField("instance_group")
         config.instance_group.extend(message_of(spec.declared).instance_group)
@@ -65,6 +66,10 @@ class PythonModels:
         spec = replace(spec, declared=_json(completed(config, spec, PYTHON)))
         seats = list(_instances(spec))
         return await self._started(spec, interpreter, [seats[at] for at in places])
+
+    async def _interpreter(self, spec: ModelSpec) -> str:
+        label = f"model '{spec.name}'"
+        return await asyncio.to_thread(self._environments.interpreter, spec.worker, label, MUST)
 
     async def _started(self, spec: ModelSpec, interpreter: str, seats: Iterable[tuple[InstanceGroup, str]]) -> Opened:
         """Start a worker for each of some Instances, by their groups and names."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ logger = logging.getLogger("penstock.python_models")
 MOST_METRICS = 10_000
 """Of one family: labels that a model makes of its requests may be any number."""
 _KINDS = frozenset(("counter", "gauge", "histogram"))
+_NOT_FINITE = frozenset(("nan", "inf", "-inf"))
 _OURS = frozenset(family.name for family in FAMILIES)
 Labels = tuple[tuple[str, str], ...]
 
@@ -70,7 +72,7 @@ class CustomMetrics:
         family.owners.add(owner)
         metric = self._metric(family, said)
         if metric is not None:
-            _apply(metric, do, said["value"])
+            _apply(metric, do, float(said["value"]))
 
     def forget(self, owner: object) -> None:
         """Note that a worker has ended."""
@@ -108,7 +110,7 @@ def _check(said: Mapping[str, Any]) -> None:
     labels = said["labels"]
     names = METRIC_NAME.match(said["family"]) and all(map(LABEL_NAME.match, labels))
     texts = isinstance(said["help"], str) and all(isinstance(each, str) for each in labels.values())
-    numbers = all(isinstance(each, int | float) for each in (*said["buckets"], said["value"]))
+    numbers = all(isinstance(each, int | float) or each in _NOT_FINITE for each in (*said["buckets"], said["value"]))
     if not names or not texts or not numbers or said["kind"] not in _KINDS:
         raise ValueError(f"no metric is {said['family']!r}")
 
@@ -120,7 +122,7 @@ def _apply(metric: _Metric, do: str, value: float) -> None:
         metric.value = value
     elif do == "observe":
         metric.value += value
-        metric.counts[bisect_left(metric.buckets, value)] += 1
+        metric.counts[-1 if math.isnan(value) else bisect_left(metric.buckets, value)] += 1
 
 
 def _lines(name: str, kind: str, labels: Labels, metric: _Metric) -> Iterator[str]:

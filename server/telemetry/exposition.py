@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 
 def label_value(text: str) -> str:
     r"""Escape a label's value: backslash, double quote and newline.
@@ -13,6 +15,8 @@ def label_value(text: str) -> str:
 
 def number(value: float) -> str:
     """Write a number, a whole one without a point."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
     return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
 
 

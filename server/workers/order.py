@@ -21,7 +21,7 @@ class Order:
 
     `service` is the module that is opened in it, with `settings`, which are JSON (service.py says what it must have).
     `label` names it in errors ("the hooks of model 'iris'"), `about` goes with its log lines. `interpreter` is the
-    Python that runs it, with numpy and orjson; "": this one. `folder` is where it works, None: where the server does.
+    Python that runs it, with what `service` needs; "": this. `folder` is where it works, None: where the server does.
     `path` comes first on its sys.path, `environment` beside the server's own variables. `mounts` are folders that it
     finds at other paths, where the system lets it have them so (child.py). Lines of its output that have one of `noise`
     in them are logged for debugging only; others as INFO, or, if they are `heard`, as the least that the server logs.

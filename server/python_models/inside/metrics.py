@@ -7,6 +7,7 @@ Source: python_backend, src/metric.cc and src/metric_family.cc; core, src/metric
 from __future__ import annotations
 
 import enum
+import math
 import sys
 from typing import Any, ClassVar
 
@@ -68,7 +69,8 @@ class Metric:
 
     def _do(self, what: str, value: float, name: str, kinds: tuple[MetricKind, ...]) -> None:
         self._check(what, name, kinds)
-        self._outside.tell(METRIC, 0, self._said | {"do": what, "value": float(value)})
+        told = float(value)  # JSON has no NaN and no infinities: they travel as text
+        self._outside.tell(METRIC, 0, self._said | {"do": what, "value": told if math.isfinite(told) else str(told)})
 
     def _check(self, what: str, name: str, kinds: tuple[MetricKind, ...]) -> None:
         if self.gone:
@@ -134,8 +136,9 @@ class MetricFamily:
                 "Error when creating Metric: a histogram has buckets, and no other kind of metric has"
             )
         bounds = [float(bound) for bound in buckets or ()]
-        if bounds != sorted(set(bounds)):
+        if bounds != sorted(set(bounds)) or any(map(math.isnan, bounds)):
             raise TritonModelException("Error when creating Metric: buckets are in ascending order")
+        bounds = [bound for bound in bounds if math.isfinite(bound)]  # the last one is there in any case
         ordered = tuple(sorted(labels.items()))
         with self._outside.making:
             if ordered not in self._family.metrics:

@@ -12,6 +12,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from penstock.backends.backend import Array
@@ -32,7 +33,9 @@ def _json() -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
     except ImportError:
         import json
 
-        return lambda said: json.dumps(said).encode(), json.loads
+        # what orjson refuses is refused here too: the server, which reads it, has orjson
+        write = partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return lambda said: write(said).encode(), lambda body: json.loads(bytes(body))
     return orjson.dumps, orjson.loads
 
 

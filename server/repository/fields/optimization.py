@@ -151,7 +151,8 @@ def _environment(notes: Notes) -> None:
     if not name:
         return
     path = Path(name.replace(MODEL_FOLDER, str(notes.folder)))
-    path = path if path.is_absolute() else notes.folder / path
+    if not path.is_absolute():  # in Triton it starts where the server was started
+        path = notes.folder / path if is_there(notes.folder / path) else path.absolute()
     if not is_there(path):
         notes.mistake("parameters", f"parameter '{ENVIRONMENT}': '{name}' is not there")
     notes.say("worker.requirements", path, "parameters")

@@ -55,6 +55,12 @@ def test_an_interpreter_with_all_that_is_needed_is_taken_as_it_is(kept: Path, py
     assert python.told[-1].endswith(" numpy orjson")
 
 
+def test_it_need_bring_no_more_than_it_must(kept: Path, python: FakePython) -> None:
+    Environments(kept).interpreter(WorkerSpec(str(python.path)), LABEL, ("numpy",))
+
+    assert python.told[-1].endswith(" numpy")
+
+
 def test_one_that_lacks_something_is_refused_with_the_command_that_adds_it(kept: Path, python: FakePython) -> None:
     python.write(missing='{"orjson": "ModuleNotFoundError: none"}')
 
@@ -349,6 +355,20 @@ def test_one_that_is_packed_anew_is_another_one(tmp_path: Path, kept: Path, pyth
     Environments(kept).interpreter(WorkerSpec(requirements=packed), LABEL)
 
     assert len(made(kept)) == 2
+
+
+def test_a_packed_one_need_bring_no_more_than_it_must(tmp_path: Path, kept: Path, python: FakePython) -> None:
+    packed = pack(tmp_path / "environment.tar.gz", python)
+
+    Environments(kept, offline=True).interpreter(WorkerSpec(requirements=packed), LABEL, ("numpy",))
+
+    assert python.told[-1].endswith(" numpy")
+
+
+def test_one_that_is_made_here_has_all_that_is_of_use(kept: Path, spec: WorkerSpec, python: FakePython) -> None:
+    Environments(kept).interpreter(spec, LABEL, ("numpy",))
+
+    assert python.told[-1].endswith(" numpy orjson")
 
 
 def test_a_packed_one_that_lacks_something_is_refused_offline(tmp_path: Path, kept: Path, python: FakePython) -> None:

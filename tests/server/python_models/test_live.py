@@ -204,9 +204,15 @@ class TritonPythonModel:
             name="requests_seen", description="Seen", kind=pb_utils.MetricFamily.COUNTER
         )
         self.seen = self.family.Metric(labels={"model": "counting"})
+        self.means = pb_utils.MetricFamily(name="mean_of_none", description="", kind=pb_utils.MetricFamily.GAUGE)
+        self.times = pb_utils.MetricFamily(name="times", description="", kind=pb_utils.MetricFamily.HISTOGRAM)
+        self.mean = self.means.Metric()
+        self.time = self.times.Metric(buckets=[0.5, float("inf")])
 
     def execute(self, requests):
         self.seen.increment(len(requests))
+        self.mean.set(float("nan"))
+        self.time.observe(float("inf"))
         return [pb_utils.InferenceResponse([pb_utils.Tensor("y", each.inputs()[0].as_numpy())]) for each in requests]
 """
 
@@ -514,6 +520,10 @@ def test_what_a_model_counts_is_on_the_metrics_page(live: Live, http: Any) -> No
 
     assert "# TYPE requests_seen counter" in page
     assert 'requests_seen{model="counting"} 1' in page
+    assert "mean_of_none NaN" in page
+    assert [line for line in page.splitlines() if line.startswith("times")] == [
+        'times_bucket{le="0.5"} 0', 'times_bucket{le="+Inf"} 1', "times_sum +Inf", "times_count 1",
+    ]  # fmt: skip
 
 
 def test_statistics_are_counted_as_for_any_model(http: Any) -> None:

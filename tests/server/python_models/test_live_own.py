@@ -438,12 +438,16 @@ def test_a_model_runs_in_the_packed_environment_that_triton_would_run_it_in(tmp_
     made, kept = tmp_path / "made", tmp_path / "kept"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", made], check=True)
     (packages,) = made.glob("lib/python*/site-packages")
-    (packages / "numpy.pth").write_text(str(Path(np.__file__).parents[1]))
+    lonely = tmp_path / "lonely"  # numpy, and nothing else that happens to be installed beside it
+    lonely.mkdir()
+    for each in Path(np.__file__).parents[1].glob("numpy*"):
+        (lonely / each.name).symlink_to(each)
+    (packages / "numpy.pth").write_text(str(lonely))
     folder = write_model(tmp_path / "models", "packed", NO_INPUT, PACKED)
     with tarfile.open(folder / "env.tar.gz", "w:gz") as archive:
         archive.add(made, ".")
 
-    serving = live_server(tmp_path / "models", environments=str(kept))
+    serving = live_server(tmp_path / "models", environments=str(kept), offline=True)
     with serving as live, triton_http.InferenceServerClient(live.address) as client:
         found = Path(client.infer("packed", []).as_numpy("y")[0].decode())
 

@@ -9,7 +9,7 @@ import pytest
 from penstock.server.python_models.metrics import MOST_METRICS, CustomMetrics
 
 
-def said(do: str, value: float = 0.0, **more: Any) -> dict[str, Any]:
+def said(do: str, value: float | str = 0.0, **more: Any) -> dict[str, Any]:
     whole = {"family": "seen", "kind": "counter", "help": "What was seen", "labels": {"m": "a"}, "buckets": []}
     return whole | {"do": do, "value": value} | more
 
@@ -47,6 +47,18 @@ def test_a_histogram_has_its_buckets_cumulated() -> None:
         'seen_sum{m="a"} 106.5',
         'seen_count{m="a"} 4',
     ]
+
+
+@pytest.mark.parametrize(("told", "shown"), [("nan", "NaN"), ("inf", "+Inf"), ("-inf", "-Inf")])
+def test_what_is_no_number_to_json_is_one_to_prometheus(told: Any, shown: str) -> None:
+    metrics = CustomMetrics()
+    metrics.take(0, said("set", told, kind="gauge", labels={}))
+    metrics.take(0, said("observe", "nan", kind="histogram", family="times", labels={}, buckets=[1.0]))
+
+    assert page(metrics)[2] == f"seen {shown}"
+    assert page(metrics)[5:] == [
+        'times_bucket{le="1"} 0', 'times_bucket{le="+Inf"} 1', "times_sum NaN", "times_count 1",
+    ]  # fmt: skip
 
 
 def test_a_family_ends_with_the_last_worker_that_has_it() -> None:

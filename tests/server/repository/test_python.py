@@ -192,6 +192,20 @@ def test_a_packed_environment_is_found(tmp_path: Path, said: str) -> None:
     assert spec.worker.requirements == folder / "env.tar.gz"
 
 
+def test_a_packed_environment_may_be_where_the_server_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "envs/env.tar.gz" } }'
+    folder = written(tmp_path / "models", None)
+    (folder / "config.pbtxt").write_text(CONFIG + text)
+    (tmp_path / "envs").mkdir()
+    (tmp_path / "envs" / "env.tar.gz").write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+
+    (spec,) = read(folder).specs
+    assert spec.worker.requirements == tmp_path / "envs" / "env.tar.gz"
+
+
 @pytest.mark.parametrize("config", [CONFIG, None])
 def test_check_runs_none_of_its_code(tmp_path: Path, config: str | None) -> None:
     written(tmp_path, config)
