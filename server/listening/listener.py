@@ -39,6 +39,8 @@ POLL_S = 0.01
 LEAVE_S = 1.0
 """How long connections that came while a port was drained may take to go, once it is closed."""
 _MOST_TURNS = 1000
+_END_S = 1.0
+"""How long what is done for clients that are gone may take to end."""
 _SERVICES = {"gRPC": "GRPC", "metrics": "Metrics"}
 """What Triton calls them where a port is in use, if not what we do. Source: Triton server, main.cc."""
 _ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
@@ -155,7 +157,7 @@ class Port:
     def each_second(self) -> None:
         """Do what is due whether or not anything is connected."""
 
-    def abandon(self) -> None:
+    async def abandon(self) -> None:
         """Give up the work for connections that have been aborted."""
 
     def turn_away(self) -> None:
@@ -226,11 +228,11 @@ class Port:
             transport: asyncio.Transport | None = connection.transport
             if transport is not None:
                 transport.abort()
-        self.abandon()
         for _ in range(_MOST_TURNS):
             if not self.open_connections():
                 break
             await asyncio.sleep(0)
+        await self.abandon()
 
 
 class Listener(Port):
@@ -262,8 +264,10 @@ class Listener(Port):
         """Renew the date that answers carry."""
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
 
-    def abandon(self) -> None:
-        """Cancel what uvicorn still runs."""
+    async def abandon(self) -> None:
+        """Let what uvicorn still runs learn that its client is gone; cancel what goes on, which it logs as an error."""
+        if self._state.tasks:
+            await asyncio.wait(self._state.tasks, timeout=_END_S)
         for task in list(self._state.tasks):
             task.cancel()
 
