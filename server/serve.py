@@ -29,7 +29,7 @@ from .health import Health
 from .hooks.engine import HookedEngine
 from .isolated.loader import with_isolated
 from .listening.listener import ListenError, Port, StartError
-from .listening.ports import grpc_lane, http_lane, metrics_lane
+from .listening.ports import grpc_lane, http_lane, metrics_lane, share_untaken
 from .options.cache_config import parse as parse_cache
 from .options.sharing import devices_of
 from .options.starting import obstacles
@@ -139,6 +139,7 @@ class Server:
             self._metrics = metrics_lane(settings, create_metrics_app(self.metrics, settings.metrics_path))
         parts = CloudParts(self.app, self.engine, self.repository, self.control, self._inference)
         self._more = [*self._dialect.ports(app), *self.clouds.ports(parts)]
+        share_untaken(settings, self._ports)
 
     def _inference(self, kind: type[Inference] = Inference, forwarded: str = "") -> Inference:
         """Make what answers inference over HTTP; `forwarded`: the pattern of header fields that are parameters."""

@@ -25,7 +25,7 @@ from penstock.server.grpc.tls import TlsError, context_for
 from penstock.server.health import Health
 from penstock.server.ipc.link import Link
 from penstock.server.listening.listener import ListenError, Port, StartError
-from penstock.server.listening.ports import grpc_lane, http_lane
+from penstock.server.listening.ports import grpc_lane, http_lane, share_untaken
 from penstock.server.restricted import GRPC_PREFIX, Restricted
 from penstock.server.tracing.config import OPENTELEMETRY
 from penstock.server.tracing.config import parse as parse_tracing
@@ -107,6 +107,7 @@ class FrontServer:
         self._grpc = grpc_lane(settings, self._methods(), self._loop) if settings.allow_grpc else None
         for port in self._ports:
             port.reuse_port = True
+        share_untaken(settings, self._ports)
         self._spread = spread
         if spread is not None:
             spread.join((self._http, self._grpc))

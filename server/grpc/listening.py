@@ -15,8 +15,8 @@ class GrpcListener(Port):
     """The port that gRPC is served on."""
 
     def __init__(self, address: str, port: int, shared: GrpcShared) -> None:
-        super().__init__("gRPC", address, port, shared.sweep)
-        self._shared = shared
+        super().__init__("gRPC", address, port, shared)
+        self._grpc = shared
         self.most = shared.limits.max_connections
 
     @property
@@ -26,21 +26,17 @@ class GrpcListener(Port):
 
     def make_protocol(self) -> asyncio.BaseProtocol:
         """Make the lane's connection."""
-        return GrpcConnection(self._shared)
+        return GrpcConnection(self._grpc)
 
     def open_connections(self) -> Collection[Any]:
         """Give the lane's connections."""
-        return self._shared.connections
+        return self._grpc.connections
 
     def keep_connections(self, connections: set[Any]) -> None:
         """Have the lane keep its connections there."""
-        self._shared.connections = connections
-
-    def turn_away(self) -> None:
-        """Have the lane do it."""
-        self._shared.draining = True
+        self._grpc.connections = connections
 
     async def close(self) -> None:
         """Close the port and every connection at once."""
         await super().close()
-        self._shared.deadlines.close()
+        self._grpc.deadlines.close()

@@ -88,6 +88,7 @@ class Connection(HttpToolsProtocol):
         busy = self._state == BUSY
         self._state = CLOSED
         self.shared.connections.discard(self)
+        self.shared.untaken.lessen(self)
         if busy:
             self._service.abandon(self)
         self.request = self.task = None
@@ -113,6 +114,11 @@ class Connection(HttpToolsProtocol):
         """Note that the client has fallen behind."""
         super().pause_writing()
         self._lived = True
+        self.shared.untaken.keep(self, self.transport.get_write_buffer_size())
+
+    def give_up(self) -> None:
+        """Drop a client that does not take its answer."""
+        self.transport.abort()
 
     # -- endings -----------------------------------------------------------------------------------------------
 

@@ -342,5 +342,6 @@ class FastLane(Answering):
     def resume_writing(self) -> None:
         """Go on with what has arrived, once the client has taken the answers before."""
         super().resume_writing()
+        self.shared.untaken.lessen(self)
         self._lived = True
         self._continue()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.server.errors import error_body
 from penstock.server.listening.landing import SCRATCH_BYTES
+from penstock.server.listening.untaken import Untaken
 
 from .answers import Answers
 
@@ -51,7 +52,8 @@ def refused(error: HttpError) -> tuple[int, bytes, bytes]:
 class Shared:
     """What all connections of one server share. `refusal` writes the answer to what is refused as no request.
 
-    `scratch` is written and read within one call of the transport's, whoever's it is.
+    `scratch` is written and read within one call of the transport's, whoever's it is. `untaken` is that of all ports
+    together.
     """
 
     def __init__(self, service: Service, limits: Limits, *, loud: bool = False) -> None:
@@ -61,6 +63,7 @@ class Shared:
         self.answers = Answers(loud=loud)
         self.connections: set[Connection] = set()
         self.draining = False
+        self.untaken = Untaken()
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.refusal: Callable[[HttpError], tuple[int, bytes, bytes]] = refused
 

@@ -88,6 +88,7 @@ class Lifetime(Sender):
         """Forget everything; the calls under way are cancelled."""
         self.closed = self._waiting = True
         self.shared.connections.discard(self)
+        self.shared.untaken.lessen(self)
         self._drop_streams(Fault.CANCEL)
         self.out.clear()
 
@@ -101,6 +102,7 @@ class Lifetime(Sender):
         self.streams.clear()
         for stream in streams:
             stream.unsent = None
+            self.shared.untaken.lessen(stream)
             stream.lost(code)
 
     # -- endings -----------------------------------------------------------------------------------------------

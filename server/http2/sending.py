@@ -77,13 +77,19 @@ class Sender(asyncio.Protocol):
         """Note that the peer has fallen behind."""
         self.paused = True
         self.quick_bytes = 0
+        self.shared.untaken.keep(self, self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         """Go on with what waited."""
         self.paused = False
+        self.shared.untaken.lessen(self)
         if self.out and not self.dirty:
             self.shared.mark(self)
         self.pump()
+
+    def give_up(self) -> None:
+        """Drop a peer that does not read: nor would it read why."""
+        self.transport.abort()
 
     # -- streams -----------------------------------------------------------------------------------------------
 
@@ -97,7 +103,10 @@ class Sender(asyncio.Protocol):
             if piece:
                 unsent.pieces.append(memoryview(piece))
                 unsent.size += len(piece)
+                unsent.kept += len(piece)
         self.pump(stream)
+        if stream.unsent is not None:
+            self.shared.untaken.keep(stream, stream.unsent.kept)
 
     def pump(self, only: Stream | None = None) -> None:
         """Send what may be sent, a turn for each stream, until the windows or the transport are full.
@@ -133,6 +142,8 @@ class Sender(asyncio.Protocol):
                 if len(piece) > room - size:
                     pieces.appendleft(piece[room - size :])
                     piece = piece[: room - size]
+                else:
+                    unsent.kept -= len(piece.obj)  # type: ignore[arg-type]
                 parts.append(piece)
                 size += len(piece)
             self.out.append(HEAD.pack(size << 8 | DATA, 0, stream_id))
@@ -144,6 +155,7 @@ class Sender(asyncio.Protocol):
             unsent.waited_s = 0.0
             self.out_window -= moved
             stream.credit -= moved
+            self.shared.untaken.lessen(stream, unsent.kept)
         # in turn: who was served goes to the end
         self.blocked.pop(stream_id, None)
         if pieces:
@@ -178,6 +190,7 @@ class Sender(asyncio.Protocol):
         self.streams.pop(stream_id, None)
         if stream.unsent is not None:
             stream.unsent = None
+            self.shared.untaken.lessen(stream)
             self.blocked.pop(stream_id, None)
             self.quick_bytes = 0 if self.paused or self.blocked else self.peer_frame
         if not stream.remote_ended:

@@ -6,6 +6,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from penstock.server.listening.untaken import Untaken
+
 if TYPE_CHECKING:
     from .lifetime import Lifetime
     from .limits import Http2Limits
@@ -23,7 +25,7 @@ class Http2Shared:
 
     Invariants: a connection with something to write is in `dirty`, and then one flush is on its way. `held_bytes` is
     what all of them keep of messages that have not arrived whole, never more than `receive_bytes` for long. `scratch`
-    is written and read within one call of the transport's, whoever's it is.
+    is written and read within one call of the transport's, whoever's it is. `untaken` is that of all ports together.
     Threads: the event loop's.
     """
 
@@ -32,6 +34,7 @@ class Http2Shared:
         self.limits = limits
         self.receive_bytes = receive_bytes
         self.held_bytes = 0
+        self.untaken = Untaken(loop=loop)
         self.connections: set[Lifetime] = set()
         self.dirty: list[Sender] = []
         self.draining = False

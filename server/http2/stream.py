@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from .frames import Fault
+
 if TYPE_CHECKING:
     from .connection import Http2Connection
-    from .frames import Fault
 
 
 LOW_BYTES = 1 << 16
@@ -15,13 +16,16 @@ LOW_BYTES = 1 << 16
 
 
 class Unsent:
-    """What of an answer has not left: payload first, then `last`, the frame that ends the stream."""
+    """What of an answer has not left: payload first, then `last`, the frame that ends the stream.
 
-    __slots__ = ("last", "pieces", "size", "waited_s")
+    `kept` is the memory of that: a piece keeps all of its bytes until the last of them has left.
+    """
+
+    __slots__ = ("kept", "last", "pieces", "size", "waited_s")
 
     def __init__(self) -> None:
         self.pieces: deque[memoryview] = deque()
-        self.size = 0
+        self.size = self.kept = 0
         self.last = b""
         self.waited_s = 0.0
 
@@ -61,6 +65,10 @@ class Stream:
 
     def left(self) -> None:
         """Learn that what waited has gone out, or that there is little left of it."""
+
+    def give_up(self) -> None:
+        """Drop what waits: clients take too little. Source: gRPC's clients make RESOURCE_EXHAUSTED of this code."""
+        self.connection.reset(self.stream_id, Fault.ENHANCE_YOUR_CALM)
 
     def lost(self, code: Fault) -> None:
         """Learn that the stream is gone: reset by the peer or by the connection, which has forgotten it already."""

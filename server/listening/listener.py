@@ -28,6 +28,7 @@ from .handshakes import keep_out_new, somebody_waits
 
 if TYPE_CHECKING:
     from penstock.server.http.service import Shared
+    from penstock.server.http2.shared import Http2Shared
 
 logger = logging.getLogger("penstock.serve")
 
@@ -38,6 +39,8 @@ POLL_S = 0.01
 LEAVE_S = 1.0
 """How long connections that came while a port was drained may take to go, once it is closed."""
 _MOST_TURNS = 1000
+_END_S = 1.0
+"""How long what is done for clients that are gone may take to end."""
 _SERVICES = {"gRPC": "GRPC", "metrics": "Metrics"}
 """What Triton calls them where a port is in use, if not what we do. Source: Triton server, main.cc."""
 _ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
@@ -56,10 +59,11 @@ class Port:
 
     Invariant: a connection whose handshake the kernel has completed is accepted and handed to a protocol, until
     `stop_accepting` returns; later ones are refused by the kernel. Those that come once `finish` has begun get answers,
-    and no work is begun for them. `sweep` is called every second with the seconds that have passed, for the protocol's
-    time limits. `tls` is for every connection, or None. `most`: so many connections at once, where Accepting counts
-    them, and not the protocol alone. `reuse_port`: other processes of the same user listen on it too, and the kernel
-    shares out connections; `accepting`: and these hand them to each other.
+    and no work is begun for them. `shared` is what the protocol's connections share, if there is that: its `sweep` is
+    called every second with the seconds that have passed, for their time limits. `tls` is for every connection, or
+    None. `most`: so many connections at once, where Accepting counts them, and not the protocol alone. `reuse_port`:
+    other processes of the same user listen on it too, and the kernel shares out connections; `accepting`: and these
+    hand them to each other.
     Threads: the event loop's.
     """
 
@@ -69,13 +73,13 @@ class Port:
     reuse_port = False
     accepting: Accepting | None = None
 
-    def __init__(self, name: str, address: str, port: int, sweep: Callable[[float], None] | None = None) -> None:
+    def __init__(self, name: str, address: str, port: int, shared: Shared | Http2Shared | None = None) -> None:
         self.name = name
         self.address = address
         self.port = port
+        self.shared = shared
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.AbstractServer] = []
-        self._sweep = sweep
         self._clock: asyncio.TimerHandle | None = None
         self._full = False
 
@@ -135,8 +139,8 @@ class Port:
         self.each_second()
         self._look_for_descriptors()
         self._clock = loop.call_later(TICK_S, self._tick, loop, now)
-        if self._sweep is not None:
-            self._sweep(now - last)
+        if self.shared is not None:
+            self.shared.sweep(now - last)
 
     def _look_for_descriptors(self) -> None:
         """Say when no file can be opened: the loop's own server closes what it accepts then, without a word."""
@@ -153,12 +157,13 @@ class Port:
     def each_second(self) -> None:
         """Do what is due whether or not anything is connected."""
 
-    def abandon(self) -> None:
+    async def abandon(self) -> None:
         """Give up the work for connections that have been aborted."""
 
     def turn_away(self) -> None:
         """Begin no work for connections that come from now on."""
-        raise NotImplementedError
+        if self.shared is not None:
+            self.shared.draining = True
 
     async def stop_accepting(self) -> None:
         """Accept what has already connected, then close the port.
@@ -223,23 +228,22 @@ class Port:
             transport: asyncio.Transport | None = connection.transport
             if transport is not None:
                 transport.abort()
-        self.abandon()
         for _ in range(_MOST_TURNS):
             if not self.open_connections():
                 break
             await asyncio.sleep(0)
+        await self.abandon()
 
 
 class Listener(Port):
     """A Port whose protocol is one of uvicorn's kind."""
 
     def __init__(self, name: str, address: str, port: int, config: Config, shared: Shared | None = None) -> None:
-        """`shared` is what the protocol's connections share, where it is the fast lane's."""
-        super().__init__(name, address, port, None if shared is None else shared.sweep)
+        """`shared` is there where the protocol is the fast lane's."""
+        super().__init__(name, address, port, shared)
         if not config.loaded:
             config.load()
         self._config = config
-        self._shared = shared
         self._state = ServerState()
 
     def make_protocol(self) -> asyncio.BaseProtocol:
@@ -260,13 +264,10 @@ class Listener(Port):
         """Renew the date that answers carry."""
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
 
-    def turn_away(self) -> None:
-        """Have the fast lane do it."""
-        if self._shared is not None:
-            self._shared.draining = True
-
-    def abandon(self) -> None:
-        """Cancel what uvicorn still runs."""
+    async def abandon(self) -> None:
+        """Let what uvicorn still runs learn that its client is gone; cancel what goes on, which it logs as an error."""
+        if self._state.tasks:
+            await asyncio.wait(self._state.tasks, timeout=_END_S)
         for task in list(self._state.tasks):
             task.cancel()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.server.grpc.connection import GrpcShared
@@ -13,7 +13,8 @@ from penstock.server.http.fastlane import FastLane
 from penstock.server.http.service import Service, Shared
 from penstock.server.restricted import GRPC_CATEGORIES
 
-from .listener import Listener, make_config
+from .listener import Listener, Port, make_config
+from .untaken import Untaken
 
 if TYPE_CHECKING:
     from penstock.server.dialects import Dialect
@@ -65,6 +66,14 @@ def grpc_lane(settings: Settings, methods: Mapping[str, Method], loop: asyncio.A
     listener = GrpcListener(settings.grpc_address, settings.grpc_port, shared)
     listener.reuse_port = bool(settings.http_workers)
     return listener
+
+
+def share_untaken(settings: Settings, ports: Iterable[Port]) -> None:
+    """Have all ports together keep no more answers that clients do not take than the settings say."""
+    untaken = Untaken(settings.write_memory_bytes)
+    for port in ports:
+        if port.shared is not None:
+            port.shared.untaken = untaken
 
 
 def shared_of(settings: Settings, service: Service, dialect: Dialect) -> Shared:

@@ -19,6 +19,11 @@ class ProcessSettings(CloudSettings):
         0, "Processes", "So many processes take requests over HTTP and gRPC, run hooks, and share one engine process; "
         "0: one process does everything. See docs/processes.md.", unit="count", bounds=(0, 256),
     )  # fmt: skip
+    write_memory_bytes: int = setting(
+        4 << 30, "Processes", "Most that a process keeps, over HTTP and gRPC and all connections together, of "
+        "answers that clients do not take. Beyond it those are dropped of which most has waited for longest: a "
+        "connection over HTTP, a call over gRPC (RESOURCE_EXHAUSTED).", unit="bytes", bounds=(1 << 16, 2**50),
+    )  # fmt: skip
     environments: str = setting(
         "", "Processes", "Folder in which the Python environments of workers are kept; empty: penstock/environments in "
         "the user's cache folder.", unit="path",

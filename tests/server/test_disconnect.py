@@ -61,3 +61,23 @@ def test_what_a_gone_client_asked_for_leaves_the_queue_and_never_runs(tmp_path: 
 
             assert first.recv(4096).startswith(b"HTTP/1.1 200")
             assert [run.rows for run in backend.runs[warm_up:]] == [1]
+
+
+def test_a_stream_that_the_exit_timeout_cuts_off_is_no_error_of_the_servers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.onnx").touch()
+    (tmp_path / "m" / "config.pbtxt").write_text("model_transaction_policy { decoupled: true }")
+    (tmp_path / "m" / "penstock.toml").write_text('[hooks]\nfile = "endless.py"\n')
+    (tmp_path / "m" / "endless.py").write_text(
+        "import time\n\ndef post_inference(prediction, metadata):\n    while True:\n        yield prediction\n"
+        "        time.sleep(0.02)\n"
+    )
+    loaders = {"onnxruntime": fake_loader(FakeBackend(GRAPH, list))}
+    with live_server(tmp_path, loaders=loaders, exit_timeout_secs=0.1) as live:
+        client = connected(live, "generate_stream")
+        assert client.recv(4096).startswith(b"HTTP/1.1 200")
+    client.close()
+
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("uvicorn")] == []

@@ -19,6 +19,7 @@ import pytest
 from penstock.server.grpc.limits import GrpcLimits
 from penstock.server.grpc.tls import TlsError, context_for
 from penstock.server.http2.limits import Http2Limits
+from penstock.server.listening.untaken import Untaken
 from penstock.server.settings import Settings
 from tests.keys import certificate
 from tests.server.http2.wire import BIDI, ECHO, GIVE, HOLD
@@ -113,6 +114,17 @@ def test_an_unknown_method_is_unimplemented(channel: grpc.Channel) -> None:
 
     assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert raised.value.details() == "unknown method /no.Such/Method"
+
+
+def test_an_answer_that_is_not_taken_is_resource_exhausted_beyond_the_bound_of_all() -> None:
+    with served() as live, grpc.insecure_channel(live.address, UNLIMITED) as channel:
+        live.served.shared.untaken = Untaken(1 << 20)
+        answers = channel.stream_stream(BIDI)(iter([bytes(8 << 20)]), timeout=PATIENCE_S)
+        # 8 MiB are more than its window lets go in the turn of the loop in which they are written
+        with pytest.raises(grpc.RpcError) as raised:
+            list(answers)
+
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def test_a_deadline_passes_on_both_sides(live: Live, channel: grpc.Channel) -> None:

@@ -16,6 +16,7 @@ from penstock.server.health import EXITING
 from penstock.server.http.connection import DRAIN_LINGER_S, REFUSED_LINGER_S
 from penstock.server.http.limits import Limits
 from penstock.server.http.service import Shared
+from penstock.server.listening.untaken import Untaken
 from tests.server.http.lane import Lane, Own, in_chunks, request, run, turns
 
 LIMITS = Limits(max_body_bytes=100_000, receive_timeout_s=10, idle_timeout_s=20, write_timeout_s=30)
@@ -671,6 +672,38 @@ class TestTime:
             lane.tick(3)
 
             assert lane.transport.aborted
+
+        run(main)
+
+    @pytest.mark.parametrize("end", ["taken", "lost"])
+    def test_what_it_has_not_taken_is_counted_until_it_has_or_is_gone(self, end: str) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            lane.feed(request("/own"))
+            lane.transport.unsent = 1_000_000
+            lane.protocol.pause_writing()
+            assert lane.shared.untaken.held_bytes == 1_000_000
+            if end == "taken":
+                lane.protocol.resume_writing()
+            else:
+                lane.transport.lose(None)
+                await turns()
+
+            assert lane.shared.untaken.held_bytes == 0
+
+        run(main)
+
+    def test_it_is_dropped_when_all_together_take_too_little(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            lane.shared.untaken = Untaken(999_999)
+            lane.feed(request("/own"))
+            lane.transport.unsent = 1_000_000
+            lane.protocol.pause_writing()
+            await turns()
+
+            assert lane.transport.aborted
+            assert lane.shared.untaken.held_bytes == 0
 
         run(main)
 

@@ -1,0 +1,295 @@
+"""Answers that clients do not take: how much is kept of all of them, who is dropped, and that others are answered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from hpack import Encoder
+
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.server.http2 import frames
+from penstock.server.http2.frames import HEAD, HEAD_BYTES, RST_STREAM, Fault
+from penstock.server.listening.untaken import Untaken
+from tests.fakes import FakeBackend, fake_loader
+from tests.live import Live, live_server
+from tests.server.fronts.living import live_front
+from tests.server.http2.wire import REQUEST, FakeLoop, message_of, payload
+
+MIB = 1 << 20
+COLUMNS = 2 * MIB
+"""Of an answer: 8 MiB for each row of 4 bytes. A socket that nobody reads takes less."""
+MOST = 32 * MIB
+GRAPH = Signature((TensorSpec("x", "FP32", (-1, 1)),), (TensorSpec("y", "FP32", (-1, COLUMNS)),))
+INFER = "/v2/models/m/infer"
+PATIENCE_S = 20
+
+
+class Keeper:
+    """A Holder that notes when it is given up."""
+
+    def __init__(self, given_up: list[Keeper]) -> None:
+        self._given_up = given_up
+
+    def give_up(self) -> None:
+        self._given_up.append(self)
+
+
+class Stage:
+    """An Untaken of 1000 bytes, and who has been given up."""
+
+    def __init__(self) -> None:
+        self.loop = FakeLoop()
+        loop: Any = self.loop
+        self.untaken = Untaken(1000, loop)
+        self.given_up: list[Keeper] = []
+
+    def keeper(self, size: int, waited_s: float = 0.0) -> Keeper:
+        """Make one that keeps so much, and has done so for so long when this returns."""
+        made = Keeper(self.given_up)
+        self.untaken.keep(made, size)
+        self.loop.now += waited_s
+        return made
+
+
+def test_nobody_is_dropped_up_to_the_bound() -> None:
+    stage = Stage()
+    stage.keeper(600, 60.0)
+    stage.keeper(400)
+    stage.loop.turn()
+
+    assert stage.given_up == []
+    assert stage.untaken.held_bytes == 1000
+
+
+def test_who_keeps_most_is_dropped_beyond_it_and_there_is_room_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    stage = Stage()
+    _, large, _ = stage.keeper(300), stage.keeper(400), stage.keeper(301)
+    stage.loop.now += 1.0
+    with caplog.at_level(logging.WARNING, "penstock.serve"):
+        stage.loop.turn()
+
+    assert stage.given_up == [large]
+    assert stage.untaken.held_bytes == 601
+    assert "pass the 1000 bytes of --write-memory-bytes: dropped 1 of them" in caplog.text
+
+
+def test_what_has_only_just_been_written_is_not_dropped_for_being_large() -> None:
+    stage = Stage()
+    old = [stage.keeper(100, 1.0) for _ in range(5)]
+    stage.keeper(800)
+    stage.loop.turn()
+
+    assert stage.given_up == old
+
+
+def test_who_reads_on_has_waited_no_longer_than_what_waits_there() -> None:
+    stage = Stage()
+    reading, idle = stage.keeper(300), stage.keeper(300)
+    for _ in range(100):
+        stage.loop.now += 1.0
+        stage.untaken.lessen(reading, 10)
+        stage.untaken.keep(reading, 300)
+    stage.keeper(500)
+    stage.loop.turn()
+
+    assert stage.given_up == [idle]
+
+
+def test_what_is_taken_within_the_turn_drops_nobody() -> None:
+    stage = Stage()
+    stage.keeper(900, 60.0)
+    quick = stage.keeper(900)
+    stage.untaken.lessen(quick)
+    stage.loop.turn()
+
+    assert stage.given_up == []
+    assert stage.untaken.held_bytes == 900
+
+
+def test_the_bound_holds_over_very_many_who_keep_little_and_each_turn_looks_at_some() -> None:
+    stage = Stage()
+    held = []
+    for _ in range(20_000):
+        stage.keeper(1)
+    while stage.loop.soon:
+        soon, stage.loop.soon = stage.loop.soon, []
+        for function, args in soon:
+            function(*args)
+        held.append(stage.untaken.held_bytes)
+
+    assert held[-1] <= 1000
+    assert all(before - after < 5000 for before, after in pairwise([20_000, *held]))
+
+
+# -- over sockets ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    backend = FakeBackend(GRAPH, lambda arrays: [np.repeat(np.asarray(arrays[0]), COLUMNS, axis=1)])
+    root: Path = tmp_path_factory.mktemp("models")
+    (root / "m" / "1").mkdir(parents=True)
+    (root / "m" / "1" / "model.onnx").touch()
+    (root / "m" / "config.pbtxt").write_text("max_batch_size: 1")
+    with live_server(root, loaders={"onnxruntime": fake_loader(backend)}, write_memory_bytes=MOST) as started:
+        yield started
+
+
+def untaken_of(live: Live) -> Untaken:
+    """Give what the server's ports share."""
+    port = live.server._http
+    assert port is not None
+    assert port.shared is not None
+    return port.shared.untaken
+
+
+async def until(met: Callable[[], bool]) -> None:
+    """Wait on the server's own loop."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not met():  # noqa: ASYNC110 - nobody is told
+            await asyncio.sleep(0)
+
+
+def document(value: float) -> dict[str, Any]:
+    return {
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [value]}],
+        "outputs": [{"name": "y", "parameters": {"binary_data": True}}],
+    }
+
+
+def http_answer(live: Live, value: float) -> bytes:
+    """Ask as a client that reads; give the tensor."""
+    answer = httpx.post(live.url + INFER, json=document(value), timeout=PATIENCE_S)
+    assert answer.status_code == 200
+    return answer.content[int(answer.headers["inference-header-content-length"]) :]
+
+
+def grpc_answer(live: Live, value: float) -> bytes:
+    """Likewise over gRPC."""
+    given = triton.InferInput("x", [1, 1], "FP32")
+    given.set_data_from_numpy(np.full((1, 1), value, np.float32))
+    with triton.InferenceServerClient(live.grpc_address) as client:
+        found = client.infer("m", [given], client_timeout=PATIENCE_S).as_numpy("y")
+    assert found is not None
+    return bytes(found.tobytes())
+
+
+def tensor(value: float) -> bytes:
+    return np.full(COLUMNS, value, np.float32).tobytes()
+
+
+def unread_http(live: Live) -> socket.socket:
+    """Ask, and read nothing."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    sock.settimeout(PATIENCE_S)
+    sock.connect(("127.0.0.1", live.http_port))
+    body = json.dumps(document(1.0)).encode()
+    sock.sendall(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (INFER.encode(), len(body), body))
+    return sock
+
+
+def unread_grpc(live: Live, calls: int) -> socket.socket:
+    """Ask so often on one connection, with windows that are shut."""
+    request = triton.service_pb2.ModelInferRequest(model_name="m")
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 1]).contents.fp32_contents.append(1.0)
+    fields = [*(REQUEST | {":path": "/inference.GRPCInferenceService/ModelInfer"}).items()]
+    encoder = Encoder()
+    sock = socket.create_connection(("127.0.0.1", live.grpc_port), PATIENCE_S)
+    sent = frames.PREFACE + frames.settings({frames.INITIAL_WINDOW_SIZE: 0})
+    for stream in range(1, 2 * calls, 2):
+        sent += frames.frame(frames.HEADERS, frames.END_HEADERS, stream, encoder.encode(fields))
+        sent += payload(message_of(request.SerializeToString()), stream, end=True)
+    sock.sendall(sent)
+    return sock
+
+
+def resets(sock: socket.socket, count: int) -> dict[int, int]:
+    """Read until so many streams have been reset. Returns: their codes."""
+    found: dict[int, int] = {}
+    with sock.makefile("rb") as stream:
+        while len(found) < count:
+            word, _, stream_id = HEAD.unpack(stream.read(HEAD_BYTES))
+            content = stream.read(word >> 8)
+            if word & 0xFF == RST_STREAM:
+                found[stream_id] = int.from_bytes(content, "big")
+    return found
+
+
+def whole(sock: socket.socket) -> bool:
+    """Read what there is. Returns: whether it is the whole answer."""
+    got = 0
+    with contextlib.suppress(ConnectionResetError):
+        while got < COLUMNS * 4:
+            part = sock.recv(MIB)
+            if not part:
+                return False
+            got += len(part)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("answer", [http_answer, grpc_answer])
+def test_http_clients_that_never_read_keep_no_more_than_the_bound_and_others_are_answered(
+    live: Live, answer: Callable[[Live, float], bytes]
+) -> None:
+    untaken, most = untaken_of(live), 0
+    with contextlib.ExitStack() as stack:
+        silent: list[socket.socket] = []
+        for number in range(16):
+            silent.append(stack.enter_context(unread_http(live)))
+            # what passes the bound is dropped in the next turn of the loop
+            live.call(until(lambda: 0 < untaken.held_bytes <= MOST))
+            most = max(most, untaken.held_bytes)
+            assert answer(live, number) == tensor(number)
+        outcomes = [whole(sock) for sock in silent]
+
+        assert most > MOST // 2
+        assert not outcomes[0]
+        assert outcomes[-1]
+    live.call(until(lambda: untaken.held_bytes == 0))
+
+
+@pytest.mark.parametrize("answer", [http_answer, grpc_answer])
+def test_grpc_calls_whose_window_stays_shut_are_ended_and_others_are_answered(
+    live: Live, answer: Callable[[Live, float], bytes]
+) -> None:
+    untaken = untaken_of(live)
+    with unread_grpc(live, 16) as silent:
+        found = resets(silent, 12)
+        live.call(until(lambda: 0 < untaken.held_bytes <= MOST))
+        assert answer(live, 5.0) == tensor(5.0)
+
+        assert set(found.values()) == {Fault.ENHANCE_YOUR_CALM}
+    live.call(until(lambda: untaken.held_bytes == 0))
+
+
+def test_front_ends_have_a_bound_each_for_both_their_ports(tmp_path: Path) -> None:
+    with live_front(tmp_path, loaders={}, count=2, write_memory_bytes=MOST) as live:
+        shares = [port.shared.untaken for front in live.fronts for port in front._ports if port.shared is not None]
+
+    assert [untaken.most_bytes for untaken in shares] == [MOST] * 4
+    assert len(set(shares)) == 2
+
+
+def test_one_that_reads_late_has_its_answer_while_there_is_room(live: Live) -> None:
+    untaken = untaken_of(live)
+    with unread_http(live) as silent:
+        live.call(until(lambda: untaken.held_bytes > 0))
+        for number in range(8):
+            assert http_answer(live, number) == tensor(number)
+
+        assert whole(silent)
+    live.call(until(lambda: untaken.held_bytes == 0))
