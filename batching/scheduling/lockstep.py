@@ -19,25 +19,28 @@ CYCLES = 8
 """A way is judged by the median of so many cycles, in each of which all that is in flight is served once."""
 SETTLED = 2
 """So many cycles after a change are not counted."""
-GAIN = 1.1
-"""Together must do so many times the rows per second of halves to be kept: less may be luck on a shared machine."""
+PROMISE = 1.15
+"""Together is tried where a batch of all, by what has been learned, does so many times the rows per second: the time
+in which the others come back takes its part of that."""
+GAIN = 1.05
+"""The way that is tried must do so many times the rows per second of the other to be kept: less is often luck."""
 BUSY = 1.25
 """By halves a cycle takes at most so many times its runs, where the device is what all wait for. Where it is not,
 clients take their time, and nothing is gained by waiting for them."""
-FIRST_PAUSE, MOST_PAUSE = 64, 4096
-"""Cycles after which the other way is tried again. They double each time that it was in vain."""
+FIRST_PAUSE, MOST_PAUSE = 32, 4096
+"""Cycles after which the other way is tried again: soon after a change, which luck may have made, since shared machines
+double their speed from one moment to the next; and after twice as many each time that it was in vain."""
 
 
 class LockStep:
     """Chooses the way by what each has done, and tells until when the others are waited for.
 
-    `together` is tried where the learned run times promise GAIN, were the others there at once, and kept where it has
-    done so much more. They are waited for until all are there that were in flight when the last batch ended, and from
-    then no longer than a batch of all takes less than a cycle by halves: beyond that it cannot pay. Later the other
-    way is tried, now and then, whichever is kept.
+    `together` is tried where the learned run times promise it, and kept where it has done more. The others are waited
+    for until all are there that were in flight when the last batch ended, and from then no longer than a batch by
+    halves takes: beyond that it does not pay. Later the other way is tried, now and then, whichever is kept.
 
-    Pure: told the time; the Scheduler's caller holds the model's lock. Only for a model with one Instance, one Lane
-    that has anybody waiting, and neither targets, deadlines nor stated sizes.
+    Pure: told the time; the Scheduler's caller holds the model's lock. Only for a model with one Instance (`alone`),
+    one Lane that has anybody waiting, and neither targets, deadlines nor stated sizes.
     """
 
     def __init__(self, costs: CostModel, max_rows: int) -> None:
@@ -109,12 +112,12 @@ class LockStep:
         self._sizes.clear()
         self._waited += CYCLES
         if self._trial:
-            better = pace * GAIN <= self._other_pace if self.together else pace <= self._other_pace
+            better = pace * GAIN <= self._other_pace
             self._tried(better=better)
             if not better:
                 self._change(pace)
         elif self.together:
-            if self._waited >= self._pause or pace > self._other_pace:
+            if self._waited >= self._pause or pace > GAIN * self._other_pace:
                 self._trial = True
                 self._change(pace)
         elif (self._waited >= self._pause or not _near(self._most_rows, self._tried_rows)) and self._may_gain(
@@ -133,9 +136,11 @@ class LockStep:
         rows = self._most_rows
         cycle_ns = pace * rows
         all_ns = self._costs.predict_ns(lane.key, rows) or 0.0
-        runs_ns = (self._costs.predict_ns(lane.key, size) or 0.0) / size * rows
-        self._worth_ns = max(int(cycle_ns - all_ns), 0)
-        return size < rows <= self._max_rows and GAIN * all_ns < cycle_ns < BUSY * runs_ns
+        run_ns = self._costs.predict_ns(lane.key, size) or 0.0
+        runs_ns = run_ns / size * rows
+        self._worth_ns = int(run_ns)
+        busy = cycle_ns < BUSY * runs_ns
+        return size < rows <= self._max_rows and busy and PROMISE * all_ns < min(runs_ns, cycle_ns)
 
     def _change(self, pace: float) -> None:
         """Go the other way, after this one has done so much."""
@@ -167,7 +172,7 @@ class LockStep:
         """Go by halves, and begin anew if they are in lock step again. A trial that ends so was in vain."""
         if self.together and self._trial:
             self._tried(better=False)
-        elif self.together:
+        elif self.together or self._trial:
             self._pause = 0
         self.together = self._trial = False
         self._begin()
