@@ -63,15 +63,15 @@ class Run:
     others: float
 
 
-def write(folder: Path, variant: Variant, policy: BatchPolicy) -> None:
+def write(folder: Path, variant: Variant, policy: BatchPolicy, threads: int = 1) -> None:
     """Put a variant into a model repository. The model itself must have been made (`models.make`)."""
     target = folder / variant.name / "1" / "model.onnx"
     target.parent.mkdir(parents=True)
     shutil.copyfile(models.DEFAULT_FOLDER / variant.model / "1" / "model.onnx", target)
-    (folder / variant.name / "penstock.toml").write_text(toml(policy), "utf-8")
+    (folder / variant.name / "penstock.toml").write_text(toml(policy, threads), "utf-8")
 
 
-def toml(policy: BatchPolicy) -> str:
+def toml(policy: BatchPolicy, threads: int = 1) -> str:
     """Write what a policy says as a penstock.toml; what it leaves to be learned is left out."""
     said = {
         "max_batch_size": policy.max_batch_rows,
@@ -81,7 +81,7 @@ def toml(policy: BatchPolicy) -> str:
         "latency_target_ms": policy.latency_target_us / 1000,
     }
     lines = [f"{key} = {value}" for key, value in said.items() if value]
-    return "\n".join(["[batching]", *lines, "", "[runtime]", "intra_op_threads = 1", ""])
+    return "\n".join(["[batching]", *lines, "", "[runtime]", f"intra_op_threads = {threads}", ""])
 
 
 def run(server: Process, variant: Variant, arrivals: Arrivals, opened: int = OPENED, end: float = 0.0) -> Run:

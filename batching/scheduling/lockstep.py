@@ -140,7 +140,8 @@ class LockStep:
         runs_ns = run_ns / size * rows
         self._worth_ns = int(run_ns)
         busy = cycle_ns < BUSY * runs_ns
-        return size < rows <= self._max_rows and busy and PROMISE * all_ns < min(runs_ns, cycle_ns)
+        better = PROMISE * all_ns < cycle_ns and GAIN * all_ns < runs_ns
+        return size < rows <= self._max_rows and busy and better
 
     def _change(self, pace: float) -> None:
         """Go the other way, after this one has done so much."""
