@@ -83,6 +83,9 @@ class LockStep:
     def took(self, lane: Lane, rows: int, left_rows: int, now_ns: int) -> None:
         """Note a batch that was closed, and what it left in all Lanes."""
         self._last_rows = rows
+        if self.together:
+            # an Instance that overlaps asks again before this one has ended; it may never be told to have
+            self._ended_ns = now_ns + int(self._costs.predict_ns(lane.key, rows) or 0)
         if self._same < IN_STEP or self._forbidden or not self.alone or lane.fast:
             return
         if lane is not self._lane or (left_rows if self.together else left_rows != lane.rows):

@@ -276,3 +276,14 @@ def test_whoever_the_clients_are_waiting_costs_next_to_nothing_and_each_is_answe
     ours, plain = with_step.go_on(1500), without.go_on(1500)
     assert ours > 0.9 * plain - 20
     assert with_step.longest_ns <= 2.6 * run_ns(64) + clients * front_us * 1000
+
+
+def test_who_comes_while_all_others_run_is_not_taken_before_they_are_back() -> None:
+    world = World(from_memory, 16)
+    world.go_on(1000)
+    scheduler = world.scheduler
+    while not (scheduler.live == 0 and world.batches[-1] == 16):
+        world.go_on(0.1)
+    scheduler.add(world.request(16))
+    assert scheduler.next_lane(world.now_ns) is None
+    assert world.now_ns < scheduler.due_ns(world.now_ns) < world.now_ns + 3 * from_memory(16)
