@@ -80,6 +80,7 @@ class Lifetime(Sender):
             self.transport.abort()
             return
         connections.add(self)
+        self.over_tls = transport.get_extra_info("sslcontext") is not None
         if self.shared.draining:
             self.late = True
             self.shared.loop.call_later(DRAIN_LINGER_S, self._let_go)

@@ -35,6 +35,7 @@ class Sender(asyncio.Protocol):
         self.streams: dict[int, Stream] = {}
         self.out: list[bytes | memoryview] = []
         self.dirty = False
+        self.over_tls = False
         self.paused = False
         self.closed = False
         self.leaving = False
@@ -66,9 +67,19 @@ class Sender(asyncio.Protocol):
                 return
             if not self.paused:
                 self.out = []
-                self.transport.write(b"".join(out))
+                self._write(b"".join(out))
         if self.leaving and not self.streams:
             self.settle()
+
+    def _write(self, data: bytes) -> None:
+        if not self.over_tls or len(data) <= _TURN_BYTES:
+            self.transport.write(data)
+            return
+        # TLS passes on all of one write before it learns that the socket is full, and that is counted nowhere
+        for at in range(0, len(data), _TURN_BYTES):
+            self.transport.write(data[at : at + _TURN_BYTES])
+        if self.paused:
+            self.shared.untaken.keep(self, self.transport.get_write_buffer_size())
 
     def settle(self) -> None:
         """Learn that a connection that takes no more calls has finished those it had."""

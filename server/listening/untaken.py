@@ -16,8 +16,8 @@ logger = logging.getLogger("penstock.serve")
 
 _SPARED = 8
 """What is passed is brought down by one part in so many, so that a look at all who wait is worth it."""
-_A_TURN = 4096
-"""So many are looked at in one turn of the loop: those who have waited longest."""
+_LOOKED_AT, _DROPPED = 1 << 16, 4096
+"""So many are looked at in one turn of the loop, those who have waited longest, and so many dropped at most."""
 _JUST_NOW_S = 0.001
 
 
@@ -75,17 +75,20 @@ class Untaken:
         if self.held_bytes <= self.most_bytes:
             return
         now, enough = loop.time(), self.most_bytes - self.most_bytes // _SPARED
-        waiting = islice(self._holders.items(), _A_TURN)
+        waiting = islice(self._holders.items(), _LOOKED_AT)
         weighed = [(size * (now - since + _JUST_NOW_S), holder) for holder, (size, since) in waiting]
         weighed.sort(key=itemgetter(0), reverse=True)
         dropped = 0
-        for _, holder in weighed:
+        for _, holder in weighed[:_DROPPED]:
             if self.held_bytes <= enough:
                 break
             if holder in self._holders:
                 self.lessen(holder)
-                holder.give_up()
                 dropped += 1
+                try:
+                    holder.give_up()
+                except Exception:  # the others are still to go
+                    logger.exception("what a client does not take could not be dropped")
         logger.warning(
             "answers that clients do not take pass the %d bytes of --write-memory-bytes: dropped %d of them",
             self.most_bytes,

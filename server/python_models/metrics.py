@@ -110,7 +110,9 @@ def _check(said: Mapping[str, Any]) -> None:
     labels = said["labels"]
     names = METRIC_NAME.match(said["family"]) and all(map(LABEL_NAME.match, labels))
     texts = isinstance(said["help"], str) and all(isinstance(each, str) for each in labels.values())
-    numbers = all(isinstance(each, int | float) or each in _NOT_FINITE for each in (*said["buckets"], said["value"]))
+    value = said["value"]
+    numbers = all(isinstance(each, int | float) for each in said["buckets"])
+    numbers = numbers and (isinstance(value, int | float) or value in _NOT_FINITE)
     if not names or not texts or not numbers or said["kind"] not in _KINDS:
         raise ValueError(f"no metric is {said['family']!r}")
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +24,7 @@ from penstock.server.http2 import frames
 from penstock.server.http2.frames import HEAD, HEAD_BYTES, RST_STREAM, Fault
 from penstock.server.listening.untaken import Untaken
 from tests.fakes import FakeBackend, fake_loader
+from tests.keys import certificate
 from tests.live import Live, live_server
 from tests.server.fronts.living import live_front
 from tests.server.http2.wire import REQUEST, FakeLoop, message_of, payload
@@ -34,6 +36,11 @@ MOST = 32 * MIB
 GRAPH = Signature((TensorSpec("x", "FP32", (-1, 1)),), (TensorSpec("y", "FP32", (-1, COLUMNS)),))
 INFER = "/v2/models/m/infer"
 PATIENCE_S = 20
+SHUT = frames.settings({frames.INITIAL_WINDOW_SIZE: 0})
+WIDE = frames.settings(
+    {frames.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW, frames.MAX_FRAME_SIZE: (1 << 24) - 1}
+) + frames.window_update(0, frames.MAX_WINDOW - frames.DEFAULT_WINDOW)
+"""Nothing of an answer is sent, and all of it in one frame."""
 
 
 class Keeper:
@@ -133,17 +140,49 @@ def test_the_bound_holds_over_very_many_who_keep_little_and_each_turn_looks_at_s
     assert all(before - after < 5000 for before, after in pairwise([20_000, *held]))
 
 
+def test_one_that_keeps_much_is_dropped_before_very_many_who_keep_little() -> None:
+    stage = Stage()
+    little = [stage.keeper(1) for _ in range(10)]
+    for _ in range(5000):
+        stage.untaken.keep(Keeper([]), 0)
+    large = stage.keeper(2000, waited_s=60)
+    stage.loop.turn()
+
+    assert stage.given_up == [large]
+    assert stage.untaken.held_bytes == len(little)
+
+
+def test_one_that_cannot_be_dropped_keeps_no_other_from_it() -> None:
+    class Broken:
+        def give_up(self) -> None:
+            raise RuntimeError("broken")
+
+    stage = Stage()
+    stage.untaken.keep(Broken(), 1500)
+    other = stage.keeper(1000)
+    stage.loop.turn()
+
+    assert stage.given_up == [other]
+    assert stage.untaken.held_bytes == 0
+
+
 # -- over sockets ------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def served(root: Path, **settings: Any) -> Iterator[Live]:
+    """Serve a model whose answers are large."""
+    backend = FakeBackend(GRAPH, lambda arrays: [np.repeat(np.asarray(arrays[0]), COLUMNS, axis=1)])
+    (root / "m" / "1").mkdir(parents=True)
+    (root / "m" / "1" / "model.onnx").touch()
+    (root / "m" / "config.pbtxt").write_text("max_batch_size: 1")
+    with live_server(root, loaders={"onnxruntime": fake_loader(backend)}, write_memory_bytes=MOST, **settings) as live:
+        yield live
 
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    backend = FakeBackend(GRAPH, lambda arrays: [np.repeat(np.asarray(arrays[0]), COLUMNS, axis=1)])
-    root: Path = tmp_path_factory.mktemp("models")
-    (root / "m" / "1").mkdir(parents=True)
-    (root / "m" / "1" / "model.onnx").touch()
-    (root / "m" / "config.pbtxt").write_text("max_batch_size: 1")
-    with live_server(root, loaders={"onnxruntime": fake_loader(backend)}, write_memory_bytes=MOST) as started:
+    with served(tmp_path_factory.mktemp("models")) as started:
         yield started
 
 
@@ -201,17 +240,19 @@ def unread_http(live: Live) -> socket.socket:
     return sock
 
 
-def unread_grpc(live: Live, calls: int) -> socket.socket:
-    """Ask so often on one connection, with windows that are shut."""
+def unread_grpc(live: Live, calls: int, opening: bytes = SHUT, tls: ssl.SSLContext | None = None) -> socket.socket:
+    """Ask so often on one connection, and read nothing. `opening`: what is said of windows."""
     request = triton.service_pb2.ModelInferRequest(model_name="m")
     request.inputs.add(name="x", datatype="FP32", shape=[1, 1]).contents.fp32_contents.append(1.0)
     fields = [*(REQUEST | {":path": "/inference.GRPCInferenceService/ModelInfer"}).items()]
     encoder = Encoder()
     sock = socket.create_connection(("127.0.0.1", live.grpc_port), PATIENCE_S)
-    sent = frames.PREFACE + frames.settings({frames.INITIAL_WINDOW_SIZE: 0})
+    sent = frames.PREFACE + opening
     for stream in range(1, 2 * calls, 2):
         sent += frames.frame(frames.HEADERS, frames.END_HEADERS, stream, encoder.encode(fields))
         sent += payload(message_of(request.SerializeToString()), stream, end=True)
+    if tls is not None:
+        sock = tls.wrap_socket(sock)
     sock.sendall(sent)
     return sock
 
@@ -274,6 +315,23 @@ def test_grpc_calls_whose_window_stays_shut_are_ended_and_others_are_answered(
 
         assert set(found.values()) == {Fault.ENHANCE_YOUR_CALM}
     live.call(until(lambda: untaken.held_bytes == 0))
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_grpc_clients_that_never_read_what_their_windows_let_through_are_dropped(tmp_path: Path, tls: bool) -> None:
+    certified, key = certificate(tmp_path)
+    settings = {"grpc_use_ssl": True, "grpc_server_cert": certified, "grpc_server_key": key} if tls else {}
+    context = ssl.create_default_context(cafile=certified) if tls else None
+    if context is not None:
+        context.check_hostname = False
+        context.set_alpn_protocols(["h2"])
+    with served(tmp_path / "models", **settings) as live, contextlib.ExitStack() as stack:
+        untaken = untaken_of(live)
+        for _ in range(8):
+            stack.enter_context(unread_grpc(live, 1, WIDE, context))
+        grpc = live.server._grpc
+        assert grpc is not None
+        live.call(until(lambda: 0 < untaken.held_bytes <= MOST and grpc.connections < 8))
 
 
 def test_front_ends_have_a_bound_each_for_both_their_ports(tmp_path: Path) -> None:

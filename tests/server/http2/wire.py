@@ -102,6 +102,9 @@ class FakeTransport:
         self.reading = True
         self.ended = self.closed = self.aborted = False
 
+    def get_extra_info(self, name: str) -> None:
+        """Know nothing of TLS."""
+
     def write(self, sent: bytes) -> None:
         self.written += sent
         self.writes += 1

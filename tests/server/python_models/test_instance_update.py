@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,7 +84,10 @@ class Stage:
         write_model(self.root, "m", CODE.format(notes=str(self.notes)), CONFIG.format(rows=rows, groups=groups))
 
     def configure(self, groups: str, rows: int = 4) -> None:
-        (self.root / "m" / "config.pbtxt").write_text(CONFIG.format(rows=rows, groups=groups))
+        written = self.notes / "config.pbtxt"
+        written.write_text(CONFIG.format(rows=rows, groups=groups))
+        # at once: the load before may read it just now
+        written.replace(self.root / "m" / "config.pbtxt")
 
     def load(self, groups: str, rows: int = 4) -> tuple[int, int]:
         """Load it as configured. Returns: how many were initialized and finalized by then."""
@@ -271,7 +275,8 @@ def test_loads_at_once_come_one_after_another_and_lose_no_request(stage: Stage) 
             asked += 1
         return asked
 
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor() as pool, ExitStack() as at_last:
+        at_last.callback(stop.set)
         asking = [pool.submit(ask_on) for _ in range(3)]
         for counts in ((1, 3), (2, 4), (1, 2)):
             loads = []
