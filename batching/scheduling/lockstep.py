@@ -86,6 +86,8 @@ class LockStep:
         if self.together:
             # an Instance that overlaps asks again before this one has ended; it may never be told to have
             self._ended_ns = now_ns + int(self._costs.predict_ns(lane.key, rows) or 0)
+        if lane.fast and self.together:
+            self.leave()  # the loop runs it by now, which waits for nobody
         if self._same < IN_STEP or self._forbidden or not self.alone or lane.fast:
             return
         if lane is not self._lane or (left_rows if self.together else left_rows != lane.rows):
@@ -124,7 +126,7 @@ class LockStep:
                 self._trial = True
                 self._change(pace)
         elif (self._waited >= self._pause or not _near(self._most_rows, self._tried_rows)) and self._may_gain(
-            lane, pace, round(size)
+            lane, pace, max(round(size), 1)
         ):
             self._trial = True
             self._change(pace)
@@ -165,7 +167,8 @@ class LockStep:
 
     def due_ns(self, waiting_rows: int) -> int:
         """Give until when the others are waited for; 0: not at all."""
-        return self._ended_ns + self._worth_ns if self.together and waiting_rows < self._all_rows else 0
+        all_there = waiting_rows >= min(self._all_rows, self._max_rows)
+        return 0 if all_there or not self.together else self._ended_ns + self._worth_ns
 
     def forbid(self) -> None:
         """Wait for nobody any more."""

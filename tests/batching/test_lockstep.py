@@ -287,3 +287,39 @@ def test_who_comes_while_all_others_run_is_not_taken_before_they_are_back() -> N
     scheduler.add(world.request(16))
     assert scheduler.next_lane(world.now_ns) is None
     assert world.now_ns < scheduler.due_ns(world.now_ns) < world.now_ns + 3 * from_memory(16)
+
+
+@pytest.mark.parametrize("pattern", [[0], [0, 0, 1], [0, 0, 0, 0, 0, 0, 0, 1]])
+def test_requests_without_rows_are_taken_one_after_another(pattern: list[int]) -> None:
+    world = World(from_memory, 0)
+    scheduler = world.scheduler
+    for number in range(400):
+        request = world.request(0)
+        request.rows = pattern[number % len(pattern)]
+        scheduler.add(request)
+        batch = scheduler.take(world.now_ns)
+        assert batch is not None
+        world.now_ns += int(from_memory(batch.rows))
+        scheduler.finished(batch, world.now_ns)
+
+
+def test_nobody_is_waited_for_who_finds_no_room_in_the_batch() -> None:
+    world = World(from_memory, 60)
+    world.go_on(1000)
+    assert world.scheduler.sizing.step.together
+    for client in range(100, 106):
+        world.come(world.now_ns + MS / 2, client)
+    world.go_on(1)
+    world.leave(1)
+    world.longest_ns = 0
+    world.go_on(100)
+    assert world.longest_ns < 64 * 20_000
+
+
+def test_a_model_that_the_loop_runs_by_now_waits_for_nobody() -> None:
+    world = World(from_memory, 16)
+    world.go_on(1000)
+    assert world.scheduler.sizing.step.together
+    world.scheduler.sizing.fast_ns = 1 << 62
+    world.go_on(1000)
+    assert not world.scheduler.sizing.step.together
