@@ -60,7 +60,7 @@ class LockStep:
         # of the other way, when it was gone last
         self._other_pace = 0.0
         self._trial = False
-        self._waited = self._pause = self._tried_rows = 0
+        self._waited = self._pause = 0
 
     def seen(self, waiting_rows: int) -> bool:
         """Tell, as a batch is closed, whether as much is in flight as ever.
@@ -117,7 +117,8 @@ class LockStep:
         self._sizes.clear()
         self._waited += CYCLES
         if self._trial:
-            better = pace * GAIN <= self._other_pace
+            # waiting costs those who wait: where both do as much nobody is waited for
+            better = pace * GAIN <= self._other_pace if self.together else pace <= self._other_pace * GAIN
             self._tried(better=better)
             if not better:
                 self._change(pace)
@@ -125,16 +126,14 @@ class LockStep:
             if self._waited >= self._pause or pace > GAIN * self._other_pace:
                 self._trial = True
                 self._change(pace)
-        elif (self._waited >= self._pause or not _near(self._most_rows, self._tried_rows)) and self._may_gain(
-            lane, pace, max(round(size), 1)
-        ):
+        elif self._waited >= self._pause and self._may_gain(lane, pace, max(round(size), 1)):
             self._trial = True
             self._change(pace)
         self._most_rows = 0
 
     def _tried(self, *, better: bool) -> None:
         self._pause = FIRST_PAUSE if better else min(max(2 * self._pause, FIRST_PAUSE), MOST_PAUSE)
-        self._trial, self._waited, self._tried_rows = False, 0, self._most_rows
+        self._trial, self._waited = False, 0
 
     def _may_gain(self, lane: Lane, pace: float, size: int) -> bool:
         """Tell whether together could be worth a trial, where batches of one size take so long per row, all told."""

@@ -184,8 +184,7 @@ class Scheduler:
         if self._promising:
             self.promises.took(batch, now_ns)
             self.promises.reckon(lane)
-        else:
-            self.sizing.step.took(lane, rows, self.rows, now_ns)
+        self.sizing.step.took(lane, rows, self.rows, now_ns)
         if not self.live:
             self._deadlines.clear()
         return batch

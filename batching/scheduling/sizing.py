@@ -67,7 +67,7 @@ class Sizing:
         self.memory_cap = MemoryCap()
         self.step = LockStep(costs, self._max_rows)
         self.step.alone = promises.instances == 1
-        if not plain:
+        if not plain or self.target_ns:
             self.step.forbid()
 
     def limit(self, lane: Lane, waiting_rows: int, now_ns: int, most_ns: float, unknown_rows: int = 0) -> int:

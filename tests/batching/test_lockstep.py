@@ -323,3 +323,25 @@ def test_a_model_that_the_loop_runs_by_now_waits_for_nobody() -> None:
     world.scheduler.sizing.fast_ns = 1 << 62
     world.go_on(1000)
     assert not world.scheduler.sizing.step.together
+
+
+def test_a_trial_in_vain_is_not_made_again_and_again() -> None:
+    def run_ns(rows: int) -> float:
+        return (1.59 + 0.093 * rows) * MS
+
+    world, plain = World(run_ns, 48, front_ns=187_000), by_halves(World(run_ns, 48, front_ns=187_000))
+    world.go_on(4000)
+    plain.go_on(1000)
+    assert world.go_on(1000) > 0.97 * plain.go_on(1000)
+
+
+def test_clients_in_lock_step_whose_requests_have_a_timeout_go_by_halves() -> None:
+    world = World(even, 32)
+    world.request = lambda client, make=world.request: _timed(make(client))  # type: ignore[method-assign,misc]
+    world.go_on(500)
+    assert set(world.batches[-20:]) == {16}
+
+
+def _timed(request: InferRequest) -> InferRequest:
+    request.deadline_ns = request.queue_ns + 10_000 * MS
+    return request
