@@ -29,6 +29,9 @@ hand-over to a thread and back, and what the two take the GIL from each other, c
 (docs/adr/0002-pull-scheduling-two-executors.md)."""
 FAST_OF_MANY_NS = 100_000
 """Likewise where several Instances could run at once, which the loop cannot."""
+STAYS = 2
+"""What the loop runs already leaves it at so many times that: beside a busy loop the clock says so much more of the
+same run on a thread, which waits for the GIL, and one that went at the first slow moment would not come back."""
 
 
 class Sizing:
@@ -182,7 +185,8 @@ class Sizing:
     def review(self, lane: Lane, *, promising: bool) -> None:
         """Take over what is known by now of a Lane's run times."""
         predicted_ns = self._costs.predict_ns(lane.key, self._costs.knee_rows(lane.key))
-        lane.fast = (UNKNOWN_NS if predicted_ns is None else predicted_ns) < self.fast_ns
+        fast_ns = STAYS * self.fast_ns if lane.fast else self.fast_ns
+        lane.fast = (UNKNOWN_NS if predicted_ns is None else predicted_ns) < fast_ns
         if promising:
             self._size(lane)
             self._promises.reckon(lane)

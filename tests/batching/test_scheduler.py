@@ -881,6 +881,18 @@ class TestFastLanes:
         assert oldest is not None
         assert oldest.key == A
 
+    def test_a_lane_leaves_the_loop_at_twice_what_it_comes_at(self) -> None:
+        scheduler = Scheduler(BatchPolicy(max_batch_rows=8), CostModel(), fast_ns=100)
+        scheduler.learn(A, 1, 90, 1)
+        scheduler.add(fake_request(MODEL))
+        lane, seen = scheduler._lanes[A], []
+        for ns in (150, 190, 210, 150, 110, 90):
+            for _ in range(64):
+                scheduler.learn(A, 1, ns, 1)
+            seen.append(lane.fast)
+
+        assert seen == [True, True, False, False, False, True]
+
     def test_a_lane_that_becomes_slow_is_fast_no_more(self) -> None:
         scheduler = Scheduler(BatchPolicy(max_batch_rows=8), CostModel(), fast_ns=100)
         scheduler.learn(A, 1, 90, 1)
