@@ -27,6 +27,9 @@ GAIN = 1.05
 BUSY = 1.25
 """By halves a cycle takes at most so many times its runs, where the device is what all wait for. Where it is not,
 clients take their time, and nothing is gained by waiting for them."""
+SPARED = 20
+"""Where requests have a time by which they want to be answered, or else expire, nobody waits for others for longer than
+one part in so many of the least that one had left as it came."""
 FIRST_PAUSE, MOST_PAUSE = 32, 4096
 """Cycles after which the other way is tried again: soon after a change, which luck may have made, since shared machines
 double their speed from one moment to the next; and after twice as many each time that it was in vain."""
@@ -40,7 +43,7 @@ class LockStep:
     halves takes: beyond that it does not pay. Later the other way is tried, now and then, whichever is kept.
 
     Pure: told the time; the Scheduler's caller holds the model's lock. Only for a model with one Instance (`alone`),
-    one Lane that has anybody waiting, and neither targets, deadlines nor stated sizes.
+    one Lane that has anybody waiting, and neither a target of its own nor stated sizes. `spared_ns`: as SPARED has it.
     """
 
     def __init__(self, costs: CostModel, max_rows: int) -> None:
@@ -48,6 +51,7 @@ class LockStep:
         self._max_rows = max_rows
         self.together = False
         self.alone = True
+        self.spared_ns = 1 << 62
         self._forbidden = False
         self._in_flight = self._same = self._last_rows = 0
         self._all_rows = self._most_rows = self._ended_ns = self._worth_ns = 0
@@ -143,7 +147,7 @@ class LockStep:
         run_ns = self._costs.predict_ns(lane.key, size) or 0.0
         runs_ns = run_ns / size * rows
         self._worth_ns = int(run_ns)
-        busy = cycle_ns < BUSY * runs_ns
+        busy = cycle_ns < BUSY * runs_ns and SPARED * run_ns < self.spared_ns
         better = PROMISE * all_ns < cycle_ns and GAIN * all_ns < runs_ns
         return size < rows <= self._max_rows and busy and better
 
@@ -168,6 +172,12 @@ class LockStep:
         """Give until when the others are waited for; 0: not at all."""
         all_there = waiting_rows >= min(self._all_rows, self._max_rows)
         return 0 if all_there or not self.together else self._ended_ns + self._worth_ns
+
+    def spare(self, left_ns: int) -> None:
+        """Learn of a request that has so much time, the least so far."""
+        self.spared_ns = left_ns
+        if self.together and SPARED * self._worth_ns >= left_ns:
+            self.leave()
 
     def forbid(self) -> None:
         """Wait for nobody any more."""

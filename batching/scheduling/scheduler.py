@@ -79,8 +79,10 @@ class Scheduler:
         if deadline_ns or request.target_ns:
             if not self._promising:
                 self._promising = True
-                self.sizing.step.forbid()
                 self._review()
+            step, left_ns = self.sizing.step, (request.target_ns or deadline_ns) - request.queue_ns
+            if left_ns < step.spared_ns:
+                step.spare(left_ns)
             self.promises.check(request, lane)
         lane.add(request)
         if self._promising:
@@ -205,8 +207,7 @@ class Scheduler:
             self._enter(self.sequences.left(batch, now_ns))
         if self._promising:
             self.promises.ended(batch, now_ns, self.live > 0 and not followed)
-        else:
-            self.sizing.step.ended(batch.rows, self.rows, now_ns, followed=followed)
+        self.sizing.step.ended(batch.rows, self.rows, now_ns, followed=followed)
 
     def delivered(self, request: InferRequest, now_ns: int) -> None:
         """Learn from one request of a batch that was promised, and was answered now. Event loop; no lock needed."""

@@ -39,8 +39,9 @@ def even(rows: int) -> float:
 class World:
     """Clients, one Instance, and a front end that answers and reads one request after another, in virtual time.
 
-    `think_ns`: what a client takes before it asks `again`. `batches`: the rows of each. `held_ns`: how long the
-    Instance had nothing to do though somebody waited, and `longest_ns` the longest of those times.
+    `think_ns`: what a client takes before it asks `again`. `wanted`: a time of each request that is 10 s away, if any.
+    `batches`: the rows of each. `held_ns`: how long the Instance had nothing to do though somebody waited, and
+    `longest_ns` the longest of those times.
     """
 
     run_ns: RunNs
@@ -52,6 +53,7 @@ class World:
     keys: tuple[Any, ...] = (KEY,)
     policy: BatchPolicy = field(default_factory=lambda: BatchPolicy(max_batch_rows=64))
     instances: int = 1
+    wanted: str = ""
 
     def __post_init__(self) -> None:
         self.now_ns = START_NS
@@ -76,6 +78,8 @@ class World:
         key = self.keys[self._number % len(self.keys)]
         request = InferRequest(cast(Any, None), [], self.rows, key, (), cast(Any, None))
         request.context, request.queue_ns = client, int(self.now_ns)
+        if self.wanted:
+            setattr(request, self.wanted, request.queue_ns + 10_000 * MS)
         return request
 
     def leave(self, clients: int) -> None:
@@ -212,15 +216,23 @@ def test_clients_that_take_their_time_are_not_waited_for() -> None:
     assert world.held_ns == 0
 
 
-def test_a_request_with_a_deadline_ends_all_waiting() -> None:
+@pytest.mark.parametrize("wanted", ["deadline_ns", "target_ns"])
+def test_a_request_that_has_little_time_ends_all_waiting(wanted: str) -> None:
     world = World(from_memory, 16)
     world.go_on(1000)
     request = world.request(99)
-    request.deadline_ns = world.now_ns + 1000 * MS
+    setattr(request, wanted, world.now_ns + 50 * MS)
     world.scheduler.add(request)
     world.held_ns = 0
     world.go_on(500)
     assert world.held_ns == 0
+
+
+@pytest.mark.parametrize("wanted", ["deadline_ns", "target_ns"])
+def test_clients_whose_timeout_is_far_away_share_one_batch_too(wanted: str) -> None:
+    world = World(from_memory, 16, wanted=wanted)
+    world.go_on(1000)
+    assert set(world.batches[-20:]) == {16}
 
 
 def test_a_server_that_stops_waits_for_nobody() -> None:
@@ -259,9 +271,10 @@ def test_requests_that_come_by_themselves_hardly_ever_wait_for_others(run_ns: Ru
 @given(
     clients=st.integers(1, 70), rows=st.integers(1, 5), front_us=st.integers(1, 200), base=st.floats(0, 5),
     slope=st.floats(0.01, 0.5), thinks=st.lists(st.integers(0, 20), min_size=1, max_size=5), keys=st.integers(1, 2),
+    wanted=st.sampled_from(["", "deadline_ns", "target_ns"]),
 )  # fmt: skip
 def test_whoever_the_clients_are_waiting_costs_next_to_nothing_and_each_is_answered(
-    clients: int, rows: int, front_us: int, base: float, slope: float, thinks: list[int], keys: int
+    clients: int, rows: int, front_us: int, base: float, slope: float, thinks: list[int], keys: int, wanted: str
 ) -> None:
     def run_ns(count: int) -> float:
         return (base + slope * count) * MS
@@ -269,7 +282,7 @@ def test_whoever_the_clients_are_waiting_costs_next_to_nothing_and_each_is_answe
     def world() -> World:
         return World(
             run_ns, clients, front_us * 1000.0, lambda client: thinks[client % len(thinks)] * MS / 2, rows,
-            keys=(KEY, OTHER)[:keys],
+            keys=(KEY, OTHER)[:keys], wanted=wanted,
         )  # fmt: skip
 
     with_step, without = world(), by_halves(world())
@@ -336,12 +349,6 @@ def test_a_trial_in_vain_is_not_made_again_and_again() -> None:
 
 
 def test_clients_in_lock_step_whose_requests_have_a_timeout_go_by_halves() -> None:
-    world = World(even, 32)
-    world.request = lambda client, make=world.request: _timed(make(client))  # type: ignore[method-assign,misc]
+    world = World(even, 32, wanted="deadline_ns")
     world.go_on(500)
     assert set(world.batches[-20:]) == {16}
-
-
-def _timed(request: InferRequest) -> InferRequest:
-    request.deadline_ns = request.queue_ns + 10_000 * MS
-    return request
