@@ -24,7 +24,7 @@ AS_GOOD = 1.01
 """Time per row is as good as the best up to this factor: it is learned to about as much. Where a row takes 7% more in
 twice the rows, p99 at 90% of the knee is 1.06 times that of the best static cap; 1.10 with 1.02 (docs/adr/0009)."""
 REVIEW_NS = 20_000_000
-"""Time between two reviews, which take 5 to 40 us."""
+"""Time between two reviews, which take 5 to 40 us for one size, and up to 200 where many have run."""
 REVIEW_RUNS = 256
 """Runs after which there is a review in any case; sooner while there have been few."""
 PACE_RUNS = 16
@@ -118,8 +118,8 @@ class Curve:
     """
 
     __slots__ = (
-        "_allowed", "_best", "_centres", "_due_ns", "_due_runs", "_falls", "_recent", "_rows", "_seen", "_sizes",
-        "_tails", "_touched", "knee", "most", "points", "runs", "spared",
+        "_allowed", "_best", "_centres", "_due_ns", "_due_runs", "_falls", "_per_row", "_recent", "_rows", "_seen",
+        "_sizes", "_tails", "_touched", "knee", "most", "points", "runs", "spared",
     )  # fmt: skip
 
     def __init__(self, allowed: Sequence[int] = ()) -> None:
@@ -136,6 +136,7 @@ class Curve:
         self._sizes: list[int] = []
         self._rows: list[float] = []
         self._centres: list[float] = []
+        self._per_row: list[float] = []
         self._tails: list[float] = []
         self._seen: dict[int, tuple[float, float]] = {}
         self._best: dict[int, int] = {}
@@ -217,9 +218,8 @@ class Curve:
 
     def sizes_near_best(self, factor: float) -> list[int]:
         """Give the sizes whose time per row is within `factor` of the best one, the smallest first."""
-        per_row = [ns / rows for rows, ns in zip(self._rows, self._centres, strict=True)]
-        most = factor * min(per_row)
-        return [size for size, ns in zip(self._sizes, per_row, strict=True) if ns <= most]
+        most = factor * min(self._per_row)
+        return [size for size, ns in zip(self._sizes, self._per_row, strict=True) if ns <= most]
 
     def rows_within(self, ns: float) -> int:
         """Give the most rows whose centre is within `ns`, and 1 if there are none."""
@@ -273,7 +273,7 @@ class Curve:
         self._tails = list(map(max, tails, self._centres))
         self._seen.clear()
         self._best.clear()
-        per_row = [ns / rows for rows, ns in zip(self._rows, self._centres, strict=True)]
+        per_row = self._per_row = [ns / rows for rows, ns in zip(self._rows, self._centres, strict=True)]
         # between allowed sizes time per row is that of the next one, spread over less
         self._falls = not self._allowed and all(more >= less for more, less in pairwise(per_row))
 
@@ -314,7 +314,7 @@ def _rising(values: list[float], weights: list[int]) -> list[float]:
     A mean of logarithms, so that one size that was seen once, a hundred times too slow, hardly moves its neighbours.
     Source: pool adjacent violators (Ayer et al. 1955).
     """
-    if all(values[place] <= values[place + 1] for place in range(len(values) - 1)):
+    if values == sorted(values):
         return values
     pools: list[tuple[float, int, int]] = []
     for value, weight in zip(values, weights, strict=True):
