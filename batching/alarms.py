@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .model import Model
+
+LATE_S = 0.1
+"""An alarm that goes off so late finds a loop, or a machine, that stood still."""
+READS_S = 0.02
+"""For so long it then reads what has come before it rings."""
 
 
 class Alarms:
@@ -46,5 +52,13 @@ class Alarms:
         self._timers.clear()
 
     def _expired(self, model: Model) -> None:
+        when, _ = self._timers.pop(model)
+        if self._loop.time() > when + LATE_S:
+            # what came meanwhile is still to be read: a sequence that went on may seem to have been idle
+            self._timers[model] = -math.inf, self._loop.call_later(READS_S, self._rings, model)
+        else:
+            self._ring(model)
+
+    def _rings(self, model: Model) -> None:
         del self._timers[model]
         self._ring(model)

@@ -27,6 +27,11 @@ BRIEF_NS = 250_000_000
 many times as long as its own. In turns iris did a fifth of the requests beside cnn and deep (docs/adr/0010)."""
 
 
+SURPRISE = 4
+"""A batch that takes more than so many times what was predicted, and `BRIEF_NS`, is charged no more than that: the
+machine stood still, and who happened to run would be kept waiting for as long. Unless it goes on so."""
+
+
 class Waiter(Protocol):
     """Who waits for a turn."""
 
@@ -73,18 +78,19 @@ class Share:
     `width`: how much of the Device's room one run takes. `price`: what a nanosecond of a run costs: its width, divided
     by the Model's weight. `spent`: the Model's virtual time, which is what its runs have cost. `latest_ns`: how long
     the latest of them took. `stays`: it had more to run when its latest turn ended, and is coming back. `brief`: it
-    takes no turns. `turns`: so many of its Instances have one.
+    takes no turns. `turns`: so many of its Instances have one. `surprises`: so many batches in a row took much longer
+    than was predicted.
     """
 
-    __slots__ = ("brief", "instances", "latest_ns", "price", "spent", "stays", "turns", "waiting", "width")
+    __slots__ = ("brief", "instances", "latest_ns", "price", "spent", "stays", "surprises", "turns", "waiting", "width")
 
     def __init__(self, instances: int, width: int, price: float, spent: float) -> None:
         self.instances = instances
         self.width = width
         self.price = price
         self.spent = spent
-        self.latest_ns = 0
-        self.turns = 0
+        self.latest_ns = 0.0
+        self.turns = self.surprises = 0
         self.brief = False
         self.stays = False
         self.waiting: deque[Waiter] = deque()
@@ -177,13 +183,14 @@ class Device:
         with self._lock:
             share.spent += cost_ns * share.price
 
-    def end(self, share: Share, predicted_ns: float, real_ns: int, more: bool) -> bool:
+    def end(self, share: Share, predicted_ns: float, real_ns: float, more: bool) -> bool:
         """End a turn, and charge what the batch has taken in the place of what was predicted.
 
         `more`: whether the Model has more to run. Returns: whether it goes on with another turn, having spent least.
         """
         with self._lock:
             if real_ns:
+                real_ns = _charged_ns(share, predicted_ns, real_ns)
                 self._note(share, real_ns)
             share.stays = more
             share.spent = max(share.spent + (real_ns - predicted_ns) * share.price, self._behind())
@@ -205,7 +212,7 @@ class Device:
         with self._lock:
             self._note(share, real_ns)
 
-    def _note(self, share: Share, real_ns: int) -> None:
+    def _note(self, share: Share, real_ns: float) -> None:
         share.latest_ns = real_ns
         share.brief = real_ns < self._brief_ns
 
@@ -238,6 +245,13 @@ class Device:
         # a user's own number of Instances is honoured
         self.room = max(self._least_room, *widths) if widths else self._least_room
         self.crowded = sum(widths) > self.room
+
+
+def _charged_ns(share: Share, predicted_ns: float, real_ns: float) -> float:
+    """Give what of a batch's time is charged, and note whether that is all."""
+    most_ns = SURPRISE * predicted_ns + BRIEF_NS
+    share.surprises = share.surprises + 1 if real_ns > most_ns else 0
+    return min(real_ns, most_ns) if share.surprises <= share.instances else real_ns
 
 
 def device_of(name: str) -> Device:

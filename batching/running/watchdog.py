@@ -10,6 +10,8 @@ import time
 
 from penstock.backends.backend import Binding
 
+LOOK_NS = 250_000_000
+"""Between two looks while anything runs. A look that is later than that tells that the whole process stood still."""
 AGAIN_NS = 100_000_000
 """A run that was stopped and still goes on is stopped again after so long: a runtime looks between two operators."""
 
@@ -35,13 +37,18 @@ class Runs:
             self._over_ns[binding] = now_ns + AGAIN_NS
         return overdue
 
+    def stood_still(self, ns: int) -> None:
+        """Note that nothing went on for so long, which is no time of theirs."""
+        for binding in self._over_ns:
+            self._over_ns[binding] += ns
+
     def nearest_ns(self) -> int:
         """When somebody is overdue next; 0 when nothing runs."""
         return min(self._over_ns.values(), default=0)
 
 
 class Watchdog:
-    """A thread that stops what is overdue. It sleeps until then, and without end while nothing runs.
+    """A thread that stops what is overdue. It looks now and then, and sleeps without end while nothing runs.
 
     Threads: all methods may be called on any. A Binding is stopped only between its `begin` and its `end`, so that no
     later run of it is hit. The thread starts with the first `begin`.
@@ -85,5 +92,8 @@ class Watchdog:
                 now_ns = time.monotonic_ns()
                 for binding in self._runs.overdue(now_ns):
                     binding.stop()
-                self._wakes_ns = self._runs.nearest_ns()
-                self._changed.wait((self._wakes_ns - now_ns) / 1e9 if self._wakes_ns else None)
+                due_ns = self._wakes_ns = min(self._runs.nearest_ns(), now_ns + LOOK_NS)
+                self._changed.wait((due_ns - now_ns) / 1e9 if due_ns else None)
+                late_ns = time.monotonic_ns() - due_ns
+                if due_ns and late_ns > LOOK_NS:
+                    self._runs.stood_still(late_ns)

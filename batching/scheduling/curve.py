@@ -268,8 +268,8 @@ class Curve:
         points = [self.points[size] for size in self._sizes]
         weights = [point.sure**2 + 1 for point in points]
         self._rows = [point.rows for point in points]
-        self._centres = _rising([point.centre_ns for point in points], weights)
-        tails = _rising([point.tail_ns for point in points], weights)
+        self._centres = _rising(_believed(points, [point.centre_ns for point in points]), weights)
+        tails = _rising(_believed(points, [point.tail_ns for point in points]), weights)
         self._tails = list(map(max, tails, self._centres))
         self._seen.clear()
         self._best.clear()
@@ -306,6 +306,19 @@ def _spread(runs: Sequence[float]) -> tuple[list[float], float, float]:
     centre = sum(middle) / len(middle)
     tail = ordered[-2] if count >= 20 else min(ordered[-1], 2 * ordered[-2])
     return middle, centre, max(tail, centre)
+
+
+def _believed(points: Sequence[Point], values: list[float]) -> list[float]:
+    """Give the values; of a size that has hardly run no more than as much per row as of the one below.
+
+    With a target no size is run that is predicted to be too slow. One whose first run met a pause of the machine would
+    never show that it is not.
+    """
+    for place in range(1, len(values)):
+        above, below = points[place], points[place - 1]
+        if above.runs < SEEN_RUNS:
+            values[place] = min(values[place], values[place - 1] * above.rows / below.rows)
+    return values
 
 
 def _rising(values: list[float], weights: list[int]) -> list[float]:

@@ -49,6 +49,7 @@ class Bench:
         self._lock = threading.Lock()
         self._ringing = self._woken = self._stopping = False
         self._timer: asyncio.TimerHandle | None = None
+        self._due_ns = 0
 
     # -- on the event loop -------------------------------------------------------------------------------------
 
@@ -90,8 +91,7 @@ class Bench:
             self._loop.call_soon(self._ring_all)
         if self._timer is None:
             replica: Replica = call.replica
-            look_s = SLOW_NS / 1e9 if len(self._replicas) > 1 else replica.limit_ns / 1e9
-            self._timer = self._loop.call_later(min(look_s, replica.limit_ns / 1e9), self._look)
+            self._look_in(min(SLOW_NS, replica.limit_ns) if len(self._replicas) > 1 else replica.limit_ns)
 
     def _ring_all(self) -> None:
         self._ringing = False
@@ -171,9 +171,16 @@ class Bench:
     def _look(self) -> None:
         """Look after the running hooks. One timer, however many calls; it goes off now and then."""
         self._timer = None
-        left_ns = self.watch(time.monotonic_ns())
+        now_ns = time.monotonic_ns()
+        for seat in self._seats:
+            seat.doubt.looked(seat.running, (now_ns - self._due_ns) / 1e9)
+        left_ns = self.watch(now_ns)
         if left_ns and self._timer is None:
-            self._timer = self._loop.call_later(left_ns / 1e9, self._look)
+            self._look_in(left_ns)
+
+    def _look_in(self, after_ns: int) -> None:
+        self._due_ns = time.monotonic_ns() + after_ns
+        self._timer = self._loop.call_later(after_ns / 1e9, self._look)
 
     def watch(self, now_ns: int) -> int:
         """Abandon the hooks that are past their limit by `now_ns`.
@@ -200,6 +207,8 @@ class Bench:
             if shared and now_ns - running.since_ns > SLOW_NS:
                 self._make_way(seat)
             return min(left_ns, SLOW_NS) if shared else left_ns
+        if more_s := seat.doubt.more_s(running, limit_ns / 1e9):
+            return int(more_s * 1e9) or 1
         with seat.lock:
             if seat.running is not running:
                 return _RETRY_NS

@@ -13,6 +13,8 @@ LONG_NS = 2_000_000
 """What a call of a hook may compute, on average."""
 LATE_NS = 1_000_000
 """What the event loop may be late while a hook runs, on average, for no reason of its own."""
+MOST_LATE_NS = 5 * LATE_NS
+"""No look counts for more: where the machine stands still for a moment now and then, it is not the hook."""
 ENOUGH = 20
 """Of how many calls, and of how many looks at the loop, an average is taken."""
 LOOK_S = 0.005
@@ -102,7 +104,7 @@ class Holding:
 
     def late(self, late_ns: int, own_ns: int) -> None:
         """Take one look: how late the loop was, and what it has computed itself since the timer was set."""
-        mean_ns = self._late.add(max(late_ns - own_ns, 0))
+        mean_ns = self._late.add(min(max(late_ns - own_ns, 0), MOST_LATE_NS))
         if mean_ns is not None and mean_ns > LATE_NS and self._long and not self._ended:
             self.close()
             hook = max(self._long, key=self._long.__getitem__)

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from penstock.server.workers.watch import Doubt
+
 from .call import Call
 
 if TYPE_CHECKING:
@@ -17,14 +19,15 @@ if TYPE_CHECKING:
 class Seat:
     """One thread of a bench. `running` is what it is at, `slow` that this takes long; `guilty` is set when abandoned.
 
-    `lock` decides between a hook that ends and a limit that strikes.
+    `doubt`: of a look at it that came late. `lock` decides between a hook that ends and a limit that strikes.
     """
 
-    __slots__ = ("asleep", "bell", "ended", "guilty", "lock", "nudge", "running", "slow", "thread")
+    __slots__ = ("asleep", "bell", "doubt", "ended", "guilty", "lock", "nudge", "running", "slow", "thread")
 
     def __init__(self, run: Callable[[Seat], None], name: str) -> None:
         self.asleep = self.ended = self.slow = False
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.doubt = Doubt()
         self.guilty: Replica | None = None
         self.lock = threading.Lock()
         self.nudge: Callable[[], Any] | None = None

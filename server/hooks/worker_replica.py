@@ -14,6 +14,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec
 from penstock.server.workers.order import NotBegunError, Order
+from penstock.server.workers.watch import Doubt
 from penstock.server.workers.worker import Worker
 
 from .call import Call, MovedError, Owner, blame, log, log_lines
@@ -28,7 +29,6 @@ each, and no call waits there long that another worker could take."""
 MOST_AHEAD = 32
 _QUICK_NS = AHEAD_NS / MOST_AHEAD
 _REPLIED_BYTES = REPLIED.size
-_DOUBT_NS = 1_000_000
 _STATISTICS_NAME = {PRE: "pre", POST: "post"}
 
 logger = logging.getLogger("penstock.hooks")
@@ -69,7 +69,8 @@ class WorkerReplica:
         self.room = self._most = 2
         self._timer: asyncio.TimerHandle | None = None
         self._leaving = self._stopping = False
-        self._doubted: Call | None = None
+        self._doubt = Doubt(0.001)
+        self._due_ns = 0
         self._takes: tuple[bool, ...] = (False, False)
         self.has_pre = self.has_post = self.yields = self.keeps = False
         self.proved = False
@@ -151,11 +152,9 @@ class WorkerReplica:
         left_ns = running.since_ns + self._limit_ns - now_ns
         if left_ns > 0:
             return left_ns
-        if self._doubted is not running:
-            # the loop may have been held up, with the answer there to be read
-            self._doubted = running
-            return _DOUBT_NS
         limit_s = self._limit_ns / 1e9
+        if more_s := self._doubt.more_s(running, limit_s):
+            return int(more_s * 1e9)
         text = f"{running.hook} of model '{self._model.name}' took longer than its limit of {limit_s:g} s"
         log(text, self._about(running))
         self._worker.kill(text, Code.EXPIRED, "time")
@@ -207,7 +206,7 @@ class WorkerReplica:
             call.since_ns = now_ns
         self._sent.append(call)
         if self._timer is None:
-            self._timer = self._loop.call_later(self._limit_ns / 1e9, self._look)
+            self._look_in(self._limit_ns)
 
     # -- events ------------------------------------------------------------------------------------------------
 
@@ -231,7 +230,6 @@ class WorkerReplica:
     def _answered(self, body: bytes, arrays: list[Array | None], error: Exception | None) -> None:
         """Hear how the call that was sent first has ended."""
         call = self._sent.popleft()
-        self._doubted = None
         self.waiting -= 1
         if self._sent:
             self._sent[0].since_ns = time.monotonic_ns()
@@ -321,9 +319,16 @@ class WorkerReplica:
     def _look(self) -> None:
         """Look after the running hook. One timer, however many calls; it goes off now and then."""
         self._timer = None
-        left_ns = self.watch(time.monotonic_ns())
+        now_ns = time.monotonic_ns()
+        if self._sent:
+            self._doubt.looked(self._sent[0], (now_ns - self._due_ns) / 1e9)
+        left_ns = self.watch(now_ns)
         if left_ns:
-            self._timer = self._loop.call_later(left_ns / 1e9, self._look)
+            self._look_in(left_ns)
+
+    def _look_in(self, after_ns: int) -> None:
+        self._due_ns = time.monotonic_ns() + after_ns
+        self._timer = self._loop.call_later(after_ns / 1e9, self._look)
 
     def _about(self, call: Call) -> dict[str, str]:
         return {"model": self._model.name} | ({"request_id": call.request_id} if call.request_id else {})

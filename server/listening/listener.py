@@ -140,7 +140,8 @@ class Port:
         self._look_for_descriptors()
         self._clock = loop.call_later(TICK_S, self._tick, loop, now)
         if self.shared is not None:
-            self.shared.sweep(now - last)
+            # while this process stood still it read nothing: that is no time of the clients'
+            self.shared.sweep(min(now - last, 2 * TICK_S))
 
     def _look_for_descriptors(self) -> None:
         """Say when no file can be opened: the loop's own server closes what it accepts then, without a word."""

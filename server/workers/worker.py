@@ -27,7 +27,7 @@ from .kinds import CLOSE, ERROR, OPEN, PING, REPLY
 from .lines import Output
 from .order import ENDED, STARTED, NotBegunError, Order, WorkerLost
 from .process import Process, ending_of, is_taken
-from .watch import LOOK_S, Watch, see
+from .watch import LOOK_S, Doubt, Watch, see
 
 IDLE_S = 5.0
 """A worker from which nothing was heard for so long is pinged."""
@@ -79,7 +79,8 @@ class Worker:
         self._since_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = math.inf
-        self._doubted = self._pinged = 0
+        self._pinged = 0
+        self._doubt = Doubt(0.001)
         self.why = ""
         self._code = Code.NOT_READY
         self._stopping = False
@@ -256,15 +257,14 @@ class Worker:
         number, _, limit_s = self._calls[0] if self._calls else (self._last, None, CLOSE_LIMIT_S)
         if not self._calls and not self._stopping:
             limit_s = 0.0
+        self._doubt.looked(number, self._loop.time() - self._due_s)
         left_s = self._since_s + limit_s - now_s
         if not limit_s or left_s >= LOOK_S:
             return LOOK_S
         if left_s > 0.0:
             return left_s
-        if self._doubted != number:
-            # the loop may have been held up, with the answer there to be read
-            self._doubted = number
-            return 0.001
+        if more_s := self._doubt.more_s(number, limit_s):
+            return more_s
         what = "opening" if number == _FIRST else "closing" if self._stopping and len(self._calls) < 2 else "a call"
         self.kill(f"{self.order.label}: {what} took longer than its limit of {limit_s:g} s", Code.EXPIRED, "time")
         return LOOK_S

@@ -21,7 +21,8 @@ MEASURED = {1: 1000, 2: 1000, 4: 1000, 8: 1000, 16: 1000, 32: 2000, 64: 4000}
 def measured(points: dict[int, int], key: Key = KEY) -> CostModel:
     costs = CostModel()
     for rows, ns in points.items():
-        costs.observe(key, rows, ns, 1)
+        for review in range(1 - SEEN_RUNS, 1):
+            costs.observe(key, rows, ns, 1 + review * REVIEW_NS)
     return costs
 
 
@@ -119,6 +120,15 @@ def test_outside_of_what_was_measured_a_small_batch_takes_as_long_and_a_big_one_
 
     assert all(costs.predict_ns(KEY, rows) == points[low] for rows in range(1, low + 1))
     assert costs.predict_ns(KEY, 3 * high) == pytest.approx(3 * points[high])
+
+
+def test_a_size_that_has_hardly_run_takes_no_more_per_row_than_the_one_below_it() -> None:
+    costs, predicted = measured({1: 100, 4: 200}), []
+    for run in range(SEEN_RUNS):
+        costs.observe(KEY, 8, 10**9, 1 + run * REVIEW_NS)
+        predicted.append(costs.predict_ns(KEY, 8))
+
+    assert predicted == [400, 400, 10**9]
 
 
 @pytest.mark.parametrize("outlier_ns", [1, 10**12])
@@ -233,13 +243,13 @@ def test_what_fits_a_time_is_the_most_that_is_predicted_to(runs: list[tuple[int,
 class TestRunTimes:
     def test_they_are_what_is_predicted_and_the_most_used_key_comes_first(self) -> None:
         costs = measured({1: 100, 32: 500})
-        for _ in range(3):
+        for _ in range(3 * SEEN_RUNS):
             costs.observe(OTHER, 2, 70, 1)
 
         assert costs.run_times() == [
-            RunTime(OTHER, 2, 3, 70, 70),
-            RunTime(KEY, 1, 1, 100, 100),
-            RunTime(KEY, 32, 1, 500, 500),
+            RunTime(OTHER, 2, 3 * SEEN_RUNS, 70, 70),
+            RunTime(KEY, 1, SEEN_RUNS, 100, 100),
+            RunTime(KEY, 32, SEEN_RUNS, 500, 500),
         ]
         assert {known.key for known in costs.run_times(keys=1)} == {OTHER}
 

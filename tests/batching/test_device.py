@@ -193,6 +193,24 @@ class TestWhoGoesNext:
 
         assert turns == [0, 1]
 
+    @pytest.mark.parametrize(("long_ones", "least", "most"), [(1, 150, 200), (400, 2, 2)])
+    def test_who_ran_while_the_machine_stood_still_does_not_wait_for_as_long_unless_it_goes_on(
+        self, long_ones: int, least: int, most: int
+    ) -> None:
+        device = Device(1)
+        stood, other = device.join(1, 1), device.join(1, 1)
+        device.ask(stood, Puppet())
+        waits, running, turns = asks(device, other), stood, []
+        for turn in range(400):
+            turns.append(running)
+            device.begin(running, 5 * MS)
+            long = running is stood and turn < long_ones
+            if not device.end(running, 5 * MS, 20_000 * MS if long else 5 * MS, more=True):
+                assert waits.turns == 1
+                waits, running = asks(device, running), other if running is stood else stood
+
+        assert least <= turns.count(stood) <= most
+
     def test_a_turn_that_found_nothing_is_handed_on(self) -> None:
         device = Device(1)
         empty, other = device.join(1, 1), device.join(1, 1)

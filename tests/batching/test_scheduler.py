@@ -90,7 +90,8 @@ class TestGrowing:
     def test_beyond_what_was_learned_to_be_too_many_or_does_not_fit_none_join(self) -> None:
         scheduler = scheduler_of()
         for rows, ns in ((1, 1000), (2, 2000), (4, 9000), (8, 90_000)):
-            scheduler.learn(A, rows, ns, 1)
+            for _ in range(SEEN_RUNS):
+                scheduler.learn(A, rows, ns, 1)
         add(scheduler)
         learned = scheduler.lacking_rows(1)
         scheduler.memory_cap.lower(2, 1)
@@ -731,6 +732,22 @@ class TestAtTheDoor:
             taken.append(rows)
 
         assert taken == [2, 4, 8, 16, 32]
+
+    def test_a_size_whose_first_runs_met_a_pause_of_the_machine_is_run_again(self) -> None:
+        scheduler = scheduler_of(max_batch_rows=16, latency_target_us=8_000)
+        learn_well(scheduler, dict.fromkeys((1, 2, 4, 8), 1_000_000))
+        now_ns, taken = 10 * REVIEW_NS, []
+        for took_ns in (2_000_000_000, 2_000_000_000, 2_000_000, 2_000_000, 2_000_000):
+            for _ in range(16):
+                target_of(scheduler, 8_000_000, now_ns)
+            batch = scheduler.take(now_ns)
+            assert batch is not None
+            taken.append(batch.rows)
+            now_ns += took_ns
+            scheduler.learn(A, batch.rows, took_ns, now_ns)
+            scheduler.finished(batch, now_ns)
+
+        assert taken == [16] * 5
 
     def test_an_idle_server_that_seems_too_slow_tries_one_now_and_then_and_so_finds_out(self) -> None:
         scheduler = scheduler_of(latency_target_us=2_000)

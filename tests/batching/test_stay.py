@@ -77,13 +77,15 @@ class TestStay:
 
         assert away == [5, 5, 5]
 
-    def test_one_very_long_batch_sends_it_away_for_a_while_and_another_for_good(self) -> None:
+    def test_very_long_batches_send_it_away_for_a_while_and_then_for_long_and_then_for_good(self) -> None:
         stay = Stay()
 
         said = batch(stay, NOW, HELD_NS + 1, HELD_NS + 1)
         assert said == "held the event loop for 250 ms: it runs on threads for 5 s"
         assert stay.away_until_ns == NOW + AWAY_NS
         said = batch(stay, NOW + DOUBTED_NS, HELD_NS + 1, HELD_NS + 1)
+        assert said == "held the event loop for 250 ms: it runs on threads for 600 s"
+        said = batch(stay, stay.away_until_ns + WATCHED_NS, HELD_NS + 1, HELD_NS + 1)
         assert said == "held the event loop for 250 ms: it runs on threads from now on"
         assert stay.away_until_ns == FOREVER_NS
 
@@ -94,6 +96,16 @@ class TestStay:
 
         assert said == ["held the event loop for 1000 ms: it runs on threads for 5 s", *[""] * 8]
         assert stay.away_until_ns == NOW + AWAY_NS
+
+    def test_a_clock_of_cpu_time_that_jumps_now_and_then_sends_nobody_away_for_good(self) -> None:
+        stay, now_ns, away = Stay(), NOW, []
+        for _ in range(9):
+            batch(stay, now_ns, 2 * LONG_NS, 0)
+            batch(stay, now_ns + S, 20 * S, 20 * S)
+            away.append((stay.away_until_ns - now_ns - S) // S)
+            now_ns = stay.away_until_ns + MOST_AWAY_NS
+
+        assert away == [MOST_AWAY_NS // S] * 9
 
     @given(st.lists(st.tuples(st.integers(0, 500), st.integers(6, 250)), min_size=1, max_size=200))
     def test_the_loop_is_held_by_long_batches_for_little_of_the_time(self, batches: list[tuple[int, int]]) -> None:

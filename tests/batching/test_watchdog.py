@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -80,6 +81,14 @@ class TestRuns:
         assert runs.overdue(100) == []
         assert runs.nearest_ns() == 0
 
+    def test_what_the_process_stood_still_is_no_time_of_a_run(self) -> None:
+        runs, binding = Runs(), puppet()
+        runs.begin(binding, 100)
+        runs.stood_still(1000)
+
+        assert runs.overdue(1099) == []
+        assert runs.overdue(1100) == [binding]
+
     @given(st.lists(st.integers(1, 1000), min_size=1, max_size=20), st.integers(0, 1100))
     def test_the_nearest_is_never_later_than_what_is_due_next(self, limits: list[int], now_ns: int) -> None:
         runs = Runs()
@@ -116,6 +125,29 @@ class TestWatchdog:
         watchdog.begin(second, 1, 0)  # its lock is free once it sleeps, until the first is to be stopped again
 
         assert second.stopped.wait(PATIENCE_S)
+        watchdog.stop()
+
+    def test_lets_go_on_what_stood_still_with_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        now, looked, overdue = [1], threading.Semaphore(0), Runs.overdue
+
+        def look(runs: Runs, now_ns: int) -> list[Binding]:
+            looked.release()
+            return overdue(runs, now_ns)
+
+        monkeypatch.setattr(Runs, "overdue", look)
+        monkeypatch.setattr(watchdog_module, "time", SimpleNamespace(monotonic_ns=lambda: now[0]))
+        monkeypatch.setattr(watchdog_module, "LOOK_NS", 1_000_000)
+        watchdog, binding = Watchdog(), puppet()
+        watchdog.begin(binding, 10_000_000_000, now[0])
+        assert looked.acquire(timeout=PATIENCE_S)
+        with watchdog._changed:
+            now[0] += 20_000_000_000
+        for _ in range(2):
+            assert looked.acquire(timeout=PATIENCE_S)
+        with watchdog._changed:
+            assert watchdog._runs.nearest_ns() > now[0]
+
+        assert not binding.stopped.is_set()
         watchdog.stop()
 
     def test_has_no_thread_before_anything_is_limited(self) -> None:

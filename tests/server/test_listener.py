@@ -7,12 +7,12 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import uvloop
 
-from penstock.server.listening.listener import Listener, ListenError, make_config
+from penstock.server.listening.listener import TICK_S, Listener, ListenError, Port, make_config
 from tests.server.http.lane import turns
 
 
@@ -50,6 +50,33 @@ async def listening(gate: Gate) -> AsyncIterator[Listener]:
         yield listener
     finally:
         await listener.close()
+
+
+class Swept:
+    """Stands in for what connections share, and for an event loop that stood still."""
+
+    now_s = 100.0
+
+    def __init__(self) -> None:
+        self.elapsed: list[float] = []
+
+    def sweep(self, elapsed_s: float) -> None:
+        self.elapsed.append(elapsed_s)
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_later(self, *_: Any) -> None:
+        pass
+
+
+def test_what_the_process_stood_still_is_no_time_of_its_clients() -> None:
+    swept = Swept()
+    port = Port("test", "127.0.0.1", 0, cast(Any, swept))
+    for since_s in (99.0, 98.5, 20.0):
+        port._tick(cast(Any, swept), since_s)
+
+    assert swept.elapsed == [1.0, 1.5, 2 * TICK_S]
 
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"

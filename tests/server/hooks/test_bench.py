@@ -128,6 +128,22 @@ class TestTogether:
 
         act(scene)
 
+    def test_a_hook_that_stood_still_with_the_whole_process_is_given_time_to_end(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(GATED)
+            sample = stage.sample(1)
+            running = asyncio.create_task(hooks.predict(sample))
+            await is_set(sample["began"])
+            bench = replicas_of(hooks)._live[0].bench
+            bench._seats[0].running.since_ns -= 60_000_000_000
+            bench._due_ns -= 60_000_000_000
+            bench._look()
+            sample["gate"].set()
+
+            assert json.loads(await running)[1] == 1.0
+
+        act(scene)
+
     def test_a_hook_that_takes_long_makes_way_for_the_others(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             engine = PuppetEngine()

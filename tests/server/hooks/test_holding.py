@@ -90,6 +90,19 @@ class TestHolding:
 
         assert found.found == []
 
+    def test_a_machine_that_stands_still_now_and_then_is_not_held_against_it(
+        self, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        found = Found()
+        holding = Holding(loop, lambda: True, found)
+        for _ in range(ENOUGH):
+            holding.took("pre", 10 * LONG_NS)
+        for look in range(10 * ENOUGH):
+            holding.late(2_000 * LATE_NS if look % 10 == 0 else 0, 0)
+        holding.close()
+
+        assert found.found == []
+
     def test_the_hook_that_computes_longest_is_named_once(self, loop: asyncio.AbstractEventLoop) -> None:
         found = Found()
         holding = Holding(loop, lambda: True, found)

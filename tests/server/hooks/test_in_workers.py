@@ -450,6 +450,29 @@ class TestGenerators:
 
         act(scene)
 
+    def test_a_hook_that_stood_still_with_the_server_is_given_time_to_end(self, act: Act) -> None:
+        source = """
+            import time
+            def post_inference(prediction, metadata):
+                time.sleep(0.3)
+                return 7
+        """
+
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(source, workers=1)
+            running = asyncio.create_task(hooks.predict([0] * 4))
+            assert hooks._place is not None
+            (replica,) = hooks._place.replicas._live
+            while not replica._sent:  # noqa: ASYNC110 - what is waited for has no event
+                await asyncio.sleep(0)
+            replica._sent[0].since_ns -= 60_000_000_000
+            replica._due_ns -= 60_000_000_000
+            replica._look()
+
+            assert await running == b"7"
+
+        act(scene)
+
     def test_a_step_has_the_time_limit_to_itself(self, act: Act) -> None:
         source = """
             import time

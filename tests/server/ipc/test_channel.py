@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -37,6 +38,22 @@ def test_a_time_limit_ends_waiting() -> None:
     with channels() as (here, _):
         assert here.receive(0.0) == []
         assert here.receive(0.001) == []
+
+
+def test_a_long_wait_goes_on_where_a_part_of_it_has_taken_all_its_time() -> None:
+    with channels() as (here, there):
+        real, waits = there._readable, []
+
+        def poll(timeout_ms: float) -> list[tuple[int, int]]:
+            """Come back the first time from a machine that stood still, and find that the other side did."""
+            waits.append(timeout_ms)
+            if len(waits) == 1:
+                here.send(FIRST_KIND, 1, b"late")
+                return []
+            return real.poll(timeout_ms)
+
+        there._readable = SimpleNamespace(poll=poll)  # type: ignore[assignment]
+        assert [body for _, _, body, _, _ in there.receive(PATIENCE_S)] == [b"late"]
 
 
 def test_slots_are_released_when_asked_for_or_before_waiting() -> None:

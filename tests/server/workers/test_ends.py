@@ -124,6 +124,21 @@ def test_an_answer_that_waits_to_be_read_is_not_late() -> None:
     scene(work())
 
 
+def test_a_call_that_stood_still_with_the_server_is_given_time_to_end() -> None:
+    async def work() -> None:
+        worker = Worker(order())
+        await worker.ready
+        call = worker.call(CALL, b"sleep 0.3", limit_s=30.0)
+        await asyncio.sleep(0)
+        worker._since_s -= 60.0
+        worker._due_s -= 60.0
+        worker._look()
+        assert (await call)[0] == b"None"
+        await ended(worker)
+
+    scene(work())
+
+
 def test_memory_past_the_limit_ends_the_worker() -> None:
     async def work() -> None:
         worker, error = await ends(b"grow 300", memory_bytes=200 << 20)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from penstock.server.workers.watch import LOOK_S, Seen, Watch, see
+from penstock.server.workers.watch import LOOK_S, Doubt, Seen, Watch, see
 
 
 def judged(states: str, *, cpu_share: float = 0.0, pinged: bool = False, looks: int = 100) -> tuple[int, str] | None:
@@ -76,3 +76,25 @@ def test_what_is_seen_of_this_process() -> None:
 
 def test_a_process_that_is_gone_is_not_seen() -> None:
     assert see(1 << 30, memory=True) is None
+
+
+class TestDoubt:
+    def test_a_call_past_its_limit_gets_as_much_more_as_looks_at_it_were_late_once(self) -> None:
+        doubt = Doubt()
+        doubt.looked(1, 2.0)
+        doubt.looked(1, 1.0)
+
+        assert [doubt.more_s(1, 60.0) for _ in range(2)] == [3.0, 0.0]
+
+    def test_it_gets_no_more_than_its_limit_and_no_less_than_the_least(self) -> None:
+        doubt = Doubt(0.001)
+        doubt.looked(1, 20.0)
+
+        assert (doubt.more_s(1, 5.0), doubt.more_s(2, 5.0)) == (5.0, 0.001)
+
+    def test_a_look_at_another_call_says_nothing_of_it(self) -> None:
+        doubt = Doubt()
+        doubt.looked(1, 20.0)
+        doubt.looked(2, -1.0)
+
+        assert doubt.more_s(2, 5.0) == 0.0
