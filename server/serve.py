@@ -327,8 +327,7 @@ class Server:
         """End at once whatever is left."""
         self.environments.close()
         self.faults.end()
-        for port in self._ports:
-            await port.close()
+        await asyncio.gather(*(port.close() for port in self._ports))
         if not self._stopped:
             self._stopped = True
             await self._dialect.close()

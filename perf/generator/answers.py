@@ -20,14 +20,15 @@ class BadAnswerError(Exception):
 class Answer:
     """One answer. Of its body, however big, only the beginning is kept, as it is: nothing is unpacked.
 
-    `keep`: whether the connection may be used again; `plain_bytes`: the length of the head, where a length of the body
-    stood in it and nothing before it, else 0.
+    `head`: in lower case; `keep`: whether the connection may be used again; `plain_bytes`: the head's length, where a
+    length of the body stood in it and nothing before it, else 0.
     """
 
-    __slots__ = ("_kept", "_left", "_step", "keep", "plain_bytes", "status", "text")
+    __slots__ = ("_kept", "_left", "_step", "head", "keep", "plain_bytes", "status", "text")
 
     def __init__(self) -> None:
         self.status = 0
+        self.head = b""
         self.keep = True
         self.text = b""
         self.plain_bytes = 0
@@ -65,13 +66,14 @@ class Answer:
         self.status = status = int(head[9:12])
         if 100 <= status < 200 and status != _SWITCHING:
             return end + 4
-        options = _field(head, b"\r\nconnection:")
+        self.head = head
+        options = field_in(head, b"\r\nconnection:")
         self.keep = b"close" not in options if head[7:8] != b"0" else b"keep-alive" in options
         if status in _BODILESS:
             self._step = None
-        elif coding := _field(head, b"\r\ntransfer-encoding:"):
+        elif coding := field_in(head, b"\r\ntransfer-encoding:"):
             self._step = self._size if coding.endswith(b"chunked") else self._rest
-        elif length := _field(head, b"\r\ncontent-length:"):
+        elif length := field_in(head, b"\r\ncontent-length:"):
             self._length(length)
             self.plain_bytes = end + 4 if at == 0 else 0
         else:
@@ -134,7 +136,8 @@ class Answer:
         return after
 
 
-def _field(head: bytes, name: bytes) -> bytes:
+def field_in(head: bytes, name: bytes) -> bytes:
+    """Give a field of a head in lower case; `name` stands between a line's end and a colon. Empty: there is none."""
     at = head.find(name)
     if at < 0:
         return b""

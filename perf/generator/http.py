@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from .answers import Answer, BadAnswerError
+from .answers import Answer, BadAnswerError, field_in
 from .carriers import Carrier, Slot
 from .connecting import Connecting
 from .orders import Target
@@ -21,16 +21,20 @@ _HEADS = 512
 
 
 class HttpConnection(asyncio.Protocol):
-    """One keep-alive connection. `heads`: of good answers, by the length of the whole; all connections learn them."""
+    """One keep-alive connection. `heads`: of good answers, by the length of the whole; all connections learn them.
 
-    __slots__ = ("_answer", "_heads", "_lost", "_slot", "_transport")
+    `v2`: whether only what may answer v2's infer is good.
+    """
 
-    def __init__(self, lost: Callable[[str], None], heads: dict[int, bytes]) -> None:
+    __slots__ = ("_answer", "_heads", "_lost", "_slot", "_transport", "_v2")
+
+    def __init__(self, lost: Callable[[str], None], heads: dict[int, bytes], *, v2: bool = False) -> None:
         self._lost = lost
         self._transport: asyncio.Transport | None = None
         self._slot: Slot | None = None
         self._answer: Answer | None = None
         self._heads = heads
+        self._v2 = v2
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
@@ -80,7 +84,8 @@ class HttpConnection(asyncio.Protocol):
             return
         if behind is not None:
             self._answer = None
-            if one_read and answer.plain_bytes and answer.status == _OK and answer.keep:
+            plain = one_read and answer.plain_bytes and answer.status == _OK and answer.keep
+            if plain and not _error(answer, v2=self._v2):
                 if len(self._heads) >= _HEADS:
                     self._heads.clear()
                 self._heads[len(data)] = data[: answer.plain_bytes]
@@ -91,7 +96,7 @@ class HttpConnection(asyncio.Protocol):
         if not answer.keep:
             self._end("", now_ns)
         if slot is not None:
-            slot.answered(now_ns, "" if 200 <= answer.status < 300 else _error(answer))
+            slot.answered(now_ns, _error(answer, v2=self._v2))
 
     def _end(self, why: str, now_ns: int) -> None:
         slot = self._slot
@@ -101,8 +106,16 @@ class HttpConnection(asyncio.Protocol):
             slot.lost(now_ns, why)
 
 
-def _error(answer: Answer) -> str:
-    return f"{answer.status}: {answer.text.decode('utf-8', 'replace')}".rstrip(": ")
+def _error(answer: Answer, *, v2: bool) -> str:
+    """Say what is wrong with an answer; empty: nothing. A proxy may say 200 above a page of its own."""
+    if not 200 <= answer.status < 300:
+        return f"{answer.status}: {answer.text.decode('utf-8', 'replace')}".rstrip(": ")
+    if not v2 or b"\r\ninference-header-content-length:" in answer.head:
+        return ""
+    kind = field_in(answer.head, b"\r\ncontent-type:")
+    if not kind or b"json" in kind:
+        return ""
+    return f"{answer.status}, but neither JSON nor tensors: {kind.decode('latin-1')}"
 
 
 class HttpOpener:
@@ -113,6 +126,7 @@ class HttpOpener:
     def __init__(self, target: Target) -> None:
         self._connecting = Connecting(target)
         self._heads: dict[int, bytes] = {}
+        self._v2 = target.v2
 
     async def open(self, lost: Callable[[str], None]) -> Carrier:
-        return await self._connecting.connect(lambda: HttpConnection(lost, self._heads))
+        return await self._connecting.connect(lambda: HttpConnection(lost, self._heads, v2=self._v2))

@@ -43,12 +43,16 @@ class GrpcCall:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go: over HTTP/1.1 where `grpc` is None. A `host` that begins with a slash is a socket's path."""
+    """Where requests go: over HTTP/1.1 where `grpc` is None. A `host` that begins with a slash is a socket's path.
+
+    `v2`: over HTTP, whether an answer has to be one to v2's infer.
+    """
 
     host: str
     port: int
     tls: Tls | None = None
     grpc: GrpcCall | None = None
+    v2: bool = False
 
 
 @dataclass(frozen=True, slots=True)

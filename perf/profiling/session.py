@@ -190,7 +190,7 @@ def target(options: Options) -> Target:
     tls = options.tls or (Tls() if parts.scheme in {"https", "grpcs"} else None)
     secure = tls if options.grpc or parts.scheme == "https" else None
     if not options.grpc:
-        return Target(parts.hostname, port, secure)
+        return Target(parts.hostname, port, secure, v2=True)
     method = "ModelStreamInfer" if options.streaming else "ModelInfer"
     call = GrpcCall(
         f"/inference.GRPCInferenceService/{method}", options.headers, options.streaming, options.compression

@@ -290,8 +290,7 @@ class FrontServer:
         self._environments.close()
         if self._spread is not None:
             self._spread.close()
-        for port in self._ports:
-            await port.close()
+        await asyncio.gather(*(port.close() for port in self._ports))
         self._leave()
         if self._leaving:
             await asyncio.wait(self._leaving)

@@ -6,7 +6,12 @@ Part of Http2Connection, between `sending.py` and `connection.py`.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
+import select
+import sys
+import termios
+from typing import Any
 
 from .frames import ACK, MAX_WINDOW, PING, Fault, Http2Error, frame, goaway
 from .sending import Sender
@@ -261,6 +266,8 @@ class Lifetime(Sender):
     def _tick_unsent(self, elapsed_s: float) -> bool:
         """Drop a peer that takes nothing of what waits for it."""
         unsent, before = self.transport.get_write_buffer_size(), self._unsent
+        if not unsent and self.over_tls:
+            unsent = _below_tls(self.transport)
         self._unsent = unsent
         self._stuck_s = self._stuck_s + elapsed_s if unsent and unsent >= before > 0 else 0.0
         if self._stuck_s <= self.limits.write_timeout_s:
@@ -310,3 +317,22 @@ class Lifetime(Sender):
         self._pings_without_answers += 1
         self._asked_s = 0.0
         self.write(frame(PING, 0, 0, _KEEPALIVE_PING))
+
+
+def _below_tls(transport: Any) -> int:
+    """Give the bytes that the socket below TLS has not got rid of; 0 while it takes more.
+
+    What waits between TLS and the socket, up to one write, no transport tells; but while it does, the socket is full.
+    """
+    socket = transport.get_extra_info("socket")
+    descriptor = -1 if socket is None else socket.fileno()
+    if descriptor < 0:
+        return 0
+    writable = select.poll()
+    writable.register(descriptor, select.POLLOUT)
+    if writable.poll(0):
+        return 0
+    try:
+        return int.from_bytes(fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except OSError:  # a system that does not tell
+        return 0

@@ -101,6 +101,9 @@ class Sender(asyncio.Protocol):
     def give_up(self) -> None:
         """Drop a peer that does not read: nor would it read why."""
         self.transport.abort()
+        # they go when the connection is lost, in a turn to come; counted until then, they would have others dropped
+        for stream in self.blocked.values():
+            self.shared.untaken.lessen(stream)
 
     # -- streams -----------------------------------------------------------------------------------------------
 

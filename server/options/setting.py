@@ -57,14 +57,14 @@ class Setting:
             return "true or false"
         if self.bounds:
             kind = "a whole number" if isinstance(self.default, int) else "a number"
-            return f"{kind} from {self.bounds[0]:.15g} to {self.bounds[1]:.15g}"
+            return f"{kind} from {shown(self.bounds[0])} to {shown(self.bounds[1])}"
         return "a list of texts" if isinstance(self.default, tuple) else "a text"
 
 
 def shown(value: object) -> str:
-    """Write a default as a person would type it; nothing for none."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (int, float)):
+    """Write a default or a bound as a person would type it; nothing for none."""
+    if isinstance(value, int):
+        return str(value).lower()  # true and false; numbers have no case
+    if isinstance(value, float):
         return f"{value:.15g}"
     return str(value or "")

@@ -23,7 +23,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from penstock.backends.backend import Array, Backend, Loader
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.server.listening.listener import StartError
+from penstock.server.listening.listener import Listener, Port, StartError
 from penstock.server.serve import Server
 from tests.fakes import FakeBackend, fake_loader
 from tests.forking import the_forker
@@ -204,6 +204,33 @@ async def gated(gate: Gate, root: Path, **settings: Any) -> AsyncIterator[Server
         gate.open.set()
         await server.close()
         await server.engine.stop(10)  # the thread that was behind the gate speaks to the loop once more
+
+
+def test_ports_wait_together_for_what_is_done_for_clients_that_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone: list[str] = []
+    left: list[int] = []
+
+    async def main() -> None:
+        all_of_them = asyncio.Event()
+
+        async def abandon(port: Port) -> None:
+            gone.append(port.name)
+            if len(gone) == 3:
+                all_of_them.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await all_of_them.wait()
+            left.append(len(gone))
+
+        for kind in (Port, Listener):
+            monkeypatch.setattr(kind, "abandon", abandon)
+        async with gated(Gate(), tmp_path, allow_grpc=True):
+            pass
+
+    run(main)
+    assert (sorted(gone), left) == (["HTTP", "gRPC", "metrics"], [3, 3, 3])
 
 
 def ask_until_closed(port: int) -> bytes:

@@ -100,6 +100,11 @@ def test_a_choice_is_taken_in_any_case() -> None:
         ({"http_port": "x"}, {}, "--http-port: got 'x', wanted a whole number from 0 to 65535"),
         ({"http_port": "65536"}, {}, "--http-port: got 65536, wanted a whole number from 0 to 65535"),
         ({"http_port": "1.0"}, {}, "--http-port: got '1.0', wanted a whole number from 0 to 65535"),
+        (
+            {"write_memory_bytes": "1"},
+            {},
+            "--write-memory-bytes: got 1, wanted a whole number from 65536 to 1125899906842624",
+        ),
         ({"exit_timeout_secs": "nan"}, {}, "--exit-timeout-secs: got nan, wanted a number from 0 to 86400"),
         ({"exit_on_error": "yes"}, {}, "--exit-on-error: got 'yes', wanted true or false"),
         ({"log_format": "xml"}, {}, "--log-format: got 'xml', wanted one of auto, text, json, default, ISO8601"),

@@ -55,6 +55,14 @@ class InferenceTrace:
         return json.dumps(found) if found else None
 
 
+def _unsigned(name: str, given: int, bits: int) -> int:
+    """Give a number that travels as so many bits. Raises: TypeError, as pybind11 does."""
+    number = int(given)
+    if not 0 <= number < 1 << bits:
+        raise TypeError(f"InferenceRequest: {name} is no unsigned number of {bits} bits")
+    return number
+
+
 class InferenceRequest:
     """A request that a model makes. `_said` is its form in messages.py."""
 
@@ -75,6 +83,8 @@ class InferenceRequest:
         wanted = [as_text("InferenceRequest: each of requested_output_names", name) for name in requested_output_names]
         if isinstance(correlation_id, bool) or not isinstance(correlation_id, int | str):
             raise TritonModelException("Correlation ID must be integer or string")
+        if not isinstance(correlation_id, str):
+            _unsigned("correlation_id", correlation_id, 64)
         whose = f"for request with id '{request_id}' and model name '{self._model}' should not be empty."
         self._inputs: list[Tensor] | None = checked_tensors(inputs, f"Input tensor {whose}")
         if trace is not None and not isinstance(trace, InferenceTrace):
@@ -85,8 +95,9 @@ class InferenceRequest:
         self._trace = trace
         self._said: dict[str, Any] = {
             "id": request_id, "number": 0, "inputs": [tensor.name() for tensor in self._inputs],
-            "outputs": list(dict.fromkeys(wanted)), "correlation": correlation_id, "flags": int(flags),
-            "timeout_us": int(timeout), "priority": 0, "parameters": checked_parameters(parameters),
+            "outputs": list(dict.fromkeys(wanted)), "correlation": correlation_id,
+            "flags": _unsigned("flags", flags, 32), "timeout_us": _unsigned("timeout", timeout, 64), "priority": 0,
+            "parameters": checked_parameters(parameters),
         }  # fmt: skip
 
     def inputs(self) -> list[Tensor]:
@@ -105,7 +116,7 @@ class InferenceRequest:
         return self._said["flags"]  # type: ignore[no-any-return]
 
     def set_flags(self, flags: int) -> None:
-        self._said["flags"] = int(flags)
+        self._said["flags"] = _unsigned("flags", flags, 32)
 
     def timeout(self) -> int:
         """Give the time it may take. Units: microseconds; 0: any."""

@@ -35,6 +35,8 @@ def checked_parameters(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
             raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
         if not isinstance(value, bool | int | str):
             raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            raise TritonModelException(f"Expect parameters values of type int to have 64 bits, '{key}' has more")
     return parameters
 
 

@@ -16,14 +16,17 @@ INFER, STREAM = "/inference.GRPCInferenceService/ModelInfer", "/inference.GRPCIn
 @pytest.mark.parametrize(
     ("options", "aimed"),
     [
-        (Options("m"), Target("localhost", 8000)),
-        (Options("m", url="here:1"), Target("here", 1)),
-        (Options("m", url="here"), Target("here", 8000)),
-        (Options("m", url="http://here:1/"), Target("here", 1)),
-        (Options("m", url="[::1]:5"), Target("::1", 5)),
-        (Options("m", url="here:1", tls=Tls()), Target("here", 1)),  # how, and the URL does not say https
-        (Options("m", url="https://here:1", tls=Tls(verify_peer=False)), Target("here", 1, Tls(verify_peer=False))),
-        (Options("m", url="https://here:1"), Target("here", 1, Tls())),
+        (Options("m"), Target("localhost", 8000, v2=True)),
+        (Options("m", url="here:1"), Target("here", 1, v2=True)),
+        (Options("m", url="here"), Target("here", 8000, v2=True)),
+        (Options("m", url="http://here:1/"), Target("here", 1, v2=True)),
+        (Options("m", url="[::1]:5"), Target("::1", 5, v2=True)),
+        (Options("m", url="here:1", tls=Tls()), Target("here", 1, v2=True)),  # how, and the URL does not say https
+        (
+            Options("m", url="https://here:1", tls=Tls(verify_peer=False)),
+            Target("here", 1, Tls(verify_peer=False), v2=True),
+        ),
+        (Options("m", url="https://here:1"), Target("here", 1, Tls(), v2=True)),
         (Options("m", grpc=True), Target("localhost", 8001, grpc=GrpcCall(INFER))),
         (Options("m", grpc=True, tls=Tls(), url="here:1"), Target("here", 1, Tls(), GrpcCall(INFER))),
         (

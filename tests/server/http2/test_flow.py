@@ -304,6 +304,24 @@ def test_beyond_the_bound_of_all_connections_the_call_that_weighs_most_is_ended(
     assert wire.shared.untaken.held_bytes == 130_010
 
 
+def test_who_drops_a_connection_counts_the_calls_that_go_with_it_no_more_and_drops_no_other() -> None:
+    wire, other = Wire(), Wire()
+    untaken = wire.shared.untaken = other.shared.untaken = Untaken(1_000_000, wire.shared.loop)
+    for each in (wire, other):
+        each.feed(frames.settings({INITIAL_WINDOW_SIZE: 0}))
+    for stream in (1, 3, 5, 7):
+        wire.feed(wire.call(GIVE, b"90000", stream))
+    other.feed(other.call(GIVE, b"95000"))
+    wire.transport.stuck = 100_000
+    untaken.most_bytes = 400_000
+    wire.connection.pause_writing()
+    wire.loop.turn()
+
+    assert wire.transport.aborted
+    assert other.connection.streams.keys() == {1}
+    assert untaken.held_bytes == 95_005
+
+
 def test_a_transport_that_is_full_counts_until_it_is_not_and_is_aborted_beyond_the_bound() -> None:
     wire = Wire()
     wire.shared.untaken = Untaken(200_000, wire.shared.loop)

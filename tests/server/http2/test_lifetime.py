@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import select
+import socket
+from contextlib import suppress
+from typing import Any
+
 import pytest
 from hpack import Encoder
 
@@ -10,7 +15,7 @@ from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.http2 import frames
 from penstock.server.http2.frames import ACK, GOAWAY, MAX_WINDOW, PING, Fault
 
-from .wire import BIDI, ECHO, HOLD, OK, REFUSE, Frame, Wire, message_of, payload
+from .wire import BIDI, ECHO, HOLD, OK, REFUSE, FakeTransport, Frame, Wire, message_of, payload
 
 UNAVAILABLE = int(Status.UNAVAILABLE)
 
@@ -325,6 +330,64 @@ def test_a_slow_reader_is_not_dropped() -> None:
         wire.shared.sweep(1.0)
 
     assert not wire.transport.over
+
+
+class OverTls(FakeTransport):
+    """Over a real socket, which is full until `reader` reads. What TLS has given to it is told nowhere."""
+
+    def __init__(self, protocol: Any = None) -> None:
+        super().__init__(protocol)
+        self.socket, self.reader = socket.socketpair()
+        self.socket.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                self.socket.send(bytes(1024))
+
+    def get_extra_info(self, name: str) -> Any:
+        return {"sslcontext": True, "socket": self.socket}[name]
+
+    def end(self) -> None:
+        self.socket.close()
+        self.reader.close()
+
+
+def over_tls() -> tuple[Wire, OverTls]:
+    wire = Wire(write_timeout_s=5.0)
+    transport = OverTls(wire.connection)
+    wire.connection.transport, wire.connection.over_tls = transport, True
+    return wire, transport
+
+
+def test_a_peer_that_takes_nothing_of_what_tls_has_passed_on_is_dropped() -> None:
+    wire, transport = over_tls()
+    for _ in range(8):
+        wire.shared.sweep(1.0)
+    transport.end()
+    wire.shared.sweep(1.0)
+
+    assert transport.aborted
+
+
+def test_a_slow_reader_over_tls_is_not_dropped() -> None:
+    wire, transport = over_tls()
+    for _ in range(10):
+        for _ in range(4):
+            wire.shared.sweep(1.0)
+        assert transport.reader.recv(1024)
+    transport.end()
+
+    assert not transport.over
+
+
+def test_what_a_socket_below_tls_has_taken_is_the_systems_and_waits_for_its_reader() -> None:
+    wire, transport = over_tls()
+    while not select.select([], [transport.socket], [], 0)[1]:
+        assert transport.reader.recv(1024)
+    for _ in range(8):
+        wire.shared.sweep(1.0)
+    transport.end()
+
+    assert not transport.over
 
 
 def test_a_peer_that_half_closes_is_closed() -> None:

@@ -190,6 +190,26 @@ def test_a_response_that_cannot_be_is_refused(pb_utils: Any) -> None:
         pb_utils.InferenceResponse(parameters={1: 1})
 
 
+@pytest.mark.parametrize("number", [1 << 63, -(1 << 63) - 1, 1 << 64])
+def test_a_parameter_has_64_bits(pb_utils: Any, number: int) -> None:
+    with pytest.raises(pb_utils.TritonModelException, match="int to have 64 bits, 'big' has more"):
+        pb_utils.InferenceResponse(parameters={"big": number})
+    with pytest.raises(pb_utils.TritonModelException, match="int to have 64 bits, 'big' has more"):
+        pb_utils.InferenceRequest(model_name="m", requested_output_names=[], inputs=[], parameters={"big": number})
+
+    kept = {"most": (1 << 63) - 1, "least": -(1 << 63), "yes": True}
+    assert pb_utils.InferenceResponse(parameters=kept).parameters() == json.dumps(kept)
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "bits"),
+    [("correlation_id", 1 << 64, 64), ("correlation_id", -1, 64), ("timeout", 1 << 64, 64), ("flags", 1 << 32, 32)],
+)
+def test_a_number_of_a_request_that_cannot_travel_is_refused(pb_utils: Any, name: str, number: int, bits: int) -> None:
+    with pytest.raises(TypeError, match=f"{name} is no unsigned number of {bits} bits"):
+        pb_utils.InferenceRequest(model_name="m", requested_output_names=[], inputs=[], **{name: number})
+
+
 def test_a_request_that_is_made_says_what_it_is(pb_utils: Any) -> None:
     tensor = pb_utils.Tensor("x", np.zeros(1))
     request = pb_utils.InferenceRequest(
