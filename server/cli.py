@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from .options.backend_config import without_effect
-from .options.foreign_flags import foreign, renamed, sifted
+from .options.foreign_flags import foreign, lengthened, renamed, sifted
 from .options.setting import FALSE_WORDS, TRUE_WORDS, Setting, shown
 from .settings import SettingError, Settings, known_settings, nearest, resolve
 
@@ -149,11 +149,12 @@ def _program(word: str, words: Sequence[str]) -> int:
 
 
 def run_as_triton(words: Sequence[str], _: object) -> int:
-    """Serve what a command line of Triton's names, as `serve` does with the same flags.
+    """Serve what a command line of Triton's names, as `serve` does with the same flags, which may be shortened here.
 
     Source: Triton server, deploy/: the arguments of a container begin with `tritonserver`, and those of KServe's.
     """
-    return _run(["serve", *words])
+    known = [item.flag for item in known_settings()]
+    return _run(["serve", *(lengthened(word, known) for word in words)])
 
 
 def _installed(word: str, words: Sequence[str]) -> int:
