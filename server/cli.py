@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from .options.backend_config import without_effect
-from .options.foreign_flags import foreign, renamed, sifted
+from .options.foreign_flags import foreign, lengthened, renamed, sifted
 from .options.setting import FALSE_WORDS, TRUE_WORDS, Setting, shown
 from .settings import SettingError, Settings, known_settings, nearest, resolve
 
@@ -32,6 +32,7 @@ _PROGRAMS = {
     "deepaas-predict": ("deepaas.predicting:run", "call a DEEPaaS model's `predict_data` with a file"),
     "abeja": ("abeja.command:run", "serve an ABEJA handler, or call it (docs/abeja.md)"),
     "sagemaker": ("clouds.command:run", "serve in a container of Amazon SageMaker's (docs/clouds.md)"),
+    "tritonserver": ("cli:run_as_triton", "serve: the word that command lines of Triton's begin with"),
 }
 """Programs that others served with, each answered here as it was: what runs it, and what is said of it."""
 _NO_SETTINGS = {"command", "paths", "invariance", "json"}
@@ -145,6 +146,15 @@ def _program(word: str, words: Sequence[str]) -> int:
     """Run a program of another server's."""
     module, _, name = _PROGRAMS[word][0].partition(":")
     return int(getattr(importlib.import_module(f".{module}", __package__), name)(words, _serve))
+
+
+def run_as_triton(words: Sequence[str], _: object) -> int:
+    """Serve what a command line of Triton's names, as `serve` does with the same flags, which may be shortened here.
+
+    Source: Triton server, deploy/: the arguments of a container begin with `tritonserver`, and those of KServe's.
+    """
+    known = [item.flag for item in known_settings()]
+    return _run(["serve", *(lengthened(word, known) for word in words)])
 
 
 def _installed(word: str, words: Sequence[str]) -> int:

@@ -176,16 +176,16 @@ class Port:
         for bound in self._sockets:
             keep_out_new(bound)
         await self._accept_waiting()
+        closing, self._sockets = self._sockets, []  # the clock looks at them in any turn of the loop
         for server in self._servers:
             server.close()
         if self.accepting is not None:
             self.accepting.end()
         await asyncio.sleep(0)
-        for bound in self._sockets:
+        for bound in closing:
             with contextlib.suppress(OSError):
                 bound.close()
         self._servers.clear()
-        self._sockets.clear()
 
     async def _accept_waiting(self) -> None:
         """Let the loop accept what the kernel has connected."""

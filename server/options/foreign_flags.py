@@ -64,6 +64,17 @@ def renamed(word: str) -> str:
     return OLDER_NAMES.get(flag, flag) + equals + value
 
 
+def lengthened(word: str, known: Iterable[str]) -> str:
+    """Give an argument with the whole name of its flag, where it is the beginning of one known flag only.
+
+    Source: Triton server, command_line_parser.cc: getopt_long, to which `--model-repo` is `--model-repository`.
+    """
+    flag, equals, value = word.partition("=")
+    every = {*known, *FOREIGN, *WITHOUT_EFFECT, *OLDER_NAMES}
+    found = [flag] if flag in every else [each for each in every if flag[2:] and each.startswith(flag)]
+    return found[0] + equals + value if len(found) == 1 else word
+
+
 def sifted(words: Iterable[str]) -> tuple[list[str], list[str]]:
     """Take what has no effect out of a command line, each with its value. Returns: the others, and what to say."""
     kept: list[str] = []

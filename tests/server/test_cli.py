@@ -41,6 +41,34 @@ def test_serve_takes_paths_and_flags_in_any_order(served: list[Settings]) -> Non
     assert served == [Settings(model_repository=("a", "b", "c"), http_port=9000, exit_timeout_secs=5.0)]
 
 
+def test_the_arguments_of_triton_s_container_begin_with_its_name(
+    served: list[Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--model-store=/mnt/models", "--grpc-port=9000", "--http-port=8080", "--strict-model-config=False"]
+    wanted = Settings(
+        model_repository=("/mnt/models",), grpc_port=9000, http_port=8080, disable_auto_complete_config=False
+    )
+
+    assert cli.main(["tritonserver", *words]) == 0
+    monkeypatch.setattr(sys, "argv", ["/opt/tritonserver/bin/tritonserver", *words])  # through a link
+    assert cli.main() == 0
+
+    assert served == [wanted, wanted]
+
+
+def test_a_flag_on_triton_s_command_line_may_be_shortened_while_it_is_one_flag_only(
+    served: list[Settings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model-repo=/models", "--model-st", "/more", "--strict-r=0", "--backend-dir=/opt", "--grpc-use-ssl=0"]
+
+    assert cli.main(["tritonserver", *words]) == 0
+    assert served == [Settings(model_repository=("/models", "/more"), strict_readiness=False)]
+    assert "--backend-directory has no effect" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["tritonserver", "--model-repository=/models", "--grpc=1"])
+    assert "unknown argument --grpc=1" in capsys.readouterr().err
+
+
 def test_a_boolean_flag_takes_a_word_or_stands_alone(served: list[Settings]) -> None:
     cli.main(
         ["serve", "--access-log", "./a", "--exit-on-error", "true", "--strict-readiness=0", "--allow-metrics", "0"]

@@ -220,6 +220,18 @@ def test_that_no_connection_can_be_accepted_is_said_once_each_time_it_begins(
     assert caplog.messages == ["test: no connection can be accepted: Too many open files"] * 2
 
 
+def test_a_port_that_closes_is_no_lack_of_descriptors(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with listening(Gate()) as listener:
+            closing = asyncio.ensure_future(listener.stop_accepting())
+            while not closing.done():
+                await asyncio.sleep(0)
+                listener._look_for_descriptors()  # as the clock does, in whichever turn of the loop it is due
+
+    run(main)
+    assert caplog.messages == []
+
+
 def test_finish_waits_for_work_under_way() -> None:
     async def main() -> None:
         gate = Gate()
