@@ -20,6 +20,7 @@ _TOKEN = re.compile(r"#[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|[A-Za-z
 _QUOTED_ENUM = re.compile(r"has no value named (\"\w+\"|'\w+')\.$")
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
 """A byte that is not UTF-8, as errors="surrogateescape" hands it on."""
+_MAPS = ("parameters", "metric_tags", "cc_model_filenames")
 
 
 def parse(path: Path) -> tuple[Any, dict[str, int]]:
@@ -41,7 +42,18 @@ def parse(path: Path) -> tuple[Any, dict[str, int]]:
         raise MistakeError(Finding(path, message, error.GetLine() or 0)) from error
     except (ValueError, RecursionError) as error:
         raise MistakeError(Finding(path, str(error))) from error
+    _drop_empty(config)
     return config, field_lines(text)
+
+
+def _drop_empty(config: Any) -> None:
+    """Drop what `metric_tags: {}` adds: JSON for none, which is an entry without name and value in protobuf's text.
+
+    Triton tells a model's configuration as such JSON. Pasted, it has the entry there too, and nothing comes of it.
+    """
+    for entries in (getattr(config, name) for name in _MAPS):
+        if "" in entries and not str(entries[""]):
+            del entries[""]
 
 
 def _text(path: Path) -> str:

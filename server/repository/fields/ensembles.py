@@ -28,7 +28,6 @@ _NOT_ITS_OWN = {
     "backend": "Ensemble model '{}' must have platform type 'ensemble' and empty backend type",
     "default_model_filename": "default_model_filename should not be specified for ensemble '{}'",
     "model_operations": "model_operations should not be specified for ensemble '{}'",
-    "parameters": "parameters should not be specified for ensemble '{}'",
     "batch_input": "batch_input should not be specified for ensemble '{}'",
     "batch_output": "batch_output should not be specified for ensemble '{}'",
 }

@@ -11,6 +11,7 @@ from penstock.server.repository.findings import is_there
 from penstock.server.repository.libraries import LIBRARIES
 
 from . import gpu
+from .ensembles import PLATFORM as ENSEMBLE
 from .identity import PYTHON, TENSORFLOW
 from .notes import Notes, enum_name
 
@@ -92,6 +93,10 @@ _LIKENESS = 0.8
 def read(notes: Notes) -> None:
     """Read them."""
     optimization, backend = notes.config.optimization, notes.values.get("model.backend")
+    if notes.config.platform == ENSEMBLE:
+        for name in sorted(notes.config.parameters):
+            _note_own(notes, name)
+        return
     if backend == PYTHON:
         if notes.config.HasField("optimization"):
             notes.warn("optimization", "field 'optimization' has no effect on a Python model, as in Triton")
@@ -209,5 +214,9 @@ def _own(notes: Notes, name: str, whose: str, known: tuple[str, ...]) -> None:
     if like or name.startswith(_RESERVED):
         notes.mistake("parameters", f"parameter '{name}' is not supported{whose}, known: {', '.join(known)}")
     else:
-        text = "is for those who read the configuration: it changes nothing here"
-        notes.warn("parameters", f"parameter '{name}' {text}")
+        _note_own(notes, name)
+
+
+def _note_own(notes: Notes, name: str) -> None:
+    text = "is for those who read the configuration: it changes nothing here"
+    notes.warn("parameters", f"parameter '{name}' {text}")

@@ -66,10 +66,6 @@ class TestConfiguration:
                 "Ensemble model 'm' must have platform type 'ensemble' and empty backend type",
             ),
             (
-                PLAIN + 'parameters { key: "execution_mode" value { string_value: "0" } }',
-                "parameters should not be specified for ensemble 'm'",
-            ),
-            (
                 PLAIN.replace("model_version: -1", ""),
                 "step 0 of ensemble 'm': model_version must be -1, for the latest, or above 0",
             ),
@@ -82,6 +78,17 @@ class TestConfiguration:
     )
     def test_what_it_cannot_have_is_refused_in_triton_s_words(self, text: str, message: str) -> None:
         assert message in [finding.message for finding in read(text)[1]]
+
+    def test_its_parameters_are_for_those_who_read_the_configuration(self) -> None:
+        """As Riva's clients do; it runs nothing itself that a known name could be meant for."""
+        said, findings = read(PLAIN + "".join(f'parameters {{ key: "{name}" value {{ string_value: "x" }} }}'
+                              for name in ("chunk_size", "execution_mode")))  # fmt: skip
+
+        assert [(finding.mistake, finding.message.partition(":")[0]) for finding in findings] == [
+            (False, "parameter 'chunk_size' is for those who read the configuration"),
+            (False, "parameter 'execution_mode' is for those who read the configuration"),
+        ]
+        assert not [name for name in said.values if name.startswith("runtime.")]
 
     def test_a_folder_needs_a_version_and_no_file(self, tmp_path: Path) -> None:
         write_ensemble(tmp_path, "chain", CHAIN, 1, 3)
