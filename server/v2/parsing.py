@@ -55,10 +55,13 @@ def parse(text: bytes, max_depth: int, *, simd: bool = True) -> Any:
     """Parse one JSON text.
 
     With `simd`, an array of numbers under `data` of an element of `inputs` may become a flat `numpy` array (float64,
-    int64 or uint64); without, all is plain Python.
+    int64 or uint64); without, all is plain Python. A BOM before it and zeros behind it are passed over: .NET's writers
+    put the one there, and who sends a string of C's as it lies in memory the others.
+    Source: rapidjson, by which Triton reads requests.
     Raises: InferError (INVALID) when it is no JSON, is nested deeper than `max_depth`, or has more than MOST_VALUES
     besides such numbers.
     """
+    text = text.removeprefix(_BOM)
     # a depth takes two brackets, so that most small texts need no look at theirs
     if len(text) > 2 * max_depth and text.count(b"[") + text.count(b"{") > max_depth and depth_of(text) > max_depth:
         raise InferError(Code.INVALID, f"JSON nesting depth exceeds maximum allowed limit ({max_depth})")
@@ -71,6 +74,8 @@ def parse(text: bytes, max_depth: int, *, simd: bool = True) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
+        if text.endswith(b"\0"):
+            return parse(text.rstrip(b"\0"), max_depth, simd=simd)
         if b"NaN" in text or b"Infinity" in text:
             return _parse_non_finite(text)
         said = f"{_TRITONS.get(error.msg, error.msg)} at {error.pos}"
@@ -121,7 +126,7 @@ def parse_simd(text: bytes) -> Any:
     """
     simdjson = _simdjson()
     if simdjson is None or text.startswith(_BOM):
-        # of a BOM: simdjson skips it
+        # of a second BOM: simdjson skips it
         return None
     plain = _Counted() if may_have_more_values(text) else _plain
     try:

@@ -122,15 +122,25 @@ class TestBothParsers:
         assert below is not None
         assert below == above
 
+    def test_a_mark_of_the_byte_order_is_passed_over_as_triton_does(self) -> None:
+        assert both(b'\xef\xbb\xbf{"a":[1,2]}') == ({"a": [1, 2]}, {"a": [1, 2]})
+
+    @pytest.mark.parametrize("zeros", [b"\0", b" \0\0"])
+    def test_zeros_behind_a_text_are_its_end_as_in_triton(self, zeros: bytes) -> None:
+        assert parse(b'{"a":1}' + zeros, DEPTH) == {"a": 1}
+        assert parse(b'{"a":1}' + PADDING + zeros, DEPTH) == {"a": 1}
+        assert parse(b'{"a":Infinity}' + zeros, DEPTH) == {"a": math.inf}
+
     def test_the_last_of_equal_keys_counts(self) -> None:
         assert parse(b'{"id":"first","id":"last"}' + PADDING, DEPTH) == {"id": "last"}
 
     @pytest.mark.parametrize(
         "text",
         [
-            b"", b" ", b"{", b"}", b"nul", b"{'a':1}", b'{"a":1,}', b"[1,]", b'{"a":1}{}', b'{"a":1}\x00', b'{"a":01}',
+            b"", b" ", b"{", b"}", b"nul", b"{'a':1}", b'{"a":1,}', b"[1,]", b'{"a":1}{}', b'{"a":1}\x00x', b'{"a":01}',
             b'{"a":1.}', b'{"a":.5}', b'{"a":+1}', b'{"a":1e400}', b'{"a":"\x01"}', b'{"a":"\xff"}',
-            b'{"a":"\xed\xa0\x80"}', b'{"a":"\\ud800"}', b'{"a":"\\x41"}', b'\xef\xbb\xbf{"a":1}', b"\xff\xfe{}",
+            b'{"a":"\xed\xa0\x80"}', b'{"a":"\\ud800"}', b'{"a":"\\x41"}', b"\xff\xfe{}",
+            b'\xef\xbb\xbf\xef\xbb\xbf{"a":1}',
             b'{"a":nan}', b'{"a":-nan}', b'{"a":inf}', b'{"a":undefined}', b'{"a":1 /* */}', b"[" + b"1" * 400 + b"]",
         ],
     )  # fmt: skip
@@ -229,7 +239,8 @@ class TestNotFinite:
         "text",
         [
             b'{"id":"\\ud800","a":NaN}', b'{"id":"\xed\xa0\x80","a":NaN}', b'{"id":"\xff","a":NaN}',
-            b'\xef\xbb\xbf{"a":NaN}', '{"a":NaN}'.encode("utf-16"), b'{"a":-NaN}', b'{"a":NaN,}', b'["\x01",NaN]',
+            b'\xef\xbb\xbf\xef\xbb\xbf{"a":NaN}', '{"a":NaN}'.encode("utf-16"), b'{"a":-NaN}', b'{"a":NaN,}',
+            b'["\x01",NaN]',
             b'{"\\udc00":NaN}', b"NaNNaN", b'{"a":NaN}x', b"[NaN,1e400]", b"[-1e400,Infinity]",
             b"[NaN,%b]" % (b"9" * 400), b"[NaN,-%b]" % (b"9" * 5000),
         ],
