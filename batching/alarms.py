@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     from .model import Model
 
 LATE_S = 0.1
-"""An alarm that goes off so late finds a loop, or a machine, that stood still."""
-READS_S = 0.02
-"""For so long it then reads what has come before it rings."""
+"""An alarm that goes off so late finds a loop, or a machine, that stood still. For as long it then does not ring: what
+has come meanwhile, to front ends too, is still to be read."""
 
 
 class Alarms:
@@ -54,8 +53,8 @@ class Alarms:
     def _expired(self, model: Model) -> None:
         when, _ = self._timers.pop(model)
         if self._loop.time() > when + LATE_S:
-            # what came meanwhile is still to be read: a sequence that went on may seem to have been idle
-            self._timers[model] = -math.inf, self._loop.call_later(READS_S, self._rings, model)
+            # a sequence that went on may seem to have been idle
+            self._timers[model] = -math.inf, self._loop.call_later(LATE_S, self._rings, model)
         else:
             self._ring(model)
 

@@ -221,7 +221,8 @@ class Model:
                 if lane is None:
                     return [], False
             batch = scheduler.take_from(lane, now_ns)
-        began_ns = time.thread_time_ns() if now_ns < stay.watched_until_ns else 0
+        if now_ns >= stay.look_ns:
+            stay.looked(time.thread_time_ns(), now_ns)
         try:
             ran = execute(self, binding, batch)
         except LostBatch as lost:
@@ -229,8 +230,8 @@ class Model:
         self.learn(batch, ran)
         held_ns = ran[-1].exec_end_ns - batch.exec_start_ns
         if held_ns > LONG_NS and self.spec.policy.executor == "auto":
-            cpu_ns = time.thread_time_ns() - began_ns if began_ns else None
-            if said := stay.held(held_ns, cpu_ns, ran[-1].exec_end_ns):
+            said = stay.held(held_ns, time.thread_time_ns(), ran[-1].exec_end_ns)
+            if said:
                 logger.warning("model %s %s", self.name, said)
         return ran, scheduler.live > 0
 

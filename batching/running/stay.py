@@ -9,8 +9,8 @@ HELD_NS = 250_000_000
 WATCHED_NS = 2_000_000_000
 """For so long after a long batch the thread's CPU time is read before each, for 0.3 to 1.5 us. What is long by the
 clock alone says nothing of the model: on a busy machine 40 us may take 20 ms."""
-DOUBTED_NS = 600_000_000_000
-"""For so long after one of HELD_NS that nobody has watched: the machine may have stood still, or it was the model."""
+LOOK_NS = 50_000_000
+"""Otherwise it is read so seldom: of a batch of HELD_NS that nobody watched it is known so well what it has used."""
 OWED_NS = 50_000_000
 """With so much CPU time in long batches it leaves the loop, less what time has paid back: a twentieth."""
 PAYS_BACK = 20
@@ -30,23 +30,28 @@ class Stay:
     def __init__(self) -> None:
         self.away_until_ns = 0
         """The loop runs nothing of it before."""
-        self.watched_until_ns = 0
-        """Until then the CPU time of its batches is wanted."""
+        self.look_ns = 0
+        """From then on the CPU time of the thread is wanted before a batch."""
+        self._watched_until_ns = self._looked_ns = self._looked_cpu_ns = 0
         self._owed_ns = self._owed_at_ns = self._away_ns = 0
 
-    def held(self, held_ns: int, cpu_ns: int | None, now_ns: int) -> str:
-        """Note a batch longer than LONG_NS that has ended now. `cpu_ns`: of this thread; None if it was not watched.
+    def looked(self, cpu_ns: int, now_ns: int) -> None:
+        """Take the CPU time that the thread has used so far."""
+        self._looked_ns, self._looked_cpu_ns = now_ns, cpu_ns
+        self.look_ns = now_ns if now_ns < self._watched_until_ns else now_ns + LOOK_NS
+
+    def held(self, held_ns: int, used_ns: int, now_ns: int) -> str:
+        """Note a batch longer than LONG_NS that has ended now. `used_ns`: the CPU time of the thread so far.
 
         Returns: what is to be said about it, where it leaves the loop.
         """
+        before_ns = now_ns - held_ns - self._looked_ns
+        # since it was looked the loop may have computed all the time
+        cpu_ns = used_ns - self._looked_cpu_ns - before_ns
         self._watch(now_ns + WATCHED_NS)
+        if before_ns and held_ns <= HELD_NS:
+            return ""
         held = f"held the event loop for {held_ns / 1e6:.0f} ms"
-        if cpu_ns is None:
-            if held_ns <= HELD_NS:
-                return ""
-            said = self._leave(held, now_ns)
-            self._watch(now_ns + DOUBTED_NS)
-            return said
         if cpu_ns > HELD_NS:
             if self._away_ns == MOST_AWAY_NS and self._is_soon(now_ns):
                 self.away_until_ns = FOREVER_NS
@@ -72,4 +77,5 @@ class Stay:
         return f"{why}: it runs on threads for {self._away_ns / 1e9:.0f} s"
 
     def _watch(self, until_ns: int) -> None:
-        self.watched_until_ns = max(self.watched_until_ns, until_ns)
+        self._watched_until_ns = max(self._watched_until_ns, until_ns)
+        self.look_ns = 0

@@ -27,6 +27,8 @@ from .waits import Waits
 LIGHT_LOAD_NS = 100_000_000
 LIGHT_BYTES = 8 << 20
 """What loading an instance more may take, of time and of memory, for it to be light."""
+SLOW_LOADS = 2
+"""So many in a row that take longer are no accident; one may have met a machine that stood still."""
 FIRST_BYTES = 256 << 20
 """What the first one may take for a second to be tried where one would do: it brings the libraries too."""
 MAX_HANGING = 8
@@ -55,6 +57,7 @@ class Replicas:
         self._loop = loop
         self._limit = decided.replicas
         self._light_limit = decided.light
+        self._slow_loads = 0
         self._together = decided.together
         self._bench: Bench | None = None
         self._waits = Waits(decided.light if decided.shared or decided.together else 1)
@@ -273,8 +276,8 @@ class Replicas:
         if replica is None or self._closing:
             return
         if error is None:
-            if self._live and not (replica.load_ns <= LIGHT_LOAD_NS and replica.load_bytes <= LIGHT_BYTES):
-                self._light_limit = 0
+            if self._live:
+                self._weigh(replica)
             self._live.append(replica)
             if self._together and not (replica.is_async or replica.yields):
                 self._bench = replica.bench
@@ -292,6 +295,12 @@ class Replicas:
         elif isinstance(error, InferError):
             # a file that has gone wrong is not the client's mistake
             self._refuse(self._told(InferError(Code.NOT_READY, error.message)) if self._started else error)
+
+    def _weigh(self, replica: Replica) -> None:
+        """Make no more than there have to be, if this one was heavy to load."""
+        self._slow_loads = self._slow_loads + 1 if replica.load_ns > LIGHT_LOAD_NS else 0
+        if self._slow_loads >= SLOW_LOADS or replica.load_bytes > LIGHT_BYTES:
+            self._light_limit = 0
 
     def _told(self, error: InferError) -> InferError:
         """Leave out where the user's files are: that goes to clients. The log has the whole place."""

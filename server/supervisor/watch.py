@@ -38,7 +38,8 @@ class Watch:
         """Take what the system says, and give why the process is to be killed, or nothing."""
         passed_s = 0.0 if self._looked_s is None else min(now_s - self._looked_s, 2 * LOOK_S)
         self._looked_s = now_s
-        self._stopped_s = self._stopped_s + passed_s if state == "T" else 0.0
+        # one that has worked since was not stopped all the time: so are processes slowed down (cpulimit)
+        self._stopped_s = self._stopped_s + passed_s if state == "T" and ticks == self._ticks else 0.0
         self._silent_s += passed_s
         self._idle_s = self._idle_s + passed_s if state == "S" and ticks == self._ticks else 0.0
         self._ticks = ticks

@@ -67,8 +67,10 @@ class Watch:
         # this process may have been held up itself, with the answer waiting to be read
         passed_s = min(now_s - self._looked_s, 2 * LOOK_S)
         had_s = min(seen.cpu_s - self._cpu_s, passed_s) if seen.state in "RD" else passed_s
+        # one that has worked since was not stopped all the time: so are processes slowed down (cpulimit)
+        stopped = seen.state == "T" and (seen.cpu_s == self._cpu_s or self._stopped_s < 0.0)
         self._looked_s, self._cpu_s = now_s, seen.cpu_s
-        self._stopped_s = _longer(self._stopped_s, passed_s, so=seen.state == "T")
+        self._stopped_s = _longer(self._stopped_s, passed_s, so=stopped)
         self._silent_s = _longer(self._silent_s, had_s, so=pinged)
         if self._memory_bytes and seen.own_bytes > self._memory_bytes:
             limit, own = self._memory_bytes >> 20, seen.own_bytes >> 20

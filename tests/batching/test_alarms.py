@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from penstock.batching import alarms
-from penstock.batching.alarms import LATE_S, READS_S, Alarms
+from penstock.batching.alarms import LATE_S, Alarms
 
 MODEL: Any = object()
 
@@ -70,7 +70,7 @@ def test_where_the_loop_stood_still_it_reads_what_has_come_before_it_rings(loop:
     loop.turn(9.0)
     before = list(rung)
     watched.set(MODEL, 2_000_000_000)  # as what is read then may ask for, which puts it off no further
-    loop.turn(9.0 + READS_S)
+    loop.turn(9.0 + LATE_S)
 
     assert (before, rung) == ([], [MODEL])
     assert not loop.due

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -197,6 +198,21 @@ class TestTrials:
 
         with pytest.raises(InferError, match="out of memory"):
             together([lambda: None, fails, lambda: None])
+
+    @pytest.mark.parametrize("stands_still_ns", [0, 100_000_000, 20_000_000_000])
+    def test_a_machine_that_stands_still_for_a_moment_changes_no_rate(
+        self, monkeypatch: pytest.MonkeyPatch, stands_still_ns: int
+    ) -> None:
+        now, runs = [1], [0]
+
+        def run() -> None:
+            runs[0] += 1
+            now[0] += 10_000_000 + (stands_still_ns if runs[0] == 5 else 0)
+
+        monkeypatch.setattr(counting, "time", SimpleNamespace(monotonic_ns=lambda: now[0]))
+        monkeypatch.setattr(counting, "TRIAL_NS", 250_000_000)
+
+        assert together([run]) == [pytest.approx(100.0)]
 
     def test_each_runs_at_least_once_after_all_are_ready(self) -> None:
         runs: list[int] = []

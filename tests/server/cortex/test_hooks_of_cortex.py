@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import textwrap
 from collections.abc import Awaitable, Callable, Iterator
@@ -264,6 +265,24 @@ class TestThePromise:
     def test_light_instances_are_more(self, act: Act, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(replicas, "LIGHT_LOAD_NS", 1 << 62)
         monkeypatch.setattr(replicas, "LIGHT_BYTES", 1 << 62)
+
+        async def scene(stage: Stage) -> None:
+            puppet = PuppetEngine(lambda _: [np.array([0])])
+            hooks = await served(stage, spec(tmp_path, self.SOURCE), puppet)
+            asked = [asyncio.ensure_future(hooks.predict({"n": n})) for n in range(LIGHT_REPLICAS)]
+            await puppet.gather(LIGHT_REPLICAS)
+            puppet.run()
+            await asyncio.gather(*asked)
+
+        act(scene)
+
+    def test_instances_of_which_one_was_slow_to_load_are_light(
+        self, act: Act, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(replicas, "LIGHT_BYTES", 1 << 62)
+        loads = itertools.count()
+        slow = property(lambda _: replicas.LIGHT_LOAD_NS + (next(loads) % 2))
+        monkeypatch.setattr(replicas.Replica, "load_ns", slow)
 
         async def scene(stage: Stage) -> None:
             puppet = PuppetEngine(lambda _: [np.array([0])])

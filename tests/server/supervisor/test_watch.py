@@ -26,6 +26,15 @@ def test_one_that_is_stopped_is_given_half_a_second() -> None:
     assert judged_for(Watch(), STOPPED_S + LOOK_S, "T") == "it was stopped"
 
 
+def test_one_that_is_stopped_and_goes_on_again_and_again_is_let_be() -> None:
+    watch, said = Watch(), set()
+    for look in range(1000):
+        watch.answered()
+        said.add(watch.look("T", look // 3, look * LOOK_S))
+
+    assert said == {""}
+
+
 def test_one_that_a_debugger_has_stopped_is_left_alone() -> None:
     assert judged_for(Watch(), HANGS_S, "t") == ""
 

@@ -30,6 +30,10 @@ def test_one_that_is_stopped_now_and_then_is_not() -> None:
     assert judged("TTTTS" * 20, looks=100) is None
 
 
+def test_one_that_is_stopped_and_goes_on_again_and_again_is_not() -> None:
+    assert judged("T", cpu_share=0.3) is None
+
+
 def test_one_that_a_debugger_has_stopped_is_not() -> None:
     assert judged("t") is None
 
