@@ -346,7 +346,8 @@ def test_neither_is_there_unasked_and_counters_can_be_left_out() -> None:
     assert "first_response" not in _page_with(fake_model("iris"), "histogram_latencies=true")
 
     remembering = fake_model("iris")
-    remembering.cache = Cache(1 << 20)
+    cache: Any = Cache(1 << 20)
+    remembering.cache = cache
     assert "nv_cache_num_hits_per_model" in _page(remembering)
     assert "nv_cache_hit_duration_per_model" in _page(remembering)
 
