@@ -21,8 +21,8 @@ _MENDED = (1, 31)
 def never_empty(version: str) -> frozenset[str]:
     """Name the operators that end the process where their batch has no rows, by the version of ONNX Runtime.
 
-    Seen on the CPU, where a session on a GPU may leave nodes, too: the first with 1.20 to 1.32; Einsum with 1.24,
-    OneHot with 1.24 and 1.25, TopK with 1.24 to 1.30.
+    Seen on the CPU, where a session on a GPU may leave nodes, too: the first with 1.20 to 1.32; Einsum with 1.20
+    to 1.24, OneHot with 1.20 to 1.26, TopK with 1.20 to 1.30.
     """
     numbers = tuple(int(part) if part.isdecimal() else 0 for part in version.split(".")[:2])
     return _NEVER_EMPTY if numbers >= _MENDED else _NEVER_EMPTY | _ONCE

@@ -23,7 +23,7 @@ import uvloop
 from .listening.listener import StartError
 from .settings import Settings
 from .signals import listen
-from .telemetry.logs import Logs
+from .telemetry.logs import LogFileError, Logs
 
 logger = logging.getLogger("penstock.serve")
 
@@ -117,7 +117,11 @@ def run(settings: Settings) -> int:
 
     Returns: the exit status, 0 only if nothing accepted was lost.
     """
-    logs = Logs(settings, sys.stderr, "supervisor" if settings.http_workers else "")
+    try:
+        logs = Logs(settings, sys.stderr, "supervisor" if settings.http_workers else "")
+    except LogFileError as error:
+        sys.stderr.write(f"penstock: {error}\n")
+        return 1
     logs.start()
     prepare()
     loop = uvloop.new_event_loop()

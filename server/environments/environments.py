@@ -22,7 +22,7 @@ from penstock.server.settings import Settings
 
 from .locks import Lock
 from .making import Making
-from .pythons import Python, ask
+from .pythons import OLDEST, Python, ask
 from .recipe import Recipe, recipe_of
 
 logger = logging.getLogger("penstock.environments")
@@ -62,24 +62,27 @@ class Environments:
         """Make those that the settings ask for."""
         return cls(Path(settings.environments) if settings.environments else None, offline=settings.offline)
 
-    def interpreter(self, spec: WorkerSpec, label: str, must: Sequence[str] | None = None) -> str:
+    def interpreter(
+        self, spec: WorkerSpec, label: str, must: Sequence[str] | None = None, oldest: tuple[int, int] = OLDEST
+    ) -> str:
         """Give the Python to run workers on, "" for the server's own; make its environment if it is not kept.
 
         `label` says whose it is in messages and logs ("the hooks of model 'iris'"). `must` is what an environment that
-        somebody else has made has to bring, where that is less than what is put into one that is made here.
+        somebody else has made has to bring, where that is less than what is put into one that is made here. `oldest` is
+        the first Python that will do.
         Raises: InferError that says what to do: INVALID; NOT_READY when the server is stopping.
         """
         must = self._needs if must is None else must
         if spec.requirements is None and not spec.packages:
-            return _as_it_is(spec.interpreter, must, spec, label) if spec.interpreter else ""
+            return _as_it_is(spec.interpreter, must, spec, label, oldest) if spec.interpreter else ""
         if spec.requirements is not None and spec.requirements.is_dir():  # an environment that is unpacked already
             python = spec.requirements / "bin" / "python"
             if not python.exists():
                 text = f"{label}: requirements: the folder {spec.requirements} is no environment: it has no bin/python"
                 raise InferError(Code.INVALID, text)
-            return _as_it_is(str(python), must, spec, label)
+            return _as_it_is(str(python), must, spec, label, oldest)
         recipe = recipe_of(spec.requirements, spec.packages, label)
-        base = ask(spec.interpreter, (), spec.environment, label) if spec.interpreter else Python.own()
+        base = ask(spec.interpreter, (), spec.environment, label, oldest) if spec.interpreter else Python.own()
         if recipe.python and not f"{base.spelled}.".startswith(f"{recipe.python}."):
             # no more than a warning, as of pipenv: all that was written for the images of 2019 asks for 3.6
             logger.warning(
@@ -89,14 +92,16 @@ class Environments:
         needs = must if recipe.packed else self._needs
         folder = self._folder / _key(recipe, base, needs)
         if (kept := _kept(folder)) is None:
-            kept = self._made(folder, recipe, base, label, needs)
+            kept = self._made(folder, recipe, base, label, needs, oldest)
         return kept
 
     def close(self) -> None:
         """End what is being made. Threads: any; returns at once."""
         self._closed.set()
 
-    def _made(self, folder: Path, recipe: Recipe, base: Python, label: str, needs: Sequence[str]) -> str:
+    def _made(
+        self, folder: Path, recipe: Recipe, base: Python, label: str, needs: Sequence[str], oldest: tuple[int, int]
+    ) -> str:
         """Make an environment, or wait until another process has."""
         if self._offline and not recipe.packed:
             raise InferError(
@@ -113,7 +118,8 @@ class Environments:
                 start = time.monotonic()
                 logger.info("%s: making the environment of %s in %s", label, recipe.source, folder)
                 try:
-                    python = Making(folder, recipe, base, label, lock, self._closed).make(needs, self._offline)
+                    making = Making(folder, recipe, base, label, lock, self._closed)
+                    python = making.make(needs, oldest, offline=self._offline)
                     _declare_whole(folder, python, recipe, label)
                 except BaseException:
                     _remove(folder)
@@ -125,8 +131,8 @@ class Environments:
             raise InferError(Code.INVALID, text) from error
 
 
-def _as_it_is(path: str, needs: Sequence[str], spec: WorkerSpec, label: str) -> str:
-    python = ask(path, needs, spec.environment, label)
+def _as_it_is(path: str, needs: Sequence[str], spec: WorkerSpec, label: str, oldest: tuple[int, int]) -> str:
+    python = ask(path, needs, spec.environment, label, oldest)
     if python.missing:
         words = " ".join(python.missing)
         said = "; ".join(f"{name}: {why}" for name, why in python.missing.items())

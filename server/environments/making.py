@@ -57,7 +57,7 @@ class Making:
         self._lock = lock
         self._ended = ended
 
-    def make(self, needs: Sequence[str], offline: bool) -> str:
+    def make(self, needs: Sequence[str], oldest: tuple[int, int], *, offline: bool) -> str:
         """Make it, and see that it has what a worker needs. Returns: its Python. Raises: InferError, OSError."""
         self._folder.mkdir()
         path = str(self._folder / "bin" / "python")
@@ -72,7 +72,7 @@ class Making:
                     written.write_text(install.text, "utf-8")
                     words += ["-r", str(written)]
                 self._pip(path, words)
-        missing = ask(path, needs, {}, self._label).missing
+        missing = ask(path, needs, {}, self._label, oldest).missing
         if missing and offline:
             text = (
                 f"{self._recipe.source} lacks {', '.join(missing)}, which workers need, and --offline says that nothing"
@@ -80,7 +80,7 @@ class Making:
             raise InferError(Code.INVALID, f"{self._label}: {text} is fetched: put them in before it is packed")
         if missing:
             self._pip(path, list(missing))
-            missing = ask(path, needs, {}, self._label).missing
+            missing = ask(path, needs, {}, self._label, oldest).missing
         if missing:
             said = "; ".join(f"{name}: {why}" for name, why in missing.items())
             if _NOT_MAPPED in said:

@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock.backends.errors import Code, InferError
 
 OLDEST = (3, 11)
-"""What the code in a worker is written for: as old as the server's own may be."""
+"""What the code in a worker is written for, if it is not said otherwise: as old as the server's own may be."""
 ASK_WITHIN_S = 120.0
 """Importing numpy from a cold network disk takes its time."""
 _ASK = """
@@ -57,7 +57,9 @@ class Python:
         return ".".join(map(str, self.version))
 
 
-def ask(path: str, needs: Sequence[str], environment: Mapping[str, str], label: str) -> Python:
+def ask(
+    path: str, needs: Sequence[str], environment: Mapping[str, str], label: str, oldest: tuple[int, int] = OLDEST
+) -> Python:
     """Have an interpreter tell of itself, and try to import what is needed.
 
     Raises: InferError (INVALID) where it does not run, or is too old. Threads: blocks until it has answered.
@@ -83,8 +85,8 @@ def ask(path: str, needs: Sequence[str], environment: Mapping[str, str], label: 
         text = f"exit status {ended.returncode}{': ' + said[-1] if said else ''}"
         raise InferError(Code.INVALID, f"{label}: interpreter {path} does not run as a Python: {text}") from None
     python = Python(found, tuple(version), build, platform, prefix, missing)
-    if python.version < OLDEST:
-        wanted = ".".join(map(str, OLDEST))
+    if python.version < oldest:
+        wanted = ".".join(map(str, oldest))
         raise InferError(
             Code.INVALID, f"{label}: interpreter {path} is Python {python.spelled}; workers need {wanted} or newer"
         )

@@ -30,7 +30,6 @@ FOREIGN: Mapping[str, str] = MappingProxyType({
     "--trace-rate": _TRACE,
     "--trace-count": _TRACE,
     "--trace-log-frequency": _TRACE,
-    "--log-file": "logs go to stderr: redirect it",
     "--response-cache-byte-size": "deprecated in Triton: use --cache-config local,size=BYTES",
 })  # fmt: skip
 SWITCHES = ("--model-namespacing", "--reuse-http-port", "--reuse-grpc-port")

@@ -52,6 +52,10 @@ class ObservingSettings(GrpcSettings):
         "`triton,file=trace.json`. Repeatable; see docs/tracing.md.", unit="RULE",
     )  # fmt: skip
 
+    log_file: str = setting(
+        "", "Logs", "Append the log to this file, and write nothing of it to stderr. It is opened once, at the start.",
+        unit="PATH",
+    )  # fmt: skip
     log_format: str = setting(
         "auto", "Logs", "One line of text or one JSON object per event; auto: text on a terminal, JSON otherwise. "
         "Triton's words are known: default is auto, ISO8601 is text.",

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 SERVICE = "penstock.server.python_models.inside.service"
 MUST = ("numpy",)
 """What the user's own environment has to bring: one that was packed for Triton has numpy, and no orjson."""
+OLDEST = (3, 10)
+"""And its Python: that of Triton's images until the end of 2024, for which many environments were packed."""
 _COMPLETES = ("input", "output", "max_batch_size", "dynamic_batching", "model_transaction_policy")
 """What `auto_complete_config` may say. Source: python_backend, python_be.cc and model.cc."""
 
@@ -69,7 +71,7 @@ class PythonModels:
 
     async def _interpreter(self, spec: ModelSpec) -> str:
         label = f"model '{spec.name}'"
-        return await asyncio.to_thread(self._environments.interpreter, spec.worker, label, MUST)
+        return await asyncio.to_thread(self._environments.interpreter, spec.worker, label, MUST, OLDEST)
 
     async def _started(self, spec: ModelSpec, interpreter: str, seats: Iterable[tuple[InstanceGroup, str]]) -> Opened:
         """Start a worker for each of some Instances, by their groups and names."""

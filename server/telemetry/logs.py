@@ -15,6 +15,7 @@ import re
 import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TextIO
 
 from penstock.server.settings import Settings
@@ -143,6 +144,18 @@ class _Enqueue(logging.Handler):
             self.dropped += 1
 
 
+class LogFileError(Exception):
+    """A log file that cannot be opened; the message is for the operator."""
+
+
+def _opened(path: str) -> TextIO:
+    """Open a log file. Each line is one write to its end: the processes of a server share it. Raises: LogFileError."""
+    try:
+        return Path(path).open("a", buffering=1, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise LogFileError(f"--log-file {path}: failed to open log file: {error.strerror}") from error
+
+
 class Logs:
     """The process's logging from `start` to `stop`.
 
@@ -151,7 +164,9 @@ class Logs:
     """
 
     def __init__(self, settings: Settings, stream: TextIO, process: str = "") -> None:
-        self._stream = stream
+        """Open the log file, if there is to be one; `stream` takes the log otherwise. Raises: LogFileError."""
+        self._stream = stream = _opened(settings.log_file) if settings.log_file else stream
+        self._owned = bool(settings.log_file)
         text = settings.log_format == "text" or (settings.log_format != "json" and stream.isatty())
         self._chosen = TextFormatter() if text else JsonFormatter()
         self._formatter: logging.Formatter = self._chosen
@@ -202,6 +217,9 @@ class Logs:
                 message = f"{dropped - told} log records dropped: more was logged than could be written"
                 self._write(logging.makeLogRecord({"name": "penstock.logs", "levelname": "WARNING", "msg": message}))
                 told = dropped
+        if self._owned:
+            with contextlib.suppress(OSError):
+                self._stream.close()
 
     def _write(self, record: logging.LogRecord) -> None:
         # A closed or full stream must not end the writer; there is nowhere to say so.

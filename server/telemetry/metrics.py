@@ -117,8 +117,8 @@ class Metrics:
         shown = [*_counters(counted)]
         if config.counter_latencies:
             shown += _latencies(counted)
-        if model.cache is not None:
-            shown += _cache_counters(counted)
+            if model.cache is not None:  # hits and misses too: as Triton
+                shown += _cache_counters(counted)
         for name, value in shown:
             lines[name].append(f"{name}{{{labels}}} {value}")
         if config.summary_latencies:

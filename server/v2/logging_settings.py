@@ -48,6 +48,7 @@ class LogSettings:
     """What is logged. `apply` makes it so in the process: its shell sets it, where there is one."""
 
     def __init__(self, settings: Settings, apply: Callable[[Levels], None] | None = None) -> None:
+        self._file = settings.log_file
         self._levels = Levels.of(settings)
         self.apply = apply or apply_without_logs
 
@@ -55,7 +56,7 @@ class LogSettings:
         """Give every setting, in Triton's order."""
         levels = self._levels
         return {
-            "log_file": "",
+            "log_file": self._file,
             "log_info": levels.info,
             "log_warning": levels.warning,
             "log_error": levels.error,

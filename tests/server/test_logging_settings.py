@@ -52,9 +52,9 @@ def test_settings_have_triton_s_names_and_order() -> None:
 
 
 def test_they_begin_as_the_flags_say() -> None:
-    settings, _ = settings_for(log_info=False, log_verbose=2)
+    settings, _ = settings_for(log_info=False, log_verbose=2, log_file="/tmp/x.log")
 
-    assert settings.read() == EVERY | {"log_info": False, "log_verbose_level": 2}
+    assert settings.read() == EVERY | {"log_file": "/tmp/x.log", "log_info": False, "log_verbose_level": 2}
 
 
 @pytest.mark.parametrize(("flag", "read"), [("ISO8601", "ISO8601"), ("default", "default"), ("text", "default")])

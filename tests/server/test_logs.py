@@ -6,13 +6,14 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.server.settings import Settings
-from penstock.server.telemetry.logs import MAX_TEXT_CHARS, QUEUE_RECORDS, Logs, escaped
+from penstock.server.telemetry.logs import MAX_TEXT_CHARS, QUEUE_RECORDS, LogFileError, Logs, escaped
 
 logger = logging.getLogger("penstock.test")
 
@@ -200,3 +201,37 @@ def test_a_process_among_others_names_itself_in_every_record() -> None:
     logs.stop()
 
     assert json.loads(stream.getvalue())["process_name"] == "front-1"
+
+
+def test_a_log_file_has_what_the_stream_would_and_keeps_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.log"
+    path.write_text("before\n")
+    settings = Settings(log_format="text", log_file=str(path))
+
+    stream = logged(lambda: logger.info("one \udc80 \u20ac"), settings)
+    stream += logged(lambda: logger.info("two"), settings)
+
+    before, one, two = path.read_text("utf-8").splitlines()
+    assert (stream, before) == ("", "before")
+    assert one.endswith(r"INFO test: one \udc80 " + "\u20ac")
+    assert two.endswith("INFO test: two")
+
+
+def test_processes_append_whole_lines_to_one_log_file(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.log"
+    settings = Settings(log_format="text", log_file=str(path))
+    text = "x" * 10_000
+    with logs_to(io.StringIO(), settings) as one, logs_to(io.StringIO(), settings):
+        for _ in range(20):
+            logger.info(text)
+
+    assert one.dropped == 0
+    assert [line.rpartition(" ")[2] for line in path.read_text("utf-8").splitlines()] == [text] * 40
+
+
+@pytest.mark.parametrize(("name", "why"), [("no/such.log", "No such file or directory"), ("", "Is a directory")])
+def test_a_log_file_that_cannot_be_opened_is_one_clear_line(tmp_path: Path, name: str, why: str) -> None:
+    path = tmp_path / name
+
+    with pytest.raises(LogFileError, match=f"--log-file {path}: failed to open log file: {why}"):
+        Logs(Settings(log_file=str(path)), io.StringIO())

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.batching.caching.cache import Cache
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest, Key
 from penstock.batching.running.batch import Batch
@@ -344,8 +345,15 @@ def test_neither_is_there_unasked_and_counters_can_be_left_out() -> None:
     assert "first_response" not in page
     assert "first_response" not in _page_with(fake_model("iris"), "histogram_latencies=true")
 
-    without = _page_with(fake_model("iris"), "counter_latencies=false")
+    remembering = fake_model("iris")
+    cache: Any = Cache(1 << 20)
+    remembering.cache = cache
+    assert "nv_cache_num_hits_per_model" in _page(remembering)
+    assert "nv_cache_hit_duration_per_model" in _page(remembering)
+
+    without = _page_with(remembering, "counter_latencies=false")
     assert "duration_us" not in without
+    assert "nv_cache" not in without
     assert "nv_inference_request_success" in without
 
 

@@ -9,6 +9,9 @@ import sys
 
 import pytest
 
+from penstock.server.process import run
+from penstock.server.settings import Settings
+
 FAULTS = """
 import resource, sys
 from penstock.server.process import keep_freed_memory
@@ -66,3 +69,10 @@ def test_a_server_may_open_as_many_files_as_the_hard_limit_allows(soft: int, har
     limited = f'ulimit -n {hard} && ulimit -S -n {soft} && exec "$0" -c "$1"'
     words = ["sh", "-c", limited, sys.executable, LIMITS]
     assert subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout.strip() == then
+
+
+def test_a_log_file_that_cannot_be_opened_ends_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(Settings(log_file="/no/such/penstock.log")) == 1
+    assert capsys.readouterr().err == (
+        "penstock: --log-file /no/such/penstock.log: failed to open log file: No such file or directory\n"
+    )

@@ -12,7 +12,7 @@ echo "$*" >> {log}
 case "$1 $2" in
   "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
   "-m pip") {pip} ;;
-  *) printf '[[3, 11, 7], "a build", "a platform", "{prefix}", %s]' "$(cat {missing})" ;;
+  *) printf '[[3, {minor}, 7], "a build", "a platform", "{prefix}", %s]' "$(cat {missing})" ;;
 esac
 """
 
@@ -30,9 +30,11 @@ class FakePython:
         self.path = folder / "python"
         self.write()
 
-    def write(self, *, pip: str = "echo Collecting tiny", missing: str = "{}", prefix: str = "/somewhere") -> None:
+    def write(
+        self, *, pip: str = "echo Collecting tiny", missing: str = "{}", prefix: str = "/somewhere", minor: int = 11
+    ) -> None:
         self.missing.write_text(missing)
-        self.path.write_text(_FAKE.format(log=self._log, pip=pip, missing=self.missing, prefix=prefix))
+        self.path.write_text(_FAKE.format(log=self._log, pip=pip, missing=self.missing, prefix=prefix, minor=minor))
         self.path.chmod(0o755)
 
     @property

@@ -16,6 +16,7 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.batching.spec import WorkerSpec
 from penstock.server.environments.environments import WHOLE, Environments, default_folder
+from penstock.server.python_models.loading import MUST, OLDEST
 from tests.server.environments.places import FakePython
 
 LABEL = "the hooks of model 'm'"
@@ -82,6 +83,22 @@ def test_one_that_does_not_do_is_refused(tmp_path: Path, script: str, says: str)
 
     with pytest.raises(InferError, match=says):
         Environments(tmp_path).interpreter(WorkerSpec(str(path)), LABEL)
+
+
+@pytest.mark.parametrize("made_here", [False, True])
+def test_a_python_model_may_have_an_older_one_than_others(
+    kept: Path, python: FakePython, spec: WorkerSpec, made_here: bool
+) -> None:
+    asked = spec if made_here else WorkerSpec(str(python.path))
+    python.write(minor=10)
+    with pytest.raises(InferError, match=r"is Python 3\.10\.7; workers need 3\.11 or newer"):
+        Environments(kept).interpreter(asked, LABEL)
+
+    assert Environments(kept).interpreter(asked, LABEL, MUST, OLDEST).endswith("python")
+
+    python.write(minor=9)
+    with pytest.raises(InferError, match=r"is Python 3\.9\.7; workers need 3\.10 or newer"):
+        Environments(kept).interpreter(asked, LABEL, MUST, OLDEST)
 
 
 def test_one_that_is_not_there_or_may_not_be_run_is_refused(tmp_path: Path) -> None:

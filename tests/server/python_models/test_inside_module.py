@@ -386,9 +386,10 @@ def test_every_name_is_in_the_docs(pb_utils: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_needs_numpy_and_nothing_else() -> None:
+def test_a_worker_needs_numpy_and_nothing_else_and_no_newer_python_than_3_10() -> None:
     folders = [f"{each.__name__.split('.')[1]}={next(iter(each.__path__))}" for each in _packages()]
     program = f"""
+import ast
 import sys
 
 class Only:
@@ -397,11 +398,20 @@ class Only:
         if top not in sys.stdlib_module_names and top not in ("numpy", "penstock"):
             raise ImportError(name)
 
+import asyncio, contextlib, datetime, hashlib
+sys.stdlib_module_names -= {{"tomllib"}}  # of 3.11, as what follows
+del asyncio.Runner, asyncio.TaskGroup, asyncio.timeout, contextlib.chdir, datetime.UTC, hashlib.file_digest
 sys.path.insert(0, {str(next(iter(penstock.server.__path__)))!r} + "/workers")
 import child
 sys.meta_path.insert(0, Only())
 child.make_importable({folders!r})
-import penstock.server.python_models.inside.service
+import penstock.server.python_models.inside.service, penstock.server.workers.service
+for name, module in list(sys.modules.items()):
+    if name.startswith("penstock.") and module.__file__:
+        with open(module.__file__, encoding="utf-8") as file:
+            text = file.read()
+        ast.parse(text, feature_version=(3, 10))
+        assert "StrEnum" not in text and "import Self" not in text, name
 print("whole")
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=False)
