@@ -41,7 +41,11 @@ _VARIABLES = {
     "log_warning": "SAGEMAKER_TRITON_LOG_WARNING",
     "log_error": "SAGEMAKER_TRITON_LOG_ERROR",
 }
+_VERBOSE = "SAGEMAKER_TRITON_LOG_VERBOSE"
 _LEVELS = {"true": "1", "false": "0"}
+_ADDED = ("model_repository", "load_model")
+"""What flags add to: in Triton's `serve` what it says itself is a flag like others, and these may be said again."""
+_EVERY = "*"
 
 
 def _gpus() -> int:
@@ -76,7 +80,7 @@ def ask(
         more = shlex.split(environ.get(MORE, ""))
     except ValueError as error:
         raise SettingError(f"{MORE}: {error}") from None
-    words = [*more, *(argv[1:] if list(argv[:1]) == ["serve"] else argv)]
+    words = [*_behind(environ), *more, *(argv[1:] if list(argv[:1]) == ["serve"] else argv)]
     words, ignored = sifted(map(renamed, words))
     flags, others = own_flags(NAME, words, ())
     if others:
@@ -86,6 +90,7 @@ def ask(
     if environ.get("SAGEMAKER_MULTI_MODEL") != "true":
         name = _model(models, environ.get(DEFAULT, ""))
         below |= {"model_repository": str(models), "load_model": name, "sagemaker_default_model": name}
+        flags |= {each: [below[each], *flags[each]] for each in _ADDED if each in flags and _EVERY not in flags[each]}
     stated = {PREFIX + name.upper(): text for name, text in below.items()}
     settings = resolve(flags, {**stated, **environ})
     for text in (*ignored, *without_effect(settings.backend_config)):
@@ -93,13 +98,19 @@ def ask(
     return settings
 
 
+def _behind(environ: Mapping[str, str]) -> list[str]:
+    """Give the flags behind a variable's value, as in `false --load-model=vae`: there no value stands in quotes."""
+    return [word for where in (*_VARIABLES.values(), _VERBOSE) for word in environ.get(where, "").split()[1:]]
+
+
 def _said(environ: Mapping[str, str], gpus: Callable[[], int]) -> dict[str, str]:
     """Give what the environment says, by setting, of all but the models."""
     # a multi-model endpoint lives on where one of its models does not
     ping = "live" if environ.get("SAGEMAKER_MULTI_MODEL") == "true" else "ready"
     below = {**_FIXED, "sagemaker_ping_mode": ping}
-    below |= {name: environ[where] for name, where in _VARIABLES.items() if environ.get(where)}
-    if verbose := environ.get("SAGEMAKER_TRITON_LOG_VERBOSE"):
+    values = {name: environ.get(where, "").split()[:1] for name, where in _VARIABLES.items()}
+    below |= {name: value for name, found in values.items() for value in found}
+    for verbose in environ.get(_VERBOSE, "").split()[:1]:
         below["log_verbose"] = _LEVELS.get(verbose.lower(), verbose)
     if limit := environ.get("SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT"):
         below["model_load_gpu_limit"] = "\n".join(f"{number}:{limit}" for number in range(gpus()))

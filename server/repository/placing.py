@@ -39,6 +39,7 @@ _PASSED = {
     "runtime.pinned": "penstock.pinned", f"runtime.{TENSORRT}": "penstock.tensorrt",
 }  # fmt: skip
 """What is said to a Loader of a GPU, by the name of its option."""
+_WAY_OUT = "; --cpu-fallback=true would serve it on the CPU"
 
 
 def resolve(stated: Statement, backend: str, gpus: Gpus) -> Statement:
@@ -109,7 +110,8 @@ def place(spec: ModelSpec, stated: Statement, defaults: Defaults) -> tuple[Model
         return spec, [replace(stated.mistake(_GRAPHS, text), mistake=False)] if hinted else []
     at = stated.mistake(asking or (LACKING if LACKING in stated.places else "instances"), lacking)
     if not allowed or (groups is stated.get("instances") and gpus.numbers):  # what works can be said
-        return spec, [at]
+        open_to_it = gpus.numbers == () and "runtime.cpu_fallback" not in stated.values
+        return spec, [replace(at, message=lacking + _WAY_OUT) if open_to_it else at]
     spec = moved(spec, lacking) if on_gpu else replace(spec, fallback=lacking)
     return spec, [replace(at, message=f"is served on the CPU: {lacking}", mistake=False)]
 

@@ -10,6 +10,11 @@ import re
 from collections.abc import Mapping
 
 _EXACT = "(?-i)"
+_GRPC_S_OWN = frozenset((
+    ":authority", "content-type", "te", "grpc-accept-encoding", "grpc-encoding", "grpc-internal-encoding-request",
+    "grpc-timeout", "grpc-tags-bin", "grpc-trace-bin", "grpc-server-stats-bin",
+))  # fmt: skip
+"""What gRPC keeps from a server's code, and so from Triton. Source: its core, PublishToAppEncoder."""
 
 
 class Forwarding:
@@ -37,10 +42,13 @@ class Forwarding:
 
         Raises: InferError (INVALID) for a name that no parameter may have.
         """
-        return self.parameters_of({name.decode("latin-1"): value.decode("latin-1") for name, value in header.items()})
+        return self._found({name.decode("latin-1"): value.decode("latin-1") for name, value in header.items()})
 
-    def parameters_of(self, header: Mapping[str, str]) -> dict[str, str]:
-        """Give the parameters that a header makes, or gRPC metadata. Raises: as `parameters`."""
+    def parameters_of(self, metadata: Mapping[str, str]) -> dict[str, str]:
+        """Give the parameters that gRPC metadata makes. Raises: as `parameters`."""
+        return self._found({name: value for name, value in metadata.items() if name not in _GRPC_S_OWN})
+
+    def _found(self, header: Mapping[str, str]) -> dict[str, str]:
         from .said import check_key  # numpy comes with it, for which the command line does not wait
 
         forwarded = {name: value for name, value in header.items() if self._pattern.search(name)}

@@ -97,6 +97,36 @@ def test_of_several_models_the_named_one_is_served(models: Path) -> None:
     assert ask([], {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "other"}, models).load_model == ("other",)
 
 
+@pytest.mark.parametrize(
+    ("more", "loaded"),
+    [
+        ("--load-model=a --load-model=b", ("m", "a", "b")),
+        ("--load-model=m", ("m",)),
+        ("--load-model=*", ("*",)),
+    ],
+)
+def test_models_that_flags_name_are_loaded_beside_the_default(models: Path, more: str, loaded: tuple[str, ...]) -> None:
+    settings = ask([], {"SAGEMAKER_TRITON_ADDITIONAL_ARGS": more}, models)
+
+    assert tuple(dict.fromkeys(settings.load_model)) == loaded
+    assert settings.sagemaker_default_model == "m"
+
+
+def test_a_repository_that_a_flag_names_is_beside_sagemaker_s(models: Path) -> None:
+    settings = ask(["--model-repository=/more"], {}, models)
+
+    assert settings.model_repository == (str(models), "/more")
+
+
+def test_flags_may_stand_behind_a_variable_s_value(models: Path) -> None:
+    """As deployments of Stable Diffusion have it, of a time when there was no variable for them."""
+    environ = {"SAGEMAKER_TRITON_LOG_INFO": "false --load-model=text_encoder --load-model=vae"}
+    settings = ask([], {**environ, "SAGEMAKER_TRITON_LOG_VERBOSE": "true --id=x"}, models)
+
+    assert (settings.log_info, settings.log_verbose, settings.id) == (False, 1, "x")
+    assert settings.load_model == ("m", "text_encoder", "vae")
+
+
 def test_a_quote_that_is_never_closed_is_a_mistake() -> None:
     with pytest.raises(SettingError, match="SAGEMAKER_TRITON_ADDITIONAL_ARGS: No closing quotation"):
         ask([], {**MULTI, "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--id 'x"})

@@ -26,6 +26,7 @@ from tests.server.repository.folders import make, native
 NONE, TWO, UNTOLD = Gpus.told(()), Gpus.told((0, 1)), Gpus.told(None)
 NO_DRIVER = Gpus(machine=Machine(lambda: None, lambda: "no NVIDIA driver", lambda: True, lambda: False))
 KIND_GPU = "instance_group { kind: KIND_GPU }"
+WAY_OUT = "; --cpu-fallback=true would serve it on the CPU"
 CUDA = 'optimization { execution_accelerators { gpu_execution_accelerator { name: "cuda" } } }'
 TENSORRT = 'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }'
 
@@ -148,7 +149,28 @@ class TestFailsClosed:
         (finding,) = entry.findings
 
         assert entry.specs == ()
-        assert (finding.mistake, finding.message, finding.line > 0) == (True, reason, True)
+        assert (finding.mistake, finding.message.removesuffix(WAY_OUT), finding.line > 0) == (True, reason, True)
+
+    @pytest.mark.parametrize(
+        ("toml", "gpus", "told"),
+        [
+            ("", NO_DRIVER, True),
+            ("", NONE, True),
+            ("[runtime]\ncpu_fallback = false", NONE, False),
+            ("", UNTOLD, False),
+        ],
+    )
+    def test_the_way_out_is_told_where_there_is_no_gpu_and_nobody_has_refused_it(
+        self, tmp_path: Path, toml: str, gpus: Gpus, told: bool
+    ) -> None:
+        (finding,) = read(tmp_path, KIND_GPU, toml, gpus).findings
+
+        assert finding.message.endswith(WAY_OUT) is told
+
+    def test_another_gpu_than_those_that_are_there_is_not_to_be_the_cpu(self, tmp_path: Path) -> None:
+        (finding,) = read(tmp_path, None, '[instances]\ndevices = ["cuda:2"]', TWO, cpu_fallback=True).findings
+
+        assert (finding.mistake, WAY_OUT in finding.message) == (True, False)
 
     @pytest.mark.parametrize("says", ["configuration", "penstock.toml", "command line"])
     def test_it_is_served_on_the_cpu_where_that_is_allowed(self, tmp_path: Path, says: str) -> None:

@@ -38,6 +38,18 @@ def test_a_pattern_may_say_that_it_is_meant_as_it_is_written() -> None:
     assert found.parameters_of({"x-tenant": "a", "X-TENANT": "b"}) == {"X-TENANT": "b"}
 
 
+def test_what_grpc_keeps_for_itself_is_not_forwarded() -> None:
+    """A model that hands all of them on to another server would send it a field `:authority`."""
+    found = Forwarding(".*")
+    metadata = {"te": "trailers", "content-type": "application/grpc", "user-agent": "a", "grpc-timeout": "1S", "x": "b"}
+
+    assert found.parameters_of({**metadata, ":authority": "h:1", "grpc-accept-encoding": "gzip"}) == {
+        "user-agent": "a",
+        "x": "b",
+    }
+    assert found.parameters({b"content-type": b"application/json"}) == {"content-type": "application/json"}
+
+
 def test_an_empty_pattern_forwards_nothing() -> None:
     assert Forwarding.of("") is None
     assert Forwarding.of("x") is not None
