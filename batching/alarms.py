@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from .model import Model
 
 LATE_S = 0.1
-"""An alarm that goes off so late finds a loop, or a machine, that stood still. For as long it then does not ring: what
-has come meanwhile, to front ends too, is still to be read."""
+"""An alarm that goes off so late finds a loop, or a machine, that stood still. Where there are sequences it then does not
+ring for as long: what has come meanwhile, to front ends too, is still to be read."""
 
 
 class Alarms:
@@ -52,7 +52,7 @@ class Alarms:
 
     def _expired(self, model: Model) -> None:
         when, _ = self._timers.pop(model)
-        if self._loop.time() > when + LATE_S:
+        if model.scheduler.sequences is not None and self._loop.time() > when + LATE_S:
             # a sequence that went on may seem to have been idle
             self._timers[model] = -math.inf, self._loop.call_later(LATE_S, self._rings, model)
         else:

@@ -29,7 +29,11 @@ many times as long as its own. In turns iris did a fifth of the requests beside 
 
 SURPRISE = 4
 """A batch that takes more than so many times what was predicted, and `BRIEF_NS`, is charged no more than that: the
-machine stood still, and who happened to run would be kept waiting for as long. Unless it goes on so."""
+machine stood still, and who happened to run would be kept waiting for as long. That is spared from a credit."""
+CREDIT_NS = 5_000_000_000
+PAYS_BACK = 20
+"""Of each Model, filled again by one part in so many of what it is charged: one that is very slow now and then is
+charged for that, a machine that now and then is not."""
 
 
 class Waiter(Protocol):
@@ -78,11 +82,10 @@ class Share:
     `width`: how much of the Device's room one run takes. `price`: what a nanosecond of a run costs: its width, divided
     by the Model's weight. `spent`: the Model's virtual time, which is what its runs have cost. `latest_ns`: how long
     the latest of them took. `stays`: it had more to run when its latest turn ended, and is coming back. `brief`: it
-    takes no turns. `turns`: so many of its Instances have one. `surprises`: so many batches in a row took much longer
-    than was predicted.
+    takes no turns. `turns`: so many of its Instances have one. `credit_ns`: as CREDIT_NS has it.
     """
 
-    __slots__ = ("brief", "instances", "latest_ns", "price", "spent", "stays", "surprises", "turns", "waiting", "width")
+    __slots__ = ("brief", "credit_ns", "instances", "latest_ns", "price", "spent", "stays", "turns", "waiting", "width")
 
     def __init__(self, instances: int, width: int, price: float, spent: float) -> None:
         self.instances = instances
@@ -90,7 +93,8 @@ class Share:
         self.price = price
         self.spent = spent
         self.latest_ns = 0.0
-        self.turns = self.surprises = 0
+        self.turns = 0
+        self.credit_ns: float = CREDIT_NS
         self.brief = False
         self.stays = False
         self.waiting: deque[Waiter] = deque()
@@ -248,10 +252,10 @@ class Device:
 
 
 def _charged_ns(share: Share, predicted_ns: float, real_ns: float) -> float:
-    """Give what of a batch's time is charged, and note whether that is all."""
-    most_ns = SURPRISE * predicted_ns + BRIEF_NS
-    share.surprises = share.surprises + 1 if real_ns > most_ns else 0
-    return min(real_ns, most_ns) if share.surprises <= share.instances else real_ns
+    """Give what of a batch's time is charged, the rest from the credit."""
+    spared_ns = min(max(real_ns - SURPRISE * predicted_ns - BRIEF_NS, 0), share.credit_ns)
+    share.credit_ns = min(share.credit_ns - spared_ns + (real_ns - spared_ns) / PAYS_BACK, CREDIT_NS)
+    return real_ns - spared_ns
 
 
 def device_of(name: str) -> Device:

@@ -21,14 +21,16 @@ class Runs:
 
     def __init__(self) -> None:
         self._over_ns: dict[Binding, int] = {}
+        self._began_ns: dict[Binding, int] = {}
 
-    def begin(self, binding: Binding, over_ns: int) -> None:
+    def begin(self, binding: Binding, over_ns: int, now_ns: int = 0) -> None:
         """Note that a Binding runs, until `over_ns` at most."""
         self._over_ns[binding] = over_ns
+        self._began_ns[binding] = now_ns
 
     def end(self, binding: Binding) -> None:
         """Note that a Binding runs no more."""
-        del self._over_ns[binding]
+        del self._over_ns[binding], self._began_ns[binding]
 
     def overdue(self, now_ns: int) -> list[Binding]:
         """Give those that are to be stopped now; each is due again later, should it not stop."""
@@ -37,10 +39,11 @@ class Runs:
             self._over_ns[binding] = now_ns + AGAIN_NS
         return overdue
 
-    def stood_still(self, ns: int) -> None:
+    def stood_still(self, ns: int, since_ns: int) -> None:
         """Note that nothing went on for so long, which is no time of theirs."""
         for binding in self._over_ns:
-            self._over_ns[binding] += ns
+            if self._began_ns[binding] <= since_ns:
+                self._over_ns[binding] += ns
 
     def nearest_ns(self) -> int:
         """When somebody is overdue next; 0 when nothing runs."""
@@ -65,7 +68,7 @@ class Watchdog:
         """Note that a Binding runs from now on, for `limit_ns` at most."""
         over_ns = now_ns + limit_ns
         with self._changed:
-            self._runs.begin(binding, over_ns)
+            self._runs.begin(binding, over_ns, now_ns)
             if not self._wakes_ns or over_ns < self._wakes_ns:
                 self._wakes_ns = over_ns
                 self._changed.notify()
@@ -92,8 +95,11 @@ class Watchdog:
                 now_ns = time.monotonic_ns()
                 for binding in self._runs.overdue(now_ns):
                     binding.stop()
+                now_ns = time.monotonic_ns()  # a stop may have taken long
                 due_ns = self._wakes_ns = min(self._runs.nearest_ns(), now_ns + LOOK_NS)
+                cpu_ns = time.process_time_ns()
                 self._changed.wait((due_ns - now_ns) / 1e9 if due_ns else None)
-                late_ns = time.monotonic_ns() - due_ns
-                if due_ns and late_ns > LOOK_NS:
-                    self._runs.stood_still(late_ns)
+                late_ns = time.monotonic_ns() - max(due_ns, now_ns)
+                # where the process used its CPUs meanwhile, only this thread was kept from the GIL
+                if due_ns and late_ns > max(LOOK_NS, 2 * (time.process_time_ns() - cpu_ns)):
+                    self._runs.stood_still(late_ns, due_ns)

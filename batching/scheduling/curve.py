@@ -314,11 +314,15 @@ def _believed(points: Sequence[Point], values: list[float]) -> list[float]:
     With a target no size is run that is predicted to be too slow. One whose first run met a pause of the machine would
     never show that it is not.
     """
+    believed, doubted = list(values), 0
     for place in range(1, len(values)):
         above, below = points[place], points[place - 1]
-        if above.runs < SEEN_RUNS:
-            values[place] = min(values[place], values[place - 1] * above.rows / below.rows)
-    return values
+        most = believed[place - 1] * above.rows / below.rows
+        if above.runs < SEEN_RUNS and values[place] > most:
+            believed[place] = most
+            doubted += above.runs
+    # so many slow runs, of whatever sizes, were no pause
+    return believed if doubted < SEEN_RUNS else values
 
 
 def _rising(values: list[float], weights: list[int]) -> list[float]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from statistics import median
 
+from penstock.batching.request import InferRequest
+
 from .costs import CostModel
 from .lane import Lane
 
@@ -30,6 +32,9 @@ clients take their time, and nothing is gained by waiting for them."""
 SPARED = 20
 """Where requests have a time by which they want to be answered, or else expire, nobody waits for others for longer than
 one part in so many of the least that one had left as it came."""
+FORGET_NS = 10_000_000_000
+"""Whoever had so little time is forgotten after so long, when a trial is considered: should he come again, that ends
+all waiting before he has lost anything."""
 FIRST_PAUSE, MOST_PAUSE = 32, 4096
 """Cycles after which the other way is tried again: soon after a change, which luck may have made, since shared machines
 double their speed from one moment to the next; and after twice as many each time that it was in vain."""
@@ -43,7 +48,7 @@ class LockStep:
     halves takes: beyond that it does not pay. Later the other way is tried, now and then, whichever is kept.
 
     Pure: told the time; the Scheduler's caller holds the model's lock. Only for a model with one Instance (`alone`),
-    one Lane that has anybody waiting, and neither a target of its own nor stated sizes. `spared_ns`: as SPARED has it.
+    one Lane that has anybody waiting, and neither a target of its own nor stated sizes.
     """
 
     def __init__(self, costs: CostModel, max_rows: int) -> None:
@@ -51,8 +56,9 @@ class LockStep:
         self._max_rows = max_rows
         self.together = False
         self.alone = True
-        self.spared_ns = 1 << 62
+        self._spared_ns = 1 << 62
         self._forbidden = False
+        self._spared_at_ns = 0
         self._in_flight = self._same = self._last_rows = 0
         self._all_rows = self._most_rows = self._ended_ns = self._worth_ns = 0
         self._lane: Lane | None = None
@@ -101,7 +107,7 @@ class LockStep:
         if self._rows and (self.together or self._rows + rows // 2 >= self._most_rows):
             self._count(now_ns)
             if len(self._paces) == CYCLES:
-                self._decide(lane)
+                self._decide(lane, now_ns)
         self._rows += rows
         self._batches += 1
 
@@ -114,7 +120,7 @@ class LockStep:
             self._sizes.append(self._rows / self._batches)
         self._began_ns, self._rows, self._batches = now_ns, 0, 0
 
-    def _decide(self, lane: Lane) -> None:
+    def _decide(self, lane: Lane, now_ns: int) -> None:
         """Keep the way that is gone now, or change it."""
         pace, size = median(self._paces), median(self._sizes)
         self._paces.clear()
@@ -130,7 +136,7 @@ class LockStep:
             if self._waited >= self._pause or pace > GAIN * self._other_pace:
                 self._trial = True
                 self._change(pace)
-        elif self._waited >= self._pause and self._may_gain(lane, pace, max(round(size), 1)):
+        elif self._waited >= self._pause and self._may_gain(lane, pace, max(round(size), 1), now_ns):
             self._trial = True
             self._change(pace)
         self._most_rows = 0
@@ -139,7 +145,7 @@ class LockStep:
         self._pause = FIRST_PAUSE if better else min(max(2 * self._pause, FIRST_PAUSE), MOST_PAUSE)
         self._trial, self._waited = False, 0
 
-    def _may_gain(self, lane: Lane, pace: float, size: int) -> bool:
+    def _may_gain(self, lane: Lane, pace: float, size: int, now_ns: int) -> bool:
         """Tell whether together could be worth a trial, where batches of one size take so long per row, all told."""
         rows = self._most_rows
         cycle_ns = pace * rows
@@ -147,7 +153,9 @@ class LockStep:
         run_ns = self._costs.predict_ns(lane.key, size) or 0.0
         runs_ns = run_ns / size * rows
         self._worth_ns = int(run_ns)
-        busy = cycle_ns < BUSY * runs_ns and SPARED * run_ns < self.spared_ns
+        if now_ns > self._spared_at_ns + FORGET_NS:
+            self._spared_ns = 1 << 62
+        busy = cycle_ns < BUSY * runs_ns and SPARED * run_ns < self._spared_ns
         better = PROMISE * all_ns < cycle_ns and GAIN * all_ns < runs_ns
         return size < rows <= self._max_rows and busy and better
 
@@ -173,10 +181,14 @@ class LockStep:
         all_there = waiting_rows >= min(self._all_rows, self._max_rows)
         return 0 if all_there or not self.together else self._ended_ns + self._worth_ns
 
-    def spare(self, left_ns: int) -> None:
-        """Learn of a request that has so much time, the least so far."""
-        self.spared_ns = left_ns
-        if self.together and SPARED * self._worth_ns >= left_ns:
+    def spare(self, request: InferRequest) -> None:
+        """Learn, as it comes, of a request with a deadline or a target, of which the sooner counts."""
+        target_ns, deadline_ns = request.target_ns, request.deadline_ns
+        left_ns = min(target_ns or deadline_ns, deadline_ns or target_ns) - request.queue_ns
+        if left_ns > self._spared_ns:
+            return
+        self._spared_ns, self._spared_at_ns = left_ns, request.queue_ns
+        if (self.together or self._trial) and SPARED * self._worth_ns >= left_ns:
             self.leave()
 
     def forbid(self) -> None:

@@ -80,9 +80,7 @@ class Scheduler:
             if not self._promising:
                 self._promising = True
                 self._review()
-            step, left_ns = self.sizing.step, (request.target_ns or deadline_ns) - request.queue_ns
-            if left_ns < step.spared_ns:
-                step.spare(left_ns)
+            self.sizing.step.spare(request)
             self.promises.check(request, lane)
         lane.add(request)
         if self._promising:
@@ -317,6 +315,8 @@ class Scheduler:
         """Go on for another number of Instances; no Lane becomes fast any more once `fast_ns` was 0."""
         self.promises.instances = instances
         self.sizing.resize(instances, fast_ns)
+        for lane in self._lanes.values():
+            lane.fast = False
         self._review()
 
     def hurry(self, now_ns: int, *, last: bool) -> None:
