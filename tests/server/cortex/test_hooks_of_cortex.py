@@ -25,6 +25,7 @@ from penstock.server.fronts.placing import read_model, write_model
 from penstock.server.hooks import replicas
 from penstock.server.hooks.engine import HookedEngine
 from penstock.server.hooks.plan import DEFAULT_REPLICAS, LIGHT_REPLICAS
+from penstock.server.hooks.replica import Replica
 from penstock.server.hooks.runner import Hooks
 from tests.server.cortex.values import settings
 from tests.server.hooks.stage import GUARD_S, Act, PuppetEngine, Stage, left_behind, refusal
@@ -282,7 +283,7 @@ class TestThePromise:
         monkeypatch.setattr(replicas, "LIGHT_BYTES", 1 << 62)
         loads = itertools.count()
         slow = property(lambda _: replicas.LIGHT_LOAD_NS + (next(loads) % 2))
-        monkeypatch.setattr(replicas.Replica, "load_ns", slow)
+        monkeypatch.setattr(Replica, "load_ns", slow)
 
         async def scene(stage: Stage) -> None:
             puppet = PuppetEngine(lambda _: [np.array([0])])
