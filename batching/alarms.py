@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from .model import Model
 
 LATE_S = 0.1
-"""An alarm that goes off so late finds a loop, or a machine, that stood still. Where there are sequences it then does not
-ring for as long: what has come meanwhile, to front ends too, is still to be read."""
+"""An alarm that goes off so late finds a loop, or a machine, that stood still. Where there are sequences it then does
+not ring for as long: what has come meanwhile, to front ends too, is still to be read."""
 
 
 class Alarms:

@@ -15,18 +15,22 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import uvloop
 
 from .listening.listener import StartError
+from .options.dialect_settings import DIALECTS
 from .settings import Settings
 from .signals import listen
 from .telemetry.logs import LogFileError, Logs
 
 logger = logging.getLogger("penstock.serve")
 
+_SERVICES = {"gRPC": "GRPCInferenceService", "HTTP": "HTTPService", "metrics": "Metrics Service"}
+"""How Triton calls what listens, by the name it has here."""
 FORCE_AFTER_S = 0.3
 """A second signal counts from here on: `timeout`, `make` and init systems send the first one twice."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -210,6 +214,9 @@ class _Process:
         if self._settings.exit_on_error and reasons:
             logger.critical("stopping, as --exit-on-error says: %s", "; ".join(reasons))
             return True
+        if self._settings.dialect == DIALECTS[0]:
+            for line in as_triton_says(server.places):
+                logger.info("%s", line)
         await self._asked.wait()
         return False
 
@@ -220,6 +227,17 @@ class _Process:
         if places:
             logger.info("penstock %s: %s", importlib.metadata.version("penstock"), places)
         return bool(places)
+
+
+def as_triton_says(places: str) -> Iterator[str]:
+    """Say where a server listens in Triton's words, for which scripts and containers' waiting strategies look in logs.
+
+    Source: Triton server, grpc_server.cc and http_server.cc, which say so once models have loaded.
+    """
+    urls = dict(place.split(" on ", 1) for place in places.split(", ") if " on " in place)
+    for name, service in _SERVICES.items():
+        if name in urls:
+            yield f"Started {service} at {urlsplit(urls[name]).netloc}"
 
 
 def settle_memory() -> None:

@@ -30,7 +30,7 @@ many times as long as its own. In turns iris did a fifth of the requests beside 
 SURPRISE = 4
 """A batch that takes more than so many times what was predicted, and `BRIEF_NS`, is charged no more than that: the
 machine stood still, and who happened to run would be kept waiting for as long. That is spared from a credit."""
-CREDIT_NS = 5_000_000_000
+CREDIT_NS = 20_000_000_000
 PAYS_BACK = 20
 """Of each Model, filled again by one part in so many of what it is charged: one that is very slow now and then is
 charged for that, a machine that now and then is not."""

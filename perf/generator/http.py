@@ -113,7 +113,7 @@ def _error(answer: Answer, *, v2: bool) -> str:
     if not v2 or b"\r\ninference-header-content-length:" in answer.head:
         return ""
     kind = field_in(answer.head, b"\r\ncontent-type:")
-    if not kind or b"json" in kind:
+    if not kind or b"json" in kind or answer.text.lstrip()[:1] == b"{":
         return ""
     return f"{answer.status}, but neither JSON nor tensors: {kind.decode('latin-1')}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import math
 import threading
 import time
 from collections import deque
@@ -45,11 +46,10 @@ class Bench:
         self._replicas: list[Replica] = []
         self._seats: list[Seat] = []
         self._lost: list[Seat] = []
-        self._open = 0
+        self._open = self._due_ns = 0
         self._lock = threading.Lock()
         self._ringing = self._woken = self._stopping = False
         self._timer: asyncio.TimerHandle | None = None
-        self._due_ns = 0
 
     # -- on the event loop -------------------------------------------------------------------------------------
 
@@ -66,6 +66,9 @@ class Bench:
     def join(self, replica: Replica) -> None:
         """Run the calls of a replica from now on."""
         self._replicas.append(replica)
+        if self._timer is not None and len(self._replicas) == 2:
+            self._timer.cancel()  # it was set to look at one, which nobody waited behind
+            self._look_in(min(SLOW_NS, replica.limit_ns))
         if not self._seats:
             self._seat()
 
@@ -173,7 +176,7 @@ class Bench:
         self._timer = None
         now_ns = time.monotonic_ns()
         for seat in self._seats:
-            seat.doubt.looked(seat.running, (now_ns - self._due_ns) / 1e9)
+            seat.looked((now_ns - self._due_ns) / 1e9)
         left_ns = self.watch(now_ns)
         if left_ns and self._timer is None:
             self._look_in(left_ns)
@@ -201,14 +204,14 @@ class Bench:
         shared = len(self._replicas) > 1
         if running is None:
             return SLOW_NS if shared else self._replicas[0].limit_ns
-        limit_ns = running.replica.limit_of(running)
-        left_ns: int = running.since_ns + limit_ns - now_ns
+        limit_ns, since_ns = running.replica.limit_of(running), running.since_ns
+        left_ns: int = since_ns + limit_ns - now_ns
+        if left_ns <= 0:
+            left_ns = math.ceil(seat.doubt.more_s(since_ns, -left_ns / 1e9, limit_ns / 1e9) * 1e9)
         if left_ns > 0:
-            if shared and now_ns - running.since_ns > SLOW_NS:
+            if shared and now_ns - since_ns > SLOW_NS:
                 self._make_way(seat)
             return min(left_ns, SLOW_NS) if shared else left_ns
-        if more_s := seat.doubt.more_s(running, limit_ns / 1e9):
-            return int(more_s * 1e9) or 1
         with seat.lock:
             if seat.running is not running:
                 return _RETRY_NS

@@ -13,8 +13,6 @@ LONG_NS = 2_000_000
 """What a call of a hook may compute, on average."""
 LATE_NS = 1_000_000
 """What the event loop may be late while a hook runs, on average, for no reason of its own."""
-MOST_LATE_NS = 5 * LATE_NS
-"""No look counts for more: where the machine stands still for a moment now and then, it is not the hook."""
 ENOUGH = 20
 """Of how many calls, and of how many looks at the loop, an average is taken."""
 LOOK_S = 0.005
@@ -91,20 +89,25 @@ class Holding:
 
     def _look_again(self) -> None:
         due_ns = time.monotonic_ns() + int(LOOK_S * 1e9)
-        self._timer = self._loop.call_later(LOOK_S, self._look, due_ns, time.thread_time_ns())
+        cpu_ns = time.thread_time_ns(), time.process_time_ns()
+        self._timer = self._loop.call_later(LOOK_S, self._look, due_ns, *cpu_ns)
 
-    def _look(self, due_ns: int, cpu_ns: int) -> None:
+    def _look(self, due_ns: int, cpu_ns: int, all_ns: int) -> None:
         self._timer = None
         if not self._long or self._ended:
             return
         if self._running():
-            self.late(time.monotonic_ns() - due_ns, time.thread_time_ns() - cpu_ns)
+            own_ns, all_ns = time.thread_time_ns() - cpu_ns, time.process_time_ns() - all_ns
+            self.late(time.monotonic_ns() - due_ns, own_ns, all_ns)
         if not self._ended:
             self._look_again()
 
-    def late(self, late_ns: int, own_ns: int) -> None:
-        """Take one look: how late the loop was, and what it has computed itself since the timer was set."""
-        mean_ns = self._late.add(min(max(late_ns - own_ns, 0), MOST_LATE_NS))
+    def late(self, late_ns: int, own_ns: int, all_ns: int) -> None:
+        """Take one look: how late the loop was, and what it and the process have computed since the timer was set.
+
+        Where the machine stands still for a moment nobody computes, and it is not the hook.
+        """
+        mean_ns = self._late.add(max(min(late_ns, all_ns) - own_ns, 0))
         if mean_ns is not None and mean_ns > LATE_NS and self._long and not self._ended:
             self.close()
             hook = max(self._long, key=self._long.__getitem__)

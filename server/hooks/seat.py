@@ -34,6 +34,11 @@ class Seat:
         self.running: Call | None = None
         self.thread = threading.Thread(target=run, args=(self,), name=name, daemon=True)
 
+    def looked(self, late_s: float) -> None:
+        """Note that a look at it came so late."""
+        running = self.running
+        self.doubt.looked(0 if running is None else running.since_ns, late_s)
+
     def interrupted(self) -> bool:
         """End the hook of an abandoned thread if it spins, which would hold the interpreter half the time.
 

@@ -153,7 +153,7 @@ class WorkerReplica:
         if left_ns > 0:
             return left_ns
         limit_s = self._limit_ns / 1e9
-        if more_s := self._doubt.more_s(running, limit_s):
+        if more_s := self._doubt.more_s(running.since_ns, -left_ns / 1e9, limit_s):
             return int(more_s * 1e9)
         text = f"{running.hook} of model '{self._model.name}' took longer than its limit of {limit_s:g} s"
         log(text, self._about(running))
@@ -321,7 +321,7 @@ class WorkerReplica:
         self._timer = None
         now_ns = time.monotonic_ns()
         if self._sent:
-            self._doubt.looked(self._sent[0], (now_ns - self._due_ns) / 1e9)
+            self._doubt.looked(self._sent[0].since_ns, (now_ns - self._due_ns) / 1e9)
         left_ns = self.watch(now_ns)
         if left_ns:
             self._look_in(left_ns)

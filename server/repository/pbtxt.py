@@ -51,7 +51,9 @@ def _drop_empty(config: Any) -> None:
 
     Triton tells a model's configuration as such JSON. Pasted, it has the entry there too, and nothing comes of it.
     """
-    for entries in (getattr(config, name) for name in _MAPS):
+    chosen = config.optimization.execution_accelerators
+    every = [*chosen.gpu_execution_accelerator, *chosen.cpu_execution_accelerator]
+    for entries in (*(getattr(config, name) for name in _MAPS), *(each.parameters for each in every)):
         if "" in entries and not str(entries[""]):
             del entries[""]
 

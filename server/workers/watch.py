@@ -86,28 +86,28 @@ class Doubt:
     """How much longer a call past its limit may take, once: as much as looks at it were late, and `least_s` at least.
 
     For the loop may have been held up, with the answer there to be read; or the machine stood still, and who runs the
-    call with it. Never longer than the limit: a call may itself be why the looks are late. Told what is looked at.
+    call with it. Never longer than the limit: a call may itself be why the looks are late. Told which call is looked
+    at, by a number: when it began, for each step of a generator has the limit.
     """
 
     def __init__(self, least_s: float = 0.0) -> None:
         self._least_s = least_s
-        self._call: object = None
+        self._call = -1
         self._late_s = 0.0
-        self._given = False
+        self._until_s: float | None = None
 
-    def looked(self, call: object, late_s: float) -> None:
+    def looked(self, call: int, late_s: float) -> None:
         """Note that a look at a call was so late."""
         if call != self._call:
-            self._call, self._late_s, self._given = call, 0.0, False
+            self._call, self._late_s, self._until_s = call, 0.0, None
         self._late_s += max(late_s, 0.0)
 
-    def more_s(self, call: object, limit_s: float) -> float:
-        """Give how much longer a call may take that is past its limit; 0: no longer."""
+    def more_s(self, call: int, past_s: float, limit_s: float) -> float:
+        """Give how much longer a call may take that is past its limit by `past_s`; 0: no longer."""
         self.looked(call, 0.0)
-        if self._given:
-            return 0.0
-        self._given = True
-        return max(min(self._late_s, limit_s), self._least_s)
+        if self._until_s is None:
+            self._until_s = past_s + max(min(self._late_s, limit_s), self._least_s)
+        return max(self._until_s - past_s, 0.0)
 
 
 def _longer(for_s: float, more_s: float, *, so: bool) -> float:

@@ -263,7 +263,7 @@ class Worker:
             return LOOK_S
         if left_s > 0.0:
             return left_s
-        if more_s := self._doubt.more_s(number, limit_s):
+        if more_s := self._doubt.more_s(number, -left_s, limit_s):
             return more_s
         what = "opening" if number == _FIRST else "closing" if self._stopping and len(self._calls) < 2 else "a call"
         self.kill(f"{self.order.label}: {what} took longer than its limit of {limit_s:g} s", Code.EXPIRED, "time")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -10,7 +11,16 @@ import pytest
 from penstock.batching import alarms
 from penstock.batching.alarms import LATE_S, Alarms
 
-MODEL: Any = object()
+
+class Model:
+    """Stands in for a model with sequences, or without."""
+
+    def __init__(self, sequences: Any) -> None:
+        self.scheduler = SimpleNamespace(sequences=sequences)
+
+
+MODEL: Any = Model(object())
+PLAIN: Any = Model(None)
 
 
 class Loop:
@@ -74,3 +84,11 @@ def test_where_the_loop_stood_still_it_reads_what_has_come_before_it_rings(loop:
 
     assert (before, rung) == ([], [MODEL])
     assert not loop.due
+
+
+def test_a_model_without_sequences_waits_for_nothing_in_a_loop_that_is_always_late(loop: Loop) -> None:
+    rung: list[Any] = []
+    Alarms(cast(Any, loop), rung.append).set(PLAIN, 2_000_000_000)
+    loop.turn(9.0)
+
+    assert rung == [PLAIN]

@@ -211,6 +211,22 @@ class TestWhoGoesNext:
 
         assert least <= turns.count(stood) <= most
 
+    def test_one_that_is_very_slow_now_and_then_is_charged_for_it(self) -> None:
+        device = Device(1)
+        uneven, other = device.join(1, 1), device.join(1, 1)
+        device.ask(uneven, Puppet())
+        waits, running, runs, took = asks(device, other), uneven, 0, {id(uneven): 0, id(other): 0}
+        for turn in range(40_000):
+            runs += running is uneven
+            real_ns = (5000 if runs % 10 == 0 else 20) * MS if running is uneven else 30 * MS
+            took[id(running)] += real_ns if turn > 20_000 else 0
+            device.begin(running, (20 if running is uneven else 30) * MS)
+            if not device.end(running, (20 if running is uneven else 30) * MS, real_ns, more=True):
+                assert waits.turns == 1
+                waits, running = asks(device, running), other if running is uneven else uneven
+
+        assert 0.4 < took[id(other)] / sum(took.values()) < 0.6
+
     def test_a_turn_that_found_nothing_is_handed_on(self) -> None:
         device = Device(1)
         empty, other = device.join(1, 1), device.join(1, 1)

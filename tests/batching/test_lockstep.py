@@ -352,3 +352,31 @@ def test_clients_in_lock_step_whose_requests_have_a_timeout_go_by_halves() -> No
     world = World(even, 32, wanted="deadline_ns")
     world.go_on(500)
     assert set(world.batches[-20:]) == {16}
+
+
+@pytest.mark.parametrize("wanted", ["deadline_ns", "target_ns"])
+def test_who_has_little_time_is_not_waited_with_after_a_trial_of_halves(wanted: str) -> None:
+    world = World(from_memory, 16)
+    step = world.scheduler.sizing.step
+    world.go_on(1000)
+    while step.together:
+        world.go_on(1)
+    request = world.request(99)
+    request.target_ns = world.now_ns + 10_000 * MS
+    setattr(request, wanted, world.now_ns + 30 * MS)
+    world.scheduler.add(request)
+    world.held_ns = 0
+    world.go_on(500)
+    assert world.held_ns == 0
+
+
+def test_who_had_little_time_is_forgotten_later() -> None:
+    world = World(from_memory, 16)
+    request = world.request(99)
+    request.deadline_ns = world.now_ns + 30 * MS
+    world.scheduler.add(request)
+    world.go_on(1000)
+    before = world.held_ns
+    world.go_on(15_000)
+    assert before == 0
+    assert world.scheduler.sizing.step.together

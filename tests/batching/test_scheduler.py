@@ -910,6 +910,15 @@ class TestFastLanes:
 
         assert seen == [True, True, False, False, False, True]
 
+    def test_a_lane_of_a_model_that_gets_more_instances_must_be_as_fast_as_at_first(self) -> None:
+        scheduler = Scheduler(BatchPolicy(max_batch_rows=8), CostModel(), fast_ns=250)
+        scheduler.learn(A, 1, 180, 1)
+        scheduler.add(fake_request(MODEL))
+        before = scheduler._lanes[A].fast
+        scheduler.resize(3, 100)
+
+        assert (before, scheduler._lanes[A].fast) == (True, False)
+
     def test_a_lane_that_becomes_slow_is_fast_no_more(self) -> None:
         scheduler = Scheduler(BatchPolicy(max_batch_rows=8), CostModel(), fast_ns=100)
         scheduler.learn(A, 1, 90, 1)

@@ -83,10 +83,12 @@ class TestRuns:
 
     def test_what_the_process_stood_still_is_no_time_of_a_run(self) -> None:
         runs, binding = Runs(), puppet()
-        runs.begin(binding, 100)
-        runs.stood_still(1000)
+        later = puppet()
+        runs.begin(binding, 100, 0)
+        runs.begin(later, 1050, 950)
+        runs.stood_still(1000, 10)
 
-        assert runs.overdue(1099) == []
+        assert runs.overdue(1099) == [later]
         assert runs.overdue(1100) == [binding]
 
     @given(st.lists(st.integers(1, 1000), min_size=1, max_size=20), st.integers(0, 1100))
@@ -127,27 +129,32 @@ class TestWatchdog:
         assert second.stopped.wait(PATIENCE_S)
         watchdog.stop()
 
-    def test_lets_go_on_what_stood_still_with_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        now, looked, overdue = [1], threading.Semaphore(0), Runs.overdue
+    @pytest.mark.parametrize("used_ns", [0, 15_000_000_000])
+    def test_lets_go_on_what_stood_still_with_it_but_not_what_went_on(
+        self, monkeypatch: pytest.MonkeyPatch, used_ns: int
+    ) -> None:
+        now, used, looked, overdue = [1], [0], threading.Semaphore(0), Runs.overdue
 
         def look(runs: Runs, now_ns: int) -> list[Binding]:
             looked.release()
             return overdue(runs, now_ns)
 
         monkeypatch.setattr(Runs, "overdue", look)
-        monkeypatch.setattr(watchdog_module, "time", SimpleNamespace(monotonic_ns=lambda: now[0]))
+        clocks = SimpleNamespace(monotonic_ns=lambda: now[0], process_time_ns=lambda: used[0])
+        monkeypatch.setattr(watchdog_module, "time", clocks)
         monkeypatch.setattr(watchdog_module, "LOOK_NS", 1_000_000)
         watchdog, binding = Watchdog(), puppet()
         watchdog.begin(binding, 10_000_000_000, now[0])
         assert looked.acquire(timeout=PATIENCE_S)
         with watchdog._changed:
             now[0] += 20_000_000_000
+            used[0] += used_ns
         for _ in range(2):
             assert looked.acquire(timeout=PATIENCE_S)
         with watchdog._changed:
             assert watchdog._runs.nearest_ns() > now[0]
 
-        assert not binding.stopped.is_set()
+        assert binding.stopped.is_set() == (used_ns > 0)
         watchdog.stop()
 
     def test_has_no_thread_before_anything_is_limited(self) -> None:

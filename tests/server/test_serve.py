@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import json
 import logging
+import re
 import shutil
 import signal
 import socket
@@ -24,6 +25,7 @@ from penstock.backends.backend import Array, Backend, Loader
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.server.listening.listener import Listener, Port, StartError
+from penstock.server.process import as_triton_says
 from penstock.server.serve import Server
 from tests.fakes import FakeBackend, fake_loader
 from tests.forking import the_forker
@@ -419,6 +421,27 @@ def test_a_signal_ends_the_process_with_status_0(number: int) -> None:
         server.signal(number)
 
         assert server.status() == 0
+
+
+@pytest.mark.slow
+def test_triton_s_words_for_what_listens_are_in_the_log_once_all_is_loaded() -> None:
+    """FedML and Testcontainers wait for them, and the scripts of many who start a server."""
+    with process(str(IRIS), "--http-address=0.0.0.0", "--allow-metrics=false", start=subprocess.Popen) as server:
+        server.line_with("ready, serving")
+
+        assert re.fullmatch(r"Started GRPCInferenceService at 127\.0\.0\.1:\d+", server.line_with("Started"))
+        assert re.fullmatch(r"Started HTTPService at 0\.0\.0\.0:\d+", server.line_with("Started"))
+
+
+def test_triton_s_words_have_a_name_for_each_of_its_services() -> None:
+    places = "HTTP on http://[::1]:1, gRPC on grpcs://h:2, SageMaker on http://h:4, metrics on http://h:3"
+
+    assert list(as_triton_says(places)) == [
+        "Started GRPCInferenceService at h:2",
+        "Started HTTPService at [::1]:1",
+        "Started Metrics Service at h:3",
+    ]
+    assert list(as_triton_says("nowhere")) == []
 
 
 @pytest.mark.slow

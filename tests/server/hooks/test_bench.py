@@ -144,6 +144,29 @@ class TestTogether:
 
         act(scene)
 
+    def test_one_that_is_given_time_makes_way_for_the_others_and_keeps_it(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            engine = PuppetEngine()
+            hooks = await stage.load(REMEMBERS, engine)
+            calls = await self.begun(hooks, engine, 3)
+            stood = stage.sample(9)
+            waiting = asyncio.create_task(hooks.predict(stood))
+            await is_set(stood["began"])
+            bench = replicas_of(hooks)._bench
+            bench._seats[0].running.since_ns -= 40_000_000_000
+            bench._due_ns -= 40_000_000_000
+            bench._look()
+            engine.run()
+
+            assert await asyncio.gather(*calls) == [b"[%d,%d.0]" % (x, x) for x in range(3)]
+            bench._look()
+            stood["gate"].set()
+            await engine.gather(1)
+            engine.run()
+            assert await waiting == b"[9,9.0]"
+
+        act(scene)
+
     def test_a_hook_that_takes_long_makes_way_for_the_others(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             engine = PuppetEngine()

@@ -19,6 +19,7 @@ from penstock.server.hooks.runner import Hooks
 from penstock.server.hooks.worker_replicas import WorkerReplicas
 from tests.server.hooks.stage import Act, PuppetEngine, Stage
 
+COMPUTED_NS = 1 << 40
 COMPUTES = """
     import os, time
     def post_inference(prediction, metadata):
@@ -74,7 +75,7 @@ class TestHolding:
             holding.took("pre", 10 * LONG_NS)
         assert holding.looks
         for _ in range(10 * ENOUGH):
-            holding.late(LATE_NS, 0)
+            holding.late(LATE_NS, 0, COMPUTED_NS)
         holding.close()
 
         assert found.found == []
@@ -85,7 +86,7 @@ class TestHolding:
         for _ in range(ENOUGH):
             holding.took("pre", 10 * LONG_NS)
         for _ in range(10 * ENOUGH):
-            holding.late(10 * LATE_NS, 9 * LATE_NS)
+            holding.late(10 * LATE_NS, 9 * LATE_NS, COMPUTED_NS)
         holding.close()
 
         assert found.found == []
@@ -98,7 +99,7 @@ class TestHolding:
         for _ in range(ENOUGH):
             holding.took("pre", 10 * LONG_NS)
         for look in range(10 * ENOUGH):
-            holding.late(2_000 * LATE_NS if look % 10 == 0 else 0, 0)
+            holding.late(2_000 * LATE_NS if look % 10 == 0 else 0, 0, LATE_NS // 2)
         holding.close()
 
         assert found.found == []
@@ -110,7 +111,7 @@ class TestHolding:
             holding.took("pre", 2 * LONG_NS)
             holding.took("post", 3 * LONG_NS)
         for _ in range(10 * ENOUGH):
-            holding.late(4 * LATE_NS, LATE_NS)
+            holding.late(4 * LATE_NS, LATE_NS, COMPUTED_NS)
 
         assert found.found == [("post", 3 * LONG_NS, 3 * LATE_NS)]
         assert not holding.looks
@@ -122,7 +123,7 @@ class TestHolding:
             for _ in range(ENOUGH):
                 holding.took("pre", took_ns)
         for _ in range(10 * ENOUGH):
-            holding.late(4 * LATE_NS, 0)
+            holding.late(4 * LATE_NS, 0, COMPUTED_NS)
         holding.close()
 
         assert found.found == []
@@ -143,7 +144,7 @@ class TestMoving:
             holding = place_of(hooks)._holding
             if holding is not None:
                 for _ in range(4):  # it is, or is not, as the machine has processors to spare
-                    holding.late(8 * LATE_NS, 0)
+                    holding.late(8 * LATE_NS, 0, COMPUTED_NS)
         return pids
 
     def test_hooks_that_hold_up_the_loop_move(self, act: Act, caplog: pytest.LogCaptureFixture) -> None:

@@ -71,12 +71,15 @@ def test_a_parse_error_has_its_file_and_line(tmp_path: Path, text: str, line: in
 def test_an_empty_map_as_json_writes_it_is_no_entry(tmp_path: Path) -> None:
     """The configuration that Triton tells of a model, pasted: to protobuf's text each is an entry without a name."""
     path = tmp_path / "config.pbtxt"
-    path.write_text('parameters: {}\nmetric_tags: {}\ncc_model_filenames: {}\nmetric_tags { value: "x" }')
+    accelerator = 'optimization { execution_accelerators { gpu_execution_accelerator { name: "x" parameters: {} } } }'
+    empty = "parameters: {}\nmetric_tags: {}\ncc_model_filenames: {}"
+    path.write_text(f'{empty}\nmetric_tags {{ value: "x" }}\n{accelerator}')
     config, _ = parse(path)
 
     assert not config.parameters
     assert dict(config.metric_tags) == {"": "x"}
     assert not config.cc_model_filenames
+    assert not config.optimization.execution_accelerators.gpu_execution_accelerator[0].parameters
 
 
 def test_a_comment_may_be_in_any_encoding(tmp_path: Path) -> None:

@@ -88,17 +88,17 @@ class TestDoubt:
         doubt.looked(1, 2.0)
         doubt.looked(1, 1.0)
 
-        assert [doubt.more_s(1, 60.0) for _ in range(2)] == [3.0, 0.0]
+        assert [doubt.more_s(1, past_s, 60.0) for past_s in (0.5, 1.0, 3.5, 4.0)] == [3.0, 2.5, 0.0, 0.0]
 
     def test_it_gets_no_more_than_its_limit_and_no_less_than_the_least(self) -> None:
         doubt = Doubt(0.001)
         doubt.looked(1, 20.0)
 
-        assert (doubt.more_s(1, 5.0), doubt.more_s(2, 5.0)) == (5.0, 0.001)
+        assert (doubt.more_s(1, 0.0, 5.0), doubt.more_s(2, 0.0, 5.0)) == (5.0, 0.001)
 
     def test_a_look_at_another_call_says_nothing_of_it(self) -> None:
         doubt = Doubt()
         doubt.looked(1, 20.0)
         doubt.looked(2, -1.0)
 
-        assert doubt.more_s(2, 5.0) == 0.0
+        assert doubt.more_s(2, 0.0, 5.0) == 0.0
