@@ -113,7 +113,8 @@ class Device:
     all are equally wide, B + (3 k + 1) N B w / room. For when it asks it has spent at most k B w more than the Device's
     virtual time, each of the others is at most B w behind that and catches up with both, and is off by its k runs
     under way, before and after; more than half of the room is in use all the time. Where weights differ, another Model
-    of weight v counts not 3 k + 1, but k v / its own + v / the least + 2 k (tests/batching/test_device.py).
+    of weight v counts not 3 k + 1, but k v / its own + v / the least + 2 k (tests/batching/test_device.py). What a run
+    takes beyond `SURPRISE` times what was predicted does not count, as far as its Model's credit goes.
 
     `preemptive`: the system itself interrupts long runs for short ones, as it does on a CPU (`BRIEF_NS`).
     Threads: all methods may be called on any. The lock of a Model may be held; none is taken under the Device's own.
