@@ -333,7 +333,7 @@ class Model:
                 for batch in ran:
                     if batch.requests[0].error is None:
                         ns = batch.exec_end_ns - (batch.free_ns or batch.exec_start_ns)
-                        self.scheduler.learn(batch.key, batch.rows, ns, now_ns)
+                        self.scheduler.learn(batch.key, batch.rows, ns, now_ns, min(batch.handling_ns, ns))
         except Exception:  # they have run, and are answered
             logger.exception("model %s: nothing was learned from a run", self.name)
 

@@ -68,6 +68,12 @@ class Submits(Protocol):
     def cancel(self, request: InferRequest) -> None: ...
 
 
+class SubmitsSoon(Submits, Protocol):
+    """Likewise, where requests of one loop turn may come together (arrivals.py)."""
+
+    def submit_soon(self, request: InferRequest) -> None: ...
+
+
 class InferRequest:
     """One call: made by a dialect, checked, stamped, batched, and delivered to its sink exactly once.
 

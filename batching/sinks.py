@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from .request import InferRequest, Submits
+from .request import InferRequest, SubmitsSoon
 
 if TYPE_CHECKING:
     from .model import Model
@@ -34,14 +34,14 @@ class FutureSink:
 FUTURES = FutureSink()
 
 
-async def answered(engine: Submits, request: InferRequest) -> list[Any]:
+async def answered(engine: SubmitsSoon, request: InferRequest) -> list[Any]:
     """Submit a request that has no sink yet and await its outputs; cancelling the awaiting task cancels it.
 
     Raises: InferError. Threads: the event loop's.
     """
     future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
     request.sink, request.context = FUTURES, future
-    engine.submit(request)
+    engine.submit_soon(request)
     try:
         return await future
     except asyncio.CancelledError:

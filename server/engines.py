@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.batching.request import NO_TERMS, Submits, Terms
+from penstock.batching.request import NO_TERMS, SubmitsSoon, Terms
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.backends.errors import InferError
     from penstock.batching.model import Model
-    from penstock.batching.request import InferRequest
 
 
-class Serves(Submits, Protocol):
+class Serves(SubmitsSoon, Protocol):
     """The Engine, or what stands for it. `generation` changes whenever what `model` answers may change."""
 
     generation: int
@@ -23,7 +23,6 @@ class Serves(Submits, Protocol):
     def hold(self, model: Model) -> None: ...
     def release(self, model: Model) -> None: ...
     def turn_away(self, model: Model) -> InferError | None: ...
-    def submit_soon(self, request: InferRequest) -> None: ...
 
 
 class Infers(Protocol):
@@ -37,5 +36,6 @@ class Infers(Protocol):
         wanted: tuple[int, ...] | None = None,
         terms: Terms = NO_TERMS,
         id: str = "",  # noqa: A002 - the protocol's word
+        parameters: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         """Run one request through the batcher."""

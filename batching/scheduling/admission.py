@@ -94,15 +94,15 @@ def request_for(
 
     `wanted` None: all outputs, those that are no tensors included. Raises: InferError (INVALID).
     """
-    shapes = [None if array is None else array.shape for array in inputs]
-    rows, key = admit(model.name, model.signature, model.request_rows, shapes, model.padding)
+    rows, key = admitted(model, tuple([None if array is None else array.shape for array in inputs]))
     positions = tuple(range(len(model.signature.outputs))) if wanted is None else wanted
     request = InferRequest(model, inputs, rows, key, positions, _NOWHERE)
-    request.deadline_ns, request.priority, request.sequence, caller, timeout_us = terms
-    if caller is not None:
-        request.caller = caller
-    if timeout_us:
-        request.timeout_us = timeout_us
+    if terms is not NO_TERMS:
+        request.deadline_ns, request.priority, request.sequence, caller, timeout_us = terms
+        if caller is not None:
+            request.caller = caller
+        if timeout_us:
+            request.timeout_us = timeout_us
     request.nbytes = bytes_of(inputs)
     if parameters:
         request.parameters = parameters

@@ -13,6 +13,8 @@ LOOK_AHEAD = 32
 PATIENCE_NS = 1_000_000_000
 """A request that has waited so long goes before all that came later, whatever their targets."""
 FOREVER_NS = 1 << 62
+RECENT = 8
+"""Of about so many of the latest that it hears of, one every 20 ms or so, `handling` is a mean."""
 
 
 def urgency_ns(request: InferRequest) -> int:
@@ -32,13 +34,15 @@ class Lane:
     count only those that still wait. One that can no longer make its target steps aside when not all that waits fits
     a batch: it goes when there is room, or when patience ends.
 
-    What the Scheduler keeps here: `fast`, batches of this Key run in less time than a hand-over takes; and, for
+    What the Scheduler keeps here: `fast`, batches of this Key run in less time than a hand-over takes; `handling`, what
+    part of their time their requests take in Python, on whichever thread (Batch.handling_ns); and, for
     promises, `full_rows`, what a batch holds when enough waits (0: never run), `full_ns`, what one then takes until the
     next begins, `full_p95_ns`, what nearly all of them run, and `work_ns`, what all that waits here will take.
     """
 
     __slots__ = (
-        "_aside", "_waiting", "fast", "full_ns", "full_p95_ns", "full_rows", "key", "live", "rows", "work_ns",
+        "_aside", "_waiting", "fast", "full_ns", "full_p95_ns", "full_rows", "handling", "key", "live", "rows",
+        "work_ns",
     )  # fmt: skip
 
     def __init__(self, key: Key) -> None:
@@ -46,12 +50,17 @@ class Lane:
         self.rows = 0
         self.live = 0
         self.fast = False
+        self.handling = 0.0
         self.full_rows = 0
         self.full_ns = 0.0
         self.full_p95_ns = 0.0
         self.work_ns = 0.0
         self._waiting: deque[InferRequest] = deque()
         self._aside: deque[InferRequest] = deque()
+
+    def handled(self, part: float) -> None:
+        """Note that a batch has had its requests take such a part of its time in Python."""
+        self.handling += (part - self.handling) / RECENT if self.handling else part
 
     def add(self, request: InferRequest) -> None:
         """Put a request last."""

@@ -85,8 +85,7 @@ class Scheduler:
         lane.add(request)
         if self._promising:
             self.promises.reckon(lane)
-        self.rows = rows
-        self.nbytes = nbytes
+        self.rows, self.nbytes = rows, nbytes
         self.live += 1
         if deadline_ns:
             self._deadlines.add(request, self.live)
@@ -306,9 +305,10 @@ class Scheduler:
         behind, self.cut = self.cut, before
         return gone + behind
 
-    def learn(self, key: Key, rows: int, ns: int, now_ns: int) -> None:
-        """Note that a batch of `rows` took `ns`, gather and scatter included."""
+    def learn(self, key: Key, rows: int, ns: int, now_ns: int, handling_ns: int = 0) -> None:
+        """Note that a batch of `rows` took `ns`, gather and scatter included; `handling_ns`: of it, as Batch has it."""
         if self._costs.observe(key, rows, ns, now_ns) and (lane := self._lanes.get(key)) is not None:
+            lane.handled(handling_ns / max(ns, 1))
             self.sizing.review(lane, promising=self._promising)
 
     def resize(self, instances: int, fast_ns: int) -> None:

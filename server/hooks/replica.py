@@ -100,20 +100,19 @@ class Replica:
         if self._stopping:
             raise MovedError
         future = call.future = self._loop.create_future()
-        self._take(call)
-        return future
-
-    def _take(self, call: Call) -> None:
         call.replica = self
         self.waiting += 1
         self.bench.put(call, at_once=self._owner.quiet)
+        return future
 
     def relieve(self, other: Replica) -> None:
         """Run the call that has waited longest for another replica, which is as good."""
         call = other.bench.take_one()
         if call is not None:
             other.waiting -= 1
-            self._take(call)
+            call.replica = self
+            self.waiting += 1
+            self.bench.put(call, at_once=self._owner.quiet)
 
     def leave(self) -> None:
         """Give the replica back to its owner, once no hook of it runs any more."""

@@ -84,7 +84,8 @@ class Replicas:
         """Let a request in, or refuse it at the door when too many wait. Raises: InferError (OVERLOADED)."""
         waiting = len(self._waiters)
         if self.shared:
-            waiting += sum([replica.waiting for replica in self._live])
+            for replica in self._live:
+                waiting += replica.waiting
         self._check(waiting)
         return Visit(self, self._model)
 

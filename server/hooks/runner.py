@@ -78,6 +78,8 @@ class Hooks:
     def __init__(self, engine: Infers, model: Model) -> None:
         self._engine = engine
         self._model = model
+        self._told = model.spec.takes_parameters
+        self._every = tuple(range(len(model.signature.outputs)))
         self._place: Place | None = None
         names = [spec.name for spec in model.signature.outputs]
         rules = of_model(model, for_hooks=False)
@@ -240,29 +242,27 @@ class Hooks:
 
     async def _run(self, sample: Any, form: Form, trip: _Trip) -> list[Any]:
         """Carry a request through pre_inference and its model."""
-        said = trip.terms.sequence
-        if said is None or self._model.spec.sequence is None:
-            inputs = await self._prepared(sample, form, trip)
-        else:
+        terms, said, turn = trip.terms, trip.terms.sequence, None
+        if said is not None and self._model.spec.sequence is not None:
             turn = self._order.turn(said.id)
-            try:
-                inputs = await self._prepared(sample, form, trip)
+        try:
+            if trip.visit is None or not self.has_pre:
+                inputs = await _converted(form.of_sample, sample, trip.parameters)
+            else:
+                call = Call(PRE, sample, INPUTS, terms.deadline_ns, trip.request_id)
+                call.parameters = trip.parameters
+                inputs = await trip.visit.call(call)
+            if turn is not None:
                 await turn.come()
-            finally:
+        finally:
+            if turn is not None:
                 # the next one wakes after this one is in the queue
                 turn.pass_on()
-        wanted = None if self.has_post else form.wanted
-        more: dict[str, Any] = {"parameters": trip.parameters} if self._model.spec.takes_parameters else {}
+        wanted = self._every if self.has_post or form.wanted is None else form.wanted
+        parameters = trip.parameters if self._told else None
         return await self._engine.infer(
-            self._model, inputs, wanted=wanted, terms=trip.terms, id=trip.request_id, **more
+            self._model, inputs, wanted=wanted, terms=terms, id=trip.request_id, parameters=parameters
         )
-
-    async def _prepared(self, sample: Any, form: Form, trip: _Trip) -> list[Array | None]:
-        if trip.visit is None or not self.has_pre:
-            return await _converted(form.of_sample, sample, trip.parameters)  # type: ignore[no-any-return]
-        call = Call(PRE, sample, INPUTS, trip.terms.deadline_ns, trip.request_id)
-        call.parameters = trip.parameters
-        return await trip.visit.call(call)  # type: ignore[no-any-return]
 
     async def _only(self, outputs: list[Any], form: Form, trip: _Trip) -> Any:
         """Give the one answer of a post_inference that yields. Raises: InferError, where there are more or none."""

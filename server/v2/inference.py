@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 from penstock.backends.errors import Code, InferError, bare
+from penstock.batching.request import NO_TERMS
 from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.server.answering import (
     LARGE_BYTES,
@@ -314,14 +315,16 @@ class Inference:
         return decode(model, body, claim.header_bytes, self._limits.max_json_depth, self, self._regions)
 
     async def _predict(self, connection: FastLane, claim: Claim, model: Model, body: bytes) -> None:
-        read = partial(_sample, max_depth=self._limits.max_json_depth)
-        if claim.coding:
-            sample = await unpacked(body, claim.coding, self._limits, read, self._texts)
-        elif len(body) < LARGE_BYTES:
-            sample = read(body)
+        max_depth = self._limits.max_json_depth
+        if not claim.coding and len(body) < LARGE_BYTES:
+            sample = parse(body, max_depth, simd=False)
         else:
-            sample = await self._texts.read(len(body), read, body)
-        terms = PLAIN.terms(time.monotonic_ns(), model.spec.policy)
+            read = partial(parse, max_depth=max_depth, simd=False)
+            if claim.coding:
+                sample = await unpacked(body, claim.coding, self._limits, read, self._texts)
+            else:
+                sample = await self._texts.read(len(body), read, body)
+        terms = PLAIN.terms(time.monotonic_ns(), model.spec.policy) if model.timed else NO_TERMS
         answer = await self._hooks_of(model).predict(sample, claim.request_id, terms, claim.forwarded)
         self._answer_body(connection, claim, answer, 0)
 
@@ -339,7 +342,3 @@ class Inference:
         encoder = (route.encoder if route.model is model else None) or self._encoder(model)
         body, json_bytes = await off_loop(size, encode_hooked, encoder, request, options.plan, outputs)
         self._answer_body(connection, claim, body, json_bytes)
-
-
-def _sample(body: bytes, max_depth: int) -> Any:
-    return parse(body, max_depth, simd=False)

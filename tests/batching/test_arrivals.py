@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,6 +38,20 @@ async def test_all_that_comes_in_a_turn_runs_in_one_batch() -> None:
         assert house.sink.deliveries[-1] == came
         assert [right(request, 2.0 + index) for index, request in enumerate(came)] == [True] * 4
         assert model.inflight == 0
+
+
+async def test_those_that_are_awaited_come_together_too() -> None:
+    async with housed() as house:
+        model = await house.load()
+        awaited = [asyncio.ensure_future(house.engine.infer(model, [np.full((1, 4), at, "<f4")])) for at in range(3)]
+        await asyncio.sleep(0)
+        seen = model.scheduler.live, model.inflight
+
+        answers = await asyncio.gather(*awaited)
+
+        assert seen == (1, 3)
+        assert house.rows_run == [3]
+        assert [output[0, 0] for (output,) in answers] == [1, 2, 3]
 
 
 async def test_a_queue_learns_of_no_more_than_so_many_at_once() -> None:

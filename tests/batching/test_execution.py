@@ -14,7 +14,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
-from penstock.batching.running.batch import Batch
+from penstock.batching.running.batch import HANDLING_NS, Batch
 from penstock.batching.running.execution import device_ns, run_batch
 from penstock.batching.shapes.padding import smallest_fit
 from penstock.batching.spec import BatchPolicy, ModelSpec
@@ -178,3 +178,20 @@ class TestWhatWasTakenOfADevice:
         binding: Any = self.Told() if told else object()
 
         assert device_ns(batches, binding) == wanted
+
+
+@pytest.mark.parametrize(
+    ("requests", "before_ns", "after_ns", "handling_ns"),
+    [(1, 1_000, 2_000, 3_000), (1, 1_000_000, 2_000_000, HANDLING_NS), (9, 1_000_000, 0, 9 * HANDLING_NS)],
+    ids=["both sides of the run", "large tensors are none of it", "for each request"],
+)
+def test_what_requests_take_beside_the_run_is_told(
+    requests: int, before_ns: int, after_ns: int, handling_ns: int
+) -> None:
+    model, _ = model_of()
+    batch = Batch([fake_request(model) for _ in range(requests)], requests, ((4,),), 7)
+    batch.compute_start_ns = 7 + before_ns
+    batch.compute_end_ns = batch.compute_start_ns + 5_000_000
+    batch.exec_end_ns = batch.compute_end_ns + after_ns
+
+    assert batch.handling_ns == handling_ns

@@ -222,7 +222,7 @@ class TestTheLoopAsAnInstance:
     def test_a_failed_run_teaches_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with opened(same_and_sum, executor="loop", cap_rows=8) as (model, _, _):
             taught: list[int] = []
-            monkeypatch.setattr(model.scheduler, "learn", lambda key, rows, ns, now_ns: taught.append(rows))
+            monkeypatch.setattr(model.scheduler, "learn", lambda key, rows, ns, now_ns, _: taught.append(rows))
             with model.lock:
                 for value in (GUILTY, 1, 2):
                     model.scheduler.add(fake_request(model, value=value))

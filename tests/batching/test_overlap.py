@@ -266,7 +266,7 @@ class TestTwoOnTheDevice:
         stream = Stream(ROWS, list)
         with opened(stream) as house:
             learned: list[int] = []
-            monkeypatch.setattr(house.model.scheduler, "learn", lambda key, rows, ns, now_ns: learned.append(ns))
+            monkeypatch.setattr(house.model.scheduler, "learn", lambda key, rows, ns, now_ns, _: learned.append(ns))
             first, second = house.put_two([1], [2])
             before, after = house.next(), house.next()
 

@@ -910,6 +910,18 @@ class TestFastLanes:
 
         assert seen == [True, True, False, False, False, True]
 
+    def test_what_requests_take_in_python_on_any_thread_says_nothing_for_a_thread(self) -> None:
+        scheduler = Scheduler(BatchPolicy(max_batch_rows=64), CostModel(), fast_ns=100)
+        scheduler.learn(A, 1, 90, 1)
+        scheduler.add(fake_request(MODEL))
+        lane, seen = scheduler._lanes[A], []
+        for turn, handling_ns in enumerate((350, 150, 350)):
+            for run in range(64):
+                scheduler.learn(A, 64, 400, (64 * turn + run) * REVIEW_NS, handling_ns)
+            seen.append(lane.fast)
+
+        assert seen == [True, False, True]
+
     def test_a_lane_of_a_model_that_gets_more_instances_must_be_as_fast_as_at_first(self) -> None:
         scheduler = Scheduler(BatchPolicy(max_batch_rows=8), CostModel(), fast_ns=250)
         scheduler.learn(A, 1, 180, 1)

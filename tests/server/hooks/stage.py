@@ -42,6 +42,7 @@ class PuppetEngine:
         wanted: Any = None,
         terms: Any = None,
         id: str = "",  # noqa: A002
+        parameters: Any = None,
     ) -> list[Any]:
         if self._at_once:
             return self._function(inputs)
