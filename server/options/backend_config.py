@@ -15,6 +15,8 @@ OTHERS = frozenset({
 """Backends of Triton's whose models are not served here, and the one whose models are and need no such setting."""
 _HINTS = {
     f"{ONNX},enable-global-threadpool": "each session has threads of its own",
+    f"{ONNX},intra_op_thread_count": "it is for that pool; config.pbtxt says a model's own",
+    f"{ONNX},inter_op_thread_count": "it is for that pool; config.pbtxt says a model's own",
     "python,shm-default-byte-size": "shared memory grows by itself",
     "python,shm-growth-byte-size": "shared memory grows by itself",
     "python,shm-region-prefix-name": "shared memory has no name",

@@ -30,7 +30,6 @@ FOREIGN: Mapping[str, str] = MappingProxyType({
     "--trace-rate": _TRACE,
     "--trace-count": _TRACE,
     "--trace-log-frequency": _TRACE,
-    "--response-cache-byte-size": "deprecated in Triton: use --cache-config local,size=BYTES",
 })  # fmt: skip
 SWITCHES = ("--model-namespacing", "--reuse-http-port", "--reuse-grpc-port")
 """Those of them that may be said to be off, which they are."""
@@ -49,6 +48,8 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType({
     "--buffer-manager-thread-count": "tensors are gathered by each instance's own thread",
 })  # fmt: skip
 """Those that change no answer: to have them said is no reason not to serve."""
+CACHE_BYTES = "--response-cache-byte-size"
+"""What was there before --cache-config, and is read as that."""
 
 
 OLDER_NAMES: Mapping[str, str] = MappingProxyType({
@@ -69,13 +70,16 @@ def lengthened(word: str, known: Iterable[str]) -> str:
     Source: Triton server, command_line_parser.cc: getopt_long, to which `--model-repo` is `--model-repository`.
     """
     flag, equals, value = word.partition("=")
-    every = {*known, *FOREIGN, *WITHOUT_EFFECT, *OLDER_NAMES}
+    every = {*known, *FOREIGN, *WITHOUT_EFFECT, *OLDER_NAMES, CACHE_BYTES}
     found = [flag] if flag in every else [each for each in every if flag[2:] and each.startswith(flag)]
     return found[0] + equals + value if len(found) == 1 else word
 
 
 def sifted(words: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Take what has no effect out of a command line, each with its value. Returns: the others, and what to say."""
+    """Take what has no effect out of a command line, each with its value, and the older way to have a cache.
+
+    Returns: the others, and what to say.
+    """
     kept: list[str] = []
     said: list[str] = []
     left = deque(words)
@@ -87,6 +91,11 @@ def sifted(words: Iterable[str]) -> tuple[list[str], list[str]]:
             if follows and (flag not in _BARE or left[0].lower() in TRUE_WORDS + FALSE_WORDS):
                 left.popleft()
             said.append(f"{flag} has no effect: {WITHOUT_EFFECT[flag]}")
+        elif flag == CACHE_BYTES and (equals or follows):
+            size = left.popleft() if follows else value
+            if size != "0":  # there it is no cache
+                kept.append(f"--cache-config=local,size={size}")
+                said.append(f"{flag} is deprecated in Triton: use --cache-config local,size={size}, which it is here")
         elif flag in SWITCHES and (left[0] if follows else value).lower() in FALSE_WORDS:
             if follows:
                 left.popleft()

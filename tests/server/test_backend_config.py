@@ -58,6 +58,8 @@ def test_anything_else_is_refused_by_its_name(rule: str, message: str) -> None:
     [
         ("python,shm-default-byte-size=1048576", "python,shm-default-byte-size has no effect: shared memory grows"),
         ("onnxruntime,enable-global-threadpool=1", "onnxruntime,enable-global-threadpool has no effect: each session"),
+        ("onnxruntime,intra_op_thread_count=4", "onnxruntime,intra_op_thread_count has no effect: it is for that pool"),
+        ("onnxruntime,inter_op_thread_count=1,", "inter_op_thread_count has no effect: it is for that pool; config"),
         ("tensorrt,coalesce-request-input=true", "has no effect: there is nothing to set of the backend tensorrt"),
     ],
 )

@@ -6,6 +6,7 @@ import pytest
 
 from penstock.server import cli
 from penstock.server.options.foreign_flags import (
+    CACHE_BYTES,
     FOREIGN,
     OLDER_NAMES,
     SWITCHES,
@@ -41,7 +42,7 @@ host-policy allow-client-shm
 def test_every_flag_of_triton_s_is_a_setting_or_is_answered_with_the_reason_why_not(name: str) -> None:
     known = {item.flag for item in known_settings()}
 
-    assert renamed(f"--{name}") in known | FOREIGN.keys() | WITHOUT_EFFECT.keys()
+    assert renamed(f"--{name}") in known | FOREIGN.keys() | WITHOUT_EFFECT.keys() | {CACHE_BYTES}
 
 
 @pytest.mark.parametrize("flag", FOREIGN)
@@ -85,6 +86,27 @@ def test_a_command_line_of_triton_s_serves_and_says_what_has_no_effect(
         "penstock: warning: --pinned-memory-pool-byte-size",
         "penstock: warning: --backend-config python,shm-x",
     ]
+
+
+@pytest.mark.parametrize("said", [[f"{CACHE_BYTES}=1024"], [CACHE_BYTES, "1024"]], ids=["one word", "two words"])
+def test_the_older_way_to_have_a_cache_is_the_newer_one(said: list[str]) -> None:
+    asked = ["serve", *said, "models"]
+
+    assert sifted(asked) == (
+        ["serve", "--cache-config=local,size=1024", "models"],
+        [f"{CACHE_BYTES} is deprecated in Triton: use --cache-config local,size=1024, which it is here"],
+    )
+
+
+def test_a_cache_of_no_bytes_is_none_and_one_without_a_number_is_an_unknown_flag(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert sifted(["serve", f"{CACHE_BYTES}=0", "models"]) == (["serve", "models"], [])
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "models", CACHE_BYTES])
+
+    assert ended.value.code == 2
+    assert f"unknown argument {CACHE_BYTES}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", SWITCHES)
