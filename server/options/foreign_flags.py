@@ -15,7 +15,6 @@ from types import MappingProxyType
 from .setting import FALSE_WORDS, TRUE_WORDS
 
 _TRACE = "deprecated in Triton: use --trace-config"
-_ONE_PORT = "a port is one server's; put a load balancer before several"
 _NO_POOL = "there is no such pool: calls are answered on one event loop"
 _NO_LIBRARIES = "there are no libraries to load: backends are part of Penstock"
 _BARE = ("--enable-peer-access",)
@@ -23,15 +22,13 @@ _BARE = ("--enable-peer-access",)
 
 FOREIGN: Mapping[str, str] = MappingProxyType({
     "--model-namespacing": "a model's name must be unique among all repositories",
-    "--reuse-http-port": _ONE_PORT,
-    "--reuse-grpc-port": _ONE_PORT,
     "--trace-file": _TRACE,
     "--trace-level": _TRACE,
     "--trace-rate": _TRACE,
     "--trace-count": _TRACE,
     "--trace-log-frequency": _TRACE,
 })  # fmt: skip
-SWITCHES = ("--model-namespacing", "--reuse-http-port", "--reuse-grpc-port")
+SWITCHES = ("--model-namespacing",)
 """Those of them that may be said to be off, which they are."""
 WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType({
     "--enable-peer-access": "every instance keeps to its own GPU, so none reads another's memory",

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -508,6 +508,33 @@ def test_a_taken_port_is_fatal_with_status_1() -> None:
 
             assert server.line_with("failed to start") == wanted
             assert server.status() == 1
+
+
+def test_servers_that_say_so_listen_on_the_same_ports() -> None:
+    async def main() -> None:
+        shared = {"reuse_http_port": True, "reuse_grpc_port": True}
+        async with AsyncExitStack() as until:
+
+            async def opened(**settings: Any) -> Server:
+                server = Server(settings_for(**settings), {})
+                until.push_async_callback(server.close)
+                await server.open()
+                return server
+
+            one = await opened(**shared)
+            place = {"http_port": one.http_port, "grpc_port": one.grpc_port}
+            with pytest.raises(StartError, match="already in use"):
+                await opened(**place)
+            await opened(id="two", **place, **shared)
+            await one.close()
+            _, told = await asyncio.to_thread(ask, one.http_port, "GET", "/v2")
+            with grpc.insecure_channel(f"127.0.0.1:{one.grpc_port}") as channel:
+                asking = service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerMetadata
+                answer = await asyncio.to_thread(asking, service_pb2.ServerMetadataRequest(), timeout=30)
+
+        assert (json.loads(told)["name"], answer.name) == ("two", "two")
+
+    run(main)
 
 
 @pytest.mark.slow

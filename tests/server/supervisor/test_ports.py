@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from penstock.server.listening.listener import ListenError, bind_one
+from penstock.server.options.starting import obstacles
+from penstock.server.settings import Settings
 from penstock.server.supervisor.ports import Ports
 
 
@@ -119,3 +121,11 @@ def test_localhost_is_held_on_every_address_of_that_name() -> None:
         ports.close()
 
     run(main)
+
+
+@pytest.mark.parametrize("flag", ["reuse_http_port", "reuse_grpc_port"])
+def test_ports_that_are_held_are_not_for_other_servers_too(flag: str) -> None:
+    assert obstacles(Settings(http_workers=2, **{flag: True})) == [
+        "--http-workers and --reuse-http-port or --reuse-grpc-port: its processes keep others from a port"
+    ]
+    assert obstacles(Settings(**{flag: True})) == []
