@@ -6,9 +6,9 @@ import pytest
 
 from penstock.server import cli
 from penstock.server.options.foreign_flags import (
-    CACHE_BYTES,
     FOREIGN,
     OLDER_NAMES,
+    OLDER_WAYS,
     SWITCHES,
     WITHOUT_EFFECT,
     foreign,
@@ -42,7 +42,7 @@ host-policy allow-client-shm
 def test_every_flag_of_triton_s_is_a_setting_or_is_answered_with_the_reason_why_not(name: str) -> None:
     known = {item.flag for item in known_settings()}
 
-    assert renamed(f"--{name}") in known | FOREIGN.keys() | WITHOUT_EFFECT.keys() | {CACHE_BYTES}
+    assert renamed(f"--{name}") in known | FOREIGN.keys() | WITHOUT_EFFECT.keys() | OLDER_WAYS.keys()
 
 
 @pytest.mark.parametrize("flag", FOREIGN)
@@ -88,25 +88,36 @@ def test_a_command_line_of_triton_s_serves_and_says_what_has_no_effect(
     ]
 
 
-@pytest.mark.parametrize("said", [[f"{CACHE_BYTES}=1024"], [CACHE_BYTES, "1024"]], ids=["one word", "two words"])
-def test_the_older_way_to_have_a_cache_is_the_newer_one(said: list[str]) -> None:
-    asked = ["serve", *said, "models"]
+@pytest.mark.parametrize("flag", OLDER_WAYS)
+@pytest.mark.parametrize("words", [["{}=7"], ["{}", "7"]], ids=["one word", "two words"])
+def test_an_older_way_of_triton_s_is_the_newer_one(flag: str, words: list[str]) -> None:
+    newer = OLDER_WAYS[flag].format(7)
+    asked = ["serve", *(word.format(flag) for word in words), "models"]
 
     assert sifted(asked) == (
-        ["serve", "--cache-config=local,size=1024", "models"],
-        [f"{CACHE_BYTES} is deprecated in Triton: use --cache-config local,size=1024, which it is here"],
-    )
+        ["serve", newer, "models"], [f"{flag} is deprecated in Triton: use {newer}, which it is here"],
+    )  # fmt: skip
 
 
-def test_a_cache_of_no_bytes_is_none_and_one_without_a_number_is_an_unknown_flag(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert sifted(["serve", f"{CACHE_BYTES}=0", "models"]) == (["serve", "models"], [])
+def test_triton_s_older_flags_trace_and_remember(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    traced = [f"--trace-file={tmp_path}/trace.json", "--trace-level=MAX", "--trace-rate", "100", "--trace-count=5"]
+
+    assert cli.main(["check", *traced, "--response-cache-byte-size=1024", str(tmp_path)]) == 0
+    assert cli.main(["check", "--trace-rate=often", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("penstock: --trace-config: rate: got 'often'")
+
+
+@pytest.mark.parametrize("flag", OLDER_WAYS)
+def test_an_older_way_without_a_value_is_an_unknown_flag(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(["serve", "models", CACHE_BYTES])
+        cli.main(["serve", "models", flag])
 
     assert ended.value.code == 2
-    assert f"unknown argument {CACHE_BYTES}" in capsys.readouterr().err
+    assert f"unknown argument {flag}" in capsys.readouterr().err
+
+
+def test_a_cache_of_no_bytes_is_none() -> None:
+    assert sifted(["serve", "--response-cache-byte-size=0", "models"]) == (["serve", "models"], [])
 
 
 @pytest.mark.parametrize("flag", SWITCHES)
