@@ -30,6 +30,7 @@ from penstock.server.serve import Server
 from tests.fakes import FakeBackend, fake_loader
 from tests.forking import the_forker
 from tests.live import live_server, settings_for
+from tests.server.http.lane import turns
 
 IRIS = Path(__file__).parents[2] / "examples" / "iris"
 GRAPH = Signature((TensorSpec("x", "FP32", (-1, 2)),), (TensorSpec("y", "FP32", (-1, 2)),))
@@ -280,6 +281,30 @@ def test_draining_is_not_ready_finishes_what_was_accepted_and_then_closes(tmp_pa
             assert await draining == 0
             with pytest.raises(ConnectionRefusedError):
                 await asyncio.open_connection("127.0.0.1", server.http_port)
+
+    run(main)
+
+
+def test_who_connects_to_a_shared_port_while_one_server_stops_comes_to_another(tmp_path: Path) -> None:
+    gate = Gate()
+
+    async def main() -> None:
+        async with gated(gate, tmp_path, reuse_http_port=True) as server:
+            asking = asyncio.ensure_future(asyncio.to_thread(ask_until_closed, server.http_port))
+            await asyncio.to_thread(gate.entered.wait, 10)
+            other = Server(settings_for(id="other", http_port=server.http_port, reuse_http_port=True), {})
+            await other.open()
+
+            draining = asyncio.ensure_future(server.drain())
+            await turns(100)
+            answers = [await asyncio.to_thread(ask, server.http_port, "GET", "/v2") for _ in range(12)]
+            assert not draining.done()
+            gate.open.set()
+
+            assert (await asking).startswith(b"HTTP/1.1 200 OK\r\n")
+            assert await draining == 0
+            await other.close()
+            assert {json.loads(body)["name"] for _, body in answers} == {"other"}
 
     run(main)
 

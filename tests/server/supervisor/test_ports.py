@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -125,7 +126,9 @@ def test_localhost_is_held_on_every_address_of_that_name() -> None:
 
 @pytest.mark.parametrize("flag", ["reuse_http_port", "reuse_grpc_port"])
 def test_ports_that_are_held_are_not_for_other_servers_too(flag: str) -> None:
-    assert obstacles(Settings(http_workers=2, **{flag: True})) == [
+    said: dict[str, Any] = {flag: True}
+
+    assert obstacles(Settings(http_workers=2, **said)) == [
         "--http-workers and --reuse-http-port or --reuse-grpc-port: its processes keep others from a port"
     ]
-    assert obstacles(Settings(**{flag: True})) == []
+    assert obstacles(Settings(**said)) == []
