@@ -105,8 +105,9 @@ def _run(argv: Sequence[str] | None) -> int:
     called = os.path.basename(sys.argv[0])  # noqa: PTH119 - pathlib is 5 ms
     if argv is None and called in _PROGRAMS:  # through a link
         words.insert(0, called)
-    if words and words[0] in _PROGRAMS:
-        return _program(words[0], words[1:])
+    program = os.path.basename(words[0]) if words else ""  # noqa: PTH119 - what starts a container may have a path
+    if program in _PROGRAMS:
+        return _program(program, words[1:])
     if words and words[0] in _ABOVE:
         return _installed(words[0], words[1:])
     parser = _parser()

@@ -311,6 +311,9 @@ class Server:
                     "Model '%s' (version %s) has %d in-flight inferences", model.name, model.version, model.inflight
                 )
         self.engine.hurry()  # or connections would wait for batches that wait for more of them
+        for port in self._serving:
+            if port.reuse_port:  # whoever shares it may take those who connect
+                await port.stop_accepting()
         unfinished = sum(await asyncio.gather(*(port.finish(deadline) for port in self._serving)))
         self._stopped = True
         await self._dialect.close()

@@ -175,7 +175,7 @@ class Settings(ProcessSettings):
     @property
     def completed_max_batch_size(self) -> int:
         """The max_batch_size of a model whose configuration does not say, where its graph has room for rows."""
-        return rows_of(self.backend_config, ONNX) or self.default_max_batch_size
+        return rows_of(self.backend_config, ONNX, self.default_max_batch_size)
 
     def limits(self) -> Limits:
         """Give the fast lane's part."""

@@ -88,11 +88,20 @@ def test_nothing_that_builds_is_in_the_last_stage(kind: str) -> None:
 
     assert {rest for word, rest in last if word == "COPY"} == {
         "--from=build /usr/bin/tini /usr/bin/tini", "--from=build /opt/penstock /opt/penstock",
+        "--from=build /opt/tritonserver /opt/tritonserver",
         "--from=build /usr/lib/locale/en_US.utf8 /usr/lib/locale/en_US.utf8",
     }  # fmt: skip
     assert not re.search(
         r"\b(pip|gcc|binutils|build-essential|secret|-m venv)\b", str([rest for word, rest in last if word == "RUN"])
     )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_triton_s_program_is_found_by_its_name_and_where_its_images_have_it(kind: str) -> None:
+    (linking,) = [rest for word, rest in _dockerfile(kind) if word == "RUN" and "ln -s" in rest]
+
+    assert "ln -s penstock /opt/penstock/bin/tritonserver" in linking
+    assert "ln -s /opt/penstock/bin/penstock /opt/tritonserver/bin/tritonserver" in linking
 
 
 def test_what_apt_keeps_for_itself_is_not_in_the_last_stage() -> None:

@@ -49,7 +49,9 @@ class Unclaimed:
 def http_lane(settings: Settings, app: ASGIApp, service: Service, dialect: Dialect) -> Listener:
     """Make the HTTP port: `service` answers what it claims, `app` all else."""
     shared = shared_of(settings, service, dialect)
-    return listener_of(settings, "HTTP", (settings.http_address, settings.http_port), app, shared)
+    listener = listener_of(settings, "HTTP", (settings.http_address, settings.http_port), app, shared)
+    listener.reuse_port |= settings.reuse_http_port
+    return listener
 
 
 def metrics_lane(settings: Settings, app: ASGIApp) -> Listener:
@@ -64,7 +66,7 @@ def grpc_lane(settings: Settings, methods: Mapping[str, Method], loop: asyncio.A
     asking = frozenset(path for path in methods if GRPC_CATEGORIES.get(path) in _ASKING)
     shared = GrpcShared(dict(methods), settings.grpc_limits(), asking=asking, loop=loop)
     listener = GrpcListener(settings.grpc_address, settings.grpc_port, shared)
-    listener.reuse_port = bool(settings.http_workers)
+    listener.reuse_port = bool(settings.http_workers) or settings.reuse_grpc_port
     return listener
 
 

@@ -15,6 +15,8 @@ OTHERS = frozenset({
 """Backends of Triton's whose models are not served here, and the one whose models are and need no such setting."""
 _HINTS = {
     f"{ONNX},enable-global-threadpool": "each session has threads of its own",
+    f"{ONNX},intra_op_thread_count": "it is for that pool; config.pbtxt says a model's own",
+    f"{ONNX},inter_op_thread_count": "it is for that pool; config.pbtxt says a model's own",
     "python,shm-default-byte-size": "shared memory grows by itself",
     "python,shm-growth-byte-size": "shared memory grows by itself",
     "python,shm-region-prefix-name": "shared memory has no name",
@@ -60,10 +62,13 @@ def without_effect(rules: Sequence[str]) -> list[str]:
     return found
 
 
-def rows_of(rules: Sequence[str], backend: str) -> int:
-    """Give the max_batch_size that is completed for a backend's models, 0 where none is said. Its own goes first."""
+def rows_of(rules: Sequence[str], backend: str, silent: int) -> int:
+    """Give the max_batch_size that is completed for a backend's models, `silent` where none is said.
+
+    Its own goes first. 0: no model is batched whose configuration does not say so.
+    """
     found = parse(rules)
-    return int(found[backend].get(SETTING) or found[""].get(SETTING, "0"))
+    return int(found[backend].get(SETTING) or found[""].get(SETTING) or silent)
 
 
 def tensorflow_options(rules: Sequence[str]) -> Mapping[str, str]:
@@ -73,8 +78,8 @@ def tensorflow_options(rules: Sequence[str]) -> Mapping[str, str]:
 
 
 def _rows(value: str) -> str | None:
-    fits = value.isascii() and value.isdigit() and 1 <= int(value) <= _MOST_ROWS
-    return None if fits else f"wanted a whole number from 1 to {_MOST_ROWS}"
+    fits = value.isascii() and value.isdigit() and int(value) <= _MOST_ROWS
+    return None if fits else f"wanted a whole number from 0 to {_MOST_ROWS}"
 
 
 def _fraction(value: str) -> str | None:

@@ -14,8 +14,6 @@ from types import MappingProxyType
 
 from .setting import FALSE_WORDS, TRUE_WORDS
 
-_TRACE = "deprecated in Triton: use --trace-config"
-_ONE_PORT = "a port is one server's; put a load balancer before several"
 _NO_POOL = "there is no such pool: calls are answered on one event loop"
 _NO_LIBRARIES = "there are no libraries to load: backends are part of Penstock"
 _BARE = ("--enable-peer-access",)
@@ -23,16 +21,8 @@ _BARE = ("--enable-peer-access",)
 
 FOREIGN: Mapping[str, str] = MappingProxyType({
     "--model-namespacing": "a model's name must be unique among all repositories",
-    "--reuse-http-port": _ONE_PORT,
-    "--reuse-grpc-port": _ONE_PORT,
-    "--trace-file": _TRACE,
-    "--trace-level": _TRACE,
-    "--trace-rate": _TRACE,
-    "--trace-count": _TRACE,
-    "--trace-log-frequency": _TRACE,
-    "--response-cache-byte-size": "deprecated in Triton: use --cache-config local,size=BYTES",
 })  # fmt: skip
-SWITCHES = ("--model-namespacing", "--reuse-http-port", "--reuse-grpc-port")
+SWITCHES = ("--model-namespacing",)
 """Those of them that may be said to be off, which they are."""
 WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType({
     "--enable-peer-access": "every instance keeps to its own GPU, so none reads another's memory",
@@ -49,6 +39,16 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType({
     "--buffer-manager-thread-count": "tensors are gathered by each instance's own thread",
 })  # fmt: skip
 """Those that change no answer: to have them said is no reason not to serve."""
+_CACHE_BYTES = "--response-cache-byte-size"
+OLDER_WAYS: Mapping[str, str] = MappingProxyType({
+    _CACHE_BYTES: "--cache-config=local,size={}",
+    "--trace-file": "--trace-config=triton,file={}",
+    "--trace-level": "--trace-config=level={}",
+    "--trace-rate": "--trace-config=rate={}",
+    "--trace-count": "--trace-config=count={}",
+    "--trace-log-frequency": "--trace-config=triton,log-frequency={}",
+})  # fmt: skip
+"""What Triton takes with a warning for what is said otherwise by now, and how that is said."""
 
 
 OLDER_NAMES: Mapping[str, str] = MappingProxyType({
@@ -69,13 +69,16 @@ def lengthened(word: str, known: Iterable[str]) -> str:
     Source: Triton server, command_line_parser.cc: getopt_long, to which `--model-repo` is `--model-repository`.
     """
     flag, equals, value = word.partition("=")
-    every = {*known, *FOREIGN, *WITHOUT_EFFECT, *OLDER_NAMES}
+    every = {*known, *FOREIGN, *WITHOUT_EFFECT, *OLDER_NAMES, *OLDER_WAYS}
     found = [flag] if flag in every else [each for each in every if flag[2:] and each.startswith(flag)]
     return found[0] + equals + value if len(found) == 1 else word
 
 
 def sifted(words: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Take what has no effect out of a command line, each with its value. Returns: the others, and what to say."""
+    """Take what has no effect out of a command line, each with its value, and say newly what is said in an older way.
+
+    Returns: the others, and what to say.
+    """
     kept: list[str] = []
     said: list[str] = []
     left = deque(words)
@@ -87,6 +90,11 @@ def sifted(words: Iterable[str]) -> tuple[list[str], list[str]]:
             if follows and (flag not in _BARE or left[0].lower() in TRUE_WORDS + FALSE_WORDS):
                 left.popleft()
             said.append(f"{flag} has no effect: {WITHOUT_EFFECT[flag]}")
+        elif flag in OLDER_WAYS and (equals or follows):
+            newer = OLDER_WAYS[flag].format(left.popleft() if follows else value)
+            if (flag, newer[-2:]) != (_CACHE_BYTES, "=0"):  # there it is no cache
+                kept.append(newer)
+                said.append(f"{flag} is deprecated in Triton: use {newer}, which it is here")
         elif flag in SWITCHES and (left[0] if follows else value).lower() in FALSE_WORDS:
             if follows:
                 left.popleft()

@@ -19,6 +19,11 @@ class ProcessSettings(CloudSettings):
         0, "Processes", "So many processes take requests over HTTP and gRPC, run hooks, and share one engine process; "
         "0: one process does everything. See docs/processes.md.", unit="count", bounds=(0, 256),
     )  # fmt: skip
+    reuse_http_port: bool = setting(
+        False, "Processes", "Let other servers of the same user that say so listen on the HTTP port, too "
+        "(SO_REUSEPORT). The kernel shares out connections, whatever the servers serve.",
+    )  # fmt: skip
+    reuse_grpc_port: bool = setting(False, "Processes", "The same for the gRPC port.")
     write_memory_bytes: int = setting(
         4 << 30, "Processes", "Most that a process keeps, over HTTP and gRPC and all connections together, of "
         "answers that clients do not take. Beyond it those are dropped of which most has waited for longest: a "

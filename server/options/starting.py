@@ -24,6 +24,8 @@ def obstacles(settings: Settings) -> list[str]:
     found = [*_of_models(settings), *_of_ports(settings), *_of_clouds(settings)]
     if settings.http_workers and not hasattr(os, "pidfd_open"):
         found.append("--http-workers needs Linux")
+    if settings.http_workers and (settings.reuse_http_port or settings.reuse_grpc_port):
+        found.append("--http-workers and --reuse-http-port or --reuse-grpc-port: its processes keep others from a port")
     if settings.allow_grpc:
         try:
             context_for(settings)

@@ -24,11 +24,11 @@ class Defaults:
     may be in use before a load.
     `linked`: the folder whose models are links to others' folders, and have the links' names, whatever their
     configurations call them.
-    `tensorflow_rows` and `tensorflow_options` are for TensorFlow models; 0: as many rows as for others.
+    `tensorflow_rows` and `tensorflow_options` are for TensorFlow models; None: as many rows as for others.
     """
 
     max_batch_rows: int = DEFAULT_MAX_BATCH_ROWS
-    tensorflow_rows: int = 0
+    tensorflow_rows: int | None = None
     tensorflow_options: Mapping[str, str] = field(default_factory=dict)
     gpus: Gpus = field(default_factory=partial(Gpus.told, None), compare=False)
     cpu_fallback: bool = False
@@ -42,4 +42,5 @@ class Defaults:
     @property
     def of_tensorflow(self) -> tuple[int, Mapping[str, str]]:
         """What is decided for TensorFlow models: their rows and their options."""
-        return self.tensorflow_rows or self.max_batch_rows, self.tensorflow_options
+        rows = self.max_batch_rows if self.tensorflow_rows is None else self.tensorflow_rows
+        return rows, self.tensorflow_options

@@ -39,7 +39,7 @@ def defaults_of(settings: Settings) -> Defaults:
     """Take from the settings what is decided where configurations are silent."""
     return Defaults(
         max_batch_rows=settings.completed_max_batch_size,
-        tensorflow_rows=rows_of(settings.backend_config, TENSORFLOW) or settings.default_max_batch_size,
+        tensorflow_rows=rows_of(settings.backend_config, TENSORFLOW, settings.default_max_batch_size),
         tensorflow_options=tensorflow_options(settings.backend_config),
         config_name=settings.model_config_name,
         auto_complete=not settings.disable_auto_complete_config,

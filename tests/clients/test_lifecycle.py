@@ -287,6 +287,18 @@ class TestCompletion:
         ):
             assert client.get_model_config("m")["max_batch_size"] == 4
 
+    def test_a_size_of_0_leaves_models_that_do_not_say_without_batches(self, tmp_path: Path) -> None:
+        adds(tmp_path, "m", 1)
+        adds(tmp_path, "own_size", 1, config="max_batch_size: 5")
+        with (
+            live_server(tmp_path, backend_config=("onnxruntime,default-max-batch-size=0",)) as live,
+            httpclient.InferenceServerClient(live.address) as client,
+        ):
+            assert client.get_model_config("m")["max_batch_size"] == 0
+            assert "dynamic_batching" not in client.get_model_config("m")
+            assert client.get_model_config("own_size")["max_batch_size"] == 5
+            assert answer(client, "m", rows=3) == 1
+
     def test_without_completion_a_model_must_declare_what_it_takes_and_gives(self, tmp_path: Path) -> None:
         adds(tmp_path, "whole", 1, config=f"max_batch_size: 2 input [ {X} ] output [ {Y} ]")
         adds(tmp_path, "silent", 1)

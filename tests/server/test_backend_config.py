@@ -10,16 +10,18 @@ from penstock.server.options.backend_config import parse, rows_of, tensorflow_op
 @pytest.mark.parametrize(
     ("rules", "rows", "of_tensorflow"),
     [
-        ((), 0, 0),
-        (("onnxruntime,default-max-batch-size=5",), 5, 0),
-        (("tensorflow,default-max-batch-size=5",), 0, 5),
+        ((), 64, 64),
+        (("onnxruntime,default-max-batch-size=5",), 5, 64),
+        (("tensorflow,default-max-batch-size=5",), 64, 5),
+        (("tensorflow,default-max-batch-size=0",), 64, 0),
+        (("default-max-batch-size=6", "onnxruntime,default-max-batch-size=0"), 0, 6),
         (("default-max-batch-size=6",), 6, 6),
         (("default-max-batch-size=6", "onnxruntime,default-max-batch-size=5"), 5, 6),
         (("default-max-batch-size=6", "default-max-batch-size=6"), 6, 6),
     ],
 )
 def test_a_batch_size_is_set_for_all_or_for_the_backend(rules: tuple[str, ...], rows: int, of_tensorflow: int) -> None:
-    assert (rows_of(rules, "onnxruntime"), rows_of(rules, "tensorflow")) == (rows, of_tensorflow)
+    assert (rows_of(rules, "onnxruntime", 64), rows_of(rules, "tensorflow", 64)) == (rows, of_tensorflow)
 
 
 def test_what_tensorflow_is_told_besides_goes_to_its_loader() -> None:
@@ -43,7 +45,7 @@ def test_what_tensorflow_is_told_besides_goes_to_its_loader() -> None:
         ("tensorflow,version=1", "got '1', wanted 2"),
         ("pythn,shm-region-prefix-name=x", "there is no backend 'pythn' with such settings"),
         ("python", "wanted [BACKEND,]SETTING=VALUE"),
-        ("default-max-batch-size=0", "got '0', wanted a whole number from 1 to 1048576"),
+        ("default-max-batch-size=1048577", "got '1048577', wanted a whole number from 0 to 1048576"),
         ("default-max-batch-size=x", "got 'x', wanted a whole number"),
         ("default-max-batch-size=-4", "got '-4', wanted a whole number"),
     ],
@@ -58,6 +60,8 @@ def test_anything_else_is_refused_by_its_name(rule: str, message: str) -> None:
     [
         ("python,shm-default-byte-size=1048576", "python,shm-default-byte-size has no effect: shared memory grows"),
         ("onnxruntime,enable-global-threadpool=1", "onnxruntime,enable-global-threadpool has no effect: each session"),
+        ("onnxruntime,intra_op_thread_count=4", "onnxruntime,intra_op_thread_count has no effect: it is for that pool"),
+        ("onnxruntime,inter_op_thread_count=1,", "inter_op_thread_count has no effect: it is for that pool; config"),
         ("tensorrt,coalesce-request-input=true", "has no effect: there is nothing to set of the backend tensorrt"),
     ],
 )

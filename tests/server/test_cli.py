@@ -50,10 +50,11 @@ def test_the_arguments_of_triton_s_container_begin_with_its_name(
     )
 
     assert cli.main(["tritonserver", *words]) == 0
+    assert cli.main(["/opt/tritonserver/bin/tritonserver", *words]) == 0
     monkeypatch.setattr(sys, "argv", ["/opt/tritonserver/bin/tritonserver", *words])  # through a link
     assert cli.main() == 0
 
-    assert served == [wanted, wanted]
+    assert served == [wanted, wanted, wanted]
 
 
 def test_a_flag_on_triton_s_command_line_may_be_shortened_while_it_is_one_flag_only(

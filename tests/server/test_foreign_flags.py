@@ -8,6 +8,7 @@ from penstock.server import cli
 from penstock.server.options.foreign_flags import (
     FOREIGN,
     OLDER_NAMES,
+    OLDER_WAYS,
     SWITCHES,
     WITHOUT_EFFECT,
     foreign,
@@ -41,7 +42,7 @@ host-policy allow-client-shm
 def test_every_flag_of_triton_s_is_a_setting_or_is_answered_with_the_reason_why_not(name: str) -> None:
     known = {item.flag for item in known_settings()}
 
-    assert renamed(f"--{name}") in known | FOREIGN.keys() | WITHOUT_EFFECT.keys()
+    assert renamed(f"--{name}") in known | FOREIGN.keys() | WITHOUT_EFFECT.keys() | OLDER_WAYS.keys()
 
 
 @pytest.mark.parametrize("flag", FOREIGN)
@@ -85,6 +86,38 @@ def test_a_command_line_of_triton_s_serves_and_says_what_has_no_effect(
         "penstock: warning: --pinned-memory-pool-byte-size",
         "penstock: warning: --backend-config python,shm-x",
     ]
+
+
+@pytest.mark.parametrize("flag", OLDER_WAYS)
+@pytest.mark.parametrize("words", [["{}=7"], ["{}", "7"]], ids=["one word", "two words"])
+def test_an_older_way_of_triton_s_is_the_newer_one(flag: str, words: list[str]) -> None:
+    newer = OLDER_WAYS[flag].format(7)
+    asked = ["serve", *(word.format(flag) for word in words), "models"]
+
+    assert sifted(asked) == (
+        ["serve", newer, "models"], [f"{flag} is deprecated in Triton: use {newer}, which it is here"],
+    )  # fmt: skip
+
+
+def test_triton_s_older_flags_trace_and_remember(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    traced = [f"--trace-file={tmp_path}/trace.json", "--trace-level=MAX", "--trace-rate", "100", "--trace-count=5"]
+
+    assert cli.main(["check", *traced, "--response-cache-byte-size=1024", str(tmp_path)]) == 0
+    assert cli.main(["check", "--trace-rate=often", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("penstock: --trace-config: rate: got 'often'")
+
+
+@pytest.mark.parametrize("flag", OLDER_WAYS)
+def test_an_older_way_without_a_value_is_an_unknown_flag(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "models", flag])
+
+    assert ended.value.code == 2
+    assert f"unknown argument {flag}" in capsys.readouterr().err
+
+
+def test_a_cache_of_no_bytes_is_none() -> None:
+    assert sifted(["serve", "--response-cache-byte-size=0", "models"]) == (["serve", "models"], [])
 
 
 @pytest.mark.parametrize("flag", SWITCHES)

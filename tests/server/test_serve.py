@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from penstock.server.serve import Server
 from tests.fakes import FakeBackend, fake_loader
 from tests.forking import the_forker
 from tests.live import live_server, settings_for
+from tests.server.http.lane import turns
 
 IRIS = Path(__file__).parents[2] / "examples" / "iris"
 GRAPH = Signature((TensorSpec("x", "FP32", (-1, 2)),), (TensorSpec("y", "FP32", (-1, 2)),))
@@ -284,6 +285,30 @@ def test_draining_is_not_ready_finishes_what_was_accepted_and_then_closes(tmp_pa
     run(main)
 
 
+def test_who_connects_to_a_shared_port_while_one_server_stops_comes_to_another(tmp_path: Path) -> None:
+    gate = Gate()
+
+    async def main() -> None:
+        async with gated(gate, tmp_path, reuse_http_port=True) as server:
+            asking = asyncio.ensure_future(asyncio.to_thread(ask_until_closed, server.http_port))
+            await asyncio.to_thread(gate.entered.wait, 10)
+            other = Server(settings_for(id="other", http_port=server.http_port, reuse_http_port=True), {})
+            await other.open()
+
+            draining = asyncio.ensure_future(server.drain())
+            await turns(100)
+            answers = [await asyncio.to_thread(ask, server.http_port, "GET", "/v2") for _ in range(12)]
+            assert not draining.done()
+            gate.open.set()
+
+            assert (await asking).startswith(b"HTTP/1.1 200 OK\r\n")
+            assert await draining == 0
+            await other.close()
+            assert {json.loads(body)["name"] for _, body in answers} == {"other"}
+
+    run(main)
+
+
 def test_what_is_not_done_within_the_exit_timeout_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     gate = Gate()
     caplog.set_level(logging.INFO, "penstock.serve")
@@ -508,6 +533,33 @@ def test_a_taken_port_is_fatal_with_status_1() -> None:
 
             assert server.line_with("failed to start") == wanted
             assert server.status() == 1
+
+
+def test_servers_that_say_so_listen_on_the_same_ports() -> None:
+    async def main() -> None:
+        shared = {"reuse_http_port": True, "reuse_grpc_port": True}
+        async with AsyncExitStack() as until:
+
+            async def opened(**settings: Any) -> Server:
+                server = Server(settings_for(**settings), {})
+                until.push_async_callback(server.close)
+                await server.open()
+                return server
+
+            one = await opened(**shared)
+            place = {"http_port": one.http_port, "grpc_port": one.grpc_port}
+            with pytest.raises(StartError, match="already in use"):
+                await opened(**place)
+            await opened(id="two", **place, **shared)
+            await one.close()
+            _, told = await asyncio.to_thread(ask, one.http_port, "GET", "/v2")
+            with grpc.insecure_channel(f"127.0.0.1:{one.grpc_port}") as channel:
+                asking = service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerMetadata
+                answer = await asyncio.to_thread(asking, service_pb2.ServerMetadataRequest(), timeout=30)
+
+        assert (json.loads(told)["name"], answer.name) == ("two", "two")
+
+    run(main)
 
 
 @pytest.mark.slow

@@ -140,10 +140,8 @@ def test_flags_of_triton_s_that_have_no_effect_are_told_of(capsys: pytest.Captur
         "penstock sagemaker: warning: --http-thread-count",
         "penstock sagemaker: warning: --backend-config python,shm-default-byte-size",
     ]
-    with pytest.raises(
-        SettingError, match="--response-cache-byte-size is a flag of Triton's that Penstock does not have"
-    ):
-        ask([], {**MULTI, "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--response-cache-byte-size=1"})
+    with pytest.raises(SettingError, match="--model-namespacing is a flag of Triton's that Penstock does not have"):
+        ask([], {**MULTI, "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--model-namespacing=1"})
 
 
 def test_a_path_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -201,3 +201,4 @@ def test_the_settings_say_what_is_completed() -> None:
         auto_complete=False,
     )  # fmt: skip
     assert defaults_of(Settings(default_max_batch_size=7)).max_batch_rows == 7
+    assert defaults_of(Settings(backend_config=("tensorflow,default-max-batch-size=0",))).of_tensorflow == (0, {})

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from penstock.server.listening.listener import ListenError, bind_one
+from penstock.server.options.starting import obstacles
+from penstock.server.settings import Settings
 from penstock.server.supervisor.ports import Ports
 
 
@@ -119,3 +122,13 @@ def test_localhost_is_held_on_every_address_of_that_name() -> None:
         ports.close()
 
     run(main)
+
+
+@pytest.mark.parametrize("flag", ["reuse_http_port", "reuse_grpc_port"])
+def test_ports_that_are_held_are_not_for_other_servers_too(flag: str) -> None:
+    said: dict[str, Any] = {flag: True}
+
+    assert obstacles(Settings(http_workers=2, **said)) == [
+        "--http-workers and --reuse-http-port or --reuse-grpc-port: its processes keep others from a port"
+    ]
+    assert obstacles(Settings(**said)) == []
