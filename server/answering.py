@@ -75,8 +75,8 @@ async def unpacked(
 def on_task(connection: FastLane, engine: Serves, model: Model, work: Coroutine[Any, Any, None]) -> None:
     """Begin what takes more than one step; a version that is swapped meanwhile stays until it is through."""
     engine.hold(model)
-    connection.task = asyncio.get_running_loop().create_task(work)
-    connection.task.add_done_callback(lambda _: engine.release(model))
+    connection.task = task = asyncio.get_running_loop().create_task(work)
+    task.add_done_callback(lambda _: engine.release(model))
 
 
 def off_task(connection: FastLane) -> None:
@@ -98,7 +98,7 @@ def answer_coded(connection: FastLane, body: bytes, content_type: bytes, extra: 
     packed.add_done_callback(lambda future: connection.answer(200, future.result(), content_type, extra))
 
 
-def internal(error: Exception, model: str, request_id: str) -> InferError:
+def internal(error: BaseException, model: str, request_id: str) -> InferError:
     """Log what happened under an id, and tell the client the id only."""
     request_id = request_id or uuid.uuid4().hex
     logger.error("request failed", exc_info=error, extra={"request_id": request_id, "model": model})

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
@@ -25,9 +25,6 @@ from .packing import (
     write_sample,
 )  # fmt: skip
 
-if TYPE_CHECKING:
-    import asyncio
-
 Written = tuple[int, bytes, list[Array | None] | None]
 """What a worker process is sent: kind, body, tensors."""
 _TELL_NS = 1_000_000_000
@@ -37,6 +34,14 @@ logger = logging.getLogger("penstock.hooks")
 
 class MovedError(Exception):
     """The replica is gone and the call has not begun: another one may take it."""
+
+
+class Told(Protocol):
+    """Who waits for a call: a future, or a Trip. `done`: nobody does any more."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: Any, /) -> None: ...
+    def set_exception(self, error: BaseException, /) -> None: ...
 
 
 class Owner(Protocol):
@@ -113,7 +118,7 @@ class Call:
         self.cpu_ns = 0
         self.result: Any = None
         self.error: InferError | None = None
-        self.future: asyncio.Future[Any]
+        self.future: Told
 
     def begins(self, now_ns: int) -> bool:
         """Note that its turn has come; False: it is not to be run any more. Threads: called on the replica's."""

@@ -97,13 +97,17 @@ class Replica:
 
         Raises: MovedError.
         """
+        future = call.future = self._loop.create_future()
+        self.put(call)
+        return future
+
+    def put(self, call: Call) -> None:
+        """Have one hook run whose future is there already. Raises: MovedError."""
         if self._stopping:
             raise MovedError
-        future = call.future = self._loop.create_future()
         call.replica = self
         self.waiting += 1
         self.bench.put(call, at_once=self._owner.quiet)
-        return future
 
     def relieve(self, other: Replica) -> None:
         """Run the call that has waited longest for another replica, which is as good."""

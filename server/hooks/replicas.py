@@ -6,6 +6,7 @@ Called by `place.py` and by each request's Visit, on the event loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -126,24 +127,32 @@ class Replicas:
 
         Raises: InferError (EXPIRED, OVERLOADED, or why no replica can be made).
         """
+        future = self.line_up(deadline_ns)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if not future.cancelled() and future.exception() is None:
+                # handed over in the loop turn in which its request was cancelled
+                self.leave(future.result())
+            raise
+
+    def line_up(self, deadline_ns: int) -> asyncio.Future[Any]:
+        """Wait likewise; it may be cancelled, and until that is known it may have been given a replica."""
         future: asyncio.Future[Any] = self._loop.create_future()
         self._waiters.append(future)
-        self._grow()
         timer = None
         if deadline_ns:
             timer = self._loop.call_later(max(deadline_ns - time.monotonic_ns(), 0) / 1e9, self._expire, future)
-        try:
-            return await future
-        except (asyncio.CancelledError, InferError):
-            if future.done() and not future.cancelled() and future.exception() is None:
-                # handed over in the loop turn in which its request was cancelled
-                self.leave(future.result())
-            elif future in self._waiters:
+        future.add_done_callback(lambda _: self._stepped_out(future, timer))
+        self._grow()
+        return future
+
+    def _stepped_out(self, future: asyncio.Future[Any], timer: asyncio.TimerHandle | None) -> None:
+        if timer is not None:
+            timer.cancel()
+        if future.cancelled() or future.exception() is not None:
+            with contextlib.suppress(ValueError):
                 self._waiters.remove(future)
-            raise
-        finally:
-            if timer is not None:
-                timer.cancel()
 
     def leave(self, replica: Any) -> None:
         """Give a replica back. It is handed on when the hook that may still run in it has ended."""

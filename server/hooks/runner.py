@@ -7,37 +7,29 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.batching.answers import AnswerStatistics
 from penstock.batching.model import Model
-from penstock.batching.request import NO_TERMS, Terms
+from penstock.batching.request import NO_TERMS, SubmitsSoon, Terms
 from penstock.batching.running.own_outputs import OwnAnswer, OwnOutputs, regular
-from penstock.server.engines import Infers
 
-from .bound import Maker
-from .call import Call, Form
+from .call import Form
 from .coded import Asked, told
 from .conversions import of_model
 from .convert import to_inputs
-from .loading import PRE
 from .order import Order
-from .packing import INPUTS, JSON, TENSORS
+from .packing import JSON, TENSORS
 from .place import Place, own_interpreter
 from .pull import Answer
+from .trip import Promise, Trip
 from .visit import Visit
 from .worker_replicas import Interpreters
 
 Parameters = Mapping[str, Any] | None
 """What a request says beside its sample: its own parameters and forwarded headers."""
-
-_BIG = 4096
-"""Values from which converting them is worth a thread, where no hook's thread does it: some 100 us to and from JSON."""
 
 _NOT_ONE = (
     "expects model to produce exactly 1 response, use generate stream for model that generates various number of "
@@ -46,24 +38,6 @@ _NOT_ONE = (
 """Source: Triton server, http_server.cc."""
 
 logger = logging.getLogger("penstock.hooks")
-
-
-@dataclass(slots=True)
-class _Trip:
-    """What goes with one request from its sample to its answer. Units: `start_ns` is monotonic."""
-
-    request_id: str
-    terms: Terms
-    parameters: dict[str, Any]
-    visit: Visit | None = None
-    start_ns: int = 0
-
-    @property
-    def held(self) -> Visit:
-        """The way through the replicas of one whose model has hooks."""
-        if self.visit is None:
-            raise InferError(Code.INTERNAL, "hooks without replicas")
-        return self.visit
 
 
 class Hooks:
@@ -75,11 +49,11 @@ class Hooks:
     Threads: the event loop's; hooks run on their replicas' threads only.
     """
 
-    def __init__(self, engine: Infers, model: Model) -> None:
-        self._engine = engine
-        self._model = model
-        self._told = model.spec.takes_parameters
-        self._every = tuple(range(len(model.signature.outputs)))
+    def __init__(self, engine: SubmitsSoon, model: Model) -> None:
+        self.engine = engine
+        self.model = model
+        self.takes_parameters = model.spec.takes_parameters
+        self.every = tuple(range(len(model.signature.outputs)))
         self._place: Place | None = None
         names = [spec.name for spec in model.signature.outputs]
         rules = of_model(model, for_hooks=False)
@@ -98,7 +72,7 @@ class Hooks:
             model.all_outputs,
         )
         self._counted = AnswerStatistics()
-        self._order = Order()
+        self.order = Order()
         self._in_flight = 0
         self._drained: asyncio.Event | None = None
         self.has_pre = False
@@ -109,7 +83,7 @@ class Hooks:
             model.statistics.answers = self._counted
 
     @classmethod
-    async def load(cls, engine: Infers, model: Model, interpreters: Interpreters = own_interpreter) -> Hooks:
+    async def load(cls, engine: SubmitsSoon, model: Model, interpreters: Interpreters = own_interpreter) -> Hooks:
         """Load what the model's spec says of hooks; mistakes in the file fail here.
 
         `interpreters` gives the Python that workers run on. Raises: InferError (INVALID; EXPIRED when the file takes
@@ -148,6 +122,17 @@ class Hooks:
         if self._place is not None:
             self._place.watch(now_ns)
 
+    def start(
+        self, promise: Promise, sample: Any, request_id: str, terms: Terms = NO_TERMS, parameters: Parameters = None
+    ) -> Trip:
+        """Do as `predict` without a task, and tell a promise, unless the Trip is cancelled. Not where it `yields`.
+
+        Raises: InferError (OVERLOADED, NOT_READY); then the promise is told nothing.
+        """
+        trip = Trip(self, self._as_json, promise)
+        trip.begin(sample, request_id, terms, parameters)
+        return trip
+
     def predict(
         self, sample: Any, request_id: str = "", terms: Terms = NO_TERMS, parameters: Parameters = None
     ) -> Coroutine[Any, Any, bytes]:
@@ -155,7 +140,7 @@ class Hooks:
 
         Raises: InferError.
         """
-        return self._pass(sample, self._as_json, request_id, terms, parameters)
+        return self._pass(self._as_json, sample, request_id, terms, parameters)
 
     def infer(
         self, inputs: Mapping[str, Array], request_id: str = "", terms: Terms = NO_TERMS, parameters: Parameters = None
@@ -165,7 +150,7 @@ class Hooks:
         Ownership: the arrays are given to the hook as they are, and may be views of the request's body.
         Raises: InferError.
         """
-        return self._pass(dict(inputs), self._as_tensors, request_id, terms, parameters)
+        return self._pass(self._as_tensors, dict(inputs), request_id, terms, parameters)
 
     async def stream(
         self, inputs: Mapping[str, Array], request_id: str = "", terms: Terms = NO_TERMS, parameters: Parameters = None
@@ -177,28 +162,35 @@ class Hooks:
         """
         if self.streams:
             call = Asked(dict(inputs), request_id, terms, parameters)
-            visit = self._admit()
+            visit = self.admit()
             try:
-                async with contextlib.aclosing(told(self._engine, self._model, call, self._counted)) as answers:
+                async with contextlib.aclosing(told(self.engine, self.model, call, self._counted)) as answers:
                     async for answer in answers:
                         yield answer
             finally:
-                self._leave(visit)
+                self.leave(visit)
             return
         if not self.yields:
             yield Answer(await self.infer(inputs, request_id, terms, parameters), final=True)
             return
-        form = self._as_tensors
-        trip = _Trip(request_id, terms, dict(parameters or {}), self._admit(), time.monotonic_ns())
+        several = self._several(self._as_tensors, dict(inputs), request_id, terms, parameters)
+        async with contextlib.aclosing(several) as answers:
+            async for answer in answers:
+                yield answer
+
+    async def _several(self, form: Form, *said: Any) -> AsyncGenerator[Answer, None]:
+        """Carry one request from its sample to whatever answers post_inference yields."""
+        promise: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        trip = Trip(self, form, promise, whole=False)
         try:
-            outputs = await self._run(dict(inputs), form, trip)
+            outputs = await _kept(promise, trip, *said)
             async with contextlib.aclosing(self._pull(outputs, form, trip)) as answers:
                 async for answer in answers:
                     yield answer
         finally:
-            self._leave(trip.visit)
+            self.leave(trip.visit)
 
-    async def _pull(self, outputs: list[Any], form: Form, trip: _Trip) -> AsyncGenerator[Answer, None]:
+    async def _pull(self, outputs: list[Any], form: Form, trip: Trip) -> AsyncGenerator[Answer, None]:
         """Give what post_inference yields for a prediction, and count it."""
         counted, number = self._counted, 0
         pull = trip.held.pull(outputs, form, trip.request_id)
@@ -207,7 +199,7 @@ class Hooks:
         try:
             while (answer := await trip.held.next(pull)) is not None:
                 if not number:
-                    self._model.statistics.record_first_response(time.monotonic_ns() - trip.start_ns)
+                    self.model.statistics.record_first_response(time.monotonic_ns() - trip.start_ns)
                 counted.record(number, answer.infer_ns, answer.output_ns, failed=answer.error is not None)
                 number += 1
                 since_ns = time.monotonic_ns()
@@ -222,53 +214,18 @@ class Hooks:
         finally:
             pull.close()
 
-    async def _pass(self, sample: Any, form: Form, request_id: str, terms: Terms, parameters: Parameters) -> Any:
-        """Carry one request from its sample to its answer."""
-        # those of a request whose like is remembered are every such request's
-        visit = self._admit()
-        began_ns = time.monotonic_ns() if self.yields else 0
-        trip = _Trip(request_id, terms, dict(parameters or {}), visit, began_ns)
-        try:
-            outputs = await self._run(sample, form, trip)
-            if self.yields:
-                return await self._only(outputs, form, trip)
-            if visit is not None and self.has_post:
-                call = visit.post(outputs, form, request_id)
-                call.parameters = trip.parameters
-                return await visit.call(call)
-            return await _converted(form.of_outputs, outputs, trip.parameters)
-        finally:
-            self._leave(visit)
+    async def _pass(self, form: Form, *said: Any) -> Any:
+        """Carry one request from its sample to its answer. `said`: as Trip.begin has it."""
+        if self.yields:
+            return await self._only(form, *said)
+        promise: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        return await _kept(promise, Trip(self, form, promise), *said)
 
-    async def _run(self, sample: Any, form: Form, trip: _Trip) -> list[Any]:
-        """Carry a request through pre_inference and its model."""
-        terms, said, turn = trip.terms, trip.terms.sequence, None
-        if said is not None and self._model.spec.sequence is not None:
-            turn = self._order.turn(said.id)
-        try:
-            if trip.visit is None or not self.has_pre:
-                inputs = await _converted(form.of_sample, sample, trip.parameters)
-            else:
-                call = Call(PRE, sample, INPUTS, terms.deadline_ns, trip.request_id)
-                call.parameters = trip.parameters
-                inputs = await trip.visit.call(call)
-            if turn is not None:
-                await turn.come()
-        finally:
-            if turn is not None:
-                # the next one wakes after this one is in the queue
-                turn.pass_on()
-        wanted = self._every if self.has_post or form.wanted is None else form.wanted
-        parameters = trip.parameters if self._told else None
-        return await self._engine.infer(
-            self._model, inputs, wanted=wanted, terms=terms, id=trip.request_id, parameters=parameters
-        )
-
-    async def _only(self, outputs: list[Any], form: Form, trip: _Trip) -> Any:
+    async def _only(self, form: Form, *said: Any) -> Any:
         """Give the one answer of a post_inference that yields. Raises: InferError, where there are more or none."""
         found: Answer | None = None
         not_one = InferError(Code.INTERNAL, f"{form.asked_as} {_NOT_ONE}")
-        async with contextlib.aclosing(self._pull(outputs, form, trip)) as answers:
+        async with contextlib.aclosing(self._several(form, *said)) as answers:
             async for answer in answers:
                 if answer.error is not None:
                     raise answer.error
@@ -279,16 +236,16 @@ class Hooks:
             raise not_one
         return found.outputs
 
-    def _admit(self) -> Visit | None:
+    def admit(self) -> Visit | None:
         """Count a request in, and give its way through the replicas, where there are any. Raises: InferError."""
         if self._drained is not None:
-            raise InferError(Code.NOT_READY, f"model '{self._model.name}' is being unloaded")
+            raise InferError(Code.NOT_READY, f"model '{self.model.name}' is being unloaded")
         visit = None if self._place is None else self._place.admit()
         self._in_flight += 1
         return visit
 
-    def _leave(self, visit: Visit | None) -> None:
-        """Count a request out that `_admit` has let in."""
+    def leave(self, visit: Visit | None) -> None:
+        """Count a request out that `admit` has let in."""
         if visit is not None:
             visit.leave()
         self._in_flight -= 1
@@ -304,26 +261,14 @@ def _named(names: list[str], outputs: list[Any]) -> dict[str, Any]:
     return OwnAnswer([(name, output) for name, output in named if output is not None], outputs.parameters)
 
 
-async def _converted(convert: Maker, value: Any, parameters: dict[str, Any]) -> Any:
-    """Convert what no hook's thread does, on a thread where there is much of it."""
-    return await asyncio.to_thread(convert, value, parameters) if _is_big(value) else convert(value, parameters)
-
-
-def _is_big(value: Any) -> bool:
-    """Guess, from the first element at each depth, whether there are many values in lists and dicts of them."""
-    if isinstance(value, dict):
-        return any(map(_is_big, value.values()))
-    count = 1
-    while isinstance(value, list | np.ndarray):
-        if isinstance(value, np.ndarray):
-            return count * value.size > _BIG
-        if not value:
-            return False
-        count *= len(value)
-        if count > _BIG or any(isinstance(item, np.ndarray) and item.size > _BIG for item in value):
-            return True
-        value = value[0]
-    return False
+async def _kept(promise: asyncio.Future[Any], trip: Trip, *said: Any) -> Any:
+    """Have a Trip begin, and wait for what its promise comes to."""
+    trip.begin(*said)
+    try:
+        return await promise
+    except asyncio.CancelledError:
+        trip.cancel()
+        raise
 
 
 async def close_all(every: Iterable[Hooks], grace_s: float) -> int:

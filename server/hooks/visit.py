@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
@@ -14,7 +13,8 @@ from .call import Call, Form, MovedError
 from .loading import POST
 from .pull import Answer, Pull
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    import asyncio
 
 
 class Visit:
@@ -29,27 +29,49 @@ class Visit:
         self._begun = False
         replicas.guests += 1
 
-    async def call(self, call: Call) -> Any:
-        """Run one of the request's hooks, on the replica it holds or on the first that is free.
+    def put(self, call: Call) -> bool:
+        """Have one of the request's hooks run, if there is a replica for it now; its future is told how it went.
 
         Raises: InferError.
         """
-        replicas = self._replicas
-        if self._replica is None or replicas.shared:
-            self._replica = replicas.take()
-        if self._replica is None:
-            return await self._on_replica(call, lambda replica: replica.submit(call))
-        start_ns = time.monotonic_ns()
-        try:
-            # as `_on_replica`, less the time that it takes
-            result = await self._replica.submit(call)
-        except MovedError:
-            return await self._on_replica(call, lambda replica: replica.submit(call))
-        except InferError:
-            self._model.statistics.record_failure(OTHER, start_ns, time.monotonic_ns())
-            raise
+        if self._replicas.shared:
+            self._replica = self._replicas.take()
+        return self._put_on_one(call)
+
+    def _put_on_one(self, call: Call) -> bool:
+        while self._replica is not None or (free := self._replicas.take()) is not None:
+            if self._replica is None:
+                self._replica = free
+            try:
+                self._replica.put(call)
+            except MovedError:
+                self.moved(call)
+            else:
+                return True
+        return False
+
+    def moved(self, call: Call) -> None:
+        """Do without the replica that was to run a call, and is gone. Raises: InferError, where no other can."""
+        if call.begun or self._is_bound():
+            # what pre_inference left in that replica's globals has gone with it
+            raise self._gone() from None
+        self._replica = None
+
+    def line_up(self, deadline_ns: int) -> asyncio.Future[Any]:
+        """Wait for a replica, which is to be given to `take` or `give_back`. Raises: InferError."""
+        return self._replicas.line_up(deadline_ns)  # type: ignore[no-any-return]
+
+    def take(self, replica: Any) -> None:
+        """Hold a replica that was waited for."""
+        self._replica = replica
+
+    def give_back(self, replica: Any) -> None:
+        """Do without a replica that was waited for."""
+        self._replicas.leave(replica)
+
+    def returned(self, call: Call) -> None:
+        """Hear that a hook has returned."""
         self._begun = True
-        return result
 
     def pull(self, outputs: list[Any], form: Form, request_id: str) -> Pull:
         """Make the Pull of what the request's hook yields for a prediction."""
@@ -61,24 +83,18 @@ class Visit:
 
     async def next(self, pull: Pull) -> Answer | None:
         """Give what the request's hook yields next, None after the last. Raises: InferError."""
-        return await self._on_replica(pull, pull.next)
-
-    async def _on_replica(self, call: Call, work: Callable[[Any], Awaitable[T]]) -> T:
         start_ns = time.monotonic_ns()
         try:
             while True:
                 if self._replica is None:
-                    self._replica = self._replicas.take() or await self._replicas.wait(call.deadline_ns)
+                    self._replica = self._replicas.take() or await self._replicas.wait(pull.deadline_ns)
                 try:
-                    result = await work(self._replica)
+                    answer = await pull.next(self._replica)
                 except MovedError:
-                    if call.begun or self._is_bound():
-                        # what pre_inference left in that replica's globals has gone with it
-                        raise self._gone() from None
-                    self._replica = None
+                    self.moved(pull)
                 else:
                     self._begun = True
-                    return result
+                    return answer
         except InferError:
             self._model.statistics.record_failure(OTHER, start_ns, time.monotonic_ns())
             raise

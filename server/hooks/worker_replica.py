@@ -104,13 +104,17 @@ class WorkerReplica:
 
         Raises: MovedError.
         """
+        future = call.future = self._loop.create_future()
+        self.put(call)
+        return future
+
+    def put(self, call: Call) -> None:
+        """Have one hook run whose future is there already. Raises: MovedError."""
         if not self.serves:
             raise MovedError
-        call.future = self._loop.create_future()
         self.waiting += 1
         self._line.append(call)
         self._go_on()
-        return call.future
 
     def take(self, call: Call) -> None:
         """Run a call that has its future already. Only where there is room, so that none is in the replica's line."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,6 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.node import Node
 from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec
-from penstock.batching.statistics import OTHER
 from penstock.server.workers.backoff import Backoff
 from penstock.server.workers.order import Order
 
@@ -143,23 +141,21 @@ class WorkerReplicas(Replicas):
         serving = [replica for replica in self._live if replica.serves]
         return min(serving, key=_waiting, default=None)
 
-    async def wait(self, deadline_ns: int) -> Any:
-        """Wait for a replica. Raises: InferError; at once, where the file could not be loaded again of late."""
+    def line_up(self, deadline_ns: int) -> asyncio.Future[Any]:
+        """Wait for a replica. Raises: InferError, where the file could not be loaded again of late."""
         if self._broken is not None and not self._live:
             raise InferError(self._broken.code, self._broken.message)
-        return await super().wait(deadline_ns)
+        return super().line_up(deadline_ns)
 
-    def submit(self, call: Call) -> asyncio.Future[Any]:
+    def put(self, call: Call) -> None:
         """Have a call run by whichever has room first. Raises: MovedError, where none would ever run it."""
         replica = None if self._line else self._roomiest()
-        if replica is None and self.take() is None:
-            raise MovedError
-        future = call.future = self._loop.create_future()
-        if replica is None:
+        if replica is not None:
+            replica.take(call)
+        elif self.take() is not None:
             self._line.append(call)
         else:
-            replica.take(call)
-        return future
+            raise MovedError
 
     def roomy(self) -> None:
         """Hand out the calls that wait, each to the replica that least waits for."""
@@ -267,33 +263,24 @@ class WorkerVisit(Visit):
         self._number = number
         replicas.guests += 1
 
-    async def call(self, call: Call) -> Any:
-        """Run one of the request's hooks. Raises: InferError."""
+    def put(self, call: Call) -> bool:
+        """Have one of the request's hooks run: in whichever worker has room first, unless one has what it needs."""
         call.number = self._number
         if call.hook == POST:
             self._left = False
-        replicas = self._replicas
-        if replicas.shared and not (self._begun and self._is_bound()):
-            # in whichever worker has room first: as `_on_replica`, less 1 us of what that is asked for
-            start_ns = time.monotonic_ns()
-            try:
-                result = await replicas.submit(call)
-                self._begun = True
-            except MovedError:
-                result = await self._on_replica(call, lambda replica: self._submitted(call, replica))
-            except InferError:
-                self._model.statistics.record_failure(OTHER, start_ns, time.monotonic_ns())
-                raise
-        else:
-            result = await self._on_replica(call, lambda replica: self._submitted(call, replica))
+        if not self._replicas.shared or self._is_bound():
+            return self._put_on_one(call)
+        try:
+            self._replicas.put(call)
+        except MovedError:
+            return False
+        return True
+
+    def returned(self, call: Call) -> None:
+        """Hear that a hook has returned."""
+        self._begun = True
         if call.replica.keeps and call.hook != POST:
             self._replica, self._left = call.replica, True
-        return result
-
-    def _submitted(self, call: Call, replica: Any) -> asyncio.Future[Any]:
-        anywhere = self._replicas.shared and not (self._begun and replica.keeps)
-        submitted: asyncio.Future[Any] = (self._replicas if anywhere else replica).submit(call)
-        return submitted
 
     def pull(self, outputs: list[Any], form: Form, request_id: str) -> WorkerPull:
         """Make the Pull of what the request's hook yields for a model's outputs, which the worker converts."""

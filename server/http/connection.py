@@ -8,7 +8,7 @@ tests/server/http/test_uvicorn_contract.py.
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -40,6 +40,12 @@ _ASKING = frozenset((b"GET", b"HEAD", b"OPTIONS", b"TRACE"))
 """Source: RFC 9110, 9.2.1, of methods that are safe."""
 
 
+class Cancellable(Protocol):
+    """What works on an answer: a task, or what does without one."""
+
+    def cancel(self) -> Any: ...
+
+
 class Connection(HttpToolsProtocol):
     """The state of one connection, and how it begins and ends.
 
@@ -54,7 +60,7 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.request: Any = None
-        self.task: asyncio.Task[None] | None = None
+        self.task: Cancellable | None = None
         self.plan: Any = None
         self._service = self.shared.service
         self._state = HEAD

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 from penstock.backends.errors import Code, InferError, bare
-from penstock.batching.request import NO_TERMS
 from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.server.answering import (
     LARGE_BYTES,
@@ -26,7 +25,6 @@ from penstock.server.answering import (
     off_loop,
     off_task,
     on_task,
-    unpacked,
 )
 from penstock.server.errors import HTTP_STATUS, error_body, retry_after_line
 from penstock.server.http.coding import decompress, decompress_little
@@ -38,9 +36,9 @@ from .decode import decode, decode_new, decode_raw
 from .encode import Encoder, encode_hooked, encode_own, encode_ways
 from .forwarding import Forwarding
 from .layout import Layouts
-from .parsing import parse
+from .predictions import Predictions
 from .regions import INLINE_BYTES, InlineRegions, LargeRead, Regions
-from .said import PLAIN, Options, Ways
+from .said import Options, Ways
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,6 +75,7 @@ class Inference:
         self._regions = Regions() if regions is None else regions
         self._forwarding = forwarding
         self._texts = LargeTexts()
+        self._predictions = Predictions(limits, hooks_of, self._texts, self._answer_body, self.refuse)
         self._routes: dict[tuple[str, str], Route] = {}
         self.restricted = Restricted()
 
@@ -118,14 +117,14 @@ class Inference:
             header_bytes = claim.header_bytes
             parsed_bytes = len(body) if header_bytes < 0 or route.counted else header_bytes
             if not claim.plain or route.hooked or header_bytes > len(body) or parsed_bytes >= LARGE_BYTES:
-                self._begin_on_task(connection, claim, model, body)
+                self._begin_longer(connection, claim, model, body)
                 return
             found = route.layouts.find(model, body, header_bytes, self)
             if found is None:
                 found = decode_new(model, body, header_bytes, self._limits.max_json_depth, self, route.layouts)
             self._submit(connection, found[0], found[1])
         except LargeRead:
-            self._begin_on_task(connection, claim, route.model, body)  # type: ignore[arg-type]
+            self._begin_longer(connection, claim, route.model, body)  # type: ignore[arg-type]
         except InferError as error:
             self.refuse(connection, error)
         except Exception as error:  # noqa: BLE001 - as in _run
@@ -253,8 +252,9 @@ class Inference:
 
     # -- calls that take more than one step --------------------------------------------------------------------
 
-    def _begin_on_task(self, connection: FastLane, claim: Claim, model: Model, body: bytes) -> None:
-        on_task(connection, self._engine, model, self._run(connection, claim, model, body))
+    def _begin_longer(self, connection: FastLane, claim: Claim, model: Model, body: bytes) -> None:
+        if not claim.predict or not self._predictions.begin(connection, claim, model, body):
+            on_task(connection, self._engine, model, self._run(connection, claim, model, body))
 
     async def _run(self, connection: FastLane, claim: Claim, model: Model, body: bytes) -> None:
         request_id = claim.request_id
@@ -262,7 +262,7 @@ class Inference:
             if claim.route.decoupled and not claim.predict:
                 raise InferError(Code.UNSUPPORTED, _SEVERAL)
             if claim.predict:
-                await self._predict(connection, claim, model, body)
+                await self._predictions.run(connection, claim, model, body)
                 return
             request, options = await self._decoded(claim, model, body)
             if claim.forwarded:
@@ -313,20 +313,6 @@ class Inference:
         if claim.header_text and not claim.header_bytes:
             return decode_raw(model, body, self)
         return decode(model, body, claim.header_bytes, self._limits.max_json_depth, self, self._regions)
-
-    async def _predict(self, connection: FastLane, claim: Claim, model: Model, body: bytes) -> None:
-        max_depth = self._limits.max_json_depth
-        if not claim.coding and len(body) < LARGE_BYTES:
-            sample = parse(body, max_depth, simd=False)
-        else:
-            read = partial(parse, max_depth=max_depth, simd=False)
-            if claim.coding:
-                sample = await unpacked(body, claim.coding, self._limits, read, self._texts)
-            else:
-                sample = await self._texts.read(len(body), read, body)
-        terms = PLAIN.terms(time.monotonic_ns(), model.spec.policy) if model.timed else NO_TERMS
-        answer = await self._hooks_of(model).predict(sample, claim.request_id, terms, claim.forwarded)
-        self._answer_body(connection, claim, answer, 0)
 
     async def _infer_with_hooks(
         self, connection: FastLane, claim: Claim, request: InferRequest, options: Options

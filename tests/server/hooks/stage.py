@@ -16,7 +16,7 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.backends.node import Node
 from penstock.backends.signature import Signature
-from penstock.batching.model import Model
+from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy, HookSpec
 from penstock.server.hooks.runner import Hooks
 from tests.fakes import fake_model
@@ -31,25 +31,21 @@ class PuppetEngine:
         self.sizes: list[int] = []
         self._function = function
         self._at_once = at_once
-        self._waiting: list[tuple[list[Any], asyncio.Future[list[Any]]]] = []
+        self._waiting: list[InferRequest] = []
         self._came = asyncio.Event()
 
-    async def infer(
-        self,
-        model: Model,
-        inputs: list[Any],
-        *,
-        wanted: Any = None,
-        terms: Any = None,
-        id: str = "",  # noqa: A002
-        parameters: Any = None,
-    ) -> list[Any]:
+    def submit(self, request: InferRequest) -> None:
         if self._at_once:
-            return self._function(inputs)
-        future = asyncio.get_running_loop().create_future()
-        self._waiting.append((inputs, future))
-        self._came.set()
-        return await future  # type: ignore[no-any-return]
+            request.outputs = self._function(request.inputs)
+            request.sink.deliver([request])
+        else:
+            self._waiting.append(request)
+            self._came.set()
+
+    submit_soon = submit
+
+    def cancel(self, request: InferRequest) -> None:
+        self._waiting.remove(request)
 
     @property
     def waiting(self) -> int:
@@ -63,9 +59,9 @@ class PuppetEngine:
     def run(self) -> None:
         batch, self._waiting = self._waiting, []
         self.sizes.append(len(batch))
-        for inputs, future in batch:
-            if not future.done():
-                future.set_result(self._function(inputs))
+        for request in batch:
+            request.outputs = self._function(request.inputs)
+            request.sink.deliver([request])
 
 
 class Stage:
@@ -101,6 +97,7 @@ class Stage:
         self.model.node_outputs = nodes
         self.model.node_inputs = inputs or self.model.node_inputs
         self.model.described = described
+        self.model.request_rows = 1 << 20
         self.model.spec = replace(self.model.spec, **said)
         self._open.append(await Hooks.load(engine or PuppetEngine(at_once=True), self.model))
         return self._open[-1]

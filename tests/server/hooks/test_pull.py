@@ -85,7 +85,7 @@ async def all_of(hooks: Hooks, n: int, seen: Seen | None = None, **more: Any) ->
 
 def counts(hooks: Hooks) -> list[dict[str, int]]:
     """Give what was counted of each position, without durations and what is zero."""
-    statistics = hooks._model.statistics.answers
+    statistics = hooks.model.statistics.answers
     assert isinstance(statistics, AnswerStatistics)
     snapshot = statistics.snapshot()
     assert list(snapshot) == [str(position) for position in range(len(snapshot))]
@@ -107,7 +107,7 @@ class TestAnswers:
 
             assert await all_of(hooks, n) == list(range(n))
             assert counts(hooks) == [*[FINE] * n, NONE]
-            assert hooks._model.statistics.snapshot().first_response_histogram.count == min(n, 1)
+            assert hooks.model.statistics.snapshot().first_response_histogram.count == min(n, 1)
 
         act(scene)
 

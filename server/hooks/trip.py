@@ -1,0 +1,277 @@
+"""Trip: one request's way through pre_inference, its model and post_inference, without a task of its own.
+
+Begun by `runner.py`. The end of each step begins the next: to a replica a Trip is the future of its call, to the Engine
+the context of its request. So a request costs no turn of the event loop more than it needs, and little Python.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.request import InferRequest, Terms
+from penstock.batching.scheduling.admission import request_for
+from penstock.batching.statistics import OTHER
+
+from .bound import Maker
+from .call import Call, Form, MovedError
+from .loading import PRE
+from .order import Turn
+from .packing import INPUTS
+from .visit import Visit
+
+if TYPE_CHECKING:
+    from .runner import Hooks
+
+_BIG = 4096
+"""Values from which converting them is worth a thread, where no hook's thread does it: some 100 us to and from JSON."""
+
+
+class Promise(Protocol):
+    """Who waits for the end of a Trip: a future, or a front end that answers here and now. Neither call may raise."""
+
+    def set_result(self, result: Any, /) -> None: ...
+    def set_exception(self, error: BaseException, /) -> None: ...
+
+
+class Trip:
+    """What goes with one request from its sample to its answer.
+
+    Invariant: its promise is kept once, unless it is cancelled; its visit is over by then, where it is `whole`. One
+    that is not ends with the model's outputs, and its visit is another's to end.
+    Units: `start_ns` is monotonic. Threads: the event loop's.
+    """
+
+    __slots__ = (
+        "_call", "_ended", "_form", "_hooks", "_past_model", "_promise", "_request", "_since_ns", "_terms",
+        "_turn", "_waits", "_whole", "parameters", "request_id", "start_ns", "visit",
+    )  # fmt: skip
+
+    def __init__(self, hooks: Hooks, form: Form, promise: Promise, *, whole: bool = True) -> None:
+        """Let a request in. Raises: InferError (OVERLOADED, NOT_READY)."""
+        self.visit = hooks.admit()
+        self._hooks = hooks
+        self._form = form
+        self._promise = promise
+        self._whole = whole
+        self._ended = self._past_model = False
+        self._call: Call | None = None
+        self._request: InferRequest | None = None
+        self._waits: asyncio.Future[Any] | None = None
+        self._turn: Turn | None = None
+
+    @property
+    def held(self) -> Visit:
+        """The way through the replicas of one whose model has hooks."""
+        if self.visit is None:
+            raise InferError(Code.INTERNAL, "hooks without replicas")
+        return self.visit
+
+    def begin(self, sample: Any, request_id: str, terms: Terms, parameters: Mapping[str, Any] | None) -> None:
+        """Set out; whatever goes wrong, the promise is told."""
+        hooks = self._hooks
+        self.request_id, self._terms = request_id, terms
+        # those of a request whose like is remembered are every such request's
+        self.parameters = dict(parameters or {})
+        self.start_ns = self._since_ns = time.monotonic_ns()
+        try:
+            if terms.sequence is not None and hooks.model.spec.sequence is not None:
+                self._turn = hooks.order.turn(terms.sequence.id)
+            if self.visit is not None and hooks.has_pre:
+                self._have_run(Call(PRE, sample, INPUTS, terms.deadline_ns, self.request_id))
+            else:
+                self._convert(self._form.of_sample, sample)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the request's
+            self._fail(error)
+
+    def cancel(self) -> None:
+        """End it: nobody waits any more. A hook that runs runs on; a call that waits is skipped."""
+        if self._ended:
+            return
+        request, self._request = self._request, None
+        self._leave()
+        if self._waits is not None:
+            self._waits.cancel()
+        if request is not None:
+            self._hooks.engine.cancel(request)
+
+    # -- as the future of a call -------------------------------------------------------------------------------
+
+    def done(self) -> bool:
+        """Whether nobody waits for the call any more."""
+        return self._ended
+
+    def set_result(self, result: Any) -> None:
+        """Take what a hook's result was made."""
+        self.visit.returned(self._call)  # type: ignore[arg-type, union-attr]
+        self._call = None
+        self._go_on(result)
+
+    def set_exception(self, error: BaseException) -> None:
+        """Take why there is none: the end, unless another replica can take the call."""
+        if isinstance(error, MovedError) and self._call is not None:
+            try:
+                self.held.moved(self._call)
+            except InferError as gone:
+                error = gone
+            else:
+                self._put(self._call)
+                return
+        if isinstance(error, InferError):
+            self._hooks.model.statistics.record_failure(OTHER, self._since_ns, time.monotonic_ns())
+        self._fail(error)
+
+    # -- as the context of a request ---------------------------------------------------------------------------
+
+    def ran(self, request: InferRequest) -> None:
+        """Take the model's outputs."""
+        self._request = None
+        if self._ended:
+            return
+        if request.error is not None:
+            self._fail(request.error)
+            return
+        outputs = request.outputs or []
+        if not self._whole:
+            self._end(outputs)
+            return
+        self._past_model = True
+        try:
+            if self.visit is not None and self._hooks.has_post:
+                self._have_run(self.visit.post(outputs, self._form, self.request_id))
+            else:
+                self._convert(self._form.of_outputs, outputs)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(error)
+
+    # -- steps -------------------------------------------------------------------------------------------------
+
+    def _have_run(self, call: Call) -> None:
+        """Have a hook run, as soon as a replica is free."""
+        call.parameters = self.parameters
+        call.future = self
+        self._call = call
+        self._since_ns = time.monotonic_ns()
+        self._put(call)
+
+    def _put(self, call: Call) -> None:
+        try:
+            if not self.visit.put(call):  # type: ignore[union-attr]
+                self._waits = self.held.line_up(call.deadline_ns)
+                self._waits.add_done_callback(self._granted)
+        except InferError as error:
+            self.set_exception(error)
+
+    def _granted(self, granted: asyncio.Future[Any]) -> None:
+        """Take a replica that was waited for."""
+        self._waits = None
+        if granted.cancelled():
+            return
+        error = granted.exception()
+        if error is not None:
+            self.set_exception(error)
+        elif self._call is None:  # cancelled in the turn in which it was handed over
+            self.held.give_back(granted.result())
+        else:
+            self.held.take(granted.result())
+            self._put(self._call)
+
+    def _convert(self, convert: Maker, value: Any) -> None:
+        """Make what no hook's thread does, on a thread where there is much of it."""
+        if _is_big(value):
+            self._later(asyncio.to_thread(convert, value, self.parameters))
+        else:
+            self._go_on(convert(value, self.parameters))
+
+    def _go_on(self, made: Any) -> None:
+        """Go on with what is ready: inputs, or the answer."""
+        if self._past_model:
+            self._end(made)
+        elif self._turn is not None:
+            self._later(self._turn.come(), lambda _: self._enter(made))
+        else:
+            self._enter(made)
+
+    def _enter(self, inputs: list[Any]) -> None:
+        hooks = self._hooks
+        wanted = hooks.every if hooks.has_post or self._form.wanted is None else self._form.wanted
+        try:
+            request = request_for(
+                hooks.model, inputs, wanted, self._terms, self.parameters if hooks.takes_parameters else None
+            )
+            request.id = self.request_id
+            request.sink, request.context = TRIPS, self
+            self._request = request
+            hooks.engine.submit_soon(request)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._request = None
+            self._fail(error)
+            return
+        if self._turn is not None:
+            # the next one wakes after this one is in the queue
+            self._turn.pass_on()
+            self._turn = None
+
+    def _later(self, work: Coroutine[Any, Any, Any], then: Callable[[Any], None] | None = None) -> None:
+        self._waits = asyncio.ensure_future(self._wait(work, then or self._go_on))
+
+    async def _wait(self, work: Coroutine[Any, Any, Any], then: Callable[[Any], None]) -> None:
+        try:
+            made = await work
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(error)
+            return
+        self._waits = None
+        then(made)
+
+    # -- its end -----------------------------------------------------------------------------------------------
+
+    def _end(self, result: Any) -> None:
+        if not self._ended:
+            self._leave()
+            self._promise.set_result(result)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._ended:
+            self._leave()
+            self._promise.set_exception(error)
+
+    def _leave(self) -> None:
+        self._ended, self._call = True, None
+        if self._turn is not None:
+            self._turn.pass_on()
+        if self._whole:
+            self._hooks.leave(self.visit)
+
+
+class _Trips:
+    """The sink of all their requests."""
+
+    def deliver(self, requests: Sequence[InferRequest]) -> None:
+        for request in requests:
+            request.context.ran(request)
+
+
+TRIPS = _Trips()
+
+
+def _is_big(value: Any) -> bool:
+    """Guess, from the first element at each depth, whether there are many values in lists and dicts of them."""
+    if isinstance(value, dict):
+        return any(map(_is_big, value.values()))
+    count = 1
+    while isinstance(value, list | np.ndarray):
+        if isinstance(value, np.ndarray):
+            return count * value.size > _BIG
+        if not value:
+            return False
+        count *= len(value)
+        if count > _BIG or any(isinstance(item, np.ndarray) and item.size > _BIG for item in value):
+            return True
+        value = value[0]
+    return False

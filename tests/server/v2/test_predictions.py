@@ -1,0 +1,140 @@
+"""Predictions: `predict` of a small sample, over a fake transport and an Engine that answers when told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, cast
+
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.hooks.runner import Hooks
+from penstock.server.http.limits import Limits
+from penstock.server.http.service import Shared
+from penstock.server.v2.inference import Inference
+from tests.server.http.lane import Lane, request, run, turns
+from tests.server.v2.test_inference import HeldEngine
+
+PATH = "/v2/models/m/predict"
+SAMPLE = b"[[1, 2, 3, 4]]"
+ANSWER = b"[[[1.0,2.0,3.0,4.0]]]"
+
+
+class Predicting(Lane):
+    """A connection whose Service is Inference, and the Hooks of its one model, which has no file of its own."""
+
+    def __init__(self, engine: HeldEngine, hooks: Hooks) -> None:
+        self.engine, self.hooks = engine, hooks
+        service = Inference(cast(Any, engine), Limits(), lambda _: hooks)
+        super().__init__(shared=Shared(service, Limits()))
+
+    @classmethod
+    async def made(cls) -> Predicting:
+        engine = HeldEngine()
+        engine.loaded.request_rows = 8
+        return cls(engine, await Hooks.load(cast(Any, engine), engine.loaded))
+
+    async def closed(self) -> bool:
+        """Whether its hooks can be closed at once, since they are through with all that they let in."""
+        closing = asyncio.ensure_future(self.hooks.close())
+        await turns()
+        through = closing.done()
+        closing.cancel()
+        return through
+
+
+def test_one_is_answered_when_its_batch_is_done_without_a_task() -> None:
+    async def main() -> None:
+        served = await Predicting.made()
+        assert await served.fed(request(PATH, SAMPLE)) == []
+        tasks = len(asyncio.all_tasks())
+        served.engine.let_go()
+
+        assert served.bodies == [ANSWER]
+        assert served.protocol.task is None
+        assert tasks == 1
+        assert await served.closed()
+
+    run(main)
+
+
+def test_pipelined_ones_run_one_after_the_other() -> None:
+    async def main() -> None:
+        served = await Predicting.made()
+        await served.fed(request(PATH, SAMPLE) * 2)
+        assert len(served.engine.held) == 1
+        served.engine.let_go()
+        assert len(served.engine.held) == 1
+        assert served.protocol.task is not None
+        served.engine.let_go()
+
+        assert served.bodies == [ANSWER, ANSWER]
+
+    run(main)
+
+
+def test_that_of_a_client_that_goes_away_is_cancelled_and_counted_out() -> None:
+    async def main() -> None:
+        served = await Predicting.made()
+        await served.fed(request(PATH, SAMPLE))
+        [gone] = served.engine.held
+        served.transport.lose(ConnectionResetError())
+        await turns()
+        through = await served.closed()
+        served.engine.let_go()
+
+        assert served.engine.cancelled == [gone]
+        assert through
+        assert served.answers == []
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "told"),
+    [
+        (InferError(Code.OVERLOADED, "Exceeds maximum queue size"), 503, b"Exceeds maximum queue size"),
+        (ZeroDivisionError("ours"), 500, b"internal error, request id abc"),
+    ],
+    ids=["refused", "our own"],
+)
+def test_what_fails_at_once_is_told_at_once(
+    failure: Exception, status: int, told: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        served = await Predicting.made()
+        served.engine.failure = failure
+        with caplog.at_level(logging.CRITICAL, "penstock.server"):
+            [answer] = await served.fed(request(PATH, SAMPLE, "x-request-id: abc"))
+
+        assert (answer.status, answer.body) == (status, b'{"error":"%b"}' % told)
+        assert served.protocol.task is None
+        assert await served.closed()
+
+    run(main)
+
+
+def test_what_fails_later_is_told_later() -> None:
+    async def main() -> None:
+        served = await Predicting.made()
+        await served.fed(request(PATH, SAMPLE))
+        [held] = served.engine.held
+        held.error = InferError(Code.EXPIRED, "Request timeout expired")
+        held.sink.deliver([held])
+
+        assert served.statuses == [503]
+        assert await served.closed()
+
+    run(main)
+
+
+def test_a_sample_that_is_no_json_is_refused() -> None:
+    async def main() -> None:
+        served = await Predicting.made()
+        [answer] = await served.fed(request(PATH, b"[1,"))
+
+        assert answer.status == 400
+        assert await served.closed()
+
+    run(main)
