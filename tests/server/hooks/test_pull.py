@@ -123,6 +123,18 @@ class TestAnswers:
 
         act(scene)
 
+    def test_those_that_are_there_together_say_so(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await load(stage)
+            async with asked(hooks, AHEAD) as answers:
+                said = [(await anext(answers)).more]
+                await paused(hooks)
+                said += [answer.more async for answer in answers]
+
+            assert said[1:] == [*[True] * (AHEAD - 2), False]
+
+        act(scene)
+
     def test_pre_may_be_async_where_post_yields(self, act: Act) -> None:
         source = COUNTS + "    async def pre_inference(sample, metadata): return sample['x'] * 2\n"
 
