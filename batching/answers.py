@@ -59,4 +59,5 @@ class AnswerStatistics:
         for member, ns in parts.items():
             entry = counted[member]
             entry[0] += 1
-            entry[1] += max(ns, 0)
+            if ns > 0:
+                entry[1] += ns

@@ -97,7 +97,8 @@ class Pull(Call):
         answer = self._ahead.popleft()
         turn = self._turn
         if turn is not None and turn.done() and turn.exception() is None and self._has_room():
-            self._go_on(replica)
+            with contextlib.suppress(MovedError):  # which is told when what is ahead has been given
+                self._go_on(replica)
         return answer._replace(more=True) if self._ahead else answer
 
     def _has_room(self) -> bool:
