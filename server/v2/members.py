@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Members:
     """Writes the answers to one request: members by name, a single value without its list.
 
-    What is the same in all of them is kept: `_members` are the outputs, sorted by name, and `_end` is what follows the
-    last of them. Threads: one at a time.
+    What is the same in all of them is kept: `_members` are the outputs, in their own order, and `_pieces` is an answer
+    without them. Threads: one at a time.
     """
 
     def __init__(self, model: Model, request_id: str) -> None:
@@ -31,33 +31,30 @@ class Members:
             self._said["id"] = orjson.dumps(request_id)
         self._names: list[str] | None = None
         self._members: list[_Member] = []
-        self._end = b""
+        self._pieces: list[bytes] = []
 
     def write(self, outputs: Mapping[str, Array]) -> bytes:
         """Write an answer. Raises: InferError (INVALID)."""
         names = list(outputs)
         if names != self._names:
             self._arrange(names)
-        pieces: list[bytes] = []
+        pieces = self._pieces.copy()
         for member in self._members:
             array = outputs[member.name]
             if array.shape != member.shape or array.dtype != member.dtype:
                 member.suit(array, self._datatype(member.name, array))
             text = member.write(array)
-            pieces += (member.before, text[1:-1] if member.single else text)
-        pieces.append(self._end)
+            pieces[member.at] = text[1:-1] if member.single else text
         return b"".join(pieces)
 
     def _arrange(self, names: list[str]) -> None:
-        self._names, self._members, text = names, [], b"{"
+        self._names, self._pieces = names, []
+        places: dict[str, int] = {}
         for name in sorted({*names, *self._said}):
-            text += orjson.dumps(name) + b":"
-            if name in self._said:
-                text += self._said[name] + b","
-            else:
-                self._members.append(_Member(name, text))
-                text = b","
-        self._end = text.removesuffix(b",") + b"}"
+            self._pieces += (b"," if self._pieces else b"{", orjson.dumps(name), b":", self._said.get(name, b""))
+            places[name] = len(self._pieces) - 1
+        self._pieces.append(b"}")
+        self._members = [_Member(name, places[name]) for name in names if name not in self._said]
 
     def _datatype(self, name: str, array: Array) -> str:
         spec = self._model.signature.output.get(name)
@@ -67,13 +64,13 @@ class Members:
 
 
 class _Member:
-    """One output. `before` stands before its values, which `write` writes while they have this dtype and shape."""
+    """One output. Its values go to the place `at`; `write` writes them while they have this dtype and shape."""
 
-    __slots__ = ("before", "dtype", "name", "shape", "single", "write")
+    __slots__ = ("at", "dtype", "name", "shape", "single", "write")
 
-    def __init__(self, name: str, before: bytes) -> None:
+    def __init__(self, name: str, at: int) -> None:
         self.name = name
-        self.before = before
+        self.at = at
         self.dtype: Any = None
         self.shape: tuple[int, ...] | None = None
         self.single = False

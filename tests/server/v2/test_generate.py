@@ -89,6 +89,28 @@ def test_an_answer_has_its_members_by_name_and_single_values_bare() -> None:
     assert json.loads(Members(MODEL, "7").write(outputs))["id"] == "7"
 
 
+def test_answers_to_one_request_may_differ_in_names_shapes_and_datatypes() -> None:
+    members = Members(MODEL, "7")
+    end = b'"model_name":"m","model_version":"1"'
+    one, two = np.ones(1, np.float32), np.ones(2, np.int32)
+
+    for _ in range(2):
+        assert members.write({"m": one}) == b'{"id":"7","m":1.0,%b}' % end
+        assert members.write({"m": one.astype(np.int64)}) == b'{"id":"7","m":1,%b}' % end
+        assert members.write({"m": two}) == b'{"id":"7","m":[1,1],%b}' % end
+        assert members.write({"z": two, "a": one}) == b'{"a":1.0,"id":"7",%b,"z":[1,1]}' % end
+        assert members.write({}) == b'{"id":"7",%b}' % end
+        assert members.write({"id": one, "model_name": two}) == b'{"id":"7",%b}' % end
+
+
+def test_of_several_outputs_that_cannot_be_written_the_first_is_told() -> None:
+    half = np.ones(1, np.float16)
+
+    for outputs in ({"z": half, "a": half}, {"a": half, "z": half}):
+        with pytest.raises(InferError, match=f"output '{next(iter(outputs))}'"):
+            Members(MODEL, "").write(outputs)
+
+
 @pytest.mark.parametrize("verb", ["generate", "generate_stream"])
 def test_no_model_is_held_while_a_body_is_on_its_way(verb: str) -> None:
     engine, held = HeldEngine(), list[int]()
