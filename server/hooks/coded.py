@@ -22,18 +22,20 @@ if TYPE_CHECKING:
 
 
 class Asked(NamedTuple):
-    """A request as dialects give it to Hooks."""
+    """A request as dialects give it to Hooks. `wanted`: the outputs that are asked for, None: all."""
 
     inputs: Mapping[str, Array]
     id: str = ""
     terms: Terms = NO_TERMS
     parameters: Mapping[str, Any] | None = None
+    wanted: tuple[int, ...] | None = None
 
 
 async def told(engine: Any, model: Model, asked: Asked, counted: AnswerStatistics) -> AsyncGenerator[Answer, None]:
     """Submit a request, give its answers and count them; to be closed by who does not take all. Raises: InferError."""
     inputs = to_inputs(asked.inputs, model.signature)
-    request = request_for(model, inputs, model.all_outputs, asked.terms, asked.parameters)
+    wanted = model.all_outputs if asked.wanted is None else asked.wanted
+    request = request_for(model, inputs, wanted, asked.terms, asked.parameters)
     request.id = asked.id
     start_ns = since_ns = time.monotonic_ns()
     number = 0

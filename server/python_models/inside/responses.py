@@ -144,7 +144,7 @@ class ResponseSender:
             said, arrays = response.written(self._wanted, final=bool(flags))
             self._outside.await_room(self._number)
         else:
-            said = {"outputs": [], "error": None, "parameters": {}, "final": True}
+            said = {"outputs": None, "error": None, "parameters": {}, "final": True}
         with self._lock:
             self._check(response is not None, flags)
             self._outside.tell(ANSWER, self._number, said, arrays)

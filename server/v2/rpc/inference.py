@@ -267,7 +267,8 @@ class RpcInference:
         """
         request, final, written = asked.request, False, self._outputs(asked)
         try:
-            async with aclosing(self._hooks_of(request.model).stream(*self._said(asked, metadata))) as answers:
+            stream = self._hooks_of(request.model).stream(*self._said(asked, metadata), request.wanted)
+            async with aclosing(stream) as answers:
                 async for answer in answers:
                     final, mark = answer.final, mark_of(answer.final, answer.parameters)
                     if answer.error is not None:
