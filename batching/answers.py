@@ -27,8 +27,9 @@ class AnswerStatistics:
 
     def record(self, position: int, infer_ns: int, output_ns: int, *, failed: bool = False) -> None:
         """Count an answer."""
-        parts = {"compute_infer": infer_ns, "compute_output": output_ns}
-        self.add(position, parts | {"fail" if failed else "success": infer_ns + output_ns})
+        if position < KEPT_POSITIONS:
+            member = "fail" if failed else "success"
+            self.add(position, {"compute_infer": infer_ns, "compute_output": output_ns, member: infer_ns + output_ns})
 
     def record_none(self, position: int, infer_ns: int) -> None:
         """Count the end of a request that was found where an answer might have been."""
@@ -54,7 +55,9 @@ class AnswerStatistics:
             return
         while len(self._by_position) <= position:
             self._by_position.append({member: [0, 0] for member in MEMBERS})
+        counted = self._by_position[position]
         for member, ns in parts.items():
-            entry = self._by_position[position][member]
+            entry = counted[member]
             entry[0] += 1
-            entry[1] += max(ns, 0)
+            if ns > 0:
+                entry[1] += ns

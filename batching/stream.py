@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.backends.errors import Code, InferError
@@ -83,9 +84,10 @@ class Answers:
         """Put an answer in line. Raises: InferError (OVERLOADED) where too much waits already."""
         if self.left:
             return
-        free_bytes = MOST_BYTES if self._model is None else MOST_OF_ALL_BYTES - self._model.told_bytes
-        if self._nbytes > max(min(MOST_BYTES, free_bytes), 0):
-            raise InferError(Code.OVERLOADED, "the answers of a request wait for a client that does not read them")
+        if self._nbytes:
+            free_bytes = MOST_BYTES if self._model is None else MOST_OF_ALL_BYTES - self._model.told_bytes
+            if self._nbytes > max(min(MOST_BYTES, free_bytes), 0):
+                raise InferError(Code.OVERLOADED, "the answers of a request wait for a client that does not read them")
         nbytes = size_of(told)
         self._count(nbytes)
         self._waiting.append((told, nbytes))
@@ -107,6 +109,11 @@ class Answers:
         self._error = requests[0].error
         self.ended = True
         self._changed.set()
+
+    @property
+    def more(self) -> bool:
+        """Whether `next` has one to give at once: it neither waits nor leaves the event loop its turn before."""
+        return bool(self._waiting) and (self._taken + 1) % TAKEN_AT_ONCE != 0
 
     async def next(self) -> Told | None:
         """Give the next answer, None after the last. Raises: InferError, when those before it have been given."""
@@ -130,15 +137,15 @@ def size_of(told: Told) -> int:
     return TOLD_BYTES + sum(map(array_bytes, told.outputs.values()))
 
 
-async def stream(engine: Submits, request: InferRequest) -> AsyncGenerator[Told, None]:
-    """Submit a request and give its answers as they come; to be closed by who does not take all. Raises: InferError."""
+@contextmanager
+def stream(engine: Submits, request: InferRequest) -> Iterator[Answers]:
+    """Submit a request, and give where its answers come; to leave before the last cancels it. Raises: InferError."""
     answers = Answers(request.model)
     request.answers = answers
     request.sink = answers
     engine.submit(request)
     try:
-        while (told := await answers.next()) is not None:
-            yield told
+        yield answers
     finally:
         answers.leave()
         if not answers.ended:

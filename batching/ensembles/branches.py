@@ -190,7 +190,12 @@ class Spread:
         self._first = True
 
     def tell(self, told: Told) -> Room | None:
-        """Take an answer; the first is counted, as that of a request from outside is by whoever hands it out."""
+        """Take an answer; the first is counted, as that of a request from outside is by whoever hands it out.
+
+        One that has nothing for the steps behind goes no further. Source: Triton core, ensemble_scheduler.cc.
+        """
+        if not told.outputs and told.error is None:
+            return None
         request = self._request
         if self._first:
             self._first = False

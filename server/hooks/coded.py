@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.backends.backend import Array
@@ -23,30 +22,34 @@ if TYPE_CHECKING:
 
 
 class Asked(NamedTuple):
-    """A request as dialects give it to Hooks."""
+    """A request as dialects give it to Hooks. `wanted`: the outputs that are asked for, None: all."""
 
     inputs: Mapping[str, Array]
     id: str = ""
     terms: Terms = NO_TERMS
     parameters: Mapping[str, Any] | None = None
+    wanted: tuple[int, ...] | None = None
 
 
 async def told(engine: Any, model: Model, asked: Asked, counted: AnswerStatistics) -> AsyncGenerator[Answer, None]:
     """Submit a request, give its answers and count them; to be closed by who does not take all. Raises: InferError."""
     inputs = to_inputs(asked.inputs, model.signature)
-    request = request_for(model, inputs, model.all_outputs, asked.terms, asked.parameters)
+    wanted = model.all_outputs if asked.wanted is None else asked.wanted
+    request = request_for(model, inputs, wanted, asked.terms, asked.parameters)
     request.id = asked.id
     start_ns = since_ns = time.monotonic_ns()
     number = 0
     try:
-        async with aclosing(stream(engine, request)) as answers:
-            async for each in answers:
+        with stream(engine, request) as answers:
+            while (each := await answers.next()) is not None:
                 if not number:
                     model.statistics.record_first_response(time.monotonic_ns() - start_ns)
                 counted.record(number, each.infer_ns, 0, failed=each.error is not None)
                 number += 1
                 since_ns = time.monotonic_ns()
-                yield Answer(each.outputs, each.error, each.final, each.infer_ns, 0, 0, each.parameters)
+                yield Answer(
+                    each.outputs, each.error, each.final, each.infer_ns, 0, 0, each.parameters, answers.more
+                )  # fmt: skip
         counted.record_none(number, time.monotonic_ns() - since_ns)
     except InferError:
         counted.record(number, time.monotonic_ns() - since_ns, 0, failed=True)

@@ -32,9 +32,9 @@ CLOSING = f"closing {POST}"
 class Answer(NamedTuple):
     """One answer of several: its outputs as the caller wants them, or why this one failed; more may come after it.
 
-    `final`: it is known to be the last. Units: `infer_ns` is how long it was computed, `output_ns` made tensors;
-    `nbytes` is what those hold, of an answer that waits here; 0 of others. `parameters` are what a model of user code
-    has said with it.
+    `final`: it is known to be the last. `more`: the next one is there already, so that both may be sent together.
+    `parameters` are what a model of user code has said with it. Units: `infer_ns` is how long it was computed,
+    `output_ns` made tensors; `nbytes` is what those hold, of an answer that waits here; 0 of others.
     """
 
     outputs: Any
@@ -44,6 +44,7 @@ class Answer(NamedTuple):
     output_ns: int = 0
     nbytes: int = 0
     parameters: Mapping[str, Any] | None = None
+    more: bool = False
 
 
 class Pull(Call):
@@ -96,8 +97,9 @@ class Pull(Call):
         answer = self._ahead.popleft()
         turn = self._turn
         if turn is not None and turn.done() and turn.exception() is None and self._has_room():
-            self._go_on(replica)
-        return answer
+            with contextlib.suppress(MovedError):  # which is told when what is ahead has been given
+                self._go_on(replica)
+        return answer._replace(more=True) if self._ahead else answer
 
     def _has_room(self) -> bool:
         """Whether to go on already: not after each answer, or two threads would wait for each other all the time."""

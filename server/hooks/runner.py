@@ -153,15 +153,17 @@ class Hooks:
         return self._pass(self._as_tensors, dict(inputs), request_id, terms, parameters)
 
     async def stream(
-        self, inputs: Mapping[str, Array], request_id: str = "", terms: Terms = NO_TERMS, parameters: Parameters = None
-    ) -> AsyncGenerator[Answer, None]:
+        self, inputs: Mapping[str, Array], request_id: str = "", terms: Terms = NO_TERMS, parameters: Parameters = None,
+        wanted: tuple[int, ...] | None = None,
+    ) -> AsyncGenerator[Answer, None]:  # fmt: skip
         """Take tensors by name; give each answer as it comes: what post_inference yields, or the one that there is.
 
+        `wanted`: the outputs that a model which streams is asked for, None: all. Hooks have all, and name their own.
         To be closed by who does not take all of them, which closes the user's generator too.
         Ownership: as `infer`. Raises: InferError, when the answers before it have been given.
         """
         if self.streams:
-            call = Asked(dict(inputs), request_id, terms, parameters)
+            call = Asked(dict(inputs), request_id, terms, parameters, wanted)
             visit = self.admit()
             try:
                 async with contextlib.aclosing(told(self.engine, self.model, call, self._counted)) as answers:

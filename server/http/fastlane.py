@@ -18,6 +18,7 @@ from .answering import Answering
 from .chunks import ChunkedBody, too_large
 from .connection import BODY, BUSY, CHUNKS, CLOSED, DRAIN_LINGER_S, FOREIGN, HEAD, demand_asking
 from .head import HttpError, TooLargeError, parse, without_upgrade
+from .parts import PARTS, Parts
 from .unchunked import Unchunked
 
 if TYPE_CHECKING:
@@ -166,6 +167,8 @@ class FastLane(Answering):
             if head.old and self.cycle is not None:
                 self.cycle.transport = Unchunked(self.transport)  # type: ignore[assignment]
                 self.cycle.waiting_for_100_continue = False
+            elif self.cycle is not None:
+                self.cycle.scope["extensions"] = {PARTS: Parts(self.cycle)}  # type: ignore[dict-item]
         return True
 
     def _expect(self, head: Head, head_bytes: int) -> None:

@@ -148,9 +148,12 @@ class Wire:
         sizes = b""
         for part, array in zip(layout.parts, arrays, strict=True):
             if part is not None and part[2] < 0 and array is not None:
-                array = np.frombuffer(pack_strings(array), np.uint8)
-                _demand_short(array.nbytes)
-                sizes += SLOT.pack(array.nbytes)
+                packed = pack_strings(array)
+                _demand_short(len(packed))
+                sizes += SLOT.pack(len(packed))
+                if len(packed) <= INLINE_BYTES and len(layout.parts) == 1:  # as below, in a third of the time
+                    return _NO_SLOT + sizes + packed + bytes(-len(packed) % 64)
+                array = np.frombuffer(packed, np.uint8)
             flat.append(array)
         parts = parts_of(flat)
         offsets, nbytes = place([part[2] if part else 0 for part in parts])

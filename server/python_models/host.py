@@ -226,7 +226,7 @@ class Host:
         if each is None:
             return
         said = orjson.loads(body)
-        if said.get("outputs") or said.get("error"):
+        if said["outputs"] is not None or said.get("error"):
             self._answer(each, said, iter(arrays))
         if said["final"] and each.waits:
             each.final = True

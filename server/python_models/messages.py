@@ -6,8 +6,8 @@ says the names of its own.
 A request is {"id": str, "number": int, "inputs": [name], "outputs": [name] (those requested), "correlation": int |
 str, "flags": int (1 sequence start, 2 sequence end), "timeout_us": int, "priority": int, "parameters": {}}. `number`
 is the server's, and names it in what is told. Where it is traced it has "context", too: [traceparent, tracestate]. An
-answer is {"outputs": [name], "error": null or {"code": a name of Code, "message": str}, "parameters": {}, "final":
-bool}. One that a model of another gets has "bf16", too: which outputs are.
+answer is {"outputs": [name] or null, "error": null or {"code": a name of Code, "message": str}, "parameters": {},
+"final": bool}. One that a model of another gets has "bf16", too: which outputs are.
 
 The service is `penstock.server.python_models.inside.service`. Its settings: {"file": path of model.py, "args": what
 Triton gives `initialize`, all strings, "complete": null, or a model's configuration: then only `auto_complete_config`
@@ -27,8 +27,8 @@ answers are told, and for one of `again`, which is to be executed once more, by 
 `again` there is none such."""
 
 ANSWER = 64
-"""Told by the worker, number: the request's. One answer; `final` says that there are no more, and without `outputs` and
-`error` nothing but that."""
+"""Told by the worker, number: the request's. One answer; `final` says that there are no more, and with `outputs` null
+and no `error` nothing but that."""
 CANCEL = 65
 """Told by the server, number: the request's. Nobody takes its answers any more."""
 CALL = 66

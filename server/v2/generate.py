@@ -13,25 +13,27 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError, bare
 from penstock.batching.model import Model
 from penstock.batching.scheduling.admission import admit
 from penstock.server.answering import LargeTexts
 from penstock.server.errors import HTTP_STATUS, error_body
+from penstock.server.http.parts import PARTS
 
 from . import said
 from .decode import wrong_inputs
+from .members import Members
 from .parsing import parse
 from .routes import JSON, Route, asked, body_of
-from .tensors import from_json, to_json
+from .tensors import from_json
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from penstock.server.engines import Serves
     from penstock.server.hooks.runner import Hooks
     from penstock.server.http.limits import Limits
+    from penstock.server.http.parts import Parts
 
 T = TypeVar("T")
 logger = logging.getLogger("penstock.server")
@@ -51,6 +54,8 @@ _PARAMETERS = "parameters"
 _AT_THE_DOOR = (Code.OVERLOADED, Code.NOT_READY)
 """What is refused before inference begins is answered as JSON, by generate_stream too."""
 _LARGE_BYTES = 256 << 10
+_TOGETHER_BYTES = 64 << 10
+"""Events that are there together are sent so until they have so many bytes."""
 _REQUEST = {"type": "object", "properties": {_PARAMETERS: {"type": "object"}}, "additionalProperties": True}
 
 
@@ -61,6 +66,13 @@ class Called(NamedTuple):
     request_id: str
     terms: Terms
     parameters: Mapping[str, Any] | None
+
+
+class Events(NamedTuple):
+    """Events that were there together, and the status of an answer that begins with them."""
+
+    texts: Sequence[bytes] = ()
+    status: int = 200
 
 
 class Generate:
@@ -114,7 +126,7 @@ class Generate:
             except InferError as error:
                 if error.code in _AT_THE_DOOR:
                     raise
-                return Response(_event(bare(error)), HTTP_STATUS[error.code], headers={"content-type": _EVENTS})
+                return Response(_failed(bare(error)), HTTP_STATUS[error.code], headers={"content-type": _EVENTS})
             return _Events(first, answers, until_answered.pop_all())
         raise InferError(Code.INTERNAL, "an exit stack that swallows errors")
 
@@ -144,35 +156,46 @@ class Generate:
 
     async def _answer(self, model: Model, called: Called) -> bytes:
         outputs = await self._hooks_of(model).infer(*called)
-        return await self._written(model, called.request_id, outputs)
+        write = Members(model, called.request_id).write
+        return await _on_thread(write, outputs) if _is_large(outputs) else write(outputs)
 
-    async def _answers(self, model: Model, called: Called) -> AsyncGenerator[bytes | InferError, None]:
-        """Give what each event has."""
-        stream = self._hooks_of(model).stream(*called)
-        async with contextlib.aclosing(stream) as answers:
-            async for answer in answers:
-                if answer.error is not None:
-                    yield answer.error
-                else:
-                    yield await self._written(model, called.request_id, answer.outputs)
-
-    @staticmethod
-    async def _written(model: Model, request_id: str, outputs: Mapping[str, Array]) -> bytes:
-        if sum(array.nbytes for array in outputs.values()) < _LARGE_BYTES:
-            return write(model, request_id, outputs)
-        return await asyncio.get_running_loop().run_in_executor(None, write, model, request_id, outputs)
+    async def _answers(self, model: Model, called: Called) -> AsyncGenerator[Events, None]:
+        """Give the events as they come, those together that are there together. Raises: InferError, after those."""
+        stream, write = self._hooks_of(model).stream(*called), Members(model, called.request_id).write
+        texts: list[bytes] = []
+        status = nbytes = 0
+        try:
+            async with contextlib.aclosing(stream) as answers:
+                async for answer in answers:
+                    large, error = _is_large(answer.outputs), answer.error
+                    if large and texts:
+                        yield Events(texts, status)
+                        texts, nbytes = [], 0
+                    if error is not None:
+                        text = _failed(error)
+                    else:
+                        text = _event(await _on_thread(write, answer.outputs) if large else write(answer.outputs))
+                    if not texts:
+                        status = 200 if error is None else HTTP_STATUS[error.code]
+                    texts.append(text)
+                    nbytes += len(text)
+                    if not answer.more or nbytes >= _TOGETHER_BYTES:
+                        yield Events(texts, status)
+                        texts, nbytes = [], 0
+        except Exception:
+            if texts:
+                yield Events(texts, status)
+            raise
 
 
 class _Events(Response):
     """Server-sent events: one for each answer, as it comes and as its client reads. `answered` is closed at the end."""
 
     def __init__(
-        self, first: bytes | InferError, answers: AsyncGenerator[bytes | InferError, None],
-        answered: contextlib.AsyncExitStack,
-    ) -> None:  # fmt: skip
-        status = HTTP_STATUS[first.code] if isinstance(first, InferError) else 200
+        self, first: Events, answers: AsyncGenerator[Events, None], answered: contextlib.AsyncExitStack
+    ) -> None:
         # nginx, as it is configured if nothing is said, would keep them back until the last one
-        super().__init__(status_code=status, headers={"content-type": _EVENTS, "x-accel-buffering": "no"})
+        super().__init__(status_code=first.status, headers={"content-type": _EVENTS, "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._first = first
         self._answers = answers
@@ -180,33 +203,54 @@ class _Events(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send them (called by the framework)."""
+        parts: Parts | None = (scope.get("extensions") or {}).get(PARTS)
+        put = partial(_send_each, send) if parts is None else parts.send
         async with self._answered:
             with contextlib.suppress(InferError):
-                await _unless_gone(receive, self._send(send))
+                await _unless_gone(receive, self._send(send, put))
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send, put: Callable[[Sequence[bytes]], Awaitable[None]]) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        if self._first:
-            await send({"type": "http.response.body", "body": _event(self._first), "more_body": True})
+        if self._first.texts:
+            await put(self._first.texts)
         try:
-            async for answer in self._answers:
-                await send({"type": "http.response.body", "body": _event(answer), "more_body": True})
+            async for events in self._answers:
+                await put(events.texts)
         except InferError as error:
-            await send({"type": "http.response.body", "body": _event(bare(error)), "more_body": True})
+            await put((_failed(bare(error)),))
         except Exception:
             number = secrets.token_hex(4)
             logger.exception("generate_stream failed", extra={"request_id": number})
-            failed = InferError(Code.INTERNAL, f"internal error, request id {number}")
-            await send({"type": "http.response.body", "body": _event(failed), "more_body": True})
+            await put((_failed(InferError(Code.INTERNAL, f"internal error, request id {number}")),))
         await send({"type": "http.response.body", "body": b""})
 
 
-async def _first(answers: AsyncGenerator[bytes | InferError, None]) -> bytes | InferError:
-    return await anext(answers, b"")
+async def _send_each(send: Send, texts: Iterable[bytes]) -> None:
+    for text in texts:
+        await send({"type": "http.response.body", "body": text, "more_body": True})
 
 
-def _event(answer: bytes | InferError) -> bytes:
-    return b"data: " + (answer if isinstance(answer, bytes) else error_body(answer.message)) + b"\n\n"
+async def _first(answers: AsyncGenerator[Events, None]) -> Events:
+    async for events in answers:
+        return events
+    return Events()
+
+
+def _event(text: bytes) -> bytes:
+    return b"data: %b\n\n" % text
+
+
+def _failed(error: InferError) -> bytes:
+    return _event(error_body(error.message))
+
+
+def _is_large(outputs: Mapping[str, Array]) -> bool:
+    """Whether to write an answer would hold the loop."""
+    return sum([array.nbytes for array in outputs.values()]) >= _LARGE_BYTES
+
+
+async def _on_thread(write: Callable[[Mapping[str, Array]], bytes], outputs: Mapping[str, Array]) -> bytes:
+    return await asyncio.get_running_loop().run_in_executor(None, write, outputs)
 
 
 async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -303,21 +347,3 @@ def _tensor(spec: TensorSpec, value: Any) -> Array:
     if rest != 1:
         raise unfit
     return from_json(spec, dims, len(values), values)
-
-
-def write(model: Model, request_id: str, outputs: Mapping[str, Array]) -> bytes:
-    """Write an answer: members by name, a single value without its list. Raises: InferError (INVALID)."""
-    members = {"model_name": orjson.dumps(model.name), "model_version": orjson.dumps(model.version)}
-    if request_id:
-        members["id"] = orjson.dumps(request_id)
-    for name, array in outputs.items():
-        text = to_json(_datatype(model, name, array), name, array)
-        members.setdefault(name, text[1:-1] if array.size == 1 else text)
-    return b"{" + b",".join(orjson.dumps(name) + b":" + members[name] for name in sorted(members)) + b"}"
-
-
-def _datatype(model: Model, name: str, array: Array) -> str:
-    spec = model.signature.output.get(name)
-    if spec is not None and spec.is_tensor and spec.type.dtype == array.dtype:
-        return spec.datatype
-    return next(row.name for row in DATATYPES.values() if row.dtype == array.dtype)

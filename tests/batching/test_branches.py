@@ -181,10 +181,11 @@ class Client:
         self.task = asyncio.create_task(self._take(kept))
 
     async def _take(self, kept: House) -> list[float]:
-        async for told in stream(kept.engine, self.request):
-            self.came.append(float(told.outputs[self._output].flat[0]))
-            self.finals.append(told.final)
-            self._more.set()
+        with stream(kept.engine, self.request) as answers:
+            while (told := await answers.next()) is not None:
+                self.came.append(float(told.outputs[self._output].flat[0]))
+                self.finals.append(told.final)
+                self._more.set()
         return self.came
 
     async def holds(self, count: int) -> list[float]:

@@ -486,8 +486,9 @@ def test_several_answers_come_after_the_batch_and_count_until_the_last() -> None
 
     async def scene(engine: Engine, model: Model) -> None:
         request = request_for(model, x(5))
-        answers = [told async for told in stream(engine, request)]
-        assert [float(told.outputs["y"][0, 0]) for told in answers] == [5]
+        with stream(engine, request) as answers:
+            found = [await answers.next(), await answers.next()]
+        assert [float(told.outputs["y"][0, 0]) for told in found if told is not None] == [5]
         assert model.inflight == 0
 
     run([outside], scene, decoupled=True)
@@ -499,12 +500,11 @@ def test_who_takes_no_more_answers_is_told_of() -> None:
     async def scene(engine: Engine, model: Model) -> None:
         request = request_for(model, x(5))
         request.id = "gone"
-        answers = stream(engine, request)
-        asked = asyncio.ensure_future(anext(answers))
-        await outside.seen.wait()
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
-        await answers.aclose()
+        with stream(engine, request) as answers:
+            asked = asyncio.ensure_future(answers.next())
+            await outside.seen.wait()
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
         await engine.retire(model)
 
     run([outside], scene, decoupled=True)

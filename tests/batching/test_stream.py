@@ -6,7 +6,6 @@ import asyncio
 import gc
 import time
 import tracemalloc
-from contextlib import aclosing
 
 import numpy as np
 import pytest
@@ -93,6 +92,19 @@ def test_many_answers_that_are_there_already_leave_the_loop_its_turns() -> None:
     assert asyncio.run(scene()) > 1000 // TAKEN_AT_ONCE
 
 
+def test_more_is_said_of_what_comes_without_a_turn_of_the_loop() -> None:
+    async def scene() -> None:
+        answers, said = Answers(), []
+        for value in range(TAKEN_AT_ONCE + 2):
+            answers.tell(told(value))
+        for _ in range(TAKEN_AT_ONCE + 2):
+            await answers.next()
+            said.append(answers.more)
+        assert said == [*[True] * (TAKEN_AT_ONCE - 2), False, True, True, False]
+
+    asyncio.run(scene())
+
+
 def test_answers_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "MOST_BYTES", 100)
 
@@ -156,8 +168,8 @@ def test_who_leaves_a_stream_leaves_nothing_of_it_with_the_model() -> None:
     async def scene() -> None:
         request = InferRequest.__new__(InferRequest)
         model = request.model = Counted()
-        async with aclosing(stream.stream(Engine(), request)) as answers:
-            await anext(answers)
+        with stream.stream(Engine(), request) as answers:
+            await answers.next()
             assert model.told_bytes == 4 * size_of(told(0))
         assert model.told_bytes == 0
 

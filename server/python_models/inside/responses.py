@@ -83,15 +83,14 @@ class InferenceResponse:
 
     def written(self, wanted: Collection[str], *, final: bool) -> Answer:
         """Give it in the form of messages.py, with the outputs of `wanted` only, or all."""
-        error = self._error
+        error, tensors = self._error, self._output_tensors
         if error is not None:
             said: dict[str, Any] = {"outputs": (), "error": written_error(error.message(), error.code())}
             return said | {"parameters": self._parameters, "final": final}, []
-        tensors = self._output_tensors
         if wanted:
             tensors = [tensor for tensor in tensors if tensor.name() in wanted]
-        said = {"outputs": [tensor.name() for tensor in tensors], "error": None}
-        said |= {"parameters": self._parameters, "final": final}
+        names = [tensor.name() for tensor in tensors]
+        said = {"outputs": names, "error": None, "parameters": self._parameters, "final": final}
         return said, [tensor.outgoing for tensor in tensors]
 
 
@@ -140,11 +139,12 @@ class ResponseSender:
             )
         if response is not None and not isinstance(response, InferenceResponse):
             raise TypeError(f"response: expected a pb_utils.InferenceResponse, got {type(response)}")
-        said: dict[str, Any] = {"outputs": [], "error": None, "parameters": {}, "final": bool(flags)}
         arrays: list[Array] | None = None
         if response is not None:
             said, arrays = response.written(self._wanted, final=bool(flags))
             self._outside.await_room(self._number)
+        else:
+            said = {"outputs": None, "error": None, "parameters": {}, "final": True}
         with self._lock:
             self._check(response is not None, flags)
             self._outside.tell(ANSWER, self._number, said, arrays)

@@ -10,11 +10,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.datatypes import DATATYPES
-from penstock.batching.running.own_outputs import own_datatype
-from penstock.server.hooks.convert import datatype_of
 from penstock.server.protobuf import service_pb2
-from penstock.server.v2.finish import finish, finish_own, store_all, ways_of
-from penstock.server.v2.said import BINARY
+from penstock.server.v2.finish import finish_own, store_all
 from penstock.server.v2.tensors import to_binary
 
 from .wire import field, field_head, varint
@@ -24,10 +21,9 @@ if TYPE_CHECKING:
 
     from penstock.backends.backend import Array
     from penstock.backends.signature import Signature
-    from penstock.batching.model import Model
     from penstock.batching.request import InferRequest
     from penstock.server.v2.finish import Finished
-    from penstock.server.v2.said import Options, Plan, Ways
+    from penstock.server.v2.said import Plan, Ways
 
 FINAL, MORE = (field(4, field(1, b"triton_final_response") + field(2, b"\x08" + flag)) for flag in (b"\1", b"\0"))
 """The parameter of every answer on a stream: whether it is the last one to its request."""
@@ -93,7 +89,7 @@ class Encoder:
         described = self._described.get(key)
         if described is None:
             named = zip(request.wanted, shapes, strict=True)
-            described = b"".join([self._describe(*self._outputs[position], shape) for position, shape in named])
+            described = b"".join([self.describe(*self._outputs[position], shape) for position, shape in named])
             described += field_head(_RAW, 0) * len(shapes)
             _keep(self._described, key, described)
         return self._names + between + described
@@ -102,16 +98,21 @@ class Encoder:
         self, names: list[tuple[bytes, str]], shapes: Sequence[tuple[int, ...]], arrays: Sequence[Array | None],
         between: bytes,
     ) -> bytes:  # fmt: skip
-        parts: list[bytes | memoryview] = [self._names, between]
-        for (name, datatype), shape in zip(names, shapes, strict=True):
-            parts.append(self._describe(name, datatype, shape))
-        for (_, datatype), array in zip(names, arrays, strict=True):
-            raw = b"" if array is None else to_binary(datatype, array)
-            parts.append(field_head(_RAW, len(raw)))
-            parts.append(raw)
+        named = zip(names, shapes, strict=True)
+        described = b"".join([self.describe(name, datatype, shape) for (name, datatype), shape in named])
+        kinds = zip(names, arrays, strict=True)
+        raws = [b"" if array is None else to_binary(datatype, array) for (_, datatype), array in kinds]
+        return self.described(described, raws, between)
+
+    def described(self, described: bytes, raws: Sequence[bytes | memoryview], between: bytes) -> bytes:
+        """Encode outputs that have been described, and are bytes."""
+        parts: list[bytes | memoryview] = [self._names, between, described]
+        for raw in raws:
+            parts += (field_head(_RAW, len(raw)), raw)
         return b"".join(parts)
 
-    def _describe(self, name: bytes, datatype: str, shape: tuple[int, ...]) -> bytes:
+    def describe(self, name: bytes, datatype: str, shape: tuple[int, ...]) -> bytes:
+        """Encode what there is to say of an output beside its data."""
         key = (name, datatype, shape)
         described = self._described.get(key)
         if described is None:
@@ -136,7 +137,7 @@ class Encoder:
         described, heads = b"", []
         for position, shape in zip(wanted, shapes, strict=True):
             name, datatype = self._outputs[position]
-            described += self._describe(name, datatype, shape)
+            described += self.describe(name, datatype, shape)
             heads.append(field_head(_RAW, math.prod(shape) * DATATYPES[datatype].size_bytes))
         fixed = all(DATATYPES[self._outputs[position][1]].size_bytes for position in wanted)
         kept = (described + heads[0], *heads[1:]) if heads and fixed else ()
@@ -174,27 +175,6 @@ def encode_own(encoder: Encoder, plan: Plan, request: InferRequest, between: byt
     outputs: Any = request.outputs
     finished = finish_own(request.model, request.wanted, plan, outputs)
     return encoder.finished(finished, between + _parameters(outputs.parameters))
-
-
-def encode_hooked(
-    encoder: Encoder, request: InferRequest, options: Options, outputs: Mapping[str, Array], between: bytes
-) -> bytes:
-    """Encode what post_inference returned: the outputs that the call names, or all where it names none of them."""
-    model, plan = request.model, options.plan
-    ways = ways_of(plan, len(request.wanted))
-    asked = {model.signature.outputs[position].name: way for position, way in zip(request.wanted, ways, strict=True)}
-    names = [name for name in outputs if name in asked] or list(outputs)
-    finished = [
-        finish(model, (name, _datatype(model, name, outputs[name])), asked.get(name, BINARY), outputs[name])
-        for name in names
-    ]
-    return encoder.finished(finished, between)
-
-
-def _datatype(model: Model, name: str, array: Array) -> str:
-    """Tell an output's datatype: of user code's, the signature says whether UINT16 are the bit patterns of BF16."""
-    spec = model.signature.output.get(name) if model.spec.declared else None
-    return datatype_of(array) if spec is None else own_datatype(spec.datatype, array)
 
 
 def stream_answer(answer: bytes) -> bytes:

@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any
 from penstock.backends.errors import Code, InferError
 from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.server.protobuf import service_pb2
-from penstock.server.v2.finish import finish_all, ways_of
-from penstock.server.v2.regions import INLINE_BYTES, InlineRegions, Lease, Regions
-from penstock.server.v2.said import Classes, Options, Ways, version_of
+from penstock.server.v2.finish import finish_all
+from penstock.server.v2.regions import INLINE_BYTES, InlineRegions, Regions
+from penstock.server.v2.said import Options, Ways, version_of
 
 from .calls import parsed, parsed_tensors
 from .decode import decode
-from .encode import FINAL, MORE, Encoder, before, encode_hooked, encode_own, mark_of, stream_answer
+from .encode import FINAL, MORE, Encoder, before, encode_own, mark_of, stream_answer
 from .layout import Layouts, head_of, names_of
+from .outputs import Outputs, is_large
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 LARGE_BYTES = 256 << 10
 """A message from this size on that is not remembered is decoded on a thread."""
-_LARGE_ELEMENTS = 16 << 10
-_LARGE_CLASSES = 4096
 _KEPT_ROUTES = 4096
 _SEVERAL = "ModelInfer RPC doesn't support models with decoupled transaction policy"
 Failed = tuple[InferError, bytes]
@@ -256,7 +255,7 @@ class RpcInference:
         """Carry a request through its model and the hooks. Returns: the answer. Raises: InferError."""
         try:
             outputs = await self._hooks_of(asked.request.model).infer(*self._said(asked, metadata))
-            return await self._encoded(asked, outputs, mark)
+            return await self._encoded(asked, self._outputs(asked), outputs, mark)
         finally:
             _release(asked.options)
 
@@ -266,15 +265,16 @@ class RpcInference:
         After the last, an empty one says so, if nothing has and it is asked for. To be closed by who takes no more.
         Raises: InferError.
         """
-        request, final = asked.request, False
+        request, final, written = asked.request, False, self._outputs(asked)
         try:
-            async with aclosing(self._hooks_of(request.model).stream(*self._said(asked, metadata))) as answers:
+            stream = self._hooks_of(request.model).stream(*self._said(asked, metadata), request.wanted)
+            async with aclosing(stream) as answers:
                 async for answer in answers:
                     final, mark = answer.final, mark_of(answer.final, answer.parameters)
                     if answer.error is not None:
                         yield answer.error, FINAL if final else MORE
                     else:
-                        yield stream_answer(await self._encoded(asked, answer.outputs, mark))
+                        yield stream_answer(await self._encoded(asked, written, answer.outputs, mark))
             if asked.options.empty_final and not final:
                 yield stream_answer(asked.route.encoder.empty(before(request.id, FINAL)))
         finally:
@@ -294,12 +294,15 @@ class RpcInference:
         return sample, request_id, options.terms(time.monotonic_ns(), model.spec.policy), parameters
 
     @staticmethod
-    async def _encoded(asked: Asked, outputs: Mapping[str, Array], mark: bytes) -> bytes:
-        request, options = asked.request, asked.options
-        encode = partial(encode_hooked, asked.route.encoder, request, options, outputs, before(request.id, mark))
-        if _is_large(options.plan, list(outputs.values())):
-            return await asyncio.get_running_loop().run_in_executor(None, encode)
-        return encode()
+    def _outputs(asked: Asked) -> Outputs:
+        return Outputs(asked.route.encoder, asked.request, asked.options.plan)
+
+    @staticmethod
+    async def _encoded(asked: Asked, written: Outputs, outputs: Mapping[str, Array], mark: bytes) -> bytes:
+        between = before(asked.request.id, mark)
+        if is_large(asked.options.plan, list(outputs.values())):
+            return await asyncio.get_running_loop().run_in_executor(None, written.encode, outputs, between)
+        return written.encode(outputs, between)
 
     # -- encoding ----------------------------------------------------------------------------------------------
 
@@ -320,7 +323,7 @@ class RpcInference:
             encode = partial(encoder.plain, request.wanted, outputs, between)
         else:
             return encoder.plain(request.wanted, outputs, between)
-        return encode if _is_large(plan, outputs) else encode()
+        return encode if is_large(plan, outputs) else encode()
 
 
 def _encode_planned(encoder: Encoder, plan: Ways, request: InferRequest, between: bytes) -> bytes:
@@ -333,18 +336,3 @@ def _release(options: Options) -> None:
     """Let go of the shared memory that a request's outputs went into."""
     if isinstance(options.plan, Ways):
         options.plan.release()
-
-
-def _is_large(plan: Any, outputs: list[Any]) -> bool:
-    """Whether encoding an answer would hold the loop: strings, classes and shared memory."""
-    for way, array in zip(ways_of(plan, len(outputs)), outputs, strict=False):
-        if array is None:
-            continue
-        if type(way) is Lease:
-            if array.nbytes > INLINE_BYTES and not way.holds(array):
-                return True
-        elif type(way) is Classes and (array.size >= _LARGE_ELEMENTS or way.count * len(array) >= _LARGE_CLASSES):
-            return True
-        if array.dtype.hasobject and array.size >= _LARGE_ELEMENTS:
-            return True
-    return False

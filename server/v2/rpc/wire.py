@@ -72,11 +72,11 @@ def _numbers(message: bytes, start: int, stop: int) -> int:
 
 def field_head(number: int, size: int) -> bytes:
     """Write what stands before a field of `size` bytes: a string, bytes or a message."""
+    if size < 0x80 and number < 16:  # most are, and small messages have many
+        return bytes((number << 3 | 2, size))
     return varint(number << 3 | 2) + varint(size)
 
 
 def field(number: int, value: bytes) -> bytes:
     """Write a whole field: a string, bytes or a message."""
-    if len(value) < 0x80 and number < 16:  # most are, and small messages have many
-        return bytes((number << 3 | 2, len(value))) + value
     return field_head(number, len(value)) + value

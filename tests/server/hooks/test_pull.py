@@ -123,6 +123,18 @@ class TestAnswers:
 
         act(scene)
 
+    def test_those_that_are_there_together_say_so(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await load(stage)
+            async with asked(hooks, AHEAD) as answers:
+                said = [(await anext(answers)).more]
+                await paused(hooks)
+                said += [answer.more async for answer in answers]
+
+            assert said[1:] == [*[True] * (AHEAD - 2), False]
+
+        act(scene)
+
     def test_pre_may_be_async_where_post_yields(self, act: Act) -> None:
         source = COUNTS + "    async def pre_inference(sample, metadata): return sample['x'] * 2\n"
 
@@ -492,8 +504,11 @@ class TestReplicas:
                 hooks.watch(time.monotonic_ns() + 31_000_000_000)
 
                 assert (await refusal(other))[0] is Code.EXPIRED
+                # what was yielded before is given first
+                found = [int((await anext(answers)).outputs["number"][0]) for _ in waits.steps[1:]]
+                assert found == list(range(1, len(waits.steps)))
                 with pytest.raises(InferError, match="the hooks of model 'm' ended their thread"):
-                    [answer async for answer in answers]
+                    await anext(answers)
             hung.gates[0].set()
             await is_set(waits.closed)
 

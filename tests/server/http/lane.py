@@ -14,6 +14,7 @@ from penstock.server.http.connection import Connection
 from penstock.server.http.fastlane import FastLane
 from penstock.server.http.head import Head
 from penstock.server.http.limits import Limits
+from penstock.server.http.parts import PARTS
 from penstock.server.http.service import Shared
 from penstock.server.listening.listener import make_config
 
@@ -35,6 +36,7 @@ class FakeTransport(asyncio.Transport):
     def __init__(self, protocol: asyncio.Protocol) -> None:
         super().__init__()
         self.written = bytearray()
+        self.writes = 0
         self.unsent = 0
         self.reading = True
         self.ended = False
@@ -49,6 +51,7 @@ class FakeTransport(asyncio.Transport):
         assert not self.ended, "written after the end"
         if not self.closed:
             self.written += data
+            self.writes += 1
 
     def can_write_eof(self) -> bool:
         return True
@@ -149,13 +152,15 @@ class Own:
 class App:
     """The application that uvicorn calls: answers with the path and the body that reached it, or in `parts`.
 
-    It waits until it is `open`, and behind the first part until it goes `on`.
+    It waits until it is `open`, and behind the first part until it goes `on`. `together`: those before the last one go
+    in one, where the scope has something for that.
     """
 
     open: asyncio.Event = field(default_factory=asyncio.Event)
     on: asyncio.Event = field(default_factory=asyncio.Event)
     disconnects: int = 0
     parts: tuple[bytes, ...] = ()
+    together: bool = False
 
     def __post_init__(self) -> None:
         self.open.set()
@@ -173,6 +178,11 @@ class App:
         await self.open.wait()
         if self.parts:
             await send({"type": "http.response.start", "status": 200, "headers": []})
+            if self.together and PARTS in scope.get("extensions", {}):
+                *before, last = self.parts
+                await scope["extensions"][PARTS].send(before)
+                await send({"type": "http.response.body", "body": last})
+                return
             for number, part in enumerate(self.parts, 1):
                 await send({"type": "http.response.body", "body": part, "more_body": number < len(self.parts)})
                 await self.on.wait()

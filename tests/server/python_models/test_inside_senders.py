@@ -27,7 +27,7 @@ def test_a_decoupled_model_answers_from_its_own_thread_until_the_last_mark(opene
     told = stage.answers_to(5)
     assert [[array.tolist() for array in arrays] for _, arrays in told] == [[[4], [0]], [[2], [1]], []]
     assert [said["final"] for said, _ in told] == [False, False, True]
-    assert [said["outputs"] for said, _ in stage.answers_to(6)] == [[]]
+    assert [said["outputs"] for said, _ in stage.answers_to(6)] == [None]
 
 
 @pytest.mark.parametrize("kind", [GO_ON, CANCEL])

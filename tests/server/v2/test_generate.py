@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,8 +16,11 @@ from starlette.requests import Request
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
+from penstock.server.hooks.pull import Answer
 from penstock.server.http.limits import Limits
-from penstock.server.v2.generate import Generate, read, write
+from penstock.server.http.parts import PARTS
+from penstock.server.v2.generate import _LARGE_BYTES, _TOGETHER_BYTES, Generate, read
+from penstock.server.v2.members import Members
 from tests.clients import models
 from tests.fakes import fake_model
 from tests.live import live_server
@@ -82,8 +85,30 @@ class TestReading:
 def test_an_answer_has_its_members_by_name_and_single_values_bare() -> None:
     outputs = {"out": np.array([[b"hi"]], np.object_), "m": np.array([[1.5, 2]], np.float32)}
 
-    assert write(MODEL, "", outputs) == b'{"m":[1.5,2.0],"model_name":"m","model_version":"1","out":"hi"}'
-    assert json.loads(write(MODEL, "7", outputs))["id"] == "7"
+    assert Members(MODEL, "").write(outputs) == b'{"m":[1.5,2.0],"model_name":"m","model_version":"1","out":"hi"}'
+    assert json.loads(Members(MODEL, "7").write(outputs))["id"] == "7"
+
+
+def test_answers_to_one_request_may_differ_in_names_shapes_and_datatypes() -> None:
+    members = Members(MODEL, "7")
+    end = b'"model_name":"m","model_version":"1"'
+    one, two = np.ones(1, np.float32), np.ones(2, np.int32)
+
+    for _ in range(2):
+        assert members.write({"m": one}) == b'{"id":"7","m":1.0,%b}' % end
+        assert members.write({"m": one.astype(np.int64)}) == b'{"id":"7","m":1,%b}' % end
+        assert members.write({"m": two}) == b'{"id":"7","m":[1,1],%b}' % end
+        assert members.write({"z": two, "a": one}) == b'{"a":1.0,"id":"7",%b,"z":[1,1]}' % end
+        assert members.write({}) == b'{"id":"7",%b}' % end
+        assert members.write({"id": one, "model_name": two}) == b'{"id":"7",%b}' % end
+
+
+def test_of_several_outputs_that_cannot_be_written_the_first_is_told() -> None:
+    half = np.ones(1, np.float16)
+
+    for outputs in ({"z": half, "a": half}, {"a": half, "z": half}):
+        with pytest.raises(InferError, match=f"output '{next(iter(outputs))}'"):
+            Members(MODEL, "").write(outputs)
 
 
 @pytest.mark.parametrize("verb", ["generate", "generate_stream"])
@@ -104,6 +129,95 @@ def test_no_model_is_held_while_a_body_is_on_its_way(verb: str) -> None:
         asyncio.run(getattr(Generate(cast(Any, engine), Limits(), hooks_of), verb)(request))
 
     assert held == [0, 1]
+
+
+class Told:
+    """Hooks whose requests have these answers; and what was sent of them, a list for each write."""
+
+    def __init__(self, *answers: Answer, error: Exception | None = None) -> None:
+        self.has_pre = False
+        self.writes: list[list[bytes]] = []
+        self.status = 0
+        self._answers = answers
+        self._error = error
+
+    async def stream(self, *_: Any) -> AsyncIterator[Answer]:
+        for each in self._answers:
+            yield each
+        if self._error is not None:
+            raise self._error
+
+    async def send(self, parts: Sequence[bytes]) -> None:
+        self.writes.append(list(parts))
+
+    async def asked(self) -> list[list[bytes]]:
+        engine, silent = HeldEngine(), asyncio.Event()
+        asked = [{"type": "http.request", "body": b'{"x":[1,2,3,4]}', "more_body": False}]
+
+        async def receive() -> Any:
+            return asked.pop() if asked else await silent.wait()
+
+        async def send(message: Any) -> None:
+            self.status = message.get("status", self.status)
+
+        scope = {"type": "http", "path_params": {"model": "m"}, "headers": [], "extensions": {PARTS: self}}
+        generate = Generate(cast(Any, engine), Limits(), lambda _: cast(Any, self))
+        answer = await generate.generate_stream(Request(scope, receive))
+        await answer(scope, receive, send)
+        assert engine.loaded[0].holds == 0
+        return self.writes
+
+
+def y(value: float, *, more: bool = False, count: int = 1) -> Answer:
+    return Answer({"y": np.full((1, count), value, np.float32)}, more=more)
+
+
+def event(value: float) -> bytes:
+    return b'data: {"model_name":"m","model_version":"1","y":%.1f}\n\n' % value
+
+
+class TestTogether:
+    def test_events_that_are_there_together_leave_so(self) -> None:
+        told = Told(y(1), y(2, more=True), y(3, more=True), y(4), y(5))
+
+        assert asyncio.run(told.asked()) == [[event(1)], [event(2), event(3), event(4)], [event(5)]]
+
+    def test_what_was_there_leaves_before_an_error_that_comes_instead_of_the_next(self) -> None:
+        late = InferError(Code.INTERNAL, "half-way")
+        *events, [last] = asyncio.run(Told(y(1), y(2, more=True), error=late).asked())
+
+        assert events == [[event(1)], [event(2)]]
+        assert last == b'data: {"error":"half-way"}\n\n'
+
+    def test_nor_is_it_lost_with_an_answer_that_cannot_be_written(self) -> None:
+        bad = Answer({"y": np.array([[b"\xff"]], np.object_)})
+        *events, [last] = asyncio.run(Told(y(1, more=True), y(2, more=True), bad).asked())
+
+        assert events == [[event(1), event(2)]]
+        assert last.startswith(b'data: {"error":"output \'y\' holds bytes that are no UTF-8')
+
+    def test_an_error_among_them_is_one_of_them_and_the_first_gives_the_status(self) -> None:
+        failed = Answer({}, InferError(Code.OVERLOADED, "not today"), more=True)
+        text = b'data: {"error":"not today"}\n\n'
+
+        for answers, status in (((failed, y(1)), 503), ((y(1, more=True), failed, y(1)), 200)):
+            told = Told(*answers)
+            (together,) = asyncio.run(told.asked())
+            assert together[-2:] == [text, event(1)]
+            assert told.status == status
+
+    def test_many_leave_before_the_last_of_them_is_there(self) -> None:
+        writes = asyncio.run(Told(*[y(1, more=True, count=4000)] * 20, y(1)).asked())
+
+        assert sum(map(len, writes)) == 21
+        assert max(sum(map(len, texts)) for texts in writes) < 2 * _TOGETHER_BYTES
+
+    def test_a_large_one_keeps_none_before_it_back(self) -> None:
+        large = y(2, more=True, count=_LARGE_BYTES)
+        writes = asyncio.run(Told(y(1, more=True), large, y(3)).asked())
+
+        assert [len(texts) for texts in writes] == [1, 1, 1]
+        assert writes[0] == [event(1)]
 
 
 @pytest.fixture(scope="module")

@@ -158,8 +158,9 @@ class FakeHooks:
         self._function = function
 
     async def stream(
-        self, inputs: Mapping[str, Array], request_id: str, terms: Terms, parameters: Mapping[str, Any] | None
-    ) -> AsyncGenerator[Answer, None]:
+        self, inputs: Mapping[str, Array], request_id: str, terms: Terms, parameters: Mapping[str, Any] | None,
+        wanted: tuple[int, ...],
+    ) -> AsyncGenerator[Answer, None]:  # fmt: skip
         assert self.several is not None
         async with aclosing(self.several(inputs)) as answers:
             async for each in answers:

@@ -1,0 +1,82 @@
+"""Members: the answers of the generate extension, tensors as plain members of a JSON object. Called by generate.py."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from penstock.backends.datatypes import DATATYPES
+
+from .tensors import json_writer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from penstock.backends.backend import Array
+    from penstock.batching.model import Model
+
+
+class Members:
+    """Writes the answers to one request: members by name, a single value without its list.
+
+    What is the same in all of them is kept: `_members` are the outputs, in their own order, and `_pieces` is an answer
+    without them. Threads: one at a time.
+    """
+
+    def __init__(self, model: Model, request_id: str) -> None:
+        self._model = model
+        self._said = {"model_name": orjson.dumps(model.name), "model_version": orjson.dumps(model.version)}
+        if request_id:
+            self._said["id"] = orjson.dumps(request_id)
+        self._names: list[str] | None = None
+        self._members: list[_Member] = []
+        self._pieces: list[bytes] = []
+
+    def write(self, outputs: Mapping[str, Array]) -> bytes:
+        """Write an answer. Raises: InferError (INVALID)."""
+        names = list(outputs)
+        if names != self._names:
+            self._arrange(names)
+        pieces = self._pieces.copy()
+        for member in self._members:
+            array = outputs[member.name]
+            if array.shape != member.shape or array.dtype != member.dtype:
+                member.suit(array, self._datatype(member.name, array))
+            text = member.write(array)
+            pieces[member.at] = text[1:-1] if member.single else text
+        return b"".join(pieces)
+
+    def _arrange(self, names: list[str]) -> None:
+        self._names, self._pieces = names, []
+        places: dict[str, int] = {}
+        for name in sorted({*names, *self._said}):
+            self._pieces += (b"," if self._pieces else b"{", orjson.dumps(name), b":", self._said.get(name, b""))
+            places[name] = len(self._pieces) - 1
+        self._pieces.append(b"}")
+        self._members = [_Member(name, places[name]) for name in names if name not in self._said]
+
+    def _datatype(self, name: str, array: Array) -> str:
+        spec = self._model.signature.output.get(name)
+        if spec is not None and spec.is_tensor and spec.type.dtype == array.dtype:
+            return spec.datatype
+        return next(row.name for row in DATATYPES.values() if row.dtype == array.dtype)
+
+
+class _Member:
+    """One output. Its values go to the place `at`; `write` writes them while they have this dtype and shape."""
+
+    __slots__ = ("at", "dtype", "name", "shape", "single", "write")
+
+    def __init__(self, name: str, at: int) -> None:
+        self.name = name
+        self.at = at
+        self.dtype: Any = None
+        self.shape: tuple[int, ...] | None = None
+        self.single = False
+        self.write: Callable[[Array], bytes] = bytes
+
+    def suit(self, array: Array, datatype: str) -> None:
+        """Suit arrays like this one."""
+        self.dtype, self.shape, self.single = array.dtype, array.shape, array.size == 1
+        self.write = json_writer(datatype, self.name, array.shape)

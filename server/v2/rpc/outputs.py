@@ -1,0 +1,89 @@
+"""Outputs: the answers of hooks and of models of user code, which name their outputs themselves, as messages.
+
+Made by inference.py, one for a request, which may have any number of answers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.batching.running.own_outputs import own_datatype
+from penstock.server.hooks.convert import datatype_of
+from penstock.server.v2.finish import finish, ways_of
+from penstock.server.v2.regions import INLINE_BYTES, Lease
+from penstock.server.v2.said import BINARY, Classes
+from penstock.server.v2.tensors import to_binary
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.backends.backend import Array
+    from penstock.batching.request import InferRequest
+    from penstock.server.v2.said import Plan
+
+    from .encode import Encoder
+
+_LARGE_ELEMENTS = 16 << 10
+_LARGE_CLASSES = 4096
+
+
+class Outputs:
+    """Encodes the outputs that the call names, or all where it names none of them.
+
+    What is the same in all answers is kept: `_names` are those of the last one's outputs that are told, each with the
+    datatype and shape that it had, and `_described` says all this. Threads: one at a time.
+    """
+
+    def __init__(self, encoder: Encoder, request: InferRequest, plan: Plan) -> None:
+        self._encoder = encoder
+        self._model = request.model
+        self._plan = plan
+        outputs, ways = request.model.signature.outputs, ways_of(plan, len(request.wanted))
+        self._asked = {outputs[position].name: way for position, way in zip(request.wanted, ways, strict=True)}
+        self._form: list[Any] = []
+        self._names: list[str] = []
+        self._datatypes: list[str] = []
+        self._described = b""
+
+    def encode(self, outputs: Mapping[str, Array], between: bytes) -> bytes:
+        """Encode an answer; `between` as Encoder has it. Raises: InferError (INVALID)."""
+        form = [(name, array.dtype, array.shape) for name, array in outputs.items()]
+        if form != self._form:
+            self._take(form, outputs)
+        if self._plan is not None:
+            named = zip(self._names, self._datatypes, strict=True)
+            finished = [
+                finish(self._model, output, self._asked.get(output[0], BINARY), outputs[output[0]]) for output in named
+            ]
+            return self._encoder.finished(finished, between)
+        raws = [to_binary(kind, outputs[name]) for name, kind in zip(self._names, self._datatypes, strict=True)]
+        return self._encoder.described(self._described, raws, between)
+
+    def _take(self, form: list[Any], outputs: Mapping[str, Array]) -> None:
+        self._names = [name for name in outputs if name in self._asked] or list(outputs)
+        self._datatypes = [self._datatype(name, outputs[name]) for name in self._names]
+        named = zip(self._names, self._datatypes, strict=True)
+        self._described = b"".join(
+            [self._encoder.describe(name.encode(), kind, outputs[name].shape) for name, kind in named]
+        )
+        self._form = form
+
+    def _datatype(self, name: str, array: Array) -> str:
+        """Tell an output's datatype: of user code's, the signature says whether UINT16 are the bit patterns of BF16."""
+        spec = self._model.signature.output.get(name) if self._model.spec.declared else None
+        return datatype_of(array) if spec is None else own_datatype(spec.datatype, array)
+
+
+def is_large(plan: Any, outputs: list[Any]) -> bool:
+    """Whether encoding an answer would hold the loop: strings, classes and shared memory."""
+    for way, array in zip(ways_of(plan, len(outputs)), outputs, strict=False):
+        if array is None:
+            continue
+        if type(way) is Lease:
+            if array.nbytes > INLINE_BYTES and not way.holds(array):
+                return True
+        elif type(way) is Classes and (array.size >= _LARGE_ELEMENTS or way.count * len(array) >= _LARGE_CLASSES):
+            return True
+        if array.dtype.hasobject and array.size >= _LARGE_ELEMENTS:
+            return True
+    return False
