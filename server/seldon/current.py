@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 class Current:
     """The Model of a server's one component, found again whenever the Engine has other versions. `name` gives its name.
 
-    `sharing` reads calls that may share a batch; None where none may, and before `find` was asked first.
+    `sharing` reads calls that may share a batch; None where none may, and before `find` was asked first. `looks`: it is
+    told all header fields, for Flask's request.
     Threads: the event loop's.
     """
 
-    __slots__ = ("_engine", "_generation", "_model", "_models", "name", "sharing")
+    __slots__ = ("_engine", "_generation", "_model", "_models", "looks", "name", "sharing")
 
     def __init__(self, engine: Serves, name: Callable[[], str], models: SeldonModels) -> None:
         self._engine = engine
@@ -33,6 +34,7 @@ class Current:
         self._generation = -1
         self.name = name
         self.sharing: Sharing | None = None
+        self.looks = False
 
     @property
     def description(self) -> Description | None:
@@ -55,4 +57,6 @@ class Current:
             text = "the component is not ready: it is being loaded, or the log says why it cannot be"
             raise InferError(Code.NOT_READY, text) from None
         self._generation, self.sharing = generation, self._models.sharing.get(name)
+        described = self._models.described.get(name)
+        self.looks = self.sharing is None and described is not None and described.looks
         return model

@@ -69,7 +69,8 @@ class Form(enum.IntEnum):
     JSON = 0
     """The body of a request whose content type is JSON and which has no query."""
     HTTP = 1
-    """A line of JSON, {"method": str, "type": its Content-Type, "query": str}, and after it the body."""
+    """A line of JSON, {"method": str, "type": its Content-Type, "query": str}, and after it the body. It has "path"
+    and "headers", pairs, too, where the Description `looks`."""
     PROTO = 2
     """The message of the RPC: SeldonMessage, SeldonMessageList for AGGREGATE, Feedback for FEEDBACK."""
 
@@ -80,7 +81,8 @@ class Description:
 
     `metadata` is what `/metadata` answers, None where it is not valid, and `page` the same as it is written. `health`
     is what `/health/status` always answers, as it is; "" where the component is to be asked. `batches`: calls of
-    `predict` may share one (docs/seldon.md has the rules); `takes_meta`: unless a request has `meta`.
+    `predict` may share one (docs/seldon.md has the rules); `takes_meta`: unless a request has `meta`. `looks`: its
+    methods may look at Flask's request.
     """
 
     metadata: dict[str, Any] | None = field(default_factory=dict)
@@ -88,6 +90,7 @@ class Description:
     batches: bool = False
     takes_meta: bool = False
     page: str = ""
+    looks: bool = False
 
     def write(self) -> bytes:
         """Write it."""

@@ -43,10 +43,11 @@ class Claim:
     """What a head says. Kept with the head's bytes.
 
     `found` is the component that is asked, None for what the server answers itself. `plain`: the payload of its call is
-    the body as it is; `described` is what stands before it otherwise. `lines` are the header lines of its answer.
+    the body as it is, unless the component is told all of the `head`; `described` is what stands before it otherwise.
+    `lines` are the header lines of its answer.
     """
 
-    __slots__ = ("accept", "coding", "described", "found", "lines", "path", "plain", "purpose", "request_id")
+    __slots__ = ("accept", "coding", "described", "found", "head", "lines", "path", "plain", "purpose", "request_id")
 
     def __init__(self, head: Head, current: Current, *, strict: bool) -> None:
         header = head.header
@@ -57,6 +58,7 @@ class Claim:
         content_type = header.get(b"content-type", b"")
         self.plain = head.method == b"POST" and _is_json(content_type) and b"json" not in query and b"%" not in query
         self.described = b"" if self.plain else _described(head.method, content_type, query)
+        self.head = head
         coding = header.get(b"content-encoding", b"").strip().lower()
         self.coding = coding if coding in _MAGIC else b""
         self.accept = choose(header.get(b"accept-encoding", b""))
@@ -115,7 +117,9 @@ class SeldonService(CarryingService):
     def _ask(self, connection: FastLane, claim: Claim, endpoint: Endpoint, body: bytes) -> None:
         """Send a call to the component. Raises: InferError."""
         model = self._current.find()
-        if not claim.plain:
+        if self._current.looks:
+            call = SeldonCall(model, endpoint, Form.HTTP, _told(claim.head) + body, self)
+        elif not claim.plain:
             call = SeldonCall(model, endpoint, Form.HTTP, claim.described + body, self)
         elif (sharing := self._current.sharing) is not None:
             call = sharing.call_of(model, endpoint, Form.JSON, body, self)
@@ -225,3 +229,12 @@ def _described(method: bytes, content_type: bytes, query: bytes) -> bytes:
     """Write what a worker must know of a head to read the body: a line of JSON."""
     said = {"method": method, "type": content_type, "query": query}
     return json.dumps({name: value.decode("latin-1") for name, value in said.items()}).encode() + b"\n"
+
+
+def _told(head: Head) -> bytes:
+    """Write all of a head, likewise."""
+    path, query = parted(head.path, head.query)
+    said = {"method": head.method, "type": head.header.get(b"content-type", b""), "query": query, "path": path}
+    told: dict[str, Any] = {name: value.decode("latin-1") for name, value in said.items()}
+    told["headers"] = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in head.fields]
+    return json.dumps(told).encode() + b"\n"

@@ -274,7 +274,7 @@ class Worker:
     def _unlinked(self, why: str) -> None:
         if self._exit is not None:
             self._end()
-        else:
+        elif self._calls or not self._stopping:  # one that has closed may take as long to end as _look gives it
             self.serves = False
             self._end_timer = self._loop.call_later(END_S, self._cut_off, why)
 

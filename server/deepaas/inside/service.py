@@ -5,6 +5,7 @@ Source: deepaas 2.6.0, model/v2/wrapper.py and api/v2: what a model is called wi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from .files import Uploads
 from .model import Model
 from .multipart import Upload
 from .requests import Request
+from .untouched import untouched
 
 Reply = tuple[bytes, Sequence[Array | None] | None]
 IMPORTABLE = str(Path(__file__).resolve().parents[1] / "importable")
@@ -57,11 +59,13 @@ class DeepaasInside:
         self._uploads = Uploads()
         trains = self._role is not Role.PREDICT
         predicts = self._role is not Role.TRAIN
-        self._accepting = Accepting(
-            model.arguments("get_predict_args") if predicts else {}, by_header=settings["accept_header"]
-        )
+        # what the desk knows of the arguments it may remember, as the original's server did
+        with contextlib.nullcontext() if self._role is Role.DESK else untouched(settings["target"]):
+            predict_args = model.arguments("get_predict_args") if predicts else {}
+            train_args = model.arguments("get_train_args") if trains else {}
+        self._accepting = Accepting(predict_args, by_header=settings["accept_header"])
         self._predict_arguments = Arguments(self._accepting.arguments)
-        self._train_arguments = Arguments(model.arguments("get_train_args") if trains else {})
+        self._train_arguments = Arguments(train_args)
         self._schema = _schema_of(model.schema) if predicts else None
         if settings["warm"] and self._role is not Role.DESK:
             model.warm()

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from penstock.server.seldon.environ import truth
@@ -42,6 +43,8 @@ SETTINGS = (
 """Those of Flask's that the environment may set, each with FLASK_ before it."""
 _JSON = "application/json"
 _OWN_HEADERS = ("content-type", "content-length")
+_OF_THE_BODY = (*_OWN_HEADERS, "transfer-encoding", "content-encoding")
+"""Headers of a request that say of its body what is not so any more."""
 
 Page = tuple[int, bytes, bytes]
 """Status, body, and header lines as messages.ANSWER has them."""
@@ -54,6 +57,22 @@ def blueprints_of(user: Any, writer: Writer) -> Blueprints | None:
         return Blueprints(blueprint, writer)
     if "flask" in sys.modules:
         Blueprints(None, writer)  # its app stays the current one, for a component that calls flask.jsonify
+    return None
+
+
+def looking(writer: Writer) -> Blueprints | None:
+    """Make what has calls find themselves in Flask's request; None where no code of the component's folder can look.
+
+    Many read a header by it, of which seldon-core tells a method nothing.
+    """
+    if (flask := sys.modules.get("flask")) is None:
+        return None
+    folder = os.path.join(os.path.realpath(os.getcwd()), "")  # noqa: PTH109, PTH118 - compared with names of files
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        ours = file and os.path.realpath(file).startswith(folder)
+        if ours and any(each is flask or each is flask.request for each in list(vars(module).values())):
+            return Blueprints(None, writer)
     return None
 
 
@@ -86,21 +105,15 @@ class Blueprints:
             app.add_url_rule(path, f"seldon_{endpoint}", self._called, methods=["GET", "POST"])
         # user code may have been written for a request of Flask's, and make its answers with jsonify
         app.app_context().push()
+        self._app = app
         self._client = app.test_client()
         self._response = flask.Response
 
     def run(self, endpoint: Endpoint, form: Form, payload: bytes, view: Callable[[], tuple[int, bytes]]) -> Page:
         """Have a call made in a request of Flask's; `view` gives its status and body."""
-        said = {"method": "GET" if endpoint is Endpoint.HEALTH else "POST", "type": _JSON, "query": ""}
-        if form is Form.HTTP:
-            line, _, payload = payload.partition(b"\n")
-            said = json.loads(line)
         self._view = view
         try:
-            response = self._client.open(
-                PATHS[endpoint], method=said["method"], query_string=said["query"], data=payload,
-                content_type=said["type"] or None,
-            )  # fmt: skip
+            response = self._client.open(**_request(endpoint, form, payload) | {"path": PATHS[endpoint]})
         finally:
             self._view = _nothing
         headers = [(name, value) for name, value in response.headers if name.lower() not in _OWN_HEADERS]
@@ -109,6 +122,11 @@ class Blueprints:
         if lines or content_type != _JSON:
             lines = f"{content_type}\r\n{lines}"
         return response.status_code, response.get_data(), lines.encode("latin-1", "replace")
+
+    def request(self, endpoint: Endpoint, form: Form, payload: bytes) -> AbstractContextManager[Any]:
+        """Give what has `flask.request` be a call's."""
+        context: AbstractContextManager[Any] = self._app.test_request_context(**_request(endpoint, form, payload))
+        return context
 
     def failed(self, endpoint: Endpoint, form: Form, payload: bytes, error: Exception) -> Page:
         """Give the answer of a call that has failed."""
@@ -125,6 +143,22 @@ class Blueprints:
     def _failed(self, error: Exception) -> Any:
         status, said = failure(error)
         return self._response(self._writer.write(said), status, mimetype=_JSON)
+
+
+def _request(endpoint: Endpoint, form: Form, payload: bytes) -> dict[str, Any]:
+    """Give Flask's words for a call."""
+    said: dict[str, Any] = {"method": "GET" if endpoint is Endpoint.HEALTH else "POST", "type": _JSON, "query": ""}
+    if form is Form.HTTP:
+        line, _, payload = payload.partition(b"\n")
+        said = json.loads(line)
+    return {
+        "path": said.get("path", PATHS[endpoint]),
+        "method": said["method"],
+        "query_string": said["query"],
+        "data": payload,
+        "content_type": said["type"] or None,
+        "headers": [(name, value) for name, value in said.get("headers", ()) if name not in _OF_THE_BODY],
+    }
 
 
 def _nothing() -> tuple[int, bytes]:

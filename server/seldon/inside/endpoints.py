@@ -10,7 +10,7 @@ from penstock.server.seldon.environ import truth
 from penstock.server.seldon.messages import Endpoint, Form
 
 from .answers import Writer, construct, reply
-from .blueprints import Blueprints, blueprints_of
+from .blueprints import Blueprints, blueprints_of, looking
 from .component import NOTHING, Component, merged, merged_metrics
 from .failing import UNTOLD, failure, http_status, is_response, said_of
 from .originals import SeldonMicroserviceException
@@ -31,6 +31,7 @@ class Rest:
         self.writer = Writer(strict=component.strict)
         self.passes = truth(os.environ, "PAYLOAD_PASSTHROUGH") is True
         self.blueprints = blueprints_of(component.user, self.writer)
+        self.looking = looking(self.writer)
         self._ends = (self._plain, self._feedback, self._plain, self._plain, self._plain, self._aggregate)
 
     def answer(self, endpoint: Endpoint, form: Form, payload: bytes) -> bytes:
@@ -48,11 +49,17 @@ class Rest:
 
     def plain(self, endpoint: Endpoint, payload: bytes) -> bytes:
         """Answer a request of Form.JSON."""
-        return self.answer(endpoint, Form.JSON, payload)
+        return self._asked(endpoint, Form.JSON, payload)
 
     def http(self, endpoint: Endpoint, payload: bytes) -> bytes:
         """Answer a request of Form.HTTP."""
-        return self.answer(endpoint, Form.HTTP, payload)
+        return self._asked(endpoint, Form.HTTP, payload)
+
+    def _asked(self, endpoint: Endpoint, form: Form, payload: bytes) -> bytes:
+        if self.looking is None:
+            return self.answer(endpoint, form, payload)
+        with self.looking.request(endpoint, form, payload):
+            return self.answer(endpoint, form, payload)
 
     def page(self, endpoint: Endpoint) -> bytes:
         """Give the body that answers a request of Form.JSON which says nothing."""

@@ -157,7 +157,8 @@ def _described(rest: Rest, metadata: dict[str, Any] | None) -> Description:
         and hasattr(user, "predict")
         and all(inherited(name, user) for name in _IN_THE_WAY_OF_BATCHES)
     )
-    return Description(said, health, batches, component.takes_meta(Endpoint.PREDICT), page.decode())
+    takes_meta, looks = component.takes_meta(Endpoint.PREDICT), rest.looking is not None
+    return Description(said, health, batches, takes_meta, page.decode(), looks)
 
 
 def _run_apart(custom: Callable[[], Any], channel: Channel | None) -> None:

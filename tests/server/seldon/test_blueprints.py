@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from seldon_core.flask_utils import SeldonMicroserviceException
+
+from penstock.server.seldon.messages import CALL, Endpoint, Form, read_answer
 
 from .asking import ask, asked, failed, inside
 
@@ -138,3 +141,21 @@ def test_an_error_in_it_is_an_internal_error() -> None:
     answer = ask(Broken(), {"strData": "other"})
     assert answer.status == 500
     assert answer.said["status"]["info"].startswith("500 Internal Server Error: ")
+
+
+class Looking:
+    def predict(self, X: Any, names: Any) -> list[Any]:
+        request = flask.request
+        return [request.headers.get("X-Tenant"), request.path, request.args.get("a"), request.content_type]
+
+
+def test_a_method_finds_its_request_in_flask_and_the_headers_that_the_server_has_told() -> None:
+    told = {
+        "method": "POST", "type": "application/json", "query": "a=5", "path": "/api/v1.0/predictions",
+        "headers": [["x-tenant", "acme"], ["content-type", "application/json"], ["content-length", "7"]],
+    }  # fmt: skip
+    service = inside(Looking())
+    assert service.description.looks
+    call = bytes((Endpoint.PREDICT, Form.HTTP)) + json.dumps(told).encode() + b"\n" + b'{"data": {"ndarray": [1]}}'
+    reply = read_answer(service.call(CALL, 1, call, [])[0])
+    assert json.loads(reply[3])["data"]["ndarray"] == ["acme", "/api/v1.0/predictions", "5", "application/json"]

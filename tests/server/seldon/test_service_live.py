@@ -112,3 +112,24 @@ def test_what_is_not_there_is_refused_as_the_original_did(live: Live, path: str)
 
 def test_the_protocol_of_the_server_is_there_beside_it(live: Live) -> None:
     assert ask(live, "GET", "/v2/health/ready")[0] == 200
+
+
+LOOKING = """
+from flask import request
+
+
+class Looking:
+    def predict(self, X, names):
+        return f"{request.headers.get('X-Tenant')} {request.method} {request.path} {request.get_json()}"
+"""
+
+
+def test_a_component_finds_the_clients_headers_in_flasks_request(tmp_path: Path) -> None:
+    pytest.importorskip("flask")
+    (tmp_path / "Looking.py").write_text(LOOKING, "utf-8")
+    with live_server(tmp_path, dialect="seldon", seldon_component="Looking") as live:
+        path, body = "/api/v1.0/predictions", b'{"strData": "a"}'
+        answers = [ask(live, "POST", path, body, **{"X-Tenant": each})[1] for each in ("acme", "other")]
+
+    said = [json.loads(each)["strData"] for each in answers]
+    assert said == [f"{each} POST {path} {{'strData': 'a'}}" for each in ("acme", "other")]

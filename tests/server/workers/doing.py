@@ -105,6 +105,15 @@ class Doing:
         os.closerange(3, 1 << 20)  # whichever number the parent of many files has given it
         time.sleep(60)
 
+    def linger(self, rest: str) -> None:
+        """Have this process end, when its socket is closed, once something is in a pipe: large ones take their time."""
+
+        def flush() -> None:
+            os.closerange(3, 1 << 20)
+            os.read(os.open(rest, os.O_RDONLY), 1)
+
+        sys.stdout.flush = flush  # type: ignore[method-assign]  # the last that is done
+
     def grow(self, rest: str) -> None:
         self.kept.append(b"x" * (int(rest) << 20))
         time.sleep(60)

@@ -226,6 +226,34 @@ def test_a_worker_that_closes_its_socket_is_killed() -> None:
     scene(work())
 
 
+def test_one_that_has_closed_and_takes_long_to_end_is_no_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(worker_module, "END_S", 0.0)
+    os.mkfifo(pipe := tmp_path / "pipe")
+    end = os.open(pipe, os.O_RDWR)
+
+    async def work() -> None:
+        unlinked, noticed = asyncio.Event(), Worker._unlinked
+
+        def notice(worker: Worker, why: str) -> None:
+            noticed(worker, why)
+            unlinked.set()
+
+        monkeypatch.setattr(Worker, "_unlinked", notice)
+        worker = Worker(order())
+        await worker.call(CALL, f"linger {pipe}".encode())
+        worker.stop()
+        await unlinked.wait()
+        await asyncio.sleep(0)
+        os.write(end, b"!")
+        await worker.ended
+
+    scene(work())
+    os.close(end)
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
+
+
 def test_what_it_has_started_ends_with_it() -> None:
     async def work() -> int:
         worker = Worker(order())

@@ -1,0 +1,89 @@
+"""What asking a model for its arguments leaves where it predicts or trains."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import OrderedDict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from marshmallow import fields, validate
+
+from penstock.server.deepaas.inside.service import DeepaasInside
+from penstock.server.deepaas.inside.untouched import untouched
+from penstock.server.deepaas.messages import TRAIN
+
+from .calling import NAME, call_of, opened, predicted, sent_json
+
+TRAINED = "2026-01-01"
+
+
+def catalogue_model() -> Any:
+    """Make a model as those of the DEEP catalogue that classify.
+
+    Its arguments are of what was trained. What a training had saved of the configuration has no choice yet, and is
+    checked as any other when it is loaded.
+    """
+    conf: dict[str, Any] = OrderedDict(testing={"timestamp": {"value": None, "help": "which"}})
+
+    def get_predict_args() -> dict[str, Any]:
+        timestamp = conf["testing"]["timestamp"]
+        timestamp["value"] = TRAINED
+        timestamp["choices"] = [TRAINED]
+        return {"timestamp": fields.Str(load_default=TRAINED, validate=validate.OneOf(timestamp["choices"]))}
+
+    def loaded(**given: Any) -> Any:
+        timestamp = conf["testing"]["timestamp"]
+        timestamp["value"] = None
+        if "choices" in timestamp and timestamp["value"] not in timestamp["choices"]:
+            raise ValueError("The selected value for timestamp is not an available choice.")
+        return {"conf": timestamp, **given}
+
+    return SimpleNamespace(
+        CONF=conf, get_predict_args=get_predict_args, get_train_args=get_predict_args, predict=loaded, train=loaded
+    )
+
+
+def test_a_model_that_predicts_has_the_configuration_that_it_was_imported_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = opened(monkeypatch, catalogue_model())
+    assert predicted(service) == {"conf": {"value": None, "help": "which"}, "timestamp": TRAINED}
+
+
+def test_its_arguments_are_checked_by_what_there_is_to_choose_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = opened(monkeypatch, catalogue_model())
+    with pytest.raises(AssertionError, match=f"Must be one of: {TRAINED}"):
+        predicted(service, sent_json({"timestamp": "1999"}))
+
+
+def test_so_has_one_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = opened(monkeypatch, catalogue_model(), role="train")
+    output = {"conf": {"value": None, "help": "which"}, "timestamp": TRAINED}
+    assert json.loads(service.call(TRAIN, 1, call_of(), [])[0]) == {"output": output}
+
+
+def test_the_desk_remembers_as_the_server_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = catalogue_model()
+    assert isinstance(opened(monkeypatch, model, role="desk"), DeepaasInside)
+    assert model.CONF["testing"]["timestamp"]["choices"] == [TRAINED]
+
+
+def test_all_modules_of_the_package_are_put_back_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two, other = (SimpleNamespace(conf={"a": 1}) for _ in range(3))
+    monkeypatch.setitem(sys.modules, NAME, one)
+    monkeypatch.setitem(sys.modules, f"{NAME}.config", two)
+    monkeypatch.setitem(sys.modules, f"{NAME}s", other)
+    with untouched(f"{NAME}.api:model [extra]"):
+        one.conf["b"] = two.conf["a"] = 2
+        del other.conf["a"]
+    assert (one.conf, two.conf, other.conf) == ({"a": 1}, {"a": 1}, {})
+
+
+def test_what_a_module_enters_when_it_is_imported_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = SimpleNamespace(registry={})
+    monkeypatch.setitem(sys.modules, NAME, package)
+    with untouched(NAME):
+        monkeypatch.setitem(sys.modules, f"{NAME}.fields", SimpleNamespace())
+        package.registry["fields"] = 1
+    assert package.registry == {"fields": 1}
