@@ -155,7 +155,7 @@ def test_compressed_requests_that_wait_for_a_thread_wait_packed(monkeypatch: pyt
         first = Served()
         served = [first, Served(first), Served(first)]
         await asyncio.gather(*(each.fed(bomb) for each in served))
-        await asyncio.gather(*(each.protocol.task for each in served if each.protocol.task is not None))
+        await asyncio.gather(*(each.protocol.task for each in served if isinstance(each.protocol.task, asyncio.Task)))
         assert len(first.engine.held) == 3
 
     run(main)
