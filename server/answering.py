@@ -1,7 +1,6 @@
 """Answering: what the Services of the fast lane share.
 
-Work that would hold the loop, tasks that hold on to a model, compressed answers, and failures that are our own. Called
-by v2/inference.py and cortex/service.py.
+Work that would hold the loop, tasks that hold on to a model, compressed answers, and failures that are our own.
 """
 
 from __future__ import annotations
