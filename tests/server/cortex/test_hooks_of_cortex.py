@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import textwrap
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from penstock.server.hooks.plan import DEFAULT_REPLICAS, LIGHT_REPLICAS
 from penstock.server.hooks.replica import Replica
 from penstock.server.hooks.runner import Hooks
 from tests.server.cortex.values import settings
-from tests.server.hooks.stage import GUARD_S, Act, PuppetEngine, Stage, left_behind, refusal
+from tests.server.hooks.stage import Act, PuppetEngine, Stage, acted, refusal
 
 M = Signature((TensorSpec("input", "FP32", (-1, 4)),), (TensorSpec("label", "INT64", (-1,)),), batched=True)
 NODE = Node("input", "tensor(float)", ["N", 4])
@@ -71,17 +71,7 @@ RAISING = """
 
 @pytest.fixture
 def act(tmp_path: Path) -> Iterator[Act]:
-    def run(scene: Callable[[Stage], Awaitable[None]]) -> None:
-        async def whole() -> None:
-            stage = Stage(tmp_path)
-            async with asyncio.timeout(GUARD_S):
-                await scene(stage)
-                await stage.close()
-
-        asyncio.run(whole())
-
-    yield run
-    assert left_behind() == []
+    yield from acted(tmp_path)
 
 
 def spec(folder: Path, source: str | None, **options: Any) -> HookSpec:
