@@ -12,7 +12,7 @@ import argparse
 import json
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -87,12 +87,12 @@ def loop_cpu_s(pid: int) -> float:
     return int((processes.PROC / str(pid) / "task" / str(pid) / "schedstat").read_text("ascii").split()[0]) / 1e9
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Print a line for each way and size."""
     parser = argparse.ArgumentParser(prog="python -m penstock.perf.bodies", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=2)
-    args = parser.parse_args(words)
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for numbers in SIZES:
             path = Path(folder, f"slice{numbers}", "1", "model.onnx")

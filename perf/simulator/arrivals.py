@@ -111,9 +111,7 @@ def constant(rate_per_s: float, seconds: float, kinds: Sequence[Kind] = ONE_ROW,
     return _mixed(times, seconds, kinds, np.random.default_rng(seed))
 
 
-def recorded(
-    times_s: Iterable[float], kinds: Sequence[Kind] = ONE_ROW, which: Sequence[int] | None = None, seed: int = 0
-) -> Arrivals:
+def recorded(times_s: Iterable[float], kinds: Sequence[Kind] = ONE_ROW, which: Sequence[int] | None = None) -> Arrivals:
     """Repeat what was recorded: times in seconds, in any order; the first one becomes 0.
 
     `which`: the Kind of each; None: mixed by share. It lasts one mean distance longer than its last request.
@@ -126,7 +124,7 @@ def recorded(
     times = times[order] - times[order[0]]
     seconds = float(times[-1]) * len(times) / max(len(times) - 1, 1) or 1.0
     if which is None:
-        return _mixed(times, seconds, kinds, np.random.default_rng(seed))
+        return _mixed(times, seconds, kinds, np.random.default_rng(0))
     return Arrivals(_ns(times), np.array(which, np.int64)[order], tuple(kinds), seconds)
 
 

@@ -164,10 +164,10 @@ class _Say(argparse.Action):
         namespace.said.append((self.dest, self.const if self.nargs == 0 else values))
 
 
-def parser_of(program: str = NAME) -> argparse.ArgumentParser:
+def parser_of() -> argparse.ArgumentParser:
     """Make the original's parser, which also takes the beginnings of flags. It has `said` and `models`."""
-    usage = f"{program} [NAME=package.module[:attr] ...] [--FLAG VALUE ...]"
-    parser = argparse.ArgumentParser(prog=program, usage=usage, epilog=_OURS)
+    usage = f"{NAME} [NAME=package.module[:attr] ...] [--FLAG VALUE ...]"
+    parser = argparse.ArgumentParser(prog=NAME, usage=usage, epilog=_OURS)
     parser.set_defaults(said=[])
     parser.add_argument("models", nargs="*", type=_model, metavar="NAME=MODULE", help="a model; none: those installed")
     parser.add_argument("--version", action="version", version=VERSION)
