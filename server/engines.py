@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock.backends.errors import Code, InferError
 from penstock.batching.request import NO_TERMS, Submits, Terms
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
-    from penstock.backends.errors import InferError
     from penstock.batching.model import Model
     from penstock.batching.request import InferRequest
 
@@ -24,6 +24,15 @@ class Serves(Submits, Protocol):
     def release(self, model: Model) -> None: ...
     def turn_away(self, model: Model) -> InferError | None: ...
     def submit_soon(self, request: InferRequest) -> None: ...
+
+
+def served(engine: Serves, name: str, said: str) -> Model:
+    """Give the model of a format's own, which `said` names in its words. Raises: InferError (NOT_READY)."""
+    try:
+        return engine.model(name)
+    except InferError:
+        text = f"{said} is not ready: it is being loaded, or the log says why it cannot be"
+        raise InferError(Code.NOT_READY, text) from None
 
 
 class Infers(Protocol):
