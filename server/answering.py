@@ -74,13 +74,13 @@ async def unpacked(
 def on_task(connection: FastLane, engine: Serves, model: Model, work: Coroutine[Any, Any, None]) -> None:
     """Begin what takes more than one step; a version that is swapped meanwhile stays until it is through."""
     engine.hold(model)
-    connection.task = asyncio.get_running_loop().create_task(work)
+    connection.task = connection.loop.create_task(work)
     connection.task.add_done_callback(lambda _: engine.release(model))
 
 
 def off_task(connection: FastLane) -> None:
     """Note that this task has given its answer, which may have begun the next request of the connection."""
-    if connection.task is asyncio.current_task():
+    if connection.task is asyncio.current_task(connection.loop):
         connection.task = None
 
 
