@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
+from .errors import Code, InferError
 from .signature import Signature
 
 Array = np.ndarray[Any, Any]
@@ -181,3 +182,13 @@ class Loader(Protocol):
     """Loads a model file. Raises InferError when it cannot, saying why in the runtime's words."""
 
     def __call__(self, path: Path, device: str, options: Mapping[str, str]) -> Backend: ...
+
+
+def device_number(device: str) -> int | None:
+    """Give the number of a GPU; None for the CPU. Raises: InferError (INVALID)."""
+    if device == "cpu":
+        return None
+    kind, _, index = device.partition(":")
+    if kind != "cuda" or not (index.isascii() and index.isdecimal()):
+        raise InferError(Code.INVALID, f"device '{device}': expected 'cpu' or 'cuda:<number>'")
+    return int(index)

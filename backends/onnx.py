@@ -17,7 +17,7 @@ from typing import Any
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as ort
 
-from .backend import FREE_ROWS, Binding
+from .backend import FREE_ROWS, Binding, device_number
 from .cpus import usable_cpus
 from .datatypes import BY_ONNX_NAME
 from .errors import Code, InferError
@@ -26,7 +26,7 @@ from .onnx_binding import OnnxBinding
 from .onnx_failures import is_absent, run_error, words
 from .onnx_file import is_pointer
 from .onnx_operators import never_empty, operators
-from .onnx_providers import CPU, device_number, said_to
+from .onnx_providers import CPU, said_to
 from .onnx_rows import with_free_rows
 from .signature import Signature, TensorSpec
 

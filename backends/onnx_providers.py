@@ -41,16 +41,6 @@ _CUDA_DEFAULTS = {
 Provider = tuple[str, dict[str, str]]
 
 
-def device_number(device: str) -> int | None:
-    """Give the number of a GPU; None for the CPU. Raises: InferError (INVALID)."""
-    if device == "cpu":
-        return None
-    kind, _, index = device.partition(":")
-    if kind != "cuda" or not (index.isascii() and index.isdecimal()):
-        raise InferError(Code.INVALID, f"device '{device}': expected 'cpu' or 'cuda:<number>'")
-    return int(index)
-
-
 def wants_tensorrt(options: Mapping[str, str]) -> bool:
     """Tell whether TensorRT was asked for."""
     return options.get("penstock.tensorrt") == "1" or any(name.startswith("tensorrt.") for name in options)

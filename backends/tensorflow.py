@@ -26,7 +26,7 @@ from tensorflow.python.ops import gen_resource_variable_ops as variables
 from tensorflow.python.platform import tf_logging
 from tensorflow.python.saved_model import loader_impl
 
-from .backend import FREE_ROWS, Binding
+from .backend import FREE_ROWS, Binding, device_number
 from .cpus import usable_cpus
 from .errors import Code, InferError
 from .node import Node
@@ -84,17 +84,15 @@ def session_config(device: str, options: Mapping[str, str]) -> Any:
     config.gpu_options.allow_growth = _flag(options, "allow_growth", default=not fraction)
     # else a run that does not fit waits ten seconds for others to end; a smaller one may fit at once
     config.gpu_options.experimental.disallow_retry_on_allocation_failure = True
-    if device == "cpu":
+    number = device_number(device)
+    if number is None:
         config.device_count["GPU"] = 0
         return config
-    kind, _, index = device.partition(":")
-    if kind != "cuda" or not index.isdecimal():
-        raise InferError(Code.INVALID, f"device '{device}': expected 'cpu' or 'cuda:<number>'")
     seen = len(devices.list_physical_devices("GPU"))
-    if int(index) >= seen:
+    if number >= seen:
         text = f"device '{device}' was asked for, but the TensorFlow {versions.VERSION} here sees {seen or 'no'} GPU"
         raise InferError(Code.UNSUPPORTED, text if seen else f"{text}: pip install tensorflow[and-cuda]")
-    config.gpu_options.visible_device_list = index
+    config.gpu_options.visible_device_list = str(number)
     return config
 
 

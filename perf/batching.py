@@ -173,8 +173,8 @@ def simulated(requests: int, minutes: float) -> tuple[list[Comparison], float]:
         with penstock(Path(name)) as server:
             given = calibrate(server, time.monotonic() + 60 * minutes)
 
-    def serve(arrivals: Arrivals, policy: BatchPolicy, truth: RunTimes, seed: int) -> Result:
-        return simulate_server(arrivals, policy, truth, given.costs, seed=seed)
+    def serve(arrivals: Arrivals, policy: BatchPolicy, truth: RunTimes) -> Result:
+        return simulate_server(arrivals, policy, truth, given.costs)
 
     return compare_simulated(given.truth, requests, run=serve), given.peak_per_s
 

@@ -12,7 +12,7 @@ import argparse
 import json
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -23,14 +23,13 @@ from penstock.server.protobuf import service_pb2
 
 from . import h2load, processes
 from .generator.fleet import fleet
-from .generator.orders import GrpcCall, Load, Target
+from .generator.orders import INFER, GrpcCall, Load, Target
 from .load import HOST, Call, Process, drive, penstock_over_grpc, prefixed
 from .models import Graph
 from .payloads.repeated import Repeated
 
 SIZES = (25_000, 75_000, 150_000)
 """Numbers in a request, of four bytes each."""
-_METHOD = "/inference.GRPCInferenceService/ModelInfer"
 _CONNECTIONS, _UNDER_WAY = 6, 12
 
 Way = Callable[[Process, int, int, int], float]
@@ -66,12 +65,12 @@ def _message(numbers: int) -> bytes:
 
 def in_small_frames(process: Process, port: int, numbers: int, seconds: int) -> float:
     """Drive with h2load."""
-    return h2load.drive(process, h2load.Posts(port, _METHOD, _message(numbers), _CONNECTIONS), seconds).answered
+    return h2load.drive(process, h2load.Posts(port, INFER, _message(numbers), _CONNECTIONS), seconds).answered
 
 
 def in_large_frames(process: Process, port: int, numbers: int, seconds: int) -> float:
     """Drive with the generator."""
-    target = Target(HOST, port, grpc=GrpcCall(_METHOD))
+    target = Target(HOST, port, grpc=GrpcCall(INFER))
     with fleet(target, Repeated((_message(numbers),)), 1) as running:
         running.go(Load(concurrency=_UNDER_WAY))
         running.wait(seconds)
@@ -87,12 +86,12 @@ def loop_cpu_s(pid: int) -> float:
     return int((processes.PROC / str(pid) / "task" / str(pid) / "schedstat").read_text("ascii").split()[0]) / 1e9
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Print a line for each way and size."""
     parser = argparse.ArgumentParser(prog="python -m penstock.perf.bodies", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=2)
-    args = parser.parse_args(words)
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for numbers in SIZES:
             path = Path(folder, f"slice{numbers}", "1", "model.onnx")

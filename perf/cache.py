@@ -34,6 +34,7 @@ from .micro import say, trip_us
 
 BUDGET_US = 15.0
 CONNECTIONS = 64
+SWEEPS = 5
 SIZE_BYTES = 1 << 26
 WIDTHS = {"iris": 4, "mlp": 512}
 HEAD = f"{'':<14}{'way':<8}{'answers/s':>10}{'p50 ms':>8}{'p99 ms':>8}{'CPU us':>8}"
@@ -119,10 +120,10 @@ def check(process: Process, line: Line) -> None:
         raise RuntimeError(f"{line.served} has run {rows} rows: its answers were not found")
 
 
-async def trips(folder: Path, turns: tuple[int, ...] = (8, 64), sweeps: int = 5) -> float:
+async def trips(folder: Path, turns: tuple[int, ...] = (8, 64)) -> float:
     """Print what a whole trip costs without sockets, in turns of so many. Returns: the dearest of a hit.
 
-    All are measured one after the other, `sweeps` times, and the fastest counts: a shared machine is slow for seconds.
+    All are measured one after the other, SWEEPS times, and the fastest counts: a shared machine is slow for seconds.
     """
     np.seterr(all="ignore")
     engine = Engine(asyncio.get_running_loop(), LOADERS)
@@ -132,7 +133,7 @@ async def trips(folder: Path, turns: tuple[int, ...] = (8, 64), sweeps: int = 5)
         path, policy = folder / line.served / "1" / "model.onnx", BatchPolicy(executor="loop")
         await engine.load(ModelSpec(line.served, 1, path, policy=policy, cached=line.cached))
     cases = [(line, count) for line in lines for count in turns]
-    taken_us = [[await trip_us(engine, count, call(line).request()) for line, count in cases] for _ in range(sweeps)]
+    taken_us = [[await trip_us(engine, count, call(line).request()) for line, count in cases] for _ in range(SWEEPS)]
     await engine.stop(1.0)
     fastest_us = dict(zip(((line.served, line.way, count) for line, count in cases), map(min, *taken_us), strict=True))
     for (served, way, count), us in fastest_us.items():

@@ -20,10 +20,10 @@ import numpy as np
 
 from . import h2load, models
 from .bench import PROTOTYPES
+from .generator.orders import INFER
 from .h2load import Posts
 from .load import HOST, Load, Process, Rounds, needs, penstock_over_grpc, prefixed, prototype, running
 
-METHOD = "/inference.GRPCInferenceService/ModelInfer"
 WARM_UP_S = 1
 CPU_US, TIMES, P50_MS = 12, 8, 0.08
 """What issue 3 asks: CPU per request at most, times grpc.aio's requests/s at least, p50 of one stream at most."""
@@ -60,14 +60,14 @@ def message(case: Case) -> bytes:
 
 def drive(process: Process, port: int, case: Case, seconds: int) -> Load:
     """Keep every stream busy for `seconds`; one alone is timed, being slow enough for that."""
-    posts = Posts(port, METHOD, prefixed(message(case)), case.connections, case.streams)
+    posts = Posts(port, INFER, prefixed(message(case)), case.connections, case.streams)
     return h2load.drive(process, posts, seconds, timed=case.connections * case.streams == 1)
 
 
 def ask(port: int, case: Case) -> None:
     """Have one request answered. Raises: grpc.RpcError."""
     with grpc.insecure_channel(f"{HOST}:{port}") as channel:
-        channel.unary_unary(METHOD)(message(case), timeout=10)
+        channel.unary_unary(INFER)(message(case), timeout=10)
 
 
 @contextlib.contextmanager

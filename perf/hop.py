@@ -90,11 +90,11 @@ class Echo:
         await self._asked(_CPU, 1, None)
         return time.process_time_ns() + self._child_ns
 
-    async def cost(self, nbytes: int, in_flight: int, rounds: int = _ROUNDS) -> Cost:
+    async def cost(self, nbytes: int, in_flight: int) -> Cost:
         """Measure calls with a tensor of `nbytes`, so many at a time."""
         array, repeated = np.zeros(max(1, nbytes // 4), np.float32), max(1, 512 // in_flight)
         cpu = wall = float("inf")
-        for _ in range(rounds):
+        for _ in range(_ROUNDS):
             begun, start = await self._cpu_ns(), time.perf_counter_ns()
             for _ in range(repeated):
                 await self._asked(_ECHO, in_flight, [array])

@@ -84,17 +84,12 @@ def _not_run(_model: Model, _binding: object, batch: Batch) -> list[Batch]:
 class SinkTransport(asyncio.Transport):
     """A transport that forgets what is written to it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = 0
-
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default
 
     def write(self, data: Any) -> None:
         if not data.startswith(b"HTTP/1.1 200"):
             raise RuntimeError(bytes(data[:500]).decode())
-        self.written += len(data)
 
     def is_closing(self) -> bool:
         return False

@@ -18,17 +18,18 @@ import penstock.backends  # noqa: F401 - before onnxruntime: it turns off what t
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 FREE_AXIS = 256
+_SECONDS = 0.2
 
 
-def best_rows_per_s(path: Path, seconds: float = 0.2) -> dict[str, float]:
+def best_rows_per_s(path: Path) -> dict[str, float]:
     """Measure in a fresh process; give the best over batch sizes by thread count, and "best" of all."""
-    command = [sys.executable, "-m", "penstock.perf.offline", str(path), str(seconds)]
+    command = [sys.executable, "-m", "penstock.perf.offline", str(path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     rates: dict[str, float] = json.loads(ended.stdout)
     return rates
 
 
-def _rates(path: str, threads: int, seconds: float) -> list[float]:
+def _rates(path: str, threads: int) -> list[float]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -41,20 +42,19 @@ def _rates(path: str, threads: int, seconds: float) -> list[float]:
         feed = {node.name: np.random.default_rng(0).random((rows, *shape), dtype=np.float32)}
         session.run(None, feed)
         runs, start, taken = 0, time.perf_counter(), 0.0
-        while taken < seconds:
+        while taken < _SECONDS:
             session.run(None, feed)
             runs += 1
             taken = time.perf_counter() - start
         rates.append(rows * runs / taken)
-        if taken / runs > seconds:  # larger batches would only take longer
+        if taken / runs > _SECONDS:  # larger batches would only take longer
             break
     return rates
 
 
 def main() -> None:
     """Print the rates as JSON."""
-    path, seconds = sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 0.2
-    rates = {f"{threads} threads": max(_rates(path, threads, seconds)) for threads in range(1, _cores() + 1)}
+    rates = {f"{threads} threads": max(_rates(sys.argv[1], threads)) for threads in range(1, _cores() + 1)}
     print(json.dumps({**rates, "best": max(rates.values())}))
 
 

@@ -129,7 +129,7 @@ def _noise(tail: float) -> float:
     return _P95 - math.sqrt(max(_P95 * _P95 - 2 * math.log(tail), 0.0))
 
 
-def load_of(words: str, rate_per_s: float, rows: int, seed: int = 0) -> Load:
+def load_of(words: str, rate_per_s: float, rows: int) -> Load:
     """Make the load of `--arrivals`: "poisson", "bursty", or "trace:FILE" with a time in seconds on each line.
 
     A trace is slowed down or sped up to `rate_per_s`, unless that is 0. Raises: PlanError.
@@ -142,7 +142,7 @@ def load_of(words: str, rate_per_s: float, rows: int, seed: int = 0) -> Load:
 
         def split(devices: int) -> list[Arrivals]:
             rate = rate_per_s / devices
-            return [come(rate, max(REQUESTS / rate, min(LEAST_S, MOST_REQUESTS / rate)), kinds, seed)]
+            return [come(rate, max(REQUESTS / rate, min(LEAST_S, MOST_REQUESTS / rate)), kinds)]
 
         return Load(rate_per_s, rows, split)
     if not words.startswith("trace:"):
@@ -153,7 +153,7 @@ def load_of(words: str, rate_per_s: float, rows: int, seed: int = 0) -> Load:
         if devices == 1:
             return [whole]
         looks = min(max(round(REQUESTS * devices / len(whole)), 1), devices)
-        return [whole.thinned(1 / devices, seed + look) for look in range(looks)]
+        return [whole.thinned(1 / devices, look) for look in range(looks)]
 
     return Load(len(whole) / whole.seconds, rows, thin)
 

@@ -139,30 +139,23 @@ def figures(result: Result) -> Figures:
 def compare_simulated(
     truth: RunTimes,
     requests: int = 15_000,
-    rounds: int = 1,
-    run: Callable[[Arrivals, BatchPolicy, RunTimes, int], Result] | None = None,
+    run: Callable[[Arrivals, BatchPolicy, RunTimes], Result] = simulate,
 ) -> list[Comparison]:
     """Give every cell to the default and to the whole grid, on a device with these run times.
 
-    Figures are medians over `rounds` of `requests` each, the same for all policies. `run`: what simulates, given
-    arrivals, policy, truth and seed; None: the device alone, without a front end.
+    Of `requests` each, the same for all policies. `run`: what simulates; by default the device alone, without a front
+    end.
     """
-    run = run or (lambda arrivals, policy, truth, seed: simulate(arrivals, policy, truth, seed=seed))
     found = []
     for cell in cells():
         _, knee_per_s = truth.best(cell.kinds[0].key, DEFAULT_MAX_BATCH_ROWS)
-        loads = [cell.arrivals(knee_per_s, cell.seconds(knee_per_s, requests), seed) for seed in range(rounds)]
+        load = cell.arrivals(knee_per_s, cell.seconds(knee_per_s, requests), 0)
         made = {
-            name: _median([figures(run(load, policy, truth, seed)) for seed, load in enumerate(loads)])
+            name: figures(run(load, policy, truth))
             for name, policy in {"": OURS, **static_grid(cell.most_rows)}.items()
         }
         found.append(Comparison(cell, made.pop(""), made))
     return found
-
-
-def _median(tried: Sequence[Figures]) -> Figures:
-    fields = ("goodput_per_s", "p50_ms", "p99_ms", "rows_per_batch")
-    return Figures(*(float(np.median([getattr(each, field) for each in tried])) for field in fields))
 
 
 def table(comparisons: Sequence[Comparison]) -> str:

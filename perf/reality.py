@@ -46,6 +46,7 @@ WIRE_NS = 15_000
 READ, ENCODE = 0.45, 0.15
 """Shares of what the loop spends on a request: receive, decode and submit; encode. The rest is the sending."""
 WARM_UP_RUNS = 20
+_SIZES = (1, 2, 4, 8, 16, 32, 64)
 POLICY = BatchPolicy(max_batch_rows=DEFAULT_MAX_BATCH_ROWS)
 _SO_TIMESTAMPNS = 35  # Linux, asm-generic/socket.h
 
@@ -82,15 +83,15 @@ class Point:
     rows_per_batch: tuple[float, float]
 
 
-def calibrate(server: Process, end: float, rows: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)) -> Calibration:
+def calibrate(server: Process, end: float) -> Calibration:
     """Measure a server that has nothing else to do, each part of it in a calm moment before `end`, if there is one."""
-    alone = {size: in_calm(server, lambda size=size: _alone(server, size), end)[0] for size in rows}  # type: ignore[misc]
+    alone = {size: in_calm(server, lambda size=size: _alone(server, size), end)[0] for size in _SIZES}  # type: ignore[misc]
     # what varies is the run: what is beside it stays the mean
     truth = table({
         size: np.maximum(one.run_ns + one.took_ns - one.took_ns.mean(), one.run_ns / 4).tolist()
         for size, one in alone.items()
     })  # fmt: skip
-    _, knee_per_s = truth.best(SHAPELESS, max(rows))
+    _, knee_per_s = truth.best(SHAPELESS, max(_SIZES))
     load = poisson(LOADED_SHARE * knee_per_s, 2 * ALONE_S, seed=7)
     (loaded_ns, rows_per_batch), _ = in_calm(server, lambda: _loaded(server, load), end)
     lone = alone[1]

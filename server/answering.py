@@ -1,7 +1,6 @@
 """Answering: what the Services of the fast lane share.
 
-Work that would hold the loop, tasks that hold on to a model, compressed answers, and failures that are our own. Called
-by v2/inference.py and cortex/service.py.
+Work that would hold the loop, tasks that hold on to a model, compressed answers, and failures that are our own.
 """
 
 from __future__ import annotations
@@ -75,13 +74,13 @@ async def unpacked(
 def on_task(connection: FastLane, engine: Serves, model: Model, work: Coroutine[Any, Any, None]) -> None:
     """Begin what takes more than one step; a version that is swapped meanwhile stays until it is through."""
     engine.hold(model)
-    connection.task = task = asyncio.get_running_loop().create_task(work)
+    connection.task = task = connection.loop.create_task(work)
     task.add_done_callback(lambda _: engine.release(model))
 
 
 def off_task(connection: FastLane) -> None:
     """Note that this task has given its answer, which may have begun the next request of the connection."""
-    if connection.task is asyncio.current_task():
+    if connection.task is asyncio.current_task(connection.loop):
         connection.task = None
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from penstock.backends.errors import Code, InferError
 from penstock.batching.request import SubmitsSoon
 
 if TYPE_CHECKING:
-    from penstock.backends.errors import InferError
     from penstock.batching.model import Model
 
 
@@ -21,3 +21,12 @@ class Serves(SubmitsSoon, Protocol):
     def hold(self, model: Model) -> None: ...
     def release(self, model: Model) -> None: ...
     def turn_away(self, model: Model) -> InferError | None: ...
+
+
+def served(engine: Serves, name: str, said: str) -> Model:
+    """Give the model of a format's own, which `said` names in its words. Raises: InferError (NOT_READY)."""
+    try:
+        return engine.model(name)
+    except InferError:
+        text = f"{said} is not ready: it is being loaded, or the log says why it cannot be"
+        raise InferError(Code.NOT_READY, text) from None

@@ -15,7 +15,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -69,8 +69,8 @@ class Serving(Protocol):
     """What a process has around it: a Server, or a Supervisor."""
 
     @property
-    def places(self) -> str:
-        """Where it listens, in words; "" if it does once it has loaded."""
+    def places(self) -> dict[str, str] | None:
+        """The URLs where it listens, by what listens there; None if it does once it has loaded."""
 
     @property
     def serves(self) -> str:
@@ -215,7 +215,7 @@ class _Process:
             logger.critical("stopping, as --exit-on-error says: %s", "; ".join(reasons))
             return True
         if self._settings.dialect == DIALECTS[0]:
-            for line in as_triton_says(server.places):
+            for line in as_triton_says(server.places or {}):
                 logger.info("%s", line)
         await self._asked.wait()
         return False
@@ -223,18 +223,18 @@ class _Process:
     @staticmethod
     def _tell_places(server: Serving) -> bool:
         """Log where a server listens, if it does. Returns: whether."""
-        places = server.places
-        if places:
-            logger.info("penstock %s: %s", importlib.metadata.version("penstock"), places)
-        return bool(places)
+        if server.places is None:
+            return False
+        places = ", ".join(f"{name} on {url}" for name, url in server.places.items()) or "nowhere"
+        logger.info("penstock %s: %s", importlib.metadata.version("penstock"), places)
+        return True
 
 
-def as_triton_says(places: str) -> Iterator[str]:
+def as_triton_says(urls: Mapping[str, str]) -> Iterator[str]:
     """Say where a server listens in Triton's words, for which scripts and containers' waiting strategies look in logs.
 
     Source: Triton server, grpc_server.cc and http_server.cc, which say so once models have loaded.
     """
-    urls = dict(place.split(" on ", 1) for place in places.split(", ") if " on " in place)
     for name, service in _SERVICES.items():
         if name in urls:
             yield f"Started {service} at {urlsplit(urls[name]).netloc}"

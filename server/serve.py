@@ -217,11 +217,9 @@ class Server:
         return self._metrics.port if self._metrics else 0
 
     @property
-    def places(self) -> str:
-        """Where it listens, in words; "" while it does not."""
-        if not self._listens:
-            return ""
-        return ", ".join(f"{each.name} on {each.url}" for each in self._ports) or "nowhere"
+    def places(self) -> dict[str, str] | None:
+        """The URLs where it listens, by what listens there; None while it does not."""
+        return {each.name: each.url for each in self._ports} if self._listens else None
 
     @property
     def _ports(self) -> list[Port]:

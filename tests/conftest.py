@@ -82,6 +82,15 @@ def _level() -> Iterator[None]:
     logger.setLevel(before)
 
 
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Have nothing be let go of by the collector."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.fixture(scope="session")
 def forker() -> Forker:
     """Give who starts commands in milliseconds."""

@@ -152,6 +152,13 @@ class Original:
         group: dict[str, Any] = json.loads((self.cases / f"{name}.json").read_text("utf-8"))
         return group
 
+    def alike(self) -> list[list[str]]:
+        """List the groups, those of servers that are alike together: to start one takes longer than to ask it."""
+        servers: dict[str, list[str]] = {}
+        for name in self.names():
+            servers.setdefault(json.dumps(self.read(name)["server"]), []).append(name)
+        return list(servers.values())
+
     def record(self, group: Group, serving: Serving) -> None:
         """Ask the original all, and write the file. One that no longer answers is started anew for what is left."""
         names = [asked.name for asked in group.asked]

@@ -11,15 +11,13 @@ from itertools import accumulate
 
 from penstock.backends.backend import Backend, Loader, remembers
 from penstock.backends.errors import Code, InferError
-from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.devices.device import Device
 from penstock.batching.devices.fallback import falls_back, on_cpu
 from penstock.batching.devices.memory import give_back
 from penstock.batching.devices.placement import on_cpus, spread
 from penstock.batching.model import Model
 from penstock.batching.running.batch import Batch
-from penstock.batching.shapes.bound import reshaped_signature
-from penstock.batching.shapes.reshape import check_reshape
+from penstock.batching.shapes.bound import reshaped_signature, said_signature
 from penstock.batching.spec import InstanceGroup, ModelSpec
 
 from . import warmup
@@ -88,23 +86,14 @@ def open_ensemble(spec: ModelSpec) -> Model:
 
 def complete_ensemble(spec: ModelSpec) -> ModelSpec:
     """Complete an ensemble's spec. Raises: InferError."""
-    rows = spec.policy.max_batch_rows or 0
     for tensor in (*spec.inputs, *spec.outputs):
         if not tensor.is_tensor:
             raise InferError(Code.INVALID, f"tensor '{tensor.name}' of ensemble '{spec.name}' has no datatype")
     if not spec.inputs or not spec.outputs:
         raise InferError(Code.INVALID, f"ensemble '{spec.name}' must say its inputs and its outputs")
-    for kind, side in (("input", spec.inputs), ("output", spec.outputs)):
-        for tensor in side:
-            check_reshape(tensor, kind, spec.name, batched=rows > 0)
-    inputs, outputs = ([_with_rows(tensor, rows) for tensor in side] for side in (spec.inputs, spec.outputs))
-    signature = Signature(tuple(inputs), tuple(outputs), batched=rows > 0)
-    policy = replace(spec.policy, max_batch_rows=rows)
+    signature = said_signature(spec)
+    policy = replace(spec.policy, max_batch_rows=spec.policy.max_batch_rows or 0)
     return replace(spec, signature=signature, bound=reshaped_signature(signature), policy=policy, instances=())
-
-
-def _with_rows(tensor: TensorSpec, rows: int) -> TensorSpec:
-    return replace(tensor, shape=(-1, *tensor.shape)) if rows else tensor
 
 
 def close_model(model: Model) -> None:

@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.backends.errors import Code, InferError
-from penstock.backends.signature import Signature, TensorSpec
+from penstock.backends.signature import TensorSpec
 from penstock.batching.devices.placement import limiter_of, whole_devices
 from penstock.batching.loading.samples import failed, prepare
 from penstock.batching.model import Model
 from penstock.batching.sequences.controls import check_sequence
-from penstock.batching.shapes.bound import bound_signature
-from penstock.batching.shapes.reshape import check_reshape
-from penstock.batching.spec import Control, InstanceGroup, ModelSpec
+from penstock.batching.shapes.bound import bound_signature, said_signature
+from penstock.batching.spec import InstanceGroup, ModelSpec
 from penstock.batching.stream import Answers
 
 from .batch import Batch
@@ -188,25 +187,14 @@ def complete_outside(spec: ModelSpec) -> ModelSpec:
     if not spec.inputs and not spec.outputs:
         who = "its configuration, or the model itself,"
         raise InferError(Code.INVALID, f"model '{spec.name}' has neither inputs nor outputs: {who} must say them")
-    for kind, side in (("input", spec.inputs), ("output", spec.outputs)):
-        for tensor in side:
-            check_reshape(tensor, kind, spec.name, batched=rows > 0)
+    signature = said_signature(spec)
     if max(spec.policy.preferred_rows, default=0) > rows:
         raise InferError(Code.INVALID, spec.too_preferred)
-    inputs, outputs = (tuple([_with_rows(tensor, rows) for tensor in side]) for side in (spec.inputs, spec.outputs))
     controls = () if spec.sequence is None else spec.sequence.controls
-    signature = Signature(inputs, outputs, batched=rows > 0)
-    told = tuple([_with_rows(_told(control), rows) for control in controls])
-    graph = Signature((*inputs, *told), outputs, batched=rows > 0)
+    shape = (-1, 1) if signature.batched else (1,)
+    told = [TensorSpec(control.name, control.datatype, shape) for control in controls]
+    graph = replace(signature, inputs=(*signature.inputs, *told))
     # the event loop runs none of its batches
     spec = replace(spec, policy=replace(spec.policy, max_batch_rows=rows, executor="thread"))
     check_sequence(spec, graph)
     return replace(spec, signature=signature, bound=bound_signature(spec, signature, graph, apart=True))
-
-
-def _told(control: Control) -> TensorSpec:
-    return TensorSpec(control.name, control.datatype, (1,))
-
-
-def _with_rows(tensor: TensorSpec, rows: int) -> TensorSpec:
-    return replace(tensor, shape=(-1, *tensor.shape)) if rows else tensor

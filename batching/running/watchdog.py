@@ -1,6 +1,6 @@
 """Watchdog: ends runs that take longer than their model allows (`BatchPolicy.run_limit_us`).
 
-One per Engine, for all its models. Told by isolation.py of each run of a model that has a limit, and of no other.
+One per Engine, for all its models. Told by isolation.py and overlap.py of each run of a model that has a limit.
 """
 
 from __future__ import annotations

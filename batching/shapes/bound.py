@@ -13,6 +13,7 @@ from penstock.batching.scheduling.admission import dims_text
 from penstock.batching.spec import BatchTensor, ModelSpec
 
 from .derived import derived_names, kept_names
+from .reshape import check_reshape
 
 
 def bound_signature(
@@ -44,6 +45,19 @@ def bound_signature(
     if same and _shapes(bound) == _shapes(signature):
         return None
     return bound
+
+
+def said_signature(spec: ModelSpec) -> Signature:
+    """Give what clients see of a model of which all that is known is what it says. Raises: InferError (INVALID)."""
+    batched = bool(spec.policy.max_batch_rows)
+    for kind, side in (("input", spec.inputs), ("output", spec.outputs)):
+        for tensor in side:
+            check_reshape(tensor, kind, spec.name, batched=batched)
+    inputs, outputs = (
+        tuple([replace(each, shape=(-1, *each.shape)) if batched else each for each in side])
+        for side in (spec.inputs, spec.outputs)
+    )
+    return Signature(inputs, outputs, batched)
 
 
 def reshaped_signature(signature: Signature) -> Signature | None:

@@ -1,7 +1,7 @@
 """Forms: how the tensors of requests stand in a run, for models where that is more than rows one after another.
 
 Such are rows with places of their own, reshaped, ragged and shape tensors, and inputs that no client sends. Called by
-execution.py, and by what runs a model on zeros before there are requests (warmup.py, counting.py).
+execution.py, and by what runs a model on zeros before there are requests (rehearsal.py, rowwise.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reshape: a tensor has one shape for clients and another for the model, over the same elements in the same order.
 
-Called by completion.py for the rules and by forms.py for the shapes of a run. Nothing is copied: what is gathered goes
-into the buffer seen in the clients' shape, and what is scattered are views.
+Called by bound.py and agreement.py for the rules and by forms.py for the shapes of a run. Nothing is copied: what is
+gathered goes into the buffer seen in the clients' shape, and what is scattered are views.
 Source: ModelTensorReshape of model_config.proto; ValidateIOShape of Triton's core for rules and texts.
 """
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from penstock.perf import bench, grpc, load, models
 from penstock.perf.generator.fleet import Fleet, fleet
-from penstock.perf.generator.orders import GrpcCall, Load, Target, Window
+from penstock.perf.generator.orders import INFER, GrpcCall, Load, Target, Window
 from penstock.perf.payloads.repeated import Repeated
 
 WARM_UP_S, MEASURED_S, TURNS = 0.15, 0.7, 2
@@ -47,7 +47,7 @@ class World:
             message = CALLS[call]()
             over_grpc = isinstance(message, _Message)
             port = grpc_port if over_grpc else process.port
-            target = Target(load.HOST, port, grpc=GrpcCall(grpc.METHOD) if over_grpc else None)
+            target = Target(load.HOST, port, grpc=GrpcCall(INFER) if over_grpc else None)
             self._fleets[name, call] = self._stack.enter_context(fleet(target, Repeated((bytes(message),))))
         return self._fleets[name, call]
 

@@ -16,6 +16,8 @@ Times = np.ndarray[tuple[int], np.dtype[np.int64]]
 NO_TIMES: Times = np.empty(0, np.int64)
 ARRAYS = ("starts_ns", "ends_ns", "late_ns", "earlier", "earlier_ns")
 """A window's fields that travel as they lie in memory."""
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+"""The RPC that asks for inference, by its path."""
 
 
 @dataclass(frozen=True, slots=True)

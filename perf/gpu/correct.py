@@ -81,12 +81,12 @@ def off_by(answer: Tensor, wanted: Tensor) -> float:
     return worst if np.isfinite(worst) else float("inf")
 
 
-def places(requests: int = _REQUESTS, pool: int = POOL) -> list[Sequence[int]]:
+def places() -> list[Sequence[int]]:
     """Say which rows of the pool each request has."""
     found: list[Sequence[int]] = []
     at = 0
-    for size in itertools.islice(itertools.cycle(SIZES), requests):
-        found.append([(at + number) % pool for number in range(size)])
+    for size in itertools.islice(itertools.cycle(SIZES), _REQUESTS):
+        found.append([(at + number) % POOL for number in range(size)])
         at += size
     return found
 

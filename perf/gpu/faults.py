@@ -37,6 +37,7 @@ _CHUNKS = (1 << 30, 1 << 28, 1 << 26, 1 << 24)
 _ASK_S, _BACK_S = 15.0, 15.0
 ALLOWED, REFUSED = {200, 503}, {500, 503}
 FRONTS = 2
+_DEVICE = 0
 _ROW = np.linspace(0, 1, 8, dtype=np.float32)[None]
 Answer = tuple[int, str]
 
@@ -86,7 +87,7 @@ def _out_of_memory(world: World) -> Iterator[Row]:
 
 
 @contextmanager
-def filled(runtime: Runtime | None, kept_bytes: int, device: int = 0) -> Iterator[int]:
+def filled(runtime: Runtime | None, kept_bytes: int) -> Iterator[int]:
     """Take the device's memory away but for so much; give how much was taken. It is given back at the end."""
     pointers: list[int] = []
     taken = 0
@@ -94,14 +95,14 @@ def filled(runtime: Runtime | None, kept_bytes: int, device: int = 0) -> Iterato
         if runtime is not None:
             for chunk in _CHUNKS:
                 with suppress(CudaError):  # in pieces that are large there may be none
-                    while runtime.memory(device)[0] - chunk >= kept_bytes:
-                        pointers.append(runtime.allocate(chunk, device))
+                    while runtime.memory(_DEVICE)[0] - chunk >= kept_bytes:
+                        pointers.append(runtime.allocate(chunk, _DEVICE))
                         taken += chunk
         yield taken
     finally:
         for pointer in pointers:
             if runtime is not None:
-                runtime.free(pointer, device)
+                runtime.free(pointer, _DEVICE)
 
 
 def _broken_device(world: World) -> Iterator[Row]:

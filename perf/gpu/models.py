@@ -20,6 +20,7 @@ from penstock.perf.models import Graph
 Tensor = np.ndarray[Any, Any]
 FP32, FP16, BF16 = "fp32", "fp16", "bf16"
 _OPSET, _IR = 20, 9
+_SENT_ROWS = 4
 _FAR = -10_000.0
 """Added to the scores of what is masked; half precision holds it."""
 
@@ -227,12 +228,12 @@ def model_file(folder: Path, variant: Variant) -> Path:
     return path
 
 
-def requests_file(folder: Path, variant: Variant, rows: int = 4) -> Path | None:
+def requests_file(folder: Path, variant: Variant) -> Path | None:
     """Write the rows that the load generator sends where random numbers will not do; None where they will."""
     if variant.kind != "encoder":
         return None
-    drawn = variant.inputs(rows)
+    drawn = variant.inputs(_SENT_ROWS)
     path = folder / f"{variant.name}.json"
-    steps = [{name: each[row].tolist() for name, each in drawn.items()} for row in range(rows)]
+    steps = [{name: each[row].tolist() for name, each in drawn.items()} for row in range(_SENT_ROWS)]
     path.write_text(json.dumps({"data": steps}), "utf-8")
     return path

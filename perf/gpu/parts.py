@@ -35,7 +35,6 @@ class Part:
 
     name: str
     seconds: float
-    about: str
 
     def report(self) -> Report:
         """Import it."""
@@ -44,19 +43,19 @@ class Part:
 
 
 PARTS = (
-    Part("machine", 20, "what is there, and the models are written"),
-    Part("offline", 55, "ONNX Runtime alone, rows/s by batch size"),
-    Part("engine", 55, "the same through the Engine in this process"),
-    Part("served", 135, "the same through a server: HTTP, gRPC, system and CUDA shared memory; latency"),
-    Part("bindings", 15, "what the CUDA Bindings take for granted of ONNX Runtime"),
-    Part("correct", 40, "answers against the CPU's"),
-    Part("shared", 15, "answers through CUDA shared memory, and through the system's while it is taken away"),
-    Part("copies", 25, "whether copies and compute overlap"),
-    Part("graphs", 30, "CUDA graphs on and off, and what they take"),
-    Part("sizes", 20, "the first run of a batch size beside its later ones"),
-    Part("faults", 40, "out of memory, budgets, a device that is broken on purpose, no device"),
-    Part("memory", 20, "memory after 50 loads and unloads"),
-    Part("telemetry", 20, "metrics against nvidia-smi, and the doctor"),
+    Part("machine", 20),  # what is there, and the models are written
+    Part("offline", 55),  # ONNX Runtime alone, rows/s by batch size
+    Part("engine", 55),  # the same through the Engine in this process
+    Part("served", 135),  # the same through a server: HTTP, gRPC, system and CUDA shared memory; latency
+    Part("bindings", 15),  # what the CUDA Bindings take for granted of ONNX Runtime
+    Part("correct", 40),  # answers against the CPU's
+    Part("shared", 15),  # answers through CUDA shared memory, and through the system's while it is taken away
+    Part("copies", 25),  # whether copies and compute overlap
+    Part("graphs", 30),  # CUDA graphs on and off, and what they take
+    Part("sizes", 20),  # the first run of a batch size beside its later ones
+    Part("faults", 40),  # out of memory, budgets, a device that is broken on purpose, no device
+    Part("memory", 20),  # memory after 50 loads and unloads
+    Part("telemetry", 20),  # metrics against nvidia-smi, and the doctor
 )
 TOTAL_S = 490.0
 """What all may take together: the machine is lent for commands of ten minutes."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock.perf import processes
 from penstock.perf.generator.fleet import Fleet, fleet
-from penstock.perf.generator.orders import GrpcCall, Load, Target, Window
+from penstock.perf.generator.orders import INFER, GrpcCall, Load, Target, Window
 from penstock.perf.load import HOST, Process, free_port
 from penstock.perf.payloads.preparing import prepared
 from penstock.perf.profiling.control import HttpControl
@@ -27,7 +27,6 @@ from .models import Variant, requests_file
 from .world import World
 
 PROGRAM = "penstock.server.cli"
-METHOD = "/inference.GRPCInferenceService/ModelInfer"
 READY_WITHIN_S = 60.0
 _CLIENTS = 6
 """Processes of the generator on a large machine; half of a small one's cores."""
@@ -147,7 +146,7 @@ def config_of(world: World, name: str, rows: int, **more: Any) -> dict[str, Any]
 def driving(world: World, server: Server, variant: Variant, way: Way, *, rows: int, slots: int) -> Iterator[Fleet]:
     """Give a fleet that sends a loaded model its requests of so many rows. Raises: what keeps it from beginning."""
     port = server.grpc_port if way.grpc else server.process.port
-    target = Target(HOST, port, grpc=GrpcCall(METHOD) if way.grpc else None)
+    target = Target(HOST, port, grpc=GrpcCall(INFER) if way.grpc else None)
     drawn = requests_file(world.folder, variant)
     asked = Input((str(drawn),) if drawn else ("random",), batch=rows, shared_memory=way.shared_memory)
     model = described(server.control, variant.name)

@@ -13,12 +13,12 @@ DEVICE = 0
 """Where tensors lie, as with perf_analyzer: the first device that this process sees."""
 
 
-def cuda(runtime: Runtime | None = None) -> Create:
-    """Give what creates regions of device memory; None: of the runtime that this process finds.
+def cuda() -> Create:
+    """Give what creates regions of device memory, of the runtime that this process finds.
 
     Raises: InputError where there is none; what it gives raises that too, where there is no memory.
     """
-    found = runtime or find_runtime()
+    found = find_runtime()
     if found is None:
         raise InputError(f"--shared-memory cuda: it needs a GPU beside this command: {why_none()}. Use system or none")
 

@@ -54,7 +54,6 @@ class Model:
 class Server:
     """A peer that serves a model."""
 
-    peer: Peer
     tree: Tree
     port: int
     grpc_port: int
@@ -124,7 +123,7 @@ def served(peer: Peer, environment: Environment, model: Model, *, keep: bool = F
         for name, text in peer.files.items():
             (folder / name).write_text(text, "utf-8")
         with _started(peer, found, model, folder) as tree:
-            yield Server(peer, tree, int(found["http"]), int(found["grpc"]))
+            yield Server(tree, int(found["http"]), int(found["grpc"]))
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)

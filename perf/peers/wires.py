@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import orjson
 
-from penstock.perf.generator.orders import GrpcCall
+from penstock.perf.generator.orders import INFER, GrpcCall
 from penstock.perf.load import posted, prefixed
 from penstock.server.protobuf import service_pb2
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 JSON, BINARY, GRPC = "json", "binary", "grpc"
 KINDS = (JSON, BINARY, GRPC)
-INFER = "/inference.GRPCInferenceService/ModelInfer"
 _V2_PATH = "/v2/models/{model}/infer"
 _HEAD_LENGTH = "Inference-Header-Content-Length"
 

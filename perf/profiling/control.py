@@ -74,10 +74,6 @@ class Control(Protocol):
         """Unregister it; empty: all."""
         ...
 
-    def regions(self) -> list[dict[str, Any]]:
-        """Give the regions of system shared memory: name, key, offset, byte_size."""
-        ...
-
     def load(self, model: str, config: Mapping[str, Any] | None = None) -> None:
         """Load a model, or load it anew with another configuration; it takes as long as that takes."""
         ...
@@ -152,9 +148,6 @@ class HttpControl:
     def unregister_cuda(self, region: str = "") -> None:
         place = f"region/{quote(region, safe='')}/" if region else ""
         self._ask("POST", f"/v2/cudasharedmemory/{place}unregister", {}, parsed=False)
-
-    def regions(self) -> list[dict[str, Any]]:
-        return _objects(self._ask("GET", "/v2/systemsharedmemory/status"))
 
     def load(self, model: str, config: Mapping[str, Any] | None = None) -> None:
         body = {} if config is None else {"parameters": {"config": json.dumps(config)}}

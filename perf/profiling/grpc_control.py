@@ -74,9 +74,6 @@ class GrpcControl:
     def unregister_cuda(self, region: str = "") -> None:
         self._ask("CudaSharedMemoryUnregister", name=region)
 
-    def regions(self) -> list[dict[str, Any]]:
-        return list(to_json(self._ask("SystemSharedMemoryStatus"))["regions"].values())
-
     def load(self, model: str, config: Mapping[str, Any] | None = None) -> None:
         asked = self._pb.RepositoryModelLoadRequest(model_name=model)
         if config is not None:

@@ -49,9 +49,8 @@ class Looker:
     Threads: any; one reading at a time.
     """
 
-    def __init__(self, sources: Mapping[str, Source], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, sources: Mapping[str, Source]) -> None:
         self._sources = dict(sources)
-        self._clock = clock
         self._lock = threading.Lock()
         self._hanging: dict[str, Look] = {}
         self.whys: dict[str, str] = {}
@@ -64,11 +63,11 @@ class Looker:
     def look(self, patience_s: float = PATIENCE_S) -> Reading:
         """Read all that answers in time."""
         with self._lock:
-            at_s = self._clock()
+            at_s = time.monotonic()
             asked = {name: Look(ask) for name, ask in self._sources.items() if name not in self._hanging}
             values: dict[str, float] = {}
             for name, look in asked.items():
-                if not look.done(at_s + patience_s - self._clock()):
+                if not look.done(at_s + patience_s - time.monotonic()):
                     self._hanging[name] = look
                     self.whys[name] = f"no answer within {patience_s:g} s"
                 elif look.error is not None:

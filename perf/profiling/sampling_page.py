@@ -72,16 +72,15 @@ def series(text: str) -> dict[str, float]:
 class Page:
     """A page at a URL, with or without its scheme."""
 
-    def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, url: str) -> None:
         self.url = url
-        self._timeout_s = timeout_s
 
     def read(self) -> dict[str, float]:
         """Fetch and read it. Raises: PageError."""
         try:
             parts = urlsplit(self.url if "://" in self.url else f"http://{self.url}")
             kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-            with closing(kind(parts.netloc.rpartition("@")[2], timeout=self._timeout_s)) as connection:
+            with closing(kind(parts.netloc.rpartition("@")[2], timeout=TIMEOUT_S)) as connection:
                 path = (parts.path or "/metrics") + (f"?{parts.query}" if parts.query else "")
                 connection.request("GET", path, headers={"Accept": "text/plain"})
                 answer = connection.getresponse()

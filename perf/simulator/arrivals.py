@@ -111,9 +111,7 @@ def constant(rate_per_s: float, seconds: float, kinds: Sequence[Kind] = ONE_ROW,
     return _mixed(times, seconds, kinds, np.random.default_rng(seed))
 
 
-def recorded(
-    times_s: Iterable[float], kinds: Sequence[Kind] = ONE_ROW, which: Sequence[int] | None = None, seed: int = 0
-) -> Arrivals:
+def recorded(times_s: Iterable[float], kinds: Sequence[Kind] = ONE_ROW, which: Sequence[int] | None = None) -> Arrivals:
     """Repeat what was recorded: times in seconds, in any order; the first one becomes 0.
 
     `which`: the Kind of each; None: mixed by share. It lasts one mean distance longer than its last request.
@@ -126,44 +124,8 @@ def recorded(
     times = times[order] - times[order[0]]
     seconds = float(times[-1]) * len(times) / max(len(times) - 1, 1) or 1.0
     if which is None:
-        return _mixed(times, seconds, kinds, np.random.default_rng(seed))
+        return _mixed(times, seconds, kinds, np.random.default_rng(0))
     return Arrivals(_ns(times), np.array(which, np.int64)[order], tuple(kinds), seconds)
-
-
-def volleys(size: int, every_s: float, seconds: float, kinds: Sequence[Kind] = ONE_ROW) -> Arrivals:
-    """Let `size` requests come at once, again and again; the kinds take turns."""
-    times = np.repeat(np.arange(0, seconds, every_s), size)
-    return Arrivals(_ns(times), np.arange(len(times)) % len(kinds), tuple(kinds), seconds)
-
-
-def just_missed(
-    size: int, every_s: float, seconds: float, gap_ns: int = 1000, kinds: Sequence[Kind] = ONE_ROW
-) -> Arrivals:
-    """Let one request come, and `size` more just after it: they wait for all of a run that carries one.
-
-    It is the worst moment for a batcher that never waits.
-    """
-    starts = _ns(np.arange(0, seconds, every_s))
-    offsets = np.array([0, *[gap_ns] * size])
-    times = (starts[:, None] + offsets).ravel()
-    return Arrivals(times, np.arange(len(times)) % len(kinds), tuple(kinds), seconds)
-
-
-def giants(rate_per_s: float, seconds: float, giant: Kind, every: int = 50, seed: int = 0) -> Arrivals:
-    """Let every so manieth of many requests of one row be a giant."""
-    small = poisson(rate_per_s, seconds, (Kind(), giant), seed)
-    which = (np.arange(len(small)) % every == every - 1).astype(np.int64)
-    return Arrivals(small.at_ns, which, small.kinds, seconds)
-
-
-def merged(*streams: Arrivals) -> Arrivals:
-    """Let several streams come over one line."""
-    at_ns = np.concatenate([stream.at_ns for stream in streams])
-    firsts = np.cumsum([0, *[len(stream.kinds) for stream in streams]])
-    which = np.concatenate([stream.which + first for stream, first in zip(streams, firsts, strict=False)])
-    order = np.argsort(at_ns, kind="stable")
-    kinds = tuple(kind for stream in streams for kind in stream.kinds)
-    return Arrivals(at_ns[order], which[order], kinds, max(stream.seconds for stream in streams))
 
 
 def _mixed(times_s: Any, seconds: float, kinds: Sequence[Kind], rng: np.random.Generator) -> Arrivals:

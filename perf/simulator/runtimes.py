@@ -105,6 +105,6 @@ def table(by_rows: Table, noise: float = 0.0, slower: Slower = ()) -> RunTimes:
     return RunTimes({SHAPELESS: by_rows}, noise, slower)
 
 
-def linear(base_ns: float, per_row_ns: float, noise: float = 0.0, slower: Slower = ()) -> RunTimes:
+def linear(base_ns: float, per_row_ns: float, noise: float = 0.0) -> RunTimes:
     """Make run times of so much per batch and so much per row."""
-    return table({rows: base_ns + rows * per_row_ns for rows in (1, 1024)}, noise, slower)
+    return table({rows: base_ns + rows * per_row_ns for rows in (1, 1024)}, noise)

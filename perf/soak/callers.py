@@ -18,6 +18,7 @@ import onnx
 import onnxruntime
 
 from penstock.perf import models
+from penstock.perf.generator.orders import INFER
 from penstock.perf.load import HOST
 
 from .ledger import BROKEN, FAILED, LOST, REFUSED, RIGHT, WRONG, Ledger
@@ -27,7 +28,6 @@ PAUSE_S = 0.02
 """Between two requests of a caller after one that failed: what is down is not to be hammered."""
 GAP_S = 0.002
 ROWS = 16
-METHOD = "/inference.GRPCInferenceService/ModelInfer"
 
 HOOKS = """
 def pre_inference(sample, signature, metadata):
@@ -233,7 +233,7 @@ def over_grpc(port: int, rows: Any, wanted: list[Any]) -> Connected:
                ("grpc.initial_reconnect_backoff_ms", 50), ("grpc.enable_retries", 0)]  # fmt: skip
     channel = grpc.insecure_channel(f"{HOST}:{port}", options)
     infer = channel.unary_unary(
-        METHOD, service_pb2.ModelInferRequest.SerializeToString, service_pb2.ModelInferResponse.FromString
+        INFER, service_pb2.ModelInferRequest.SerializeToString, service_pb2.ModelInferResponse.FromString
     )
 
     def ask(name: str, row: int) -> bool:

@@ -22,7 +22,7 @@ from penstock.perf.h2load import Posts
 from penstock.perf.load import Load, Process, drive, needs
 from penstock.perf.overload import verdict
 
-from .server import CALL, METHOD, PATH, PROTOCOLS, bare, message, payloads, target
+from .server import CALL, PATH, PROTOCOLS, bare, message, payloads, target
 
 WITHIN = 0.05
 LEAST_PER_S = 40_000
@@ -77,7 +77,7 @@ def wrk(server: Process, concurrency: int, seconds: int) -> Seen:
 
 def over_grpc(server: Process, concurrency: int, seconds: int) -> Seen:
     """Let h2load do it, over gRPC. Each connection has at most STREAMS streams."""
-    posts = Posts(server.port, METHOD, message(), max(concurrency // STREAMS, 1), min(concurrency, STREAMS))
+    posts = Posts(server.port, orders.INFER, message(), max(concurrency // STREAMS, 1), min(concurrency, STREAMS))
     return _compiled(lambda: h2load.drive(server, posts, seconds), seconds)
 
 

@@ -8,14 +8,13 @@ import socket
 import sys
 from collections.abc import Iterator
 
-from penstock.perf.generator.orders import GrpcCall, Target
+from penstock.perf.generator.orders import INFER, GrpcCall, Target
 from penstock.perf.load import HOST, Call, Process, prefixed, running
 from penstock.perf.payloads.repeated import Repeated
 from penstock.server.protobuf import service_pb2
 
 MODEL = "bare"
 PATH = f"/v2/models/{MODEL}/infer"
-METHOD = "/inference.GRPCInferenceService/ModelInfer"
 PROTOCOLS = ("HTTP", "gRPC")
 _TENSOR = {"name": "input", "datatype": "FP32", "shape": [1, 4]}
 _BODY = json.dumps({"inputs": [{**_TENSOR, "data": [0.1, 0.2, 0.3, 0.4]}]}).encode()
@@ -41,7 +40,7 @@ def payloads(protocol: str) -> Repeated:
 
 def target(server: Process, protocol: str) -> Target:
     """Give where our generator sends it."""
-    return Target(HOST, server.port, grpc=GrpcCall(METHOD) if protocol == "gRPC" else None)
+    return Target(HOST, server.port, grpc=GrpcCall(INFER) if protocol == "gRPC" else None)
 
 
 @contextlib.contextmanager

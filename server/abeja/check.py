@@ -16,6 +16,7 @@ from pathlib import Path
 
 from penstock.backends.errors import InferError
 from penstock.batching.spec import ModelSpec
+from penstock.server.carrying.checking import described, unreadable
 from penstock.server.environments.recipe import read_recipe
 from penstock.server.modules import file_of, made_in, parsed
 from penstock.server.repository.check import Report
@@ -37,7 +38,8 @@ def check_handler(settings: Settings) -> Report:
     findings = [*_settings_mistakes(spec, settings), *_requirements_mistakes(spec), *_handler_mistakes(spec)]
     if any(finding.mistake for finding in findings):
         return Report(findings=findings)
-    return Report(specs=[replace(spec, options={})], findings=findings, notes={spec.name: _described(spec)})
+    notes = {spec.name: described(spec, "handler", spec.options["handler"])}
+    return Report(specs=[replace(spec, options={})], findings=findings, notes=notes)
 
 
 def _settings_mistakes(spec: ModelSpec, settings: Settings) -> Iterator[Finding]:
@@ -79,10 +81,8 @@ def _handler_mistakes(spec: ModelSpec) -> Iterator[Finding]:
         return
     try:
         tree = parsed(path)
-    except SyntaxError as error:
-        yield Finding(path, error.msg, error.lineno or 0)
-    except (OSError, ValueError) as error:
-        yield Finding(path, f"cannot be read: {error}")
+    except (OSError, SyntaxError, ValueError) as error:
+        yield unreadable(path, error)
     else:
         yield from _mistakes_in(tree, name, path)
 
@@ -120,14 +120,3 @@ def _yields(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
             left += ast.iter_child_nodes(node)
     return False
-
-
-def _described(spec: ModelSpec) -> list[str]:
-    """Say of a handler what its ModelSpec does not."""
-    worker = spec.worker
-    lines = [f"  handler    {spec.options['handler']}"]
-    if worker.interpreter or worker.requirements is not None:
-        said = [f"Python: {worker.interpreter or 'that of the server'}"]
-        said += [f"environment: {worker.requirements}"] if worker.requirements is not None else []
-        lines.append(f"  worker     {', '.join(said)}")
-    return lines

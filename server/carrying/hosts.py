@@ -87,14 +87,14 @@ class Crew:
 class Host:
     """One worker, and its Seats. `free_ns` is when it had answered all it was asked. Threads: the event loop's."""
 
-    def __init__(self, order: Order, crew: Crew, seats: int = SEATS) -> None:
+    def __init__(self, order: Order, crew: Crew) -> None:
         self.order = order
         self.crew = crew
         self.free_ns = 0
         self._may_serve = 0
         self._kept = Kept(order, self)
-        self.seats = [crew.seat(self) for _ in range(seats)]
-        self._open = seats
+        self.seats = [crew.seat(self) for _ in range(SEATS)]
+        self._open = SEATS
 
     @property
     def worker(self) -> Worker | None:

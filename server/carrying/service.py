@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.backends.errors import Code, InferError
+from penstock.backends.errors import InferError
 from penstock.server.answering import internal
+from penstock.server.engines import Serves, served
 from penstock.server.restricted import Restricted
 
 from .calls import RawCall
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from penstock.batching.model import Model
     from penstock.batching.request import InferRequest
-    from penstock.server.engines import Serves
     from penstock.server.http.connection import Connection
     from penstock.server.http.fastlane import FastLane
     from penstock.server.http.head import Head
@@ -53,12 +53,8 @@ class Found:
         model = self._model
         if model is None or self._generation != self._engine.generation:
             generation = self._engine.generation
-            try:
-                model = self._model = self._engine.model(self.name)
-            except InferError:
-                self._model = None
-                text = f"'{self.name}' is not ready: it is being loaded, or the log says why it cannot be"
-                raise InferError(Code.NOT_READY, text) from None
+            self._model = None
+            model = self._model = served(self._engine, self.name, f"'{self.name}'")
             self._generation = generation
         return model
 

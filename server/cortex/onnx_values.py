@@ -14,6 +14,7 @@ import numpy as np
 from penstock.backends.backend import Array
 from penstock.backends.signature import TensorSpec
 from penstock.server.hooks.conversions import Described
+from penstock.server.hooks.convert import change_each
 
 from .casting import CastError, as_array, cast
 from .failing import bare, key, refusal
@@ -59,7 +60,7 @@ class _Input:
         except ValueError as error:
             raise refusal(*prefix, "failed to convert to numpy array", str(error)) from error
         if self._dtype.hasobject:
-            array = _each(array, _bytes)
+            array = change_each(array, _bytes)
         return fitted(array, self._spec)
 
     def _typed(self, value: Any) -> Array:
@@ -152,18 +153,12 @@ def _restored(spec: TensorSpec, node: Any) -> Callable[[Any], Any]:
         if not isinstance(output, np.ndarray):
             return output
         if spec.datatype == "BYTES":
-            output = _each(output, _text)
+            output = change_each(output, _text)
         elif spec.datatype == "BF16":
             output = (output.astype("<u4") << 16).view("<f4")
         return output.reshape(()) if is_scalar and output.shape == (1,) else output
 
     return restore
-
-
-def _each(array: Array, change: Callable[[Any], Any]) -> Array:
-    changed = np.empty(array.size, np.object_)
-    changed[:] = [change(element) for element in array.ravel().tolist()]
-    return changed.reshape(array.shape)
 
 
 def _bytes(element: Any) -> bytes:

@@ -11,6 +11,8 @@ from typing import Any
 
 from penstock.backends.errors import Code, InferError
 
+from .onnx_values import TYPES
+
 HTML, JSON = b"text/html; charset=utf-8", b"application/json"
 NOT_FOUND = (
     "404 Not Found: The requested URL was not found on the server. If you entered the URL manually please check your "
@@ -21,12 +23,6 @@ MALFORMED = {"onnx": b"malformed json", "tensorflow": b"Malformed JSON"}
 READY, NOT_READY = b'{"ok":true}\n', b'{"ok":false}\n'
 _MESSAGE = "make a prediction by sending a post request to this endpoint with a json sample"
 
-_NUMPY = {
-    "tensor(float16)": "float16", "tensor(float)": "float32", "tensor(double)": "float64",
-    "tensor(int8)": "int8", "tensor(int16)": "int16", "tensor(int32)": "int32", "tensor(int64)": "int64",
-    "tensor(uint8)": "uint8", "tensor(uint16)": "uint16", "tensor(uint32)": "uint32", "tensor(uint64)": "uint64",
-    "tensor(bool)": "bool", "tensor(string)": "object",
-}  # fmt: skip
 _TENSORFLOW = {"DT_FLOAT": "float32", "DT_DOUBLE": "float64", "DT_HALF": "float16"}
 """Of the others the name is what follows `DT_`, in small letters."""
 _FOR_NOW = frozenset((Code.NOT_FOUND, Code.NOT_READY, Code.OVERLOADED, Code.EXPIRED))
@@ -35,7 +31,7 @@ Document = dict[str, dict[str, Any]]
 
 def onnx_signature(inputs: Sequence[Any]) -> Document:
     """Describe the inputs of an ONNX model, as its runtime tells them: numpy's names, null for a free axis."""
-    return {node.name: {"shape": list(node.shape), "type": _NUMPY.get(node.type, node.type)} for node in inputs}
+    return {node.name: {"shape": list(node.shape), "type": TYPES.get(node.type, node.type)} for node in inputs}
 
 
 def tensorflow_signature(described: Mapping[str, Any]) -> Document:

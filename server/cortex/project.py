@@ -1,4 +1,4 @@
-"""Project: a folder with a cortex.yaml of Cortex 0.9 or 0.10, read and checked. Called by repository.py and check.py.
+"""Project: a folder with a cortex.yaml of Cortex 0.9 or 0.10, read and checked. Called by repository.py.
 
 Nothing but the file is looked at: whether models and handlers are there is the repository's to find. Source of rules
 and texts: Cortex v0.9 and v0.10, pkg/operator/api/userconfig.

@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
+from penstock.server.hooks.convert import change_each
 
 from .casting import CastError, as_array, cast, to_bfloat16
 
@@ -78,7 +79,7 @@ def tensor(value: Any, kind: Kind) -> Array:
         # an element that is a list counts as one in the shape, and is as many strings as it has
         flat = np.empty(array.size, np.object_)
         flat[:] = list(_leaves(value))[: array.size]
-        return _strings(flat.reshape(array.shape))
+        return change_each(flat.reshape(array.shape), _bytes)
     return to_bfloat16(array) if kind.name == "bfloat16" else array
 
 
@@ -87,14 +88,8 @@ def _of_array(array: Array, kind: Kind) -> Array:
     if kind.name == "bfloat16":
         return array if array.dtype == np.uint16 else to_bfloat16(array)
     if kind.name == "string":
-        return _strings(array.astype(np.object_))
+        return change_each(array.astype(np.object_), _bytes)
     return cast(array, kind.dtype)
-
-
-def _strings(array: Array) -> Array:
-    made = np.empty(array.size, np.object_)
-    made[:] = [_bytes(element) for element in array.ravel().tolist()]
-    return made.reshape(array.shape)
 
 
 def _bytes(element: Any) -> bytes:

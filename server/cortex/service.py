@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 
 from penstock.backends.errors import Code, InferError, bare
 from penstock.server.answering import LARGE_BYTES, LargeTexts, answer_coded, internal, off_task, on_task, unpacked
+from penstock.server.engines import Serves, served
 from penstock.server.errors import retry_after_line
 from penstock.server.http.coding import choose
 from penstock.server.http.head import HttpError
@@ -27,7 +28,6 @@ from .tracked import Tracked, TrackedApi
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model
-    from penstock.server.engines import Serves
     from penstock.server.hooks.runner import Hooks
     from penstock.server.http.connection import Connection
     from penstock.server.http.fastlane import FastLane
@@ -178,11 +178,7 @@ class CortexService:
 
     def _model(self, api: Api) -> Model:
         """Give the model of an API. Raises: InferError (NOT_READY)."""
-        try:
-            return self._engine.model(api.name)
-        except InferError:
-            text = f"API '{api.name}' is not ready: it is being loaded, or the log says why it cannot be"
-            raise InferError(Code.NOT_READY, text) from None
+        return served(self._engine, api.name, f"API '{api.name}'")
 
     # -- predictions -------------------------------------------------------------------------------------------
 

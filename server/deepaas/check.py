@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from penstock.batching.spec import ModelSpec
+from penstock.server.carrying.checking import described, unreadable
 from penstock.server.modules import file_of, names_of
 from penstock.server.repository.check import Report
 from penstock.server.repository.findings import Finding, MistakesError
@@ -39,7 +40,7 @@ def check_entries(settings: Settings) -> Report:
         report.findings += findings
         if not any(each.mistake for each in findings):
             report.specs.append(replace(spec, options={}))
-            report.notes[spec.name] = _described(spec)
+            report.notes[spec.name] = described(spec, "module", spec.options["target"])
     return report
 
 
@@ -57,11 +58,8 @@ def _mistakes(spec: ModelSpec) -> Iterator[Finding]:
         return
     try:
         names = names_of(path)
-    except SyntaxError as error:
-        yield Finding(path, error.msg, error.lineno or 0)
-        return
-    except (OSError, ValueError) as error:
-        yield Finding(path, f"cannot be read: {error}")
+    except (OSError, SyntaxError, ValueError) as error:
+        yield unreadable(path, error)
         return
     first = attribute.partition(".")[0]
     if names & {"*", "__getattr__"}:
@@ -70,14 +68,3 @@ def _mistakes(spec: ModelSpec) -> Iterator[Finding]:
         yield Finding(path, f"has no {first}")
     if not attribute and not names & set(_METHODS):
         yield Finding(path, f"has neither {' nor '.join(_METHODS)}: both are answered 501", mistake=False)
-
-
-def _described(spec: ModelSpec) -> list[str]:
-    """Say of a model what its ModelSpec does not."""
-    lines = [f"  module     {spec.options['target']}"]
-    worker = spec.worker
-    if worker.interpreter or worker.requirements is not None:
-        said = [f"Python: {worker.interpreter or 'that of the server'}"]
-        said += [f"environment: {worker.requirements}"] if worker.requirements is not None else []
-        lines.append(f"  worker     {', '.join(said)}")
-    return lines

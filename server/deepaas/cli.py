@@ -32,7 +32,6 @@ from .inside.answers import write_json
 from .inside.model import Model
 from .inside.service import IMPORTABLE, shown
 from .installed import installed_in
-from .options import VERSION
 
 NAME = "deepaas-cli"
 _JSON = ".json"
@@ -110,8 +109,6 @@ def _divided(words: list[str], parser: argparse.ArgumentParser) -> tuple[list[st
 def _parser() -> argparse.ArgumentParser:
     """Make the parser of what stands before a method's arguments."""
     parser = argparse.ArgumentParser(prog=NAME, usage=_USAGE)
-    parser.set_defaults(said=[])
-    parser.add_argument("--version", action="version", version=VERSION)
     add_options(parser)
     parser.add_argument("--deepaas_method_output", metavar="FILE", help="where the result goes")
     for flag in ("--deepaas_with_multiprocessing", "--nodeepaas_with_multiprocessing"):

@@ -164,19 +164,19 @@ class _Say(argparse.Action):
         namespace.said.append((self.dest, self.const if self.nargs == 0 else values))
 
 
-def parser_of(program: str = NAME) -> argparse.ArgumentParser:
+def parser_of() -> argparse.ArgumentParser:
     """Make the original's parser, which also takes the beginnings of flags. It has `said` and `models`."""
-    usage = f"{program} [NAME=package.module[:attr] ...] [--FLAG VALUE ...]"
-    parser = argparse.ArgumentParser(prog=program, usage=usage, epilog=_OURS)
-    parser.set_defaults(said=[])
+    usage = f"{NAME} [NAME=package.module[:attr] ...] [--FLAG VALUE ...]"
+    parser = argparse.ArgumentParser(prog=NAME, usage=usage, epilog=_OURS)
     parser.add_argument("models", nargs="*", type=_model, metavar="NAME=MODULE", help="a model; none: those installed")
-    parser.add_argument("--version", action="version", version=VERSION)
     add_options(parser)
     return parser
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options. What they are given is read later: an option may stand for another."""
+    """Add the options, noted in `said`. What they are given is read later: an option may stand for another."""
+    parser.set_defaults(said=[])
+    parser.add_argument("--version", action="version", version=VERSION)
     for name, about in (("config-file", "a file of settings"), ("config-dir", "a folder of such files, *.conf")):
         parser.add_argument(f"--{name}", action=_Say, metavar="PATH", help=f"{about}; repeatable, the last counts")
     for option in OPTIONS:

@@ -22,7 +22,6 @@ from penstock.server.settings import SettingError
 from .cli import called, chosen, content_of, taken
 from .command import Values, add_options
 from .inside.model import Model
-from .options import VERSION
 
 NAME = "deepaas-predict"
 _USAGE = f"{NAME} [NAME=package.module[:attr]] --input-file FILE --output FOLDER [--FLAG VALUE ...]"
@@ -56,8 +55,6 @@ def _run(words: list[str]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=NAME, usage=_USAGE)
-    parser.set_defaults(said=[])
-    parser.add_argument("--version", action="version", version=VERSION)
     add_options(parser)
     parser.add_argument("--input-file", "-i", metavar="FILE", help="the file, or the address, to predict from")
     parser.add_argument("--content-type", "-ct", default="application/json", help="of the result (application/json)")

@@ -118,7 +118,7 @@ class DeepaasService(CarryingService):
             return
         purpose: Purpose = claim.place.purpose
         if purpose is Purpose.PREDICT or purpose in self._later:
-            connection.task = asyncio.get_running_loop().create_task(self._answer_later(connection, claim, body))
+            connection.task = connection.loop.create_task(self._answer_later(connection, claim, body))
         else:
             self._answer_now(connection, claim)
 

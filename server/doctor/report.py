@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
-LEVELS = (OK, NOTE, WARNING, ERROR)
 _LEVEL_COLUMNS, _LEAST_COLUMNS, _MOST_COLUMNS = 9, 60, 120
 
 

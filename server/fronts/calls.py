@@ -32,6 +32,7 @@ from penstock.server.health import EXITING
 from penstock.server.restricted import GRPC_CATEGORIES, Restricted, category_of, http_text
 
 from .kinds import ASK, END, LEAVE, PART, TAKEN
+from .remote_engine import NO_ENGINE
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 AHEAD = 16
 LARGE_BYTES = 32 << 10
-NO_ENGINE = "the engine is not running, try again soon"
 _JSON = (b"content-type", b"application/json")
 _INFERENCE = frozenset("/inference.GRPCInferenceService/" + name for name in ("ModelInfer", "ModelStreamInfer"))
 _LIVE, _READY = "/v2/health/live", "/v2/health/ready"

@@ -1,7 +1,7 @@
 """Snapshot: a ModelSpec, or any frozen dataclass of its kind, as JSON and back, for another process.
 
 What is written follows from the types of the fields alone, so that a new field needs no line here.
-Called by `engine_service.py` and `remote_engine.py`.
+Called by `placing.py`.
 """
 
 from __future__ import annotations

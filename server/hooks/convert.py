@@ -68,7 +68,7 @@ def _input(value: Any, spec: TensorSpec, prefix: str) -> Array | None:
 
 def _typed(value: Any, spec: TensorSpec) -> Array:
     if spec.datatype == "BYTES":
-        return _each(np.asarray(value, dtype=np.object_), _bytes)
+        return change_each(np.asarray(value, dtype=np.object_), _bytes)
     if spec.datatype == "BF16":
         return _to_bfloat16(value)
     dtype = spec.type.dtype
@@ -104,7 +104,8 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     return len(shape) == len(wanted) and all(want in {-1, dim} for dim, want in zip(shape, wanted, strict=True))
 
 
-def _each(array: Array, change: Callable[[Any], Any]) -> Array:
+def change_each(array: Array, change: Callable[[Any], Any]) -> Array:
+    """Make an array of objects of what becomes of each element."""
     changed = np.empty(array.size, np.object_)
     changed[:] = [change(element) for element in array.ravel().tolist()]
     return changed.reshape(array.shape)
@@ -148,7 +149,7 @@ def to_prediction(outputs: Sequence[Any], signature: Signature) -> list[Any]:
 def _seen(output: Any, spec: TensorSpec) -> Any:
     if spec.datatype == "BYTES":
         try:
-            return _each(output, lambda element: element.decode() if isinstance(element, bytes) else element)
+            return change_each(output, lambda element: element.decode() if isinstance(element, bytes) else element)
         except UnicodeDecodeError:
             return output
     return (output.astype("<u4") << 16).view("<f4")
@@ -184,7 +185,7 @@ def _tensor(name: str, value: Any, spec: TensorSpec | None) -> Array:
     try:
         array = np.asarray(value)
         if array.dtype.kind in "USO":
-            array = _each(np.asarray(value, dtype=np.object_), _bytes)
+            array = change_each(np.asarray(value, dtype=np.object_), _bytes)
     except Exception as error:  # a ragged list, a dict, None, or the value's own __array__
         raise _unfit(f"'{name}' as {_kind(value)}, which is no tensor: {error}") from error
     if array.ndim == 0:

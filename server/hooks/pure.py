@@ -1,6 +1,7 @@
 """What is known of Python's own functions and of common packages: which keep nothing of what they are given.
 
-Read by `keeping.py`. What is not listed here counts as keeping something, or as a library's function that does not.
+Read by what `keeping.py` calls. What is not listed here counts as keeping something, or as a library's function that
+does not.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -35,8 +34,6 @@ Interpreters = Callable[[Any, str], str]
 
 ENDED_S = 60.0
 """More than what a hook that still runs may take, and its process to end: nobody waits for ever."""
-
-logger = logging.getLogger("penstock.hooks")
 
 
 def order_of(model: Model, spec: HookSpec, interpreter: str) -> Order:

@@ -1,6 +1,6 @@
 """FastLane: the HTTP/1.1 protocol class that answers inference itself and leaves every other path to uvicorn.
 
-Given to uvicorn through its public `http=` setting by `server/serve.py`. A request that a `Service` claims is framed
+Given to uvicorn through its public `http=` setting by `listening/ports.py`. A request that a `Service` claims is framed
 here and answered without ASGI (11 to 14 us with the model, where the barest ASGI application takes 20 to 22: `make
 bench`); any other is passed through byte for byte to uvicorn's httptools protocol, from which this class descends by
 way of Answering and Connection.

@@ -1,6 +1,6 @@
 """Service, which answers the requests that it claims, and Shared, what the connections of one server have in common.
 
-Made by `server/serve.py`, one of each for a port; called by the connections.
+One of each for a port; called by the connections.
 """
 
 from __future__ import annotations

@@ -97,9 +97,9 @@ class LendingChannel(Channel):
 
     _wire: LendingWire
 
-    def __init__(self, sock: socket.socket, arena_bytes: int = ARENA_BYTES) -> None:
-        super().__init__(sock, arena_bytes)
-        self._wire = LendingWire(arena_bytes)
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        self._wire = LendingWire()
 
     def lend(self, form: Form) -> Lent:
         """Give tensors of a form, to be filled and sent by `send_lent`, or taken back."""

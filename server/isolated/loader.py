@@ -32,15 +32,13 @@ Interpreters = Callable[[WorkerSpec, str], str]
 """Gives the Python for a WorkerSpec and whose it is. Blocks, for minutes where an environment is to be made."""
 
 
-def with_isolated(
-    loaders: Mapping[str, Loader], interpreters: Interpreters, isolated: Mapping[str, Any] = ISOLATED
-) -> dict[str, Loader]:
-    """Give Loaders by backend name: `loaders`, and those of `isolated` in workers, where they are not.
+def with_isolated(loaders: Mapping[str, Loader], interpreters: Interpreters) -> dict[str, Loader]:
+    """Give Loaders by backend name: `loaders`, and those of ISOLATED in workers, where they are not.
 
-    Those of `loaders` that are LOADERS' load in workers what asks for it. `isolated` and LOADERS are functions of
+    Those of `loaders` that are LOADERS' load in workers what asks for it. ISOLATED and LOADERS are functions of
     modules: a worker imports them by their names.
     """
-    made = {word: IsolatedLoader(_imported(load), interpreters) for word, load in isolated.items()}
+    made = {word: IsolatedLoader(_imported(load), interpreters) for word, load in ISOLATED.items()}
     either = {
         word: EitherLoader(load, IsolatedLoader(_imported(load), interpreters))
         for word, load in loaders.items()

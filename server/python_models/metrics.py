@@ -1,4 +1,4 @@
-"""Custom metrics: what models of user code count, on the metrics page. Written by dealings.py, read by metrics.py."""
+"""Custom metrics: what models of user code count, on the metrics page. Written by dealings.py."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.batching.spec import ModelSpec
+from penstock.server.carrying import checking
 from penstock.server.modules import names_of
 from penstock.server.repository.check import Report
 from penstock.server.repository.findings import Finding
@@ -58,10 +59,8 @@ def _module_mistakes(folder: Path, component: str) -> list[Finding]:
         return [Finding(folder, text, mistake=not parts)]
     try:
         names = names_of(module)
-    except SyntaxError as error:
-        return [Finding(module, error.msg, error.lineno or 0)]
-    except (OSError, ValueError) as error:
-        return [Finding(module, f"cannot be read: {error}")]
+    except (OSError, SyntaxError, ValueError) as error:
+        return [checking.unreadable(module, error)]
     if name not in names and not names & {"*", "__getattr__"}:
         return [Finding(module, f"has no class {name}")]
     if lacks_methods(module, name):
@@ -73,12 +72,7 @@ def _module_mistakes(folder: Path, component: str) -> list[Finding]:
 def described(spec: ModelSpec) -> list[str]:
     """Say of a component what its ModelSpec does not."""
     given = ", ".join(f"{name}={value!r}" for name, value in parameters.read(spec.options["parameters"]).items())
-    worker = spec.worker
-    lines = [f"  component  {spec.options['component']}({given})"]
-    if worker.interpreter or worker.requirements is not None:
-        said = [f"Python: {worker.interpreter or 'that of the server'}"]
-        said += [f"environment: {worker.requirements}"] if worker.requirements is not None else []
-        lines.append(f"  worker     {', '.join(said)}")
+    lines = checking.described(spec, "component", f"{spec.options['component']}({given})")
     if spec.options["batching"] == "true":
         lines.append("  shares     calls of predict, where answers stay the same")
     return lines

@@ -1,4 +1,4 @@
-"""Components: the PATH of a server that serves a Seldon component, and the Repository of it. Made by dialects.py.
+"""Components: the PATH of a server that serves a Seldon component, and the Repository of it. Made by dialect.py.
 
 A PATH is the folder that a component's container works in, one `Name.py`, or a graph, which graph/ reads.
 """

@@ -13,8 +13,6 @@ from penstock.backends.errors import InferError
 from penstock.server.errors import HTTP_STATUS
 
 JSON, TEXT = b"application/json", b"text/html; charset=utf-8"
-LINES = b"access-control-allow-origin: *\r\n"
-"""The header lines of all answers, to clients that do not say whose page they are for."""
 INTERNAL, BAD_DATA, BAD_METADATA = (
     "MICROSERVICE_INTERNAL_ERROR",
     "MICROSERVICE_BAD_DATA",

@@ -5,7 +5,6 @@ Made by dialect.py. A call goes to its component as it came, unless it may share
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -99,7 +98,7 @@ class SeldonService(CarryingService):
         if claim.found is None:
             self._answer_page(connection, claim)
         elif claim.coding or (self._current.sharing is not None and len(body) >= LARGE_BYTES):
-            connection.task = asyncio.get_running_loop().create_task(self._ask_later(connection, claim, body))
+            connection.task = connection.loop.create_task(self._ask_later(connection, claim, body))
         else:
             self._ask(connection, claim, claim.purpose, body)
 

@@ -64,14 +64,14 @@ def wanted(settings: Settings) -> dict[str, tuple[str, int]]:
     return found
 
 
-def places(settings: Settings) -> str:
-    """Say where a server listens, as its own ports do."""
+def places(settings: Settings) -> dict[str, str]:
+    """Give the URLs where a server listens, as its own ports do."""
     schemes = {"gRPC": "grpcs" if settings.grpc_use_ssl or settings.grpc_use_ssl_mutual else "grpc"}
-    said = []
+    urls = {}
     for name, (address, port) in wanted(settings).items():
         host = f"[{address}]" if ":" in address else address
-        said.append(f"{name} on {schemes.get(name, 'http')}://{host}:{port}")
-    return ", ".join(said) or "nowhere"
+        urls[name] = f"{schemes.get(name, 'http')}://{host}:{port}"
+    return urls
 
 
 def _probed(family: int, address: Any) -> socket.socket:

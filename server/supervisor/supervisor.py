@@ -77,8 +77,8 @@ class Supervisor:
     # -- what a process has around it --------------------------------------------------------------------------
 
     @property
-    def places(self) -> str:
-        """Where it listens, in words."""
+    def places(self) -> dict[str, str]:
+        """The URLs where it listens, by what listens there."""
         return places(self._settings)
 
     @property

@@ -18,7 +18,7 @@ from penstock.batching.request import InferRequest
 from penstock.batching.scheduling.admission import admitted, check_alone
 
 from . import said
-from .parsing import parse
+from .parsing import NO_OBJECT, parse
 from .said import BINARY, NOT_UNSIGNED, PLAIN, Options, Ways, invalid, options_of
 from .shared_tensors import aim, copied_bytes, shared_input
 from .tensors import MANY_TEXTS, from_binary, from_json
@@ -66,10 +66,10 @@ def decode(
     json_bytes = len(body) if header_bytes < 0 else header_bytes
     document = parse(body if header_bytes < 0 else body[:header_bytes], max_depth)
     if type(document) is not dict:
-        raise invalid("failed to parse the request JSON buffer: the request must be a JSON object")
+        raise invalid(NO_OBJECT)
     request_id = document.get("id", "")
     if type(request_id) is not str:
-        raise invalid("Unable to parse 'id': attempt to access JSON non-string as string")
+        raise invalid(said.NO_ID)
     try:
         inputs, rows, key = _inputs(model, document.get("inputs"), body, json_bytes, regions)
         parameters, outputs = document.get("parameters"), document.get("outputs")

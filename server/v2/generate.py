@@ -31,7 +31,7 @@ from penstock.server.http.parts import PARTS
 from . import said
 from .decode import wrong_inputs
 from .members import Members
-from .parsing import parse
+from .parsing import NO_OBJECT, parse
 from .routes import JSON, Route, asked, body_of
 from .tensors import from_json
 
@@ -282,7 +282,7 @@ def read(model: Model, body: bytes, max_depth: int) -> tuple[str, dict[str, Arra
     """
     document = parse(body, max_depth, simd=False)
     if type(document) is not dict:
-        raise said.invalid("failed to parse the request JSON buffer: the request must be a JSON object")
+        raise said.invalid(NO_OBJECT)
     known = model.signature.input
     _demand_once(known, body)
     nested = document.pop(_PARAMETERS, {})
@@ -292,7 +292,7 @@ def read(model: Model, body: bytes, max_depth: int) -> tuple[str, dict[str, Arra
         raise said.invalid(f"Expected JSON object for keyword: '{_PARAMETERS}'")
     request_id = "" if "id" in known else document.pop("id", "")
     if type(request_id) is not str:
-        raise said.invalid("Unable to parse 'id': attempt to access JSON non-string as string")
+        raise said.invalid(said.NO_ID)
     inputs: dict[str, Array] = {}
     parameters: dict[str, Any] = {}
     _take(known, document, inputs, parameters)

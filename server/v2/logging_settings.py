@@ -36,8 +36,6 @@ _SCHEMA: dict[str, Any] = {
     },
 }
 
-logger = logging.getLogger("penstock.server")
-
 
 def apply_without_logs(levels: Levels) -> None:
     """Set what a server can that is part of another program, whose logging is its own: the level of our loggers."""

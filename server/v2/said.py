@@ -32,6 +32,7 @@ RESERVED = (
 )  # fmt: skip
 """Keys that no custom parameter and no forwarded header may have."""
 RESERVED_PREFIX = "triton_"
+NO_ID = "Unable to parse 'id': attempt to access JSON non-string as string"
 NOT_UNSIGNED = "attempt to access JSON non-unsigned-integer as unsigned-integer"
 MAX_CLASSES = 1_000_000
 MAX_ID_BYTES = 128

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from penstock.backends.errors import Code, InferError
 
 from .cuda_regions import CudaRegions
-from .parsing import parse
+from .parsing import NO_OBJECT, parse
 from .regions import Regions
 from .routes import MAX_BODY_BYTES, Route, body_of, json_answer
 from .said import NOT_UNSIGNED
@@ -124,7 +124,7 @@ def _object(members: dict[str, Any], *required: str) -> dict[str, Any]:
 async def _asked(request: Request) -> dict[str, Any]:
     asked = parse(await body_of(request, MAX_BODY_BYTES), _DEPTH, simd=False)
     if type(asked) is not dict:
-        raise InferError(Code.INVALID, "failed to parse the request JSON buffer: the request must be a JSON object")
+        raise InferError(Code.INVALID, NO_OBJECT)
     return asked
 
 

@@ -62,8 +62,9 @@ def _wrong_shape() -> InferError:
     return InferError(Code.INVALID, "Unable to parse 'data': Shape does not match true shape of 'data' field")
 
 
-def _only_binary(doing: str, datatype: str, place: str) -> str:
-    return f"{doing} {datatype} data via JSON is not supported. Please use the binary data format for {place}"
+def _only_binary(doing: str, datatype: str, place: str) -> InferError:
+    text = f"{doing} {datatype} data via JSON is not supported. Please use the binary data format for {place}"
+    return InferError(Code.INVALID, text)
 
 
 def from_json(spec: TensorSpec, shape: list[int], count: int, values: Any) -> Array:
@@ -80,7 +81,7 @@ def from_json(spec: TensorSpec, shape: list[int], count: int, values: Any) -> Ar
             return np.array([values], _FLOATS[name])
         array: Array = np.array(values, _FLOATS[name])
     elif name in _NO_JSON:
-        raise InferError(Code.INVALID, _only_binary("receiving", name, f"input '{spec.name}'"))
+        raise _only_binary("receiving", name, f"input '{spec.name}'")
     elif type(values) is list:
         array = _strings(values) if name == "BYTES" else _numbers(spec, _flat(values))
     elif type(values) is np.ndarray:
@@ -237,8 +238,7 @@ def json_writer(datatype: str, name: str, shape: tuple[int, ...]) -> Callable[[A
 
 
 def _refuse_json(datatype: str, name: str, array: Array) -> bytes:
-    text = f"sending {datatype} data via JSON is not supported. Please use the binary data format for output '{name}'"
-    raise InferError(Code.INVALID, text)
+    raise _only_binary("sending", datatype, f"output '{name}'")
 
 
 def _few_to_json(array: Array) -> bytes:

@@ -6,8 +6,6 @@ original was. What we answer otherwise, and why, is in deviations.py.
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from tests.abeja.asked.everything import GROUPS
@@ -17,16 +15,8 @@ from tests.abeja.serving import as_said
 from tests.originals import Group
 
 
-def alike() -> list[list[str]]:
-    """List the groups, those of servers that are alike together: to start one takes longer than to ask it."""
-    servers: dict[str, list[str]] = {}
-    for name in ORIGINAL.names():
-        servers.setdefault(json.dumps(ORIGINAL.read(name)["server"]), []).append(name)
-    return list(servers.values())
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("names", alike(), ids="+".join)
+@pytest.mark.parametrize("names", ORIGINAL.alike(), ids="+".join)
 def test_the_answers_are_the_original_s(names: list[str]) -> None:
     with as_said(ORIGINAL.read(names[0])["server"]) as served:
         wrong = [line for name in names for line in ORIGINAL.differences(name, served.ports, DEVIATIONS)]

@@ -15,10 +15,10 @@ from typing import Any
 import onnxruntime
 
 from penstock.backends import onnx
-from penstock.backends.backend import Backend, Loader
+from penstock.backends.backend import Backend, Loader, device_number
 from penstock.backends.cuda import Runtime
 from penstock.backends.onnx_cuda import load_on_gpu
-from penstock.backends.onnx_providers import CPU, CUDA, device_number
+from penstock.backends.onnx_providers import CPU, CUDA
 from tests.backends.fake_cuda import FakeRuntime
 
 WARM_UP_RUNS = 2

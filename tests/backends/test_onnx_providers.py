@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.backends import onnx_providers
+from penstock.backends.backend import device_number
 from penstock.backends.cuda_budget import Budget
 from penstock.backends.errors import Code, InferError
 from penstock.backends.onnx_cuda import RealGround
@@ -21,7 +22,6 @@ from penstock.backends.onnx_providers import (
     TENSORRT,
     check_cudnn,
     cuda_options,
-    device_number,
     wants_tensorrt,
     why_not_started,
 )

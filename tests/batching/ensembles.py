@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +127,3 @@ async def house() -> AsyncIterator[House]:
 def values_of(requests: Sequence[InferRequest]) -> list[float]:
     """Give the first value of each request's first output."""
     return [float(request.outputs[0].reshape(-1)[0]) for request in requests if request.outputs]
-
-
-def with_steps(spec: ModelSpec, *steps: Step) -> ModelSpec:
-    """Give an ensemble other steps."""
-    return replace(spec, ensemble=EnsembleSpec(steps))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,56 +20,23 @@ from penstock.batching.devices.rates import Claim, RateLimiter
 from penstock.batching.engine import Engine
 from penstock.batching.loading.opening import open_model
 from penstock.batching.model import Model
-from penstock.batching.request import InferRequest
 from penstock.batching.running import instance as instance_module
-from penstock.batching.running.batch import Batch
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec, Resource
+from tests.batching.houses import House, housed
 from tests.fakes import PATIENCE_S, Doors, FakeBackend, Function, fake_loader, fake_request
 
 ROWS = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),), batched=True)
 ONE = (Resource("R1", 1),)
 
 
-@dataclass
-class House:
-    """One Model with its Instances running; `finished` is where what ran arrives."""
-
-    model: Model
-    finished: queue.Queue[Batch]
-    backends: list[FakeBackend]
-
-    def add(self, count: int = 1) -> list[InferRequest]:
-        requests = [fake_request(self.model) for _ in range(count)]
-        with self.model.lock:
-            for request in requests:
-                self.model.scheduler.add(request)
-        self.model.dispatch(1)
-        return requests
-
-    def next(self) -> Batch:
-        return self.finished.get(timeout=PATIENCE_S)
-
-
-@contextmanager
 def opened(
     function: Function, devices: Devices, *groups: InstanceGroup,
     reopen: Callable[[int], FakeBackend] | None = None, max_batch_rows: int = 1,
-) -> Iterator[House]:  # fmt: skip
+) -> AbstractContextManager[House]:  # fmt: skip
     backends = [FakeBackend(ROWS, function) for _ in spread(groups)]
     policy = BatchPolicy(max_batch_rows=max_batch_rows)
     spec = ModelSpec("m", 1, Path("model"), policy=policy, instances=groups, signature=ROWS)
-    finished: queue.Queue[Batch] = queue.Queue()
-
-    def finish(model: Model, ran: list[Batch]) -> None:
-        for batch in ran:
-            finished.put(batch)
-
-    model = Model(spec, backends, finish, devices, reopen)
-    model.open()
-    try:
-        yield House(model, finished, backends)
-    finally:
-        model.close()
+    return housed(spec, backends, devices, reopen)
 
 
 class Watched(RateLimiter):

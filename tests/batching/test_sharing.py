@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import queue
 import random
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,38 +25,11 @@ from penstock.batching.running import attempts
 from penstock.batching.running.batch import Batch
 from penstock.batching.running.instance import ThreadInstance
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
+from tests.batching.houses import House, housed
 from tests.fakes import PATIENCE_S, Doors, FakeBackend, Function, fake_loader, fake_request
 
 ROWS = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),), batched=True)
 GRAPH = Signature(ROWS.inputs, ROWS.outputs)
-
-
-@dataclass
-class House:
-    """One Model with its Instances running; `finished` is where what ran arrives."""
-
-    model: Model
-    finished: queue.Queue[Batch]
-    backends: list[FakeBackend]
-
-    def add(self, count: int = 1) -> list[InferRequest]:
-        return self.put([fake_request(self.model) for _ in range(count)])
-
-    def put(self, requests: list[InferRequest]) -> list[InferRequest]:
-        with self.model.lock:
-            for request in requests:
-                self.model.scheduler.add(request)
-        self.model.dispatch(1)
-        return requests
-
-    def next(self) -> Batch:
-        return self.finished.get(timeout=PATIENCE_S)
-
-    def ended(self, requests: list[InferRequest]) -> None:
-        """Wait until these have come out, in whatever batches."""
-        missing = {id(request) for request in requests}
-        while missing:
-            missing -= {id(request) for request in self.next().requests}
 
 
 class Waiting(FakeBackend):
@@ -66,7 +38,6 @@ class Waiting(FakeBackend):
     threads_only = True
 
 
-@contextmanager
 def opened(
     function: Function,
     device: Device,
@@ -75,22 +46,10 @@ def opened(
     executor: str = "thread",
     max_batch_rows: int = 64,
     kind: type[FakeBackend] = FakeBackend,
-) -> Iterator[House]:
-    backend = kind(ROWS, function)
+) -> AbstractContextManager[House]:
     policy = BatchPolicy(max_batch_rows=max_batch_rows, executor=executor)
     spec = ModelSpec("m", 1, Path("model"), policy=policy, instances=(InstanceGroup(count),), signature=ROWS)
-    finished: queue.Queue[Batch] = queue.Queue()
-
-    def finish(model: Model, ran: list[Batch]) -> None:
-        for batch in ran:
-            finished.put(batch)
-
-    model = Model(spec, [backend], finish, {"cpu": device}, reopen)
-    model.open()
-    try:
-        yield House(model, finished, [backend])
-    finally:
-        model.close()
+    return housed(spec, [kind(ROWS, function)], {"cpu": device}, reopen)
 
 
 @pytest.fixture

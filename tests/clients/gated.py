@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock.backends.backend import Array, Backend, Binding, Loader
 from penstock.backends.loading import load_onnx
-from tests.fakes import Gate
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.statistics import CANCELED
+from tests.fakes import PATIENCE_S, FakeBackend, Gate, fake_loader
+from tests.live import Live, live_server
 
 
 class Gated:
@@ -66,3 +70,28 @@ class _GatedBinding:
 
     def stop(self) -> None:
         self._inner.stop()
+
+
+def at_a_gate(folder: Path, gate: Gate) -> Iterator[Live]:
+    """Serve a model `m` [N,2] whose runs wait at a gate, which is closed. For fixtures."""
+    graph = Signature((TensorSpec("x", "FP32", (-1, 2)),), (TensorSpec("y", "FP32", (-1, 2)),))
+    (folder / "m" / "1").mkdir(parents=True)
+    (folder / "m" / "1" / "model.onnx").touch()
+    (folder / "m" / "penstock.toml").write_text('[batching]\nexecutor = "thread"\n')
+    with live_server(folder, loaders={"onnxruntime": fake_loader(FakeBackend(graph, gate))}) as live:
+        gate.close()
+        yield live
+        gate.open()
+
+
+async def waiting(live: Live, count: int) -> None:
+    """Wait until so many requests stand in the queue of model `m`."""
+    model = live.server.engine.model("m")
+    async with asyncio.timeout(PATIENCE_S):
+        while model.waiting_requests != count:  # noqa: ASYNC110 - the queue tells nobody
+            await asyncio.sleep(0)
+
+
+async def cancelled(live: Live) -> int:
+    """Count the requests of model `m` that were cancelled."""
+    return live.server.engine.model("m").statistics.snapshot().failures[CANCELED]

@@ -12,10 +12,11 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from penstock.perf import models
-from penstock.perf.grpc import MANY, METHOD, message
+from penstock.perf.generator.orders import INFER
+from penstock.perf.grpc import MANY, message
 from tests.live import Live, live_server
 
-SERVICE = METHOD.rpartition("/")[0]
+SERVICE = INFER.rpartition("/")[0]
 FIELDS = ("content-type: application/grpc", "te: trailers")
 
 pytestmark = pytest.mark.slow
@@ -82,7 +83,7 @@ def test_nghttp_ends_its_stream_and_its_connection_cleanly(live: Live, body: Pat
 def test_h2load_is_answered_every_time(live: Live, tmp_path: Path, connections: int, streams: int) -> None:
     path = framed(tmp_path, message(MANY))
     before = _served(live)
-    words = ("-n2000", f"-c{connections}", f"-m{streams}", f"-d{path}", f"http://{live.grpc_address}{METHOD}")
+    words = ("-n2000", f"-c{connections}", f"-m{streams}", f"-d{path}", f"http://{live.grpc_address}{INFER}")
     said = run("h2load", *words)
 
     assert re.search(rb"2000 total, 2000 started, 2000 done, 2000 succeeded, 0 failed, 0 errored", said), said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import queue
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +15,7 @@ import tritonclient.grpc as rpc
 from tritonclient import http
 
 from tests.clients import models
-from tests.clients.gated import Gated
+from tests.clients.gated import Gated, waiting
 from tests.clients.sequence_models import CONTROLS, STATE, config, write_accumulator
 from tests.live import Live, live_server
 
@@ -34,13 +33,6 @@ YIELDS = "def post_inference(prediction, metadata):\n    yield prediction\n    y
 def hook(root: Path, name: str, source: str, more: str = "") -> None:
     (root / name / "answers.py").write_text(source)
     (root / name / "penstock.toml").write_text(HOOKED + more)
-
-
-async def waits(live: Live, count: int) -> None:
-    model = live.server.engine.model("m")
-    async with asyncio.timeout(PATIENCE_S):
-        while model.waiting_requests != count:  # noqa: ASYNC110 - the queue tells nobody
-            await asyncio.sleep(0)
 
 
 class TestPriority:
@@ -68,7 +60,7 @@ class TestPriority:
             said = ((over_http, 3), (over_grpc, 2), (over_generate, 1), (over_stream, 1))
             for count, (way, priority) in enumerate(said, 1):
                 asked.append(ask(way, count, priority))
-                live.call(waits(live, count))
+                live.call(waiting(live, count))
             gated.gate.open()
             for each in asked:
                 each.result(PATIENCE_S)

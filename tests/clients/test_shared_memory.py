@@ -24,6 +24,7 @@ from penstock.backends.backend import Array
 from penstock.backends.datatypes import DATATYPES
 from penstock.server.v2.regions import OFF
 from tests.clients import models
+from tests.clients.refusing import refused
 from tests.live import Live, live_server
 
 pytestmark = pytest.mark.slow
@@ -75,12 +76,6 @@ def placed(
     wanted = of.InferRequestedOutput("y" if name == "x" else name.replace("IN", "OUT"))
     wanted.set_shared_memory(region, byte_size, offset_out)
     return given, wanted
-
-
-def refused(call: Any, *args: Any, **options: Any) -> tuple[str, str]:
-    with pytest.raises(InferenceServerException) as caught:
-        call(*args, **options)
-    return caught.value.status(), caught.value.message()
 
 
 class TestTensors:

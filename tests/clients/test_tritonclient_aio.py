@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 import tritonclient.http.aio as triton
-from tritonclient.utils import InferenceServerException
 
+from tests.clients.refusing import refused_later
 from tests.clients.tensors import ONLY_BINARY, VALUES, asked, given, pair, same, texts
 from tests.live import Live
 
@@ -38,12 +38,6 @@ def run(live: Live) -> Run[Any]:
     return runner
 
 
-async def refused(call: Awaitable[Any]) -> tuple[str, str]:
-    with pytest.raises(InferenceServerException) as caught:
-        await call
-    return caught.value.status(), caught.value.message()
-
-
 def test_health_metadata_config_index_and_statistics(run: Run[None]) -> None:
     async def work(client: Any) -> None:
         query = {"test_1": 1, "test_2": 2}
@@ -66,14 +60,14 @@ def test_errors_carry_status_and_text(run: Run[None]) -> None:
     async def work(client: Any) -> None:
         unknown = ("404", "Request for unknown model: 'nope' is not found")
         inputs = pair(ASCENDING, MINUS_ONES)
-        assert await refused(client.get_model_metadata("nope")) == unknown
-        assert await refused(client.get_model_config("nope")) == unknown
-        assert await refused(client.infer("nope", inputs)) == unknown
-        assert (await refused(client.get_inference_statistics("nope")))[0] == "400"
+        assert await refused_later(client.get_model_metadata("nope")) == unknown
+        assert await refused_later(client.get_model_config("nope")) == unknown
+        assert await refused_later(client.infer("nope", inputs)) == unknown
+        assert (await refused_later(client.get_inference_statistics("nope")))[0] == "400"
         text = "explicit model load / unload is not allowed if polling is enabled"
-        assert await refused(client.load_model("simple")) == ("503", text)
-        assert await refused(client.unload_model("simple")) == ("503", text)
-        status, text = await refused(client.infer("simple", inputs[:1], request_id="8"))
+        assert await refused_later(client.load_model("simple")) == ("503", text)
+        assert await refused_later(client.unload_model("simple")) == ("503", text)
+        status, text = await refused_later(client.infer("simple", inputs[:1], request_id="8"))
         assert status == "400"
         assert text.startswith("[request id: 8] expected 2 inputs but got 1 inputs for model 'simple'.")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import queue
 import threading
@@ -17,11 +16,11 @@ from tritonclient.grpc.auth import BasicAuth
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 from penstock.backends.backend import Array
-from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.statistics import CANCELED
 from tests.clients import models
+from tests.clients.gated import at_a_gate, cancelled, waiting
+from tests.clients.refusing import refused
 from tests.clients.tensors import VALUES, same, texts
-from tests.fakes import FakeBackend, Gate, fake_loader
+from tests.fakes import Gate
 from tests.live import Live, live_server
 
 pytestmark = pytest.mark.slow
@@ -63,13 +62,6 @@ def pair(first: Array = ASCENDING, second: Array = ONES) -> list[Any]:
 
 def asked(name: str, classes: int = 0) -> Any:
     return triton.InferRequestedOutput(name, class_count=classes)
-
-
-def refused(call: Any, *args: Any, **options: Any) -> tuple[str, str]:
-    """Make a call that must fail; give its status and text."""
-    with pytest.raises(InferenceServerException) as caught:
-        call(*args, **options)
-    return caught.value.status(), caught.value.message()
 
 
 class TestControl:
@@ -358,14 +350,7 @@ class TestGivingUp:
 
     @pytest.fixture
     def live(self, tmp_path: Path, gate: Gate) -> Iterator[Live]:
-        graph = Signature((TensorSpec("x", "FP32", (-1, 2)),), (TensorSpec("y", "FP32", (-1, 2)),))
-        (tmp_path / "m" / "1").mkdir(parents=True)
-        (tmp_path / "m" / "1" / "model.onnx").touch()
-        (tmp_path / "m" / "penstock.toml").write_text('[batching]\nexecutor = "thread"\n')
-        with live_server(tmp_path, loaders={"onnxruntime": fake_loader(FakeBackend(graph, gate))}) as live:
-            gate.close()
-            yield live
-            gate.open()
+        yield from at_a_gate(tmp_path, gate)
 
     @pytest.fixture
     def row(self) -> list[Any]:
@@ -403,17 +388,6 @@ class TestGivingUp:
             client.stop_stream(cancel_requests=True)
             live.call(waiting(live, 0))
             assert live.call(cancelled(live)) == 3
-
-
-async def waiting(live: Live, count: int) -> None:
-    model = live.server.engine.model("m")
-    async with asyncio.timeout(PATIENCE_S):
-        while model.waiting_requests != count:  # noqa: ASYNC110 - the queue tells nobody
-            await asyncio.sleep(0)
-
-
-async def cancelled(live: Live) -> int:
-    return live.server.engine.model("m").statistics.snapshot().failures[CANCELED]
 
 
 def test_the_client_s_own_serialisation_of_strings_is_understood(client: Any) -> None:

@@ -14,11 +14,11 @@ from tritonclient.grpc.auth import BasicAuth
 from tritonclient.utils import InferenceServerException
 
 from penstock.backends.backend import Array
-from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.statistics import CANCELED
 from tests.clients import models
+from tests.clients.gated import at_a_gate, cancelled, waiting
+from tests.clients.refusing import refused_later
 from tests.clients.tensors import VALUES, same, texts
-from tests.fakes import FakeBackend, Gate, fake_loader
+from tests.fakes import Gate
 from tests.live import Live, live_server
 
 pytestmark = pytest.mark.slow
@@ -64,12 +64,6 @@ def pair(second: Array = ONES) -> list[Any]:
     return [given("INPUT0", ASCENDING, "INT32"), given("INPUT1", second, "INT32")]
 
 
-async def refused(call: Awaitable[Any]) -> tuple[str, str]:
-    with pytest.raises(InferenceServerException) as caught:
-        await call
-    return caught.value.status(), caught.value.message()
-
-
 def test_health_metadata_config_index_and_statistics(run: Run[None]) -> None:
     async def work(client: Any) -> None:
         assert await client.is_server_live()
@@ -89,11 +83,11 @@ def test_health_metadata_config_index_and_statistics(run: Run[None]) -> None:
 def test_errors_carry_status_and_text(run: Run[None]) -> None:
     async def work(client: Any) -> None:
         unknown = ("StatusCode.NOT_FOUND", "Request for unknown model: 'nope' is not found")
-        assert await refused(client.get_model_metadata("nope")) == unknown
-        assert await refused(client.infer("nope", pair())) == unknown
+        assert await refused_later(client.get_model_metadata("nope")) == unknown
+        assert await refused_later(client.infer("nope", pair())) == unknown
         text = "explicit model load / unload is not allowed if polling is enabled"
-        assert await refused(client.load_model("simple")) == ("StatusCode.UNAVAILABLE", text)
-        assert await refused(client.unload_model("simple")) == ("StatusCode.UNAVAILABLE", text)
+        assert await refused_later(client.load_model("simple")) == ("StatusCode.UNAVAILABLE", text)
+        assert await refused_later(client.unload_model("simple")) == ("StatusCode.UNAVAILABLE", text)
 
     run(work)
 
@@ -118,7 +112,9 @@ def test_settings_regions_and_plugins(run: Run[None]) -> None:
             path.unlink()
         assert not (await client.get_cuda_shared_memory_status()).regions
         await client.unregister_cuda_shared_memory()
-        assert (await refused(client.register_cuda_shared_memory("g", b"x" * 64, 0, 64)))[0] != "StatusCode.INTERNAL"
+        assert (await refused_later(client.register_cuda_shared_memory("g", b"x" * 64, 0, 64)))[
+            0
+        ] != "StatusCode.INTERNAL"
         client.unregister_plugin()
 
     run(work)
@@ -206,14 +202,7 @@ class TestGivingUp:
 
     @pytest.fixture
     def live(self, tmp_path: Path, gate: Gate) -> Iterator[Live]:
-        graph = Signature((TensorSpec("x", "FP32", (-1, 2)),), (TensorSpec("y", "FP32", (-1, 2)),))
-        (tmp_path / "m" / "1").mkdir(parents=True)
-        (tmp_path / "m" / "1" / "model.onnx").touch()
-        (tmp_path / "m" / "penstock.toml").write_text('[batching]\nexecutor = "thread"\n')
-        with live_server(tmp_path, loaders={"onnxruntime": fake_loader(FakeBackend(graph, gate))}) as live:
-            gate.close()
-            yield live
-            gate.open()
+        yield from at_a_gate(tmp_path, gate)
 
     def test_deadlines_and_cancelled_tasks(self, live: Live, gate: Gate) -> None:
         row = [given("x", np.ones((1, 2), np.float32), "FP32")]
@@ -221,7 +210,7 @@ class TestGivingUp:
         async def work(client: Any) -> None:
             first = asyncio.ensure_future(client.infer("m", row))
             await asyncio.to_thread(live.call, gate.entered())
-            late = await refused(client.infer("m", row, client_timeout=0.2))
+            late = await refused_later(client.infer("m", row, client_timeout=0.2))
             assert late == ("StatusCode.DEADLINE_EXCEEDED", "Deadline Exceeded")
             second = asyncio.ensure_future(client.infer("m", row))
             await asyncio.to_thread(live.call, waiting(live, 1))
@@ -251,14 +240,3 @@ class TestGivingUp:
             await asyncio.to_thread(live.call, waiting(live, 0))
 
         using(live, work)
-
-
-async def waiting(live: Live, count: int) -> None:
-    model = live.server.engine.model("m")
-    async with asyncio.timeout(PATIENCE_S):
-        while model.waiting_requests != count:  # noqa: ASYNC110 - the queue tells nobody
-            await asyncio.sleep(0)
-
-
-async def cancelled(live: Live) -> int:
-    return live.server.engine.model("m").statistics.snapshot().failures[CANCELED]

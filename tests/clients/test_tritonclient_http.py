@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from tritonclient.utils import InferenceServerException
 
+from tests.clients.refusing import refused
 from tests.clients.tensors import ONLY_BINARY, VALUES, asked, given, pair, same, texts
 from tests.live import Live
 
@@ -25,13 +25,6 @@ WAYS = [None, "gzip", "deflate"]
 def client(live: Live) -> Iterator[Any]:
     with triton.InferenceServerClient(live.address, concurrency=4) as made:
         yield made
-
-
-def refused(call: Any, *args: Any, **options: Any) -> tuple[str, str]:
-    """Make a call that must fail; give its status and text."""
-    with pytest.raises(InferenceServerException) as caught:
-        call(*args, **options)
-    return caught.value.status(), caught.value.message()
 
 
 class TestHealthAndMetadata:

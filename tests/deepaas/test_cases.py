@@ -37,16 +37,8 @@ IN_TRUTH = {
 """The commands that are started in truth: for the others that takes longer than what they do."""
 
 
-def alike() -> list[list[str]]:
-    """List the groups, those of servers that are alike together: to start one takes longer than to ask it."""
-    servers: dict[str, list[str]] = {}
-    for name in ORIGINAL.names():
-        servers.setdefault(json.dumps(ORIGINAL.read(name)["server"]), []).append(name)
-    return list(servers.values())
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("names", alike(), ids="+".join)
+@pytest.mark.parametrize("names", ORIGINAL.alike(), ids="+".join)
 def test_the_answers_are_the_original_s(names: list[str]) -> None:
     server, wrong = ORIGINAL.read(names[0])["server"], []
     with served(server) as port:

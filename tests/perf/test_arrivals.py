@@ -13,12 +13,8 @@ from penstock.perf.simulator.arrivals import (
     Kind,
     bursty,
     constant,
-    giants,
-    just_missed,
-    merged,
     poisson,
     recorded,
-    volleys,
 )
 
 A, B = Kind(1, ((4,),)), Kind(3, ((8,),), share=3)
@@ -83,17 +79,3 @@ def test_a_random_split_of_poisson_arrivals_is_poisson_arrivals() -> None:
 
     assert len(thinned) == pytest.approx(50_000, rel=0.02)
     assert gaps.std() == pytest.approx(gaps.mean(), rel=0.02)
-
-
-def test_the_worst_cases_are_what_they_say() -> None:
-    assert volleys(3, 0.001, 0.002).at_ns.tolist() == [0, 0, 0, 1_000_000, 1_000_000, 1_000_000]
-    assert just_missed(2, 0.001, 0.002, 5).at_ns.tolist() == [0, 5, 5, 1_000_000, 1_000_005, 1_000_005]
-    assert giants(1000, 1, Kind(64), 10).rows.tolist()[:20] == [*[1] * 9, 64, *[1] * 9, 64]
-
-
-def test_streams_are_merged_in_order_and_keep_their_kinds() -> None:
-    both = merged(constant(10, 1, (A,)), constant(4, 1, (B,)))
-
-    assert (np.diff(both.at_ns) >= 0).all()
-    assert np.bincount(both.which).tolist() == [10, 4]
-    assert both.kinds == (A, B)

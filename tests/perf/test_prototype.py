@@ -12,6 +12,7 @@ import pytest
 from penstock.perf import grpc as over_grpc
 from penstock.perf import models
 from penstock.perf.bench import ASKED, PROTOTYPES, Case, call
+from penstock.perf.generator.orders import INFER
 from penstock.perf.load import HOST, Load, Rounds, prototype
 
 grpc = pytest.importorskip("grpc")
@@ -54,7 +55,7 @@ def test_it_answers_what_the_benches_ask(name: str, folder: Path) -> None:
 
         message = over_grpc.message(over_grpc.Case(name, case.shapes[0], 1, 1))
         with grpc.insecure_channel(f"{HOST}:{process.port}") as channel:
-            said = channel.unary_unary(over_grpc.METHOD)(message, timeout=10)
+            said = channel.unary_unary(INFER)(message, timeout=10)
         told = service_pb2.ModelInferResponse.FromString(said)
         data = np.frombuffer(told.raw_output_contents[0], np.float32)
         np.testing.assert_allclose([data], wanted, rtol=1e-3, atol=1e-3)

@@ -9,15 +9,13 @@ from penstock.batching.scheduling.scheduler import Scheduler
 from penstock.batching.spec import BatchPolicy
 from penstock.perf.policies import Comparison, Figures, cells, compare_simulated, static_grid
 from penstock.perf.simulator.arrivals import (
+    ONE_ROW,
     SHAPELESS,
     Arrivals,
     Kind,
     constant,
-    giants,
-    just_missed,
     poisson,
     recorded,
-    volleys,
 )
 from penstock.perf.simulator.frontend import FrontCosts, simulate_server
 from penstock.perf.simulator.runtimes import RunTimes, linear, table
@@ -26,9 +24,24 @@ from penstock.perf.simulator.simulation import EXPIRED, REFUSED, SERVED, Result,
 MS = 1_000_000
 POLICY = BatchPolicy(max_batch_rows=16)
 ALONE = BatchPolicy(max_batch_rows=0, max_queue_rows=1_000_000)
+JUST_MISSED = [0, *[1000] * 15]
+"""One request, and more just after it: they wait for all of a run that carries one."""
 TRUTH = linear(MS, 50_000, noise=0.1)
 FREE = FrontCosts(0, 0, 0, 0, 0, 0)
 COSTS = FrontCosts(20_000, 5_000, 10_000, 50_000, 15_000, 30_000)
+
+
+def volleys(after_ns: list[int], every_s: float, seconds: float) -> Arrivals:
+    """Requests at these times, again and again."""
+    at_ns = (np.arange(0, seconds, every_s)[:, None] * 1e9 + after_ns).astype(np.int64).ravel()
+    return Arrivals(at_ns, np.zeros_like(at_ns), ONE_ROW, seconds)
+
+
+def giants(every: int) -> Arrivals:
+    """Small requests, and a giant every so often."""
+    small = poisson(5000, 0.5)
+    which = (np.arange(len(small)) % every == every - 1).astype(np.int64)
+    return Arrivals(small.at_ns, which, (Kind(), Kind(64)), small.seconds)
 
 
 def checked(result: Result) -> Result:
@@ -73,9 +86,9 @@ class TestEveryArrivalHasOneEnd:
     @pytest.mark.parametrize(
         "arrivals",
         [
-            volleys(40, 0.01, 0.5),
-            just_missed(15, 0.01, 0.5),
-            giants(5000, 0.5, Kind(64), 20),
+            volleys([0] * 40, 0.01, 0.5),
+            volleys(JUST_MISSED, 0.01, 0.5),
+            giants(20),
             poisson(40_000, 0.5, seed=1),
             poisson(3000, 0.5, (Kind(target_ns=4 * MS),), seed=1),
         ],
@@ -85,7 +98,7 @@ class TestEveryArrivalHasOneEnd:
         checked(simulate(arrivals, POLICY, TRUTH))
 
     def test_what_does_not_fit_the_queue_is_refused_when_it_comes(self) -> None:
-        result = checked(simulate(volleys(20, 1, 1), BatchPolicy(max_batch_rows=4, max_queue_rows=8), TRUTH))
+        result = checked(simulate(volleys([0] * 20, 1, 1), BatchPolicy(max_batch_rows=4, max_queue_rows=8), TRUTH))
 
         assert result.count(REFUSED) == 12
         assert result.end_ns[result.ended == REFUSED].tolist() == [0] * 12
@@ -148,7 +161,7 @@ class TestTheSimulation:
         assert result.latency_ns.tolist() == [2 * MS] * 3
 
     def test_what_waits_while_the_device_runs_goes_together(self) -> None:
-        result = simulate(just_missed(5, 1, 1), POLICY, table({1: MS, 16: MS}))
+        result = simulate(volleys(JUST_MISSED[:6], 1, 1), POLICY, table({1: MS, 16: MS}))
 
         assert result.batch_rows.tolist() == [1, 5]
         assert result.latency_ns.tolist() == [MS, *[2 * MS - 1000] * 5]
@@ -173,7 +186,7 @@ class TestTheSimulation:
 
     def test_padded_batches_take_as_long_as_their_size(self) -> None:
         truth = table({1: MS, 4: 4 * MS, 8: 8 * MS})
-        result = simulate(volleys(3, 1, 1), BatchPolicy(max_batch_rows=8, allowed_rows=(8,)), truth)
+        result = simulate(volleys([0] * 3, 1, 1), BatchPolicy(max_batch_rows=8, allowed_rows=(8,)), truth)
 
         assert result.batch_ns.tolist() == [8 * MS]
 

@@ -25,7 +25,7 @@ from tests.clients import models
 from tests.cortex.projects import Project, post, write_iris
 from tests.live import Live, live_server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("live", "project", "no_collector")]
 
 OURS = str(Path(__file__).parents[2])
 AXES = ["N", "M"]
@@ -87,14 +87,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     made.api("classifier", "models/iris.onnx", HANDLER)
     with live_server(made.folder, dialect="cortex") as server:
         yield server
-
-
-@pytest.fixture(autouse=True)
-def no_collector(live: Live, project: Live) -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 async def turns() -> None:

@@ -459,14 +459,14 @@ def test_triton_s_words_for_what_listens_are_in_the_log_once_all_is_loaded() -> 
 
 
 def test_triton_s_words_have_a_name_for_each_of_its_services() -> None:
-    places = "HTTP on http://[::1]:1, gRPC on grpcs://h:2, SageMaker on http://h:4, metrics on http://h:3"
+    urls = {"HTTP": "http://[::1]:1", "gRPC": "grpcs://h:2", "SageMaker": "http://h:4", "metrics": "http://h:3"}
 
-    assert list(as_triton_says(places)) == [
+    assert list(as_triton_says(urls)) == [
         "Started GRPCInferenceService at h:2",
         "Started HTTPService at [::1]:1",
         "Started Metrics Service at h:3",
     ]
-    assert list(as_triton_says("nowhere")) == []
+    assert list(as_triton_says({})) == []
 
 
 @pytest.mark.slow

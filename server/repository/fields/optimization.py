@@ -11,6 +11,7 @@ from penstock.server.repository.findings import is_there
 from penstock.server.repository.libraries import LIBRARIES
 
 from . import gpu
+from .accelerators import flag
 from .ensembles import PLATFORM as ENSEMBLE
 from .identity import PYTHON, TENSORFLOW
 from .notes import Notes, enum_name
@@ -25,8 +26,7 @@ _NO_LIBRARIES = {TENSORFLOW: "it is honoured for ONNX models", PYTHON: "the mode
 _PRIORITIES = {"PRIORITY_DEFAULT": 1.0, "PRIORITY_MAX": 4.0, "PRIORITY_MIN": 0.25}
 """The weight of a model in its device's turns: so many times the time of one of the default that is as hot."""
 _GRAPH_LEVELS = {-1: "basic", 0: "all", 1: "extended", 2: "disabled"}
-_TRUE, _FALSE = frozenset({"true", "1"}), frozenset({"false", "0"})
-_ON, _OFF = _TRUE | {"on", "yes"}, _FALSE | {"off", "no"}
+_ON, _OFF = frozenset({"true", "1", "on", "yes"}), frozenset({"false", "0", "off", "no"})
 
 
 def _thread_count(value: str) -> str | None:
@@ -41,18 +41,12 @@ def _zero_or_one(value: str) -> str:
     return value
 
 
-def _boolean(value: str) -> str:
-    if value.lower() not in _TRUE | _FALSE:
-        raise ValueError("true or false")
-    return "1" if value.lower() in _TRUE else "0"
-
-
 PARAMETERS: dict[str, tuple[str, Callable[[str], str | None]]] = {
     "intra_op_thread_count": ("runtime.intra_op_threads", _thread_count),
     "inter_op_thread_count": ("runtime.inter_op_threads", _thread_count),
     "execution_mode": ("runtime.execution_mode", _zero_or_one),
-    "enable_mem_arena": ("runtime.mem_arena", _boolean),
-    "enable_mem_pattern": ("runtime.mem_pattern", _boolean),
+    "enable_mem_arena": ("runtime.mem_arena", flag),
+    "enable_mem_pattern": ("runtime.mem_pattern", flag),
 }
 """The `parameters` that are honoured, each with what it says and its check."""
 

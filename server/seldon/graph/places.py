@@ -1,6 +1,6 @@
 """Places: where the class of a node is, on this machine. A manifest names images, which are not run here.
 
-Called by reading.py. Nothing is imported, and no code is run.
+Called by units.py. Nothing is imported, and no code is run.
 """
 
 from __future__ import annotations

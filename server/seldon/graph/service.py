@@ -6,7 +6,6 @@ Source: Seldon Core 1.17.1, the executor, as it answers.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from typing import TYPE_CHECKING, Any
@@ -26,8 +25,6 @@ from .walk import NodeFailed, Walk, model_of
 from .wires import GraphError, JsonWire, Message, new_puid
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from penstock.server.http.connection import Connection
     from penstock.server.http.fastlane import FastLane
     from penstock.server.http.head import Head
@@ -131,7 +128,7 @@ class GraphService:
         elif claim.method == b"OPTIONS":
             _answer(connection, claim, claim.puid, 200, Message(b"", TEXT))
         elif address.purpose in addresses.CALLED:
-            self._on_task(connection, self._run(connection, claim, address, body))
+            connection.task = connection.loop.create_task(self._run(connection, claim, address, body))
         else:
             _answer(connection, claim, claim.puid or new_puid(), *self._page(address))
 
@@ -140,10 +137,6 @@ class GraphService:
         self._others.abandon(connection)
 
     # -- walks -------------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _on_task(connection: FastLane, work: Coroutine[Any, Any, None]) -> None:
-        connection.task = asyncio.get_running_loop().create_task(work)
 
     async def _run(self, connection: FastLane, claim: Claim, address: addresses.Address, body: bytes) -> None:
         began_ns, puid = time.monotonic_ns(), claim.puid or new_puid()

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from penstock.backends.errors import Code, InferError
 from penstock.batching.sinks import FutureSink
 from penstock.server.answering import off_loop
+from penstock.server.engines import Serves, served
 from penstock.server.seldon.calls import SeldonCall
 from penstock.server.seldon.environ import UNSET_IMAGE
 from penstock.server.seldon.messages import Endpoint, read_answer
@@ -27,7 +27,6 @@ from .wires import GraphError, Message, Noted, Wire
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model
-    from penstock.server.engines import Serves
     from penstock.server.seldon.batching import Sharing
 
 ABORT = -2
@@ -225,8 +224,4 @@ async def _together(works: Sequence[object]) -> list[Message]:
 
 def model_of(engine: Serves, node: Node) -> Model:
     """Give the model that a node is. Raises: InferError (NOT_READY)."""
-    try:
-        return engine.model(node.model)
-    except InferError:
-        text = f"node '{node.name}' is not ready: it is being loaded, or the log says why it cannot be"
-        raise InferError(Code.NOT_READY, text) from None
+    return served(engine, node.model, f"node '{node.name}'")

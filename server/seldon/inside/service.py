@@ -6,13 +6,11 @@ Source: seldon-core 1.17.1, microservice.py: what is done with a class, and in w
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import json
 import logging
 import multiprocessing
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -23,6 +21,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.server.ipc.channel import Channel
 from penstock.server.seldon import parameters
 from penstock.server.seldon.messages import CALL, Description, Endpoint, Form
+from penstock.server.workers.child import die_with
 
 if TYPE_CHECKING:
     from .endpoints import Rest
@@ -34,7 +33,6 @@ logger = logging.getLogger("seldon_core")
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _LOG_FORMAT = "%(asctime)s - %(name)s:%(funcName)s:%(lineno)s - %(levelname)s:  %(message)s"
 """The original's, as components' own lines are in it."""
-_PR_SET_PDEATHSIG = 1
 _ASKED_FOR_HEALTH = ("health_status_raw", "health_status", "metrics", "tags")
 _IN_THE_WAY_OF_BATCHES = ("predict_rest", "predict_grpc", "predict_raw")
 
@@ -166,18 +164,12 @@ def _run_apart(custom: Callable[[], Any], channel: Channel | None) -> None:
     descriptor = channel.fileno() if channel is not None else -1
 
     def run(parent: int) -> None:
-        _die_with_parent(parent)
+        die_with(parent)
         if descriptor >= 0:
             os.close(descriptor)  # so that the server sees this worker end although the service runs on
         custom()
 
     multiprocessing.get_context("fork").Process(target=run, args=(os.getpid(),), daemon=True).start()
-
-
-def _die_with_parent(parent: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 _ENDPOINTS = tuple(Endpoint)

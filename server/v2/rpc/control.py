@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
@@ -22,6 +22,9 @@ from penstock.server.v2.said import version_of
 
 from .calls import Tasks, answering
 
+if TYPE_CHECKING:
+    from penstock.server.v2.repository import Control
+
 SERVICE = "/inference.GRPCInferenceService/"
 _NAMED_REPOSITORY = "'repository_name' specification is not supported"
 
@@ -31,14 +34,6 @@ class Configurations(Protocol):
 
     def config(self, model: Model) -> Any: ...
     def index(self, ready: bool = False) -> list[dict[str, str]]: ...
-
-
-class Control(Protocol):
-    """The part of ModelControl that is asked here."""
-
-    async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None: ...
-    async def unload(self, name: str, *, dependents: bool = False) -> None: ...
-    async def index(self, ready: bool = False) -> list[dict[str, str]]: ...
 
 
 class ServerRpcs:

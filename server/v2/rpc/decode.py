@@ -1,7 +1,7 @@
 """Decoding a ModelInferRequest into one InferRequest.
 
-Called by `infer.py`. Everything that can be wrong with a request on its own stops here. The rules that HTTP has too are
-in `said.py` and `decode.py` above; texts are Triton's (server, `infer_handler.cc`).
+Called by `inference.py`. Everything that can be wrong with a request on its own stops here. The rules that HTTP has too
+are in `said.py` and `decode.py` above; texts are Triton's (server, `infer_handler.cc`).
 Source: Triton's grpc_service.proto.
 """
 

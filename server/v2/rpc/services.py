@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from penstock.server.hooks.runner import Hooks
     from penstock.server.v2.forwarding import Forwarding
     from penstock.server.v2.regions import Regions
+    from penstock.server.v2.repository import Control
 
-    from .control import Configurations, Control
+    from .control import Configurations
     from .extensions import CudaMemory, Logging, SystemMemory, Traces
 
 

@@ -49,7 +49,7 @@ def test_each_part_has_a_report(part: Part) -> None:
 def test_a_part_may_use_what_those_before_it_leave_over_and_nothing_of_those_behind(
     lengths: list[float], start_s: float
 ) -> None:
-    plan = [Part(f"p{number}", seconds, "") for number, seconds in enumerate(lengths)]
+    plan = [Part(f"p{number}", seconds) for number, seconds in enumerate(lengths)]
     ends = list(parts.deadlines(plan, start_s).values())
 
     assert ends == sorted(ends)

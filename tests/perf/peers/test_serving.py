@@ -51,8 +51,9 @@ def model(folder: Path) -> Model:
 
 
 def test_it_is_asked_sleeps_wakes_and_leaves_nothing(tmp_path: Path) -> None:
-    with serving.served(peer(ECHO), HERE, model(tmp_path)) as server:
-        good, bad = server.peer.wires
+    echo = peer(ECHO)
+    good, bad = echo.wires
+    with serving.served(echo, HERE, model(tmp_path)) as server:
         answer = server.ask(good, "iris", ROW)
         with pytest.raises(AskError, match=r"^500: "):
             server.ask(bad, "iris", ROW)

@@ -92,13 +92,14 @@ def test_regions_of_shared_memory_are_registered_and_forgotten(both: Both) -> No
         Path("/dev/shm", key[1:]).write_bytes(bytes(64))
         try:
             control.register("a region", key, 64)
-            assert control.regions() == [{"name": "a region", "key": key, "offset": 0, "byte_size": 64}]
             with pytest.raises(RefusedError, match="already"):
                 control.register("a region", key, 64)
             control.unregister("a region")
+            control.register("a region", key, 64)
             control.register("another", key, 64)
             control.unregister()
-            assert control.regions() == []
+            control.register("another", key, 64)
+            control.unregister()
         finally:
             Path("/dev/shm", key[1:]).unlink()
 
@@ -207,12 +208,10 @@ def test_a_server_without_triton_s_extensions_says_nothing_more_than_it_has() ->
 
 @pytest.mark.parametrize("text", ["", "<html>", "null", '"text"', "[[]]"])
 def test_an_answer_that_is_no_json_object_is_refused(text: str) -> None:
-    with scripted({"/v2": (200, text), "/v2/systemsharedmemory/status": (200, text)}) as server:
+    with scripted({"/v2": (200, text)}) as server:
         control = control_for(Target("127.0.0.1", server.port))
         with pytest.raises(RefusedError):
             control.server()
-        with pytest.raises(RefusedError):
-            control.regions()
 
 
 def test_https_is_spoken_to_whom_it_trusts(tmp_path: Path) -> None:

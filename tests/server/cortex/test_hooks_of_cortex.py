@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import json
 import textwrap
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from penstock.server.hooks.plan import DEFAULT_REPLICAS, LIGHT_REPLICAS
 from penstock.server.hooks.replica import Replica
 from penstock.server.hooks.runner import Hooks
 from tests.server.cortex.values import settings
-from tests.server.hooks.stage import GUARD_S, Act, PuppetEngine, Stage, left_behind, refusal
+from tests.server.hooks.stage import Act, PuppetEngine, Stage, acted, refusal
 
 M = Signature((TensorSpec("input", "FP32", (-1, 4)),), (TensorSpec("label", "INT64", (-1,)),), batched=True)
 NODE = Node("input", "tensor(float)", ["N", 4])
@@ -71,17 +72,7 @@ RAISING = """
 
 @pytest.fixture
 def act(tmp_path: Path) -> Iterator[Act]:
-    def run(scene: Callable[[Stage], Awaitable[None]]) -> None:
-        async def whole() -> None:
-            stage = Stage(tmp_path)
-            async with asyncio.timeout(GUARD_S):
-                await scene(stage)
-                await stage.close()
-
-        asyncio.run(whole())
-
-    yield run
-    assert left_behind() == []
+    yield from acted(tmp_path)
 
 
 def spec(folder: Path, source: str | None, **options: Any) -> HookSpec:
@@ -263,19 +254,19 @@ class TestThePromise:
 
         act(scene)
 
+    async def takes_as_many_as_light_ones_do(self, folder: Path, stage: Stage) -> None:
+        puppet = PuppetEngine(lambda _: [np.array([0])])
+        hooks = await served(stage, spec(folder, self.SOURCE), puppet)
+        asked = [asyncio.ensure_future(hooks.predict({"n": n})) for n in range(LIGHT_REPLICAS)]
+        await puppet.gather(LIGHT_REPLICAS)
+        puppet.run()
+        await asyncio.gather(*asked)
+
     def test_light_instances_are_more(self, act: Act, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(replicas, "LIGHT_LOAD_NS", 1 << 62)
         monkeypatch.setattr(replicas, "LIGHT_BYTES", 1 << 62)
 
-        async def scene(stage: Stage) -> None:
-            puppet = PuppetEngine(lambda _: [np.array([0])])
-            hooks = await served(stage, spec(tmp_path, self.SOURCE), puppet)
-            asked = [asyncio.ensure_future(hooks.predict({"n": n})) for n in range(LIGHT_REPLICAS)]
-            await puppet.gather(LIGHT_REPLICAS)
-            puppet.run()
-            await asyncio.gather(*asked)
-
-        act(scene)
+        act(partial(self.takes_as_many_as_light_ones_do, tmp_path))
 
     def test_instances_of_which_one_was_slow_to_load_are_light(
         self, act: Act, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -285,15 +276,7 @@ class TestThePromise:
         slow = property(lambda _: replicas.LIGHT_LOAD_NS + (next(loads) % 2))
         monkeypatch.setattr(Replica, "load_ns", slow)
 
-        async def scene(stage: Stage) -> None:
-            puppet = PuppetEngine(lambda _: [np.array([0])])
-            hooks = await served(stage, spec(tmp_path, self.SOURCE), puppet)
-            asked = [asyncio.ensure_future(hooks.predict({"n": n})) for n in range(LIGHT_REPLICAS)]
-            await puppet.gather(LIGHT_REPLICAS)
-            puppet.run()
-            await asyncio.gather(*asked)
-
-        act(scene)
+        act(partial(self.takes_as_many_as_light_ones_do, tmp_path))
 
     @pytest.mark.parametrize("heavy", ["LIGHT_LOAD_NS", "LIGHT_BYTES"])
     def test_heavy_instances_stay_few(

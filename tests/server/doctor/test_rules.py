@@ -23,7 +23,7 @@ from penstock.server.doctor.facts import (
     Runtime,
     Seen,
 )
-from penstock.server.doctor.report import ERROR, LEVELS, NOTE, WARNING
+from penstock.server.doctor.report import ERROR, NOTE, OK, WARNING
 
 GIB = 1 << 30
 H200 = Device(name="NVIDIA H200", capability=(9, 0), memory_bytes=140 * GIB)
@@ -204,7 +204,7 @@ def test_the_pip_line_names_the_version_and_what_it_brings() -> None:
 def test_any_facts_are_judged_and_told(facts: Facts) -> None:
     report = judge(facts)
 
-    assert all(each.level in LEVELS for each in report.diagnoses)
+    assert all(each.level in {OK, NOTE, WARNING, ERROR} for each in report.diagnoses)
     assert all(each.remedy for each in report.diagnoses if each.level in {ERROR, WARNING})
     assert json.loads(report.json())["status"] == report.status
     assert str(report).splitlines()[-1].endswith(("warnings", "1 warning"))

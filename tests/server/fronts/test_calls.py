@@ -11,7 +11,8 @@ import pytest
 import uvloop
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.fronts.calls import AHEAD, NO_ENGINE, Asking, AskingApp, asking_methods
+from penstock.server.fronts.calls import AHEAD, Asking, AskingApp, asking_methods
+from penstock.server.fronts.remote_engine import NO_ENGINE
 from penstock.server.grpc.method import Call, Method, Status
 from penstock.server.protobuf import service_pb2
 from penstock.server.restricted import Restricted

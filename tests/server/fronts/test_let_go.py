@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,15 +15,7 @@ from tests.live import settings_for
 from tests.server.fronts.living import attach, running_fronts
 
 IRIS = Path(__file__).parents[3] / "examples" / "iris"
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_collector")]
 
 
 async def _until_gone(parts: list[weakref.ref[object]]) -> None:

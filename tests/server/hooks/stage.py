@@ -6,7 +6,7 @@ import asyncio
 import sys
 import textwrap
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -139,3 +139,19 @@ async def refusal(awaitable: Awaitable[Any]) -> tuple[Code, str]:
     with pytest.raises(InferError) as refused:
         await awaitable
     return refused.value.code, refused.value.message
+
+
+def acted(folder: Path) -> Iterator[Act]:
+    """Give what plays a scene on a stage of its own; nothing may be left behind. For fixtures."""
+
+    def act(scene: Callable[[Stage], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            stage = Stage(folder)
+            async with asyncio.timeout(GUARD_S):
+                await scene(stage)
+                await stage.close()
+
+        asyncio.run(whole())
+
+    yield act
+    assert left_behind() == []

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -136,15 +135,9 @@ class TestOpening:
                 await asyncio.sleep(0)
 
 
+@pytest.mark.usefixtures("no_collector")
 class TestLettingGo:
     """Of what comes with a model, while the collector does not."""
-
-    @pytest.fixture(autouse=True)
-    def no_collector(self) -> Iterator[None]:
-        gc.collect()
-        gc.disable()
-        yield
-        gc.enable()
 
     async def test_what_the_hooks_of_a_model_hold_goes_with_it(self, tmp_path: Path) -> None:
         gone = tmp_path / "gone"

@@ -38,7 +38,6 @@ class Peer:
         self.held: dict[int, int] = {}
         self.unsent: dict[int, bytes] = {}
         self.reset: set[int] = set()
-        self.pongs = 0
         self.read = 0
         self.h2.initiate_connection()
         self.exchange()
@@ -75,8 +74,6 @@ class Peer:
         elif isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
             fields: dict[Any, Any] = dict(event.headers)
             self.status[event.stream_id] = fields.get("grpc-status", "")
-        elif isinstance(event, h2.events.PingAckReceived):
-            self.pongs += 1
         elif isinstance(event, h2.events.StreamReset):
             assert event.error_code == 0
             self.unsent.pop(event.stream_id, None)

@@ -13,7 +13,6 @@ from typing import Any, cast
 import pytest
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.model import Model
 from penstock.server.answering import LARGE_BYTES
 from penstock.server.http.service import Shared
 from penstock.server.listening.listener import Listener
@@ -27,8 +26,8 @@ from penstock.server.seldon.messages import ANSWER, Description, Endpoint, Form
 from penstock.server.seldon.service import SeldonService
 from penstock.server.settings import Settings
 from tests.fakes import fake_model
+from tests.server.carrying.test_service import OneModel
 from tests.server.http.lane import Answer, Lane, Own, in_chunks, run, turns
-from tests.server.v2.test_inference import HeldEngine
 
 JSON = "content-type: application/json"
 BODY = b'{"data":{"ndarray":[[1]]}}'
@@ -54,23 +53,11 @@ def reply(body: bytes = b"{}\n", status: int = 200, lines: bytes = b"", metrics:
     return ANSWER.pack(status, len(lines), len(metrics)) + metrics + lines + body
 
 
-@dataclass
-class SeldonEngine(HeldEngine):
-    """An Engine whose only model is the component's, once that is `present`."""
-
-    present: bool = True
-
-    def model(self, name: str, version: str = "") -> Model:
-        if not self.present:
-            raise InferError(Code.NOT_FOUND, f"no '{name}'")
-        return self.loaded
+class SeldonEngine(OneModel):
+    """An Engine whose only model is the component's."""
 
     def answer(self, *replies: bytes) -> None:
-        """Answer all that was submitted, as one delivery."""
-        batch, self.held = self.held, []
-        for call, answer in zip(batch, replies or [reply()] * len(batch), strict=True):
-            cast(Any, call).reply, call.outputs = answer, []
-        batch[0].sink.deliver(batch)
+        super().answer(*(replies or [reply()] * len(self.held)))
 
     def fail(self, error: InferError) -> None:
         """Fail the first that was submitted."""

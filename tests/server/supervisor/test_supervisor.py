@@ -67,7 +67,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def port_of(supervisor: Supervisor) -> int:
-    return int(supervisor.places.rpartition(":")[2])
+    return int(supervisor.places["HTTP"].rpartition(":")[2])
 
 
 def pids(supervisor: Supervisor, role: str) -> list[int]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import weakref
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -15,16 +13,8 @@ import pytest
 from penstock.server.workers.worker import Worker
 from tests.server.workers.scene import CALL, GUARD_S, ended, order, scene
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_collector")]
 LARGE = np.zeros(1 << 16, np.float32)
-
-
-@pytest.fixture(autouse=True)
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 async def _used() -> Worker:
