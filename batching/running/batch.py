@@ -51,7 +51,8 @@ class Batch:
     @property
     def handling_ns(self) -> int:
         """What its requests, rather than the model and large tensors, took while it ran: Python, one after another."""
-        around_ns = self.compute_start_ns - self.exec_start_ns + self.exec_end_ns - self.compute_end_ns
+        before_ns = max(self.compute_start_ns - (self.free_ns or self.exec_start_ns), 0)
+        around_ns = before_ns + self.exec_end_ns - self.compute_end_ns
         return min(around_ns, HANDLING_NS * len(self.requests))
 
 

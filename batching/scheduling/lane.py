@@ -34,8 +34,8 @@ class Lane:
     count only those that still wait. One that can no longer make its target steps aside when not all that waits fits
     a batch: it goes when there is room, or when patience ends.
 
-    What the Scheduler keeps here: `fast`, batches of this Key run in less time than a hand-over takes; `handling`, what
-    part of their time their requests take in Python, on whichever thread (Batch.handling_ns); and, for
+    What the Scheduler keeps here: `fast`, batches of this Key run in less time than a hand-over takes; `handling`, how
+    many nanoseconds of that are Python for each row, on whichever thread (Batch.handling_ns); and, for
     promises, `full_rows`, what a batch holds when enough waits (0: never run), `full_ns`, what one then takes until the
     next begins, `full_p95_ns`, what nearly all of them run, and `work_ns`, what all that waits here will take.
     """
@@ -58,9 +58,9 @@ class Lane:
         self._waiting: deque[InferRequest] = deque()
         self._aside: deque[InferRequest] = deque()
 
-    def handled(self, part: float) -> None:
-        """Note that a batch has had its requests take such a part of its time in Python."""
-        self.handling += (part - self.handling) / RECENT if self.handling else part
+    def handled(self, ns: float) -> None:
+        """Note what a batch has taken in Python for each row, rather than for its run."""
+        self.handling += (ns - self.handling) / RECENT if self.handling else ns
 
     def add(self, request: InferRequest) -> None:
         """Put a request last."""

@@ -308,7 +308,7 @@ class Scheduler:
     def learn(self, key: Key, rows: int, ns: int, now_ns: int, handling_ns: int = 0) -> None:
         """Note that a batch of `rows` took `ns`, gather and scatter included; `handling_ns`: of it, as Batch has it."""
         if self._costs.observe(key, rows, ns, now_ns) and (lane := self._lanes.get(key)) is not None:
-            lane.handled(handling_ns / max(ns, 1))
+            lane.handled(handling_ns / max(rows, 1))
             self.sizing.review(lane, promising=self._promising)
 
     def resize(self, instances: int, fast_ns: int) -> None:

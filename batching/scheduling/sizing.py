@@ -184,10 +184,11 @@ class Sizing:
 
     def review(self, lane: Lane, *, promising: bool) -> None:
         """Take over what is known by now of a Lane's run times."""
-        predicted_ns = self._costs.predict_ns(lane.key, self._costs.knee_rows(lane.key))
+        knee_rows = self._costs.knee_rows(lane.key)
+        predicted_ns = self._costs.predict_ns(lane.key, knee_rows)
         fast_ns = STAYS * self.fast_ns if lane.fast else self.fast_ns
         # what the interpreter does for each request it does on a thread too, and the loop waits for it there
-        own_ns = UNKNOWN_NS if predicted_ns is None else predicted_ns * (1 - lane.handling)
+        own_ns = UNKNOWN_NS if predicted_ns is None else max(predicted_ns - lane.handling * knee_rows, 0)
         lane.fast = own_ns < fast_ns
         if promising:
             self._size(lane)

@@ -37,7 +37,7 @@ class MovedError(Exception):
 
 
 class Told(Protocol):
-    """Who waits for a call: a future, or a Trip. `done`: nobody does any more."""
+    """Who waits for a call, or for a Trip: a future, say. `done`: nobody does any more, and is to be told nothing."""
 
     def done(self) -> bool: ...
     def set_result(self, result: Any, /) -> None: ...

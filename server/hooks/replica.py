@@ -173,6 +173,7 @@ class Replica:
         what = "loading the hooks" if running is self._load else running.hook
         text = f"{what} of model '{self._model.name}' took longer than its limit of {limit_ns / 1e9:g} s"
         log(text, self._about(running))
+        self._owner.lost(self)  # first: who is told of it looks for another at once
         self._fail(running, InferError(Code.EXPIRED, text))
         self._lose()
 
@@ -181,6 +182,7 @@ class Replica:
         if self._stopping:
             return
         self._stopping = True
+        self._owner.lost(self)  # as above
         if running is not None:
             text = f"the hooks of model '{self._model.name}' ended their thread"
             self._fail(running, InferError(Code.INTERNAL, text))
@@ -192,12 +194,11 @@ class Replica:
             call.future.set_exception(error)
 
     def _lose(self) -> None:
-        """Hand back the calls that have not begun, and say so to the owner."""
+        """Hand back the calls that have not begun."""
         for call in self.bench.take_back(self):
             self.waiting -= 1
             if not call.future.done():
                 call.future.set_exception(MovedError())
-        self._owner.lost(self)
 
     def ending(self) -> Call:
         """Make the call that lets go of the instance, where the thread goes on."""

@@ -225,7 +225,7 @@ class Replicas:
 
     def freed(self, replica: Any) -> None:
         """Hand a replica to the request that has waited longest."""
-        if replica not in self._live:
+        if replica not in self._live or not replica.serves:
             return
         while self._waiters:
             future = self._waiters.popleft()

@@ -16,7 +16,7 @@ from penstock.batching.model import Model
 from penstock.batching.request import NO_TERMS, SubmitsSoon, Terms
 from penstock.batching.running.own_outputs import OwnAnswer, OwnOutputs, regular
 
-from .call import Form
+from .call import Form, Told
 from .coded import Asked, told
 from .conversions import of_model
 from .convert import to_inputs
@@ -24,7 +24,7 @@ from .order import Order
 from .packing import JSON, TENSORS
 from .place import Place, own_interpreter
 from .pull import Answer
-from .trip import Promise, Trip
+from .trip import Trip
 from .visit import Visit
 from .worker_replicas import Interpreters
 
@@ -123,7 +123,7 @@ class Hooks:
             self._place.watch(now_ns)
 
     def start(
-        self, promise: Promise, sample: Any, request_id: str, terms: Terms = NO_TERMS, parameters: Parameters = None
+        self, promise: Told, sample: Any, request_id: str, terms: Terms = NO_TERMS, parameters: Parameters = None
     ) -> Trip:
         """Do as `predict` without a task, and tell a promise, unless the Trip is cancelled. Not where it `yields`.
 
@@ -221,7 +221,10 @@ class Hooks:
         if self.yields:
             return await self._only(form, *said)
         promise: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        return await _kept(promise, Trip(self, form, promise), *said)
+        try:
+            return await _kept(promise, Trip(self, form, promise), *said)
+        finally:
+            del promise  # its error, if it is one, has this frame
 
     async def _only(self, form: Form, *said: Any) -> Any:
         """Give the one answer of a post_inference that yields. Raises: InferError, where there are more or none."""
@@ -271,6 +274,8 @@ async def _kept(promise: asyncio.Future[Any], trip: Trip, *said: Any) -> Any:
     except asyncio.CancelledError:
         trip.cancel()
         raise
+    finally:
+        del promise
 
 
 async def close_all(every: Iterable[Hooks], grace_s: float) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from penstock.batching.scheduling.admission import request_for
 from penstock.batching.statistics import OTHER
 
 from .bound import Maker
-from .call import Call, Form, MovedError
+from .call import Call, Form, MovedError, Told
 from .loading import PRE
 from .order import Turn
 from .packing import INPUTS
@@ -32,17 +32,11 @@ _BIG = 4096
 """Values from which converting them is worth a thread, where no hook's thread does it: some 100 us to and from JSON."""
 
 
-class Promise(Protocol):
-    """Who waits for the end of a Trip: a future, or a front end that answers here and now. Neither call may raise."""
-
-    def set_result(self, result: Any, /) -> None: ...
-    def set_exception(self, error: BaseException, /) -> None: ...
-
-
 class Trip:
     """What goes with one request from its sample to its answer.
 
-    Invariant: its promise is kept once, unless it is cancelled; its visit is over by then, where it is `whole`. One
+    Invariant: its promise, a future or what answers at once, is kept once, unless it is `done` with before or this is
+    cancelled, which comes a turn later where a task waits; its visit is over by then, where it is `whole`. One
     that is not ends with the model's outputs, and its visit is another's to end.
     Units: `start_ns` is monotonic. Threads: the event loop's.
     """
@@ -52,7 +46,7 @@ class Trip:
         "_turn", "_waits", "_whole", "parameters", "request_id", "start_ns", "visit",
     )  # fmt: skip
 
-    def __init__(self, hooks: Hooks, form: Form, promise: Promise, *, whole: bool = True) -> None:
+    def __init__(self, hooks: Hooks, form: Form, promise: Told, *, whole: bool = True) -> None:
         """Let a request in. Raises: InferError (OVERLOADED, NOT_READY)."""
         self.visit = hooks.admit()
         self._hooks = hooks
@@ -97,6 +91,7 @@ class Trip:
         self._leave()
         if self._waits is not None:
             self._waits.cancel()
+            self._waits = None
         if request is not None:
             self._hooks.engine.cancel(request)
 
@@ -233,20 +228,26 @@ class Trip:
 
     def _end(self, result: Any) -> None:
         if not self._ended:
-            self._leave()
-            self._promise.set_result(result)
+            promise = self._leave()
+            if not promise.done():
+                promise.set_result(result)
 
     def _fail(self, error: BaseException) -> None:
         if not self._ended:
-            self._leave()
-            self._promise.set_exception(error)
+            promise = self._leave()
+            if not promise.done():
+                promise.set_exception(error)
 
-    def _leave(self) -> None:
+    def _leave(self) -> Told:
+        # an error's traceback has this Trip, and a promise the error: nothing is to lead from here to it
+        promise, self._promise = self._promise, _NOBODY
+        turn, self._turn = self._turn, None
         self._ended, self._call = True, None
-        if self._turn is not None:
-            self._turn.pass_on()
+        if turn is not None:
+            turn.pass_on()
         if self._whole:
             self._hooks.leave(self.visit)
+        return promise
 
 
 class _Trips:
@@ -258,6 +259,7 @@ class _Trips:
 
 
 TRIPS = _Trips()
+_NOBODY: Any = None
 
 
 def _is_big(value: Any) -> bool:

@@ -78,6 +78,10 @@ class _Answer:
         self._connection = connection
         self._claim = claim
 
+    def done(self) -> bool:
+        """Whether nobody waits any more: its Trip is cancelled then."""
+        return False
+
     def set_result(self, result: Any, /) -> None:
         """Answer with what the hooks have made."""
         self._connection.task = None  # first: the answer may begin the connection's next request

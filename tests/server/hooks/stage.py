@@ -17,6 +17,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.node import Node
 from penstock.backends.signature import Signature
 from penstock.batching.request import InferRequest
+from penstock.batching.sinks import to_sinks
 from penstock.batching.spec import BatchPolicy, HookSpec
 from penstock.server.hooks.runner import Hooks
 from tests.fakes import fake_model
@@ -29,6 +30,7 @@ class PuppetEngine:
 
     def __init__(self, function: Callable[[list[Any]], list[Any]] = list, *, at_once: bool = False) -> None:
         self.sizes: list[int] = []
+        self.failure: InferError | None = None
         self._function = function
         self._at_once = at_once
         self._waiting: list[InferRequest] = []
@@ -60,8 +62,8 @@ class PuppetEngine:
         batch, self._waiting = self._waiting, []
         self.sizes.append(len(batch))
         for request in batch:
-            request.outputs = self._function(request.inputs)
-            request.sink.deliver([request])
+            request.outputs, request.error = self._function(request.inputs), self.failure
+        to_sinks(batch)
 
 
 class Stage:
