@@ -63,7 +63,8 @@ class PuppetEngine:
         self.sizes.append(len(batch))
         for request in batch:
             request.outputs, request.error = self._function(request.inputs), self.failure
-        to_sinks(batch)
+        if batch:
+            to_sinks(batch)
 
 
 class Stage:
