@@ -80,6 +80,7 @@ def sifted(words: Iterable[str]) -> tuple[list[str], list[str]]:
     Returns: the others, and what to say.
     """
     kept: list[str] = []
+    older: list[str] = []
     said: list[str] = []
     left = deque(words)
     while left:
@@ -93,14 +94,23 @@ def sifted(words: Iterable[str]) -> tuple[list[str], list[str]]:
         elif flag in OLDER_WAYS and (equals or follows):
             newer = OLDER_WAYS[flag].format(left.popleft() if follows else value)
             if (flag, newer[-2:]) != (_CACHE_BYTES, "=0"):  # there it is no cache
-                kept.append(newer)
+                older.append(newer)
                 said.append(f"{flag} is deprecated in Triton: use {newer}, which it is here")
         elif flag in SWITCHES and (left[0] if follows else value).lower() in FALSE_WORDS:
             if follows:
                 left.popleft()
         else:
             kept.append(word)
-    return kept, said
+    # before the newer, which counts where both are said
+    at = next((place for place, word in enumerate(kept) if word.startswith("--")), len(kept))
+    return kept[:at] + _off(older) + kept[at:], said
+
+
+def _off(older: list[str]) -> list[str]:
+    """Leave out the other levels where one is OFF, which here stands alone; in Triton it is off then."""
+    level = OLDER_WAYS["--trace-level"].format("")
+    off = [each for each in older if each.lower() == f"{level}off"]
+    return [each for each in older if not each.startswith(level)] + off[:1] if off else older
 
 
 def foreign(word: str) -> str | None:

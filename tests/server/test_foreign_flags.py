@@ -95,7 +95,7 @@ def test_an_older_way_of_triton_s_is_the_newer_one(flag: str, words: list[str]) 
     asked = ["serve", *(word.format(flag) for word in words), "models"]
 
     assert sifted(asked) == (
-        ["serve", newer, "models"], [f"{flag} is deprecated in Triton: use {newer}, which it is here"],
+        ["serve", "models", newer], [f"{flag} is deprecated in Triton: use {newer}, which it is here"],
     )  # fmt: skip
 
 
@@ -105,6 +105,15 @@ def test_triton_s_older_flags_trace_and_remember(tmp_path: Path, capsys: pytest.
     assert cli.main(["check", *traced, "--response-cache-byte-size=1024", str(tmp_path)]) == 0
     assert cli.main(["check", "--trace-rate=often", str(tmp_path)]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("penstock: --trace-config: rate: got 'often'")
+
+
+def test_the_newer_way_to_trace_counts_where_both_are_said_and_off_is_off() -> None:
+    # source: Triton server, command_line_parser.cc: SetGlobalTraceArgs, explicit_disable_trace
+    words = "serve m --trace-config=rate=200 --trace-rate=100 --trace-level=MAX --trace-level OFF --http-port=1"
+
+    assert " ".join(sifted(words.split())[0]) == (
+        "serve m --trace-config=rate=100 --trace-config=level=OFF --trace-config=rate=200 --http-port=1"
+    )
 
 
 @pytest.mark.parametrize("flag", OLDER_WAYS)

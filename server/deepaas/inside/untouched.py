@@ -19,16 +19,17 @@ _PLAIN = (dict, OrderedDict)
 
 @contextlib.contextmanager
 def untouched(target: str) -> Iterator[None]:
-    """Put the dicts of the target's package back as they were, those of other modules and of objects not.
+    """Put what the dicts of the target's package held back, those of other modules and of objects not.
 
-    Nothing is put back if a module of the package was imported meanwhile: what that enters into a registry, it enters
-    once.
+    A dict that was empty stays as it was filled. Nothing is put back if a module of the package was imported meanwhile,
+    or a name in one bound anew: what that enters into a registry, or has been noted as done, is done once.
     """
     package = target.partition("[")[0].partition(":")[0].strip().partition(".")[0]
-    modules = _modules_of(package)
-    kept = _dicts_of(list(modules.values()))
+    before = _names_of(package)
+    kept = _dicts_of(package)
     yield
-    if _modules_of(package).keys() != modules.keys():
+    after = _names_of(package)
+    if before.keys() != after.keys() or any(after[name] is not value for name, value in before.items()):
         return
     for each, was in kept:
         if len(each) != len(was) or any(each.get(key, each) is not value for key, value in was.items()):
@@ -36,20 +37,31 @@ def untouched(target: str) -> Iterator[None]:
             each.update(was)
 
 
-def _modules_of(package: str) -> dict[str, Any]:
-    """Give what is imported of a package, by its names."""
-    return {name: found for name, found in list(sys.modules.items()) if name.partition(".")[0] == package}
+def _is_of(package: str, module: str) -> bool:
+    return module.partition(".")[0] == package
 
 
-def _dicts_of(modules: list[Any]) -> list[tuple[Any, dict[Any, Any]]]:
-    """Give the dicts in the modules' globals, and those in them, each with what is in it now."""
-    named = [pair for each in modules for pair in getattr(each, "__dict__", {}).items()]
-    waiting = [value for name, value in named if not name.startswith("__")]
-    seen = {id(sys.modules)}
+def _globals(package: str, *, of_it: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Give the globals of what is imported of a package, or of what is not of it, by the modules' names."""
+    for name, module in list(sys.modules.items()):
+        if _is_of(package, name) is of_it:
+            yield name, dict(getattr(module, "__dict__", {}))
+
+
+def _names_of(package: str) -> dict[tuple[str, str], Any]:
+    """Give what each name in the modules of a package stands for."""
+    return {(module, name): value for module, found in _globals(package, of_it=True) for name, value in found.items()}
+
+
+def _dicts_of(package: str) -> list[tuple[Any, dict[Any, Any]]]:
+    """Give the dicts in a package's globals, and those in them, each with what is in it now."""
+    waiting = [value for (_, name), value in _names_of(package).items() if not name.startswith("__")]
+    seen = {id(value) for _, found in _globals(package, of_it=False) for value in found.values()}
+    seen.add(id(sys.modules))
     kept = []
     while waiting:
         each = waiting.pop()
-        if type(each) in _PLAIN and id(each) not in seen:
+        if type(each) in _PLAIN and each and id(each) not in seen:
             seen.add(id(each))
             kept.append((each, dict(each)))
             waiting.extend(each.values())

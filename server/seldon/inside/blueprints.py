@@ -10,8 +10,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from penstock.server.seldon.environ import truth
@@ -69,8 +69,8 @@ def looking(writer: Writer) -> Blueprints | None:
         return None
     folder = os.path.join(os.path.realpath(os.getcwd()), "")  # noqa: PTH109, PTH118 - compared with names of files
     for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        ours = file and os.path.realpath(file).startswith(folder)
+        file = getattr(module, "__dict__", {}).get("__file__")  # one that loads itself when asked is not asked
+        ours = isinstance(file, str) and os.path.realpath(file).startswith(folder)
         if ours and any(each is flask or each is flask.request for each in list(vars(module).values())):
             return Blueprints(None, writer)
     return None
@@ -104,7 +104,8 @@ class Blueprints:
         for endpoint, path in enumerate(PATHS):
             app.add_url_rule(path, f"seldon_{endpoint}", self._called, methods=["GET", "POST"])
         # user code may have been written for a request of Flask's, and make its answers with jsonify
-        app.app_context().push()
+        self._context = app.app_context()
+        self._context.push()
         self._app = app
         self._client = app.test_client()
         self._response = flask.Response
@@ -116,6 +117,7 @@ class Blueprints:
             response = self._client.open(**_request(endpoint, form, payload) | {"path": PATHS[endpoint]})
         finally:
             self._view = _nothing
+            self._forget()
         headers = [(name, value) for name, value in response.headers if name.lower() not in _OWN_HEADERS]
         content_type = response.headers.get("content-type", "")
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
@@ -123,10 +125,18 @@ class Blueprints:
             lines = f"{content_type}\r\n{lines}"
         return response.status_code, response.get_data(), lines.encode("latin-1", "replace")
 
-    def request(self, endpoint: Endpoint, form: Form, payload: bytes) -> AbstractContextManager[Any]:
-        """Give what has `flask.request` be a call's."""
-        context: AbstractContextManager[Any] = self._app.test_request_context(**_request(endpoint, form, payload))
-        return context
+    @contextmanager
+    def request(self, endpoint: Endpoint, form: Form, payload: bytes) -> Iterator[None]:
+        """Have `flask.request` be a call's."""
+        try:
+            with self._app.test_request_context(**_request(endpoint, form, payload)):
+                yield
+        finally:
+            self._forget()
+
+    def _forget(self) -> None:
+        # the app's context stays from call to call, and with it `flask.g`, which in Flask is a request's own
+        vars(self._context.g).clear()
 
     def failed(self, endpoint: Endpoint, form: Form, payload: bytes, error: Exception) -> Page:
         """Give the answer of a call that has failed."""

@@ -87,3 +87,24 @@ def test_what_a_module_enters_when_it_is_imported_stays(monkeypatch: pytest.Monk
         monkeypatch.setitem(sys.modules, f"{NAME}.fields", SimpleNamespace())
         package.registry["fields"] = 1
     assert package.registry == {"fields": 1}
+
+
+def test_what_was_empty_and_what_is_noted_as_done_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = SimpleNamespace(labels={}, conf={"a": 1}, ready=False)
+    monkeypatch.setitem(sys.modules, NAME, package)
+    with untouched(NAME):
+        package.labels[0] = "cat"
+        package.conf["b"] = 2
+    assert (package.labels, package.conf) == ({0: "cat"}, {"a": 1})
+    with untouched(NAME):
+        package.conf["b"], package.ready = 2, True
+    assert package.conf == {"a": 1, "b": 2}
+
+
+def test_what_another_package_knows_too_is_not_the_model_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = {"base": 1}
+    monkeypatch.setitem(sys.modules, NAME, SimpleNamespace(registry=registry))
+    monkeypatch.setitem(sys.modules, f"{NAME}s", SimpleNamespace(known=registry))
+    with untouched(NAME):
+        registry["net"] = 2
+    assert registry == {"base": 1, "net": 2}

@@ -5,6 +5,9 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -159,3 +162,34 @@ def test_a_method_finds_its_request_in_flask_and_the_headers_that_the_server_has
     call = bytes((Endpoint.PREDICT, Form.HTTP)) + json.dumps(told).encode() + b"\n" + b'{"data": {"ndarray": [1]}}'
     reply = read_answer(service.call(CALL, 1, call, [])[0])
     assert json.loads(reply[3])["data"]["ndarray"] == ["acme", "/api/v1.0/predictions", "5", "application/json"]
+
+
+@pytest.mark.parametrize("handled", [False, True], ids=["without a blueprint", "with one"])
+def test_what_a_call_leaves_in_flask_is_not_there_for_the_next(*, handled: bool) -> None:
+    class Remembers:
+        def predict(self, X: Any, names: Any) -> Any:
+            flask.g.seen = [*flask.g.get("seen", ()), flask.request.method]
+            return flask.g.seen
+
+    if handled:
+        made = blueprint()
+        made.before_app_request(lambda: None)
+        Remembers.model_error_handler = made  # type: ignore[attr-defined]
+    service = inside(Remembers())
+    call = bytes((Endpoint.PREDICT, Form.JSON)) + b'{"data": {"ndarray": [1]}}'
+    replies = [read_answer(service.call(CALL, number, call, [])[0]) for number in (1, 2)]
+
+    assert [json.loads(reply[3])["data"]["ndarray"] for reply in replies] == [["POST"]] * 2
+
+
+def test_a_module_that_loads_itself_when_it_is_asked_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Lazy(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            raise ImportError(name)
+
+    monkeypatch.setitem(sys.modules, "lazy", Lazy("lazy"))
+    monkeypatch.chdir(tmp_path)
+
+    assert not inside(Looking()).description.looks
