@@ -110,12 +110,16 @@ class Nvml:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """A port that `serve` with the same arguments would listen on; `taken`: why it could not."""
+    """A port that `serve` with the same arguments would listen on; `taken`: why it could not.
+
+    `shared`: others listen there, and have agreed to share it, as these arguments do.
+    """
 
     name: str
     address: str
     port: int
     taken: str = ""
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ def judge_machine(facts: Facts) -> Iterator[Diagnosis]:
             remedy = f"end what listens there, or give another --{port.name.lower()}-port"
             yield Diagnosis(WARNING, "ports", f"{place} cannot be had: {port.taken}", remedy)
         else:
-            yield Diagnosis(OK, "ports", f"{place} is free")
+            yield Diagnosis(OK, "ports", f"{place} is {'shared with other servers' if port.shared else 'free'}")
 
 
 def _versions(facts: Facts) -> Iterator[Diagnosis]:

@@ -75,22 +75,36 @@ def models_of(answer: Mapping[str, Any]) -> Models:
 def read_ports(settings: Settings) -> tuple[Port, ...]:
     """Try the ports that a server with these settings would listen on."""
     wanted = [
-        ("HTTP", settings.allow_http, settings.http_address, settings.http_port),
-        ("gRPC", settings.allow_grpc, settings.grpc_address, settings.grpc_port),
-        ("metrics", settings.allow_metrics, settings.metrics_address or settings.http_address, settings.metrics_port),
-    ]
-    return tuple(_port(name, address, port) for name, allowed, address, port in wanted if allowed and port)
+        ("HTTP", settings.allow_http, settings.http_address, settings.http_port, settings.reuse_http_port),
+        ("gRPC", settings.allow_grpc, settings.grpc_address, settings.grpc_port, settings.reuse_grpc_port),
+        (
+            "metrics", settings.allow_metrics, settings.metrics_address or settings.http_address,
+            settings.metrics_port, False,
+        ),
+    ]  # fmt: skip
+    return tuple(
+        _port(name, address, port, shares) for name, allowed, address, port, shares in wanted if allowed and port
+    )
 
 
-def _port(name: str, address: str, port: int) -> Port:
+def _port(name: str, address: str, port: int, shares: bool) -> Port:
+    taken = _taken(address, port)
+    shared = bool(taken) and shares and not _taken(address, port, shares=True)
+    return Port(name=name, address=address, port=port, taken="" if shared else taken, shared=shared)
+
+
+def _taken(address: str, port: int, *, shares: bool = False) -> str:
+    """Say why a port cannot be had, "" if it can; `shares`: along with those who share it."""
     try:
         family, kind, _, _, place = socket.getaddrinfo(address or None, port, type=socket.SOCK_STREAM, flags=1)[0]
         with socket.socket(family, kind) as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shares:
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             tried.bind(place)
     except OSError as error:
-        return Port(name=name, address=address, port=port, taken=error.strerror or str(error))
-    return Port(name=name, address=address, port=port)
+        return error.strerror or str(error)
+    return ""
 
 
 def _cuda_major() -> int:

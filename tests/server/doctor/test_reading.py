@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,23 @@ def test_a_port_is_free_or_taken() -> None:
 
     assert [(port.name, port.taken) for port in ports] == [("HTTP", "Address already in use")]
     assert [port.taken for port in read_ports(Settings(http_port=taken, allow_grpc=False, metrics_port=0))] == [""]
+
+
+@pytest.mark.parametrize("name", ["http", "grpc"])
+def test_a_port_that_is_shared_is_not_taken(name: str) -> None:
+    others: dict[str, Any] = {f"allow_{each}": each == name for each in ("http", "grpc", "metrics")}
+
+    def read(port: int, *, shares: bool) -> list[tuple[str, bool]]:
+        settings = Settings(**others, **{f"{name}_port": port, f"reuse_{name}_port": shares})
+        return [(port.taken, port.shared) for port in read_ports(settings)]
+
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as held:
+        port = held.getsockname()[1]
+        assert read(port, shares=True) == [("", True)]
+        assert read(port, shares=False) == [("Address already in use", False)]
+    assert read(port, shares=True) == [("", False)]
+    with socket.create_server(("127.0.0.1", 0)) as held:  # who does not share it
+        assert read(held.getsockname()[1], shares=True) == [("Address already in use", False)]
 
 
 def test_no_reading_that_fails_keeps_the_others_back(monkeypatch: pytest.MonkeyPatch) -> None:

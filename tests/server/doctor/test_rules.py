@@ -170,6 +170,13 @@ def test_nothing_is_wrong_with_a_machine_that_has_all(facts: dict[str, Any]) -> 
     assert [each for each in report.diagnoses if each.level in {ERROR, WARNING}] == []
 
 
+def test_a_port_that_is_shared_is_told_as_such() -> None:
+    shared = Port(name="gRPC", address="0.0.0.0", port=8001, shared=True)
+    (told,) = [each.text for each in judge(Facts(**CPU | {"ports": (shared,)})).diagnoses if each.part == "ports"]
+
+    assert told == "gRPC port 0.0.0.0:8001 is shared with other servers"
+
+
 def test_a_gpu_as_old_as_the_wheel_s_cuda_runs_on_will_do() -> None:
     turing = Driver(loaded=True, cuda=(13, 0), devices=(Device(name="T4", capability=(7, 5), memory_bytes=GIB),))
 
