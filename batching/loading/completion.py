@@ -21,6 +21,9 @@ from penstock.batching.spec import ModelSpec
 from . import autofill
 from .agreement import TENSORFLOW, agreed, check_row_axis, has_row_axis, model_dims
 
+UNSAID_ROWS = "max_batch_size is not said, or 0"
+"""Why a model has no rows whose configuration alone says so."""
+
 
 def complete(spec: ModelSpec, graph: Signature) -> ModelSpec:
     """Complete `spec` with what `graph` tells: its `signature`, `bound`, and `policy.max_batch_rows`.
@@ -70,6 +73,20 @@ def _max_batch_rows(spec: ModelSpec, graph: Signature) -> int:
     if all(tensor.optional for tensor in graph.inputs):
         return 0  # nothing a caller sends could say how many rows it wants
     return 0 if _declares_row_axis(spec, graph) else spec.policy.default_max_batch_rows
+
+
+def why_unbatched(spec: ModelSpec, graph: Signature) -> str:
+    """Say why a model that `complete` gives no rows might have some: what is said of it, or is the default; else ""."""
+    others = _without_rows(spec)
+    if not all(has_row_axis(tensor) for tensor in (*graph.inputs, *graph.outputs) if tensor.name not in others):
+        return ""
+    policy = spec.policy
+    if policy.max_batch_rows == 0:
+        return "max_batch_size is 0"
+    if not spec.auto_complete if spec.backend == TENSORFLOW else spec.inputs and spec.outputs:
+        return UNSAID_ROWS
+    otherwise = replace(spec, policy=replace(policy, default_max_batch_rows=1))
+    return "default-max-batch-size is 0" if _max_batch_rows(otherwise, graph) else ""
 
 
 def _without_rows(spec: ModelSpec) -> set[str]:

@@ -13,41 +13,41 @@ from typing import Any
 
 from penstock.backends.backend import Backend, Loader
 from penstock.backends.errors import Code, InferError
-from penstock.backends.signature import TensorSpec
-from penstock.batching.devices.fallback import CPU_FALLBACK, falls_back, moved
+from penstock.batching.devices.fallback import falls_back, moved
 from penstock.batching.ensembles.steps import link
-from penstock.batching.loading.completion import complete
+from penstock.batching.loading.completion import complete, why_unbatched
 from penstock.batching.loading.invariance import probe
 from penstock.batching.loading.opening import complete_ensemble
 from penstock.batching.loading.samples import check_samples
 from penstock.batching.model import Model
 from penstock.batching.running.outsides import complete_outside
-from penstock.batching.scheduling.room import queue_rows
-from penstock.batching.spec import BatchPolicy, ModelSpec, PaddedAxis, SequenceSpec, WorkerSpec
+from penstock.batching.spec import ModelSpec
 from penstock.server.hooks.loading import check_file
-from penstock.server.hooks.plan import plan
 
-from .fields.identity import PYTHON, TENSORFLOW
+from .described import count, described
+from .fields.identity import PYTHON
 from .findings import Finding, read_text
 from .libraries import LIBRARIES, OPTION
 from .order import put_in_order
 from .pbtxt import mentioned
 from .scan import Defaults, Entry, scan
-from .statement import OPTIONS, shown
+from .statement import OPTIONS
 
-_UNSAID = ("worker.", "cortex_signature", CPU_FALLBACK)
-"""How options begin that are not the user's to say, or are told elsewhere."""
 _NAMES = re.compile(r"'([^']+)'|\b(?:input|model|output|tensor) ([\w.-]+)")
 """What a message may name: in quotes, or, in some of Triton's texts, without."""
 
 
 @dataclass(slots=True)
 class Report:
-    """What would be served, as it would be completed, and every finding. `notes` are more lines about a model."""
+    """What would be served, as it would be completed, and every finding.
+
+    `unbatched`: why a model that might have rows has none. `notes` are more lines about a model.
+    """
 
     specs: list[ModelSpec] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     invariance: dict[Path, str] = field(default_factory=dict)
+    unbatched: dict[Path, str] = field(default_factory=dict)
     notes: dict[str, list[str]] = field(default_factory=dict)
 
     @property
@@ -62,16 +62,16 @@ class Report:
 
     def __str__(self) -> str:
         """Print all of it, for a person."""
-        parts = [
-            "\n".join([_described(spec, self.invariance.get(spec.path, "")), *self.notes.get(spec.name, ())])
-            for spec in self.specs
-        ]
+        parts = ["\n".join([self._described(spec), *self.notes.get(spec.name, ())]) for spec in self.specs]
         if self.findings:
             parts.append("\n".join(str(finding) for finding in self.findings))
         warnings = len(self.findings) - len(self.mistakes)
-        counts = [_count(len(self.specs), "version") + " would be served", _count(len(self.mistakes), "mistake")]
-        parts.append(", ".join([*counts, _count(warnings, "warning")] if warnings else counts))
+        counts = [count(len(self.specs), "version") + " would be served", count(len(self.mistakes), "mistake")]
+        parts.append(", ".join([*counts, count(warnings, "warning")] if warnings else counts))
         return "\n\n".join(parts)
+
+    def _described(self, spec: ModelSpec) -> str:
+        return described(spec, self.invariance.get(spec.path, ""), self.unbatched.get(spec.path, ""))
 
 
 def check(
@@ -100,7 +100,9 @@ def check_entries(
                 if spec.ensemble is not None:
                     done = _linked(spec, report.specs)
                 else:
-                    done, report.invariance[spec.path] = _completed(spec, loaders, invariance)
+                    done, report.invariance[spec.path], report.unbatched[spec.path] = _completed(
+                        spec, loaders, invariance
+                    )
             except InferError as error:
                 path, line = _place(entry, spec.path, error.message)
                 report.findings.append(Finding(path, error.message, line, model=spec.name, version=spec.version))
@@ -162,10 +164,10 @@ def _place(entry: Entry, path: Path, message: str) -> tuple[Path, int]:
     return entry.places.get("instances" if message.startswith("device '") else "ensemble", (path, 0))
 
 
-def _completed(spec: ModelSpec, loaders: Mapping[str, Loader], invariance: bool) -> tuple[ModelSpec, str]:
-    """Complete a spec; and say of its model whether rows depend on each other, if asked."""
+def _completed(spec: ModelSpec, loaders: Mapping[str, Loader], invariance: bool) -> tuple[ModelSpec, str, str]:
+    """Complete a spec; say of its model whether rows depend on each other, if asked, and why it has none."""
     if spec.backend == PYTHON:
-        return _said(spec), ""
+        return _said(spec), "", ""
     loader = loaders.get(spec.backend)
     if loader is None:
         known = ", ".join(sorted(loaders))
@@ -174,7 +176,8 @@ def _completed(spec: ModelSpec, loaders: Mapping[str, Loader], invariance: bool)
     try:
         done = complete(spec, backend.graph)
         check_samples(Model(done, [backend], lambda *_: None))
-        return done, str(probe(done, backend)) if invariance else ""
+        why = "" if done.policy.max_batch_rows else why_unbatched(spec, backend.graph)
+        return done, str(probe(done, backend)) if invariance else "", why
     finally:
         backend.close()
 
@@ -225,124 +228,3 @@ def _placed(spec: ModelSpec, problem: str) -> Finding:
     if found is None:
         return Finding(path, problem, model=spec.name)
     return Finding(path, found[2], int(found[1] or 0), model=spec.name)
-
-
-def _described(spec: ModelSpec, invariance: str) -> str:
-    kind = "ensemble" if spec.ensemble is not None else spec.backend
-    lines = [f"{spec.name} version {spec.version}, {kind}, {spec.path}"]
-    if spec.signature is not None:
-        lines += _columns("inputs", [_tensor(tensor) for tensor in spec.signature.inputs])
-        lines += _columns("outputs", [_tensor(tensor) for tensor in spec.signature.outputs])
-        lines += _columns("batching", [_batching(spec)])
-    elif spec.backend == PYTHON:
-        lines += _columns("inputs", ["as its auto_complete_config says, which is not run here;"])
-        lines += _columns("", ["likewise outputs and batching"])
-    lines += [line for axis in spec.padding for line in _columns("padding", [_padding(axis)])]
-    if spec.sequence is not None:
-        lines += _columns("sequences", [_sequences(spec.sequence)])
-    if spec.cached or spec.decoupled:
-        lines += _columns("answers", ["remembered, with --cache-config" if spec.cached else "any number to a request"])
-    if invariance:
-        lines += _columns("invariance", [invariance])
-    if spec.ensemble is not None:
-        lines += _columns("steps", [f"{step.model} {step.version or 'latest'}" for step in spec.ensemble.steps])
-        return "\n".join(lines)
-    groups = "; ".join(shown(group) for group in spec.instances)
-    budget = f", at most {spec.memory_budget_bytes >> 20} MB" if spec.memory_budget_bytes else ""
-    lines += _columns("instances", [groups + budget])
-    if spec.fallback:
-        lines += _columns("fallback", [f"on the CPU: {spec.fallback}"])
-    if said := [f"{name} {value}" for name, value in sorted(spec.options.items()) if not name.startswith(_UNSAID)]:
-        lines += _columns("runtime", [", ".join(said)])
-    return "\n".join([*lines, *_user_code(spec)])
-
-
-def _user_code(spec: ModelSpec) -> list[str]:
-    hooks = spec.hooks
-    lines = _columns("worker", [_worker(spec.worker)]) if _has_worker(spec) else []
-    if hooks is None or not hooks.has_file:
-        return lines
-    lines += _columns("hooks", [f"{hooks.path}, timeout: {hooks.timeout_s:g} s", f"replicas: {plan(hooks).reason}"])
-    return lines + (_columns("workers", [f"{hooks.workers}, {_worker(hooks.worker)}"]) if hooks.workers else [])
-
-
-def _has_worker(spec: ModelSpec) -> bool:
-    return spec.backend in {PYTHON, TENSORFLOW} or spec.options.get("isolated") == "1"
-
-
-def _worker(worker: WorkerSpec) -> str:
-    """Say what the processes of user code run on, and their limits."""
-    parts = [f"Python: {worker.interpreter or 'that of the server'}"]
-    if worker.requirements is not None:
-        parts.append(f"environment: {worker.requirements}")
-    if worker.timeout_s:
-        parts.append(f"timeout: {worker.timeout_s:g} s")
-    if worker.memory_bytes:
-        parts.append(f"memory: at most {worker.memory_bytes >> 20} MB")
-    return ", ".join(parts)
-
-
-def _columns(title: str, texts: list[str]) -> list[str]:
-    return [f"  {title if number == 0 else '':<11}{text}" for number, text in enumerate(texts)]
-
-
-def _tensor(tensor: TensorSpec) -> str:
-    if not tensor.is_tensor:
-        return f"{tensor.name}: {tensor.datatype}, for hooks only"
-    return f"{tensor.name}: {tensor.datatype} {list(tensor.shape)}{', optional' if tensor.optional else ''}"
-
-
-def _batching(spec: ModelSpec) -> str:
-    policy = spec.policy
-    if not policy.max_batch_rows:
-        found = spec.frees_rows and any(tensor.shape[:1] == (1,) for tensor in spec.signature.inputs)  # type: ignore[union-attr]
-        return f"none: the model has no axis for rows{', unless running it shows that its 1 is one' if found else ''}"
-    parts = [f"up to {_count(policy.max_batch_rows, 'row')}"]
-    if spec.ensemble is not None:
-        return parts[0]
-    if policy.preferred_rows:
-        parts.append(f"preferred {', '.join(map(str, policy.preferred_rows))}")
-    if policy.max_queue_delay_us:
-        parts.append(f"waits up to {policy.max_queue_delay_us} us")
-    parts.append(f"capped at {policy.cap_rows}" if policy.cap_rows else "cap learned")
-    if policy.allowed_rows:
-        parts.append(f"only of {shown(policy.allowed_rows)} rows")
-    return ", ".join([*parts, *_terms(policy), f"queue of {queue_rows(policy)} rows"])
-
-
-def _terms(policy: BatchPolicy) -> list[str]:
-    parts = []
-    if policy.priority_levels:
-        parts.append(f"{_count(policy.priority_levels, 'level')}, {policy.default_priority} by default")
-    if policy.preserve_ordering:
-        parts.append("answers in the order of requests")
-    if policy.split:
-        parts.append("larger requests are split")
-    if policy.invariant:
-        parts.append("strictly invariant")
-    if policy.latency_target_us:
-        parts.append(f"to be answered within {policy.latency_target_us / 1000:g} ms")
-    if policy.run_limit_us:
-        parts.append(f"runs end after {policy.run_limit_us / 1000:g} ms")
-    return parts
-
-
-def _sequences(said: SequenceSpec) -> str:
-    parts = ["direct" if said.direct else "oldest", f"forgotten after {said.idle_us / 1e6:g} s"]
-    if said.iterative:
-        parts.append("a request each, run until the model is done with it")
-    if said.controls:
-        parts.append(f"told {', '.join(control.name for control in said.controls)}")
-    if said.states:
-        parts.append(f"remembers {', '.join(state.input for state in said.states)}")
-    return ", ".join(parts)
-
-
-def _padding(padded: PaddedAxis) -> str:
-    buckets = shown(padded.buckets) if padded.buckets else "16, 32, 48, ..."
-    mask = f", mask {padded.mask}" if padded.mask else ""
-    return f"{padded.input}: axis {padded.axis} to {buckets} with {padded.value:g}{mask}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

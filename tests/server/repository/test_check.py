@@ -241,6 +241,52 @@ def test_prints_what_kind_of_model_would_be_served(tmp_path: Path) -> None:
     assert "  sequences  direct, forgotten after 1 s, told z\n" in printed
 
 
+DECLARED = (
+    'input { name: "x" data_type: TYPE_FP32 dims: [ -1, 4 ] } output { name: "y" data_type: TYPE_FP32 dims: [ -1, 3 ] }'
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "toml", "rows", "why"),
+    [
+        (None, "[batching]\nmax_batch_size = 0\n", 4, "max_batch_size is 0"),
+        (f"max_batch_size: 0 {DECLARED}", None, 4, "max_batch_size is not said, or 0"),
+        (None, None, 0, "default-max-batch-size is 0"),
+    ],
+)
+def test_why_requests_share_no_batches_is_said(
+    tmp_path: Path, config: str | None, toml: str | None, rows: int, why: str
+) -> None:
+    make(tmp_path, "m/1/model.onnx", **({} if config is None else {"m": config}))
+    if toml is not None:
+        native(tmp_path, "m", toml)
+
+    printed = str(check([tmp_path], {"onnxruntime": Loads()}, Defaults(max_batch_rows=rows)))
+
+    assert f"  batching   none: {why}\n" in printed
+
+
+def test_a_model_without_an_axis_for_rows_is_told_as_such(tmp_path: Path) -> None:
+    make(tmp_path, "m/1/model.onnx", m="max_batch_size: 0")
+    graph = Signature((TensorSpec("x", "FP32", (4,)),), (TensorSpec("y", "FP32", (3,)),))
+
+    printed = str(check([tmp_path], {"onnxruntime": Loads(graph=graph)}, Defaults(max_batch_rows=0)))
+
+    assert "  batching   none: the model has no axis for rows\n" in printed
+
+
+def test_an_ensemble_without_rows_has_none_said(tmp_path: Path) -> None:
+    ends = DECLARED.replace('"x"', '"a"').replace('"y"', '"b"')
+    maps = 'input_map { key: "x" value: "a" } output_map { key: "y" value: "b" }'
+    step = f'step {{ model_name: "m" model_version: -1 {maps} }}'
+    make(tmp_path, "m/1/model.onnx", made=f"platform: 'ensemble' {ends} ensemble_scheduling {{ {step} }}")
+    (tmp_path / "made" / "1").mkdir()
+
+    printed = str(check([tmp_path], {"onnxruntime": Loads()}))
+
+    assert "  batching   none: max_batch_size is not said, or 0\n  steps      m latest\n" in printed
+
+
 class NoGpu(Loads):
     """A Loader of an ONNX Runtime whose GPU does not work."""
 

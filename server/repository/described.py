@@ -1,0 +1,142 @@
+"""What `penstock check` says of a version that would be served. Called by check.py."""
+
+from __future__ import annotations
+
+from penstock.backends.signature import TensorSpec
+from penstock.batching.devices.fallback import CPU_FALLBACK
+from penstock.batching.loading.completion import UNSAID_ROWS
+from penstock.batching.scheduling.room import queue_rows
+from penstock.batching.spec import BatchPolicy, ModelSpec, PaddedAxis, SequenceSpec, WorkerSpec
+from penstock.server.hooks.plan import plan
+
+from .fields.identity import PYTHON, TENSORFLOW
+from .statement import shown
+
+_UNSAID = ("worker.", "cortex_signature", CPU_FALLBACK)
+"""How options begin that are not the user's to say, or are told elsewhere."""
+
+
+def described(spec: ModelSpec, invariance: str, unbatched: str) -> str:
+    """Describe a version that would be served: what is said of it, and what it was completed with."""
+    kind = "ensemble" if spec.ensemble is not None else spec.backend
+    lines = [f"{spec.name} version {spec.version}, {kind}, {spec.path}"]
+    if spec.signature is not None:
+        lines += _columns("inputs", [_tensor(tensor) for tensor in spec.signature.inputs])
+        lines += _columns("outputs", [_tensor(tensor) for tensor in spec.signature.outputs])
+        lines += _columns("batching", [_batching(spec, unbatched)])
+    elif spec.backend == PYTHON:
+        lines += _columns("inputs", ["as its auto_complete_config says, which is not run here;"])
+        lines += _columns("", ["likewise outputs and batching"])
+    lines += [line for axis in spec.padding for line in _columns("padding", [_padding(axis)])]
+    if spec.sequence is not None:
+        lines += _columns("sequences", [_sequences(spec.sequence)])
+    if spec.cached or spec.decoupled:
+        lines += _columns("answers", ["remembered, with --cache-config" if spec.cached else "any number to a request"])
+    if invariance:
+        lines += _columns("invariance", [invariance])
+    if spec.ensemble is not None:
+        lines += _columns("steps", [f"{step.model} {step.version or 'latest'}" for step in spec.ensemble.steps])
+        return "\n".join(lines)
+    groups = "; ".join(shown(group) for group in spec.instances)
+    budget = f", at most {spec.memory_budget_bytes >> 20} MB" if spec.memory_budget_bytes else ""
+    lines += _columns("instances", [groups + budget])
+    if spec.fallback:
+        lines += _columns("fallback", [f"on the CPU: {spec.fallback}"])
+    if said := [f"{name} {value}" for name, value in sorted(spec.options.items()) if not name.startswith(_UNSAID)]:
+        lines += _columns("runtime", [", ".join(said)])
+    return "\n".join([*lines, *_user_code(spec)])
+
+
+def _user_code(spec: ModelSpec) -> list[str]:
+    hooks = spec.hooks
+    lines = _columns("worker", [_worker(spec.worker)]) if _has_worker(spec) else []
+    if hooks is None or not hooks.has_file:
+        return lines
+    lines += _columns("hooks", [f"{hooks.path}, timeout: {hooks.timeout_s:g} s", f"replicas: {plan(hooks).reason}"])
+    return lines + (_columns("workers", [f"{hooks.workers}, {_worker(hooks.worker)}"]) if hooks.workers else [])
+
+
+def _has_worker(spec: ModelSpec) -> bool:
+    return spec.backend in {PYTHON, TENSORFLOW} or spec.options.get("isolated") == "1"
+
+
+def _worker(worker: WorkerSpec) -> str:
+    """Say what the processes of user code run on, and their limits."""
+    parts = [f"Python: {worker.interpreter or 'that of the server'}"]
+    if worker.requirements is not None:
+        parts.append(f"environment: {worker.requirements}")
+    if worker.timeout_s:
+        parts.append(f"timeout: {worker.timeout_s:g} s")
+    if worker.memory_bytes:
+        parts.append(f"memory: at most {worker.memory_bytes >> 20} MB")
+    return ", ".join(parts)
+
+
+def _columns(title: str, texts: list[str]) -> list[str]:
+    return [f"  {title if number == 0 else '':<11}{text}" for number, text in enumerate(texts)]
+
+
+def _tensor(tensor: TensorSpec) -> str:
+    if not tensor.is_tensor:
+        return f"{tensor.name}: {tensor.datatype}, for hooks only"
+    return f"{tensor.name}: {tensor.datatype} {list(tensor.shape)}{', optional' if tensor.optional else ''}"
+
+
+def _batching(spec: ModelSpec, unbatched: str) -> str:
+    policy = spec.policy
+    if not policy.max_batch_rows:
+        if spec.ensemble is not None or spec.backend == PYTHON:
+            unbatched = UNSAID_ROWS
+        found = spec.frees_rows and any(tensor.shape[:1] == (1,) for tensor in spec.signature.inputs)  # type: ignore[union-attr]
+        freed = ", unless running it shows that its 1 is one" if found else ""
+        return f"none: {unbatched or f'the model has no axis for rows{freed}'}"
+    parts = [f"up to {count(policy.max_batch_rows, 'row')}"]
+    if spec.ensemble is not None:
+        return parts[0]
+    if policy.preferred_rows:
+        parts.append(f"preferred {', '.join(map(str, policy.preferred_rows))}")
+    if policy.max_queue_delay_us:
+        parts.append(f"waits up to {policy.max_queue_delay_us} us")
+    parts.append(f"capped at {policy.cap_rows}" if policy.cap_rows else "cap learned")
+    if policy.allowed_rows:
+        parts.append(f"only of {shown(policy.allowed_rows)} rows")
+    return ", ".join([*parts, *_terms(policy), f"queue of {queue_rows(policy)} rows"])
+
+
+def _terms(policy: BatchPolicy) -> list[str]:
+    parts = []
+    if policy.priority_levels:
+        parts.append(f"{count(policy.priority_levels, 'level')}, {policy.default_priority} by default")
+    if policy.preserve_ordering:
+        parts.append("answers in the order of requests")
+    if policy.split:
+        parts.append("larger requests are split")
+    if policy.invariant:
+        parts.append("strictly invariant")
+    if policy.latency_target_us:
+        parts.append(f"to be answered within {policy.latency_target_us / 1000:g} ms")
+    if policy.run_limit_us:
+        parts.append(f"runs end after {policy.run_limit_us / 1000:g} ms")
+    return parts
+
+
+def _sequences(said: SequenceSpec) -> str:
+    parts = ["direct" if said.direct else "oldest", f"forgotten after {said.idle_us / 1e6:g} s"]
+    if said.iterative:
+        parts.append("a request each, run until the model is done with it")
+    if said.controls:
+        parts.append(f"told {', '.join(control.name for control in said.controls)}")
+    if said.states:
+        parts.append(f"remembers {', '.join(state.input for state in said.states)}")
+    return ", ".join(parts)
+
+
+def _padding(padded: PaddedAxis) -> str:
+    buckets = shown(padded.buckets) if padded.buckets else "16, 32, 48, ..."
+    mask = f", mask {padded.mask}" if padded.mask else ""
+    return f"{padded.input}: axis {padded.axis} to {buckets} with {padded.value:g}{mask}"
+
+
+def count(number: int, noun: str) -> str:
+    """Write a number of things."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
