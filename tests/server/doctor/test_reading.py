@@ -30,8 +30,8 @@ def test_a_port_that_is_shared_is_not_taken(name: str) -> None:
     others: dict[str, Any] = {f"allow_{each}": each == name for each in ("http", "grpc", "metrics")}
 
     def read(port: int, *, shares: bool) -> list[tuple[str, bool]]:
-        settings = Settings(**others, **{f"{name}_port": port, f"reuse_{name}_port": shares})
-        return [(port.taken, port.shared) for port in read_ports(settings)]
+        settings = Settings(**others | {f"{name}_port": port, f"reuse_{name}_port": shares})
+        return [(found.taken, found.shared) for found in read_ports(settings)]
 
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as held:
         port = held.getsockname()[1]
