@@ -119,7 +119,9 @@ def is_large(plan: Plan, outputs: Sequence[Any]) -> bool:
         elif type(way) is Classes:
             large = _is_much(way.count, array)
         else:
-            large = way is JSON and (array.size >= _LARGE_ELEMENTS or (array.dtype.hasobject and _is_long(array)))
+            strings = array.dtype.hasobject
+            large = array.size >= _LARGE_ELEMENTS and (strings or way is JSON)
+            large = large or (strings and way is JSON and _is_long(array))
         if large:
             return True
     return False

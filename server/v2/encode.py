@@ -32,11 +32,12 @@ _DATA = b',"data":'
 class Encoder:
     """Encodes the answers of one model version; keeps the bytes that do not change between answers.
 
-    `outputs` are (name, datatype), by the Signature's positions.
+    `outputs` are (name, datatype), by the Signature's positions. `strings`: BYTES are among them.
     """
 
     def __init__(self, model: str, version: str, outputs: Sequence[tuple[str, str]]) -> None:
         self._outputs = list(outputs)
+        self.strings = any(datatype == "BYTES" for _, datatype in outputs)
         self._names = b'"model_name":%s,"model_version":%s,' % (orjson.dumps(model), orjson.dumps(version))
         self._open = b"{" + self._names + b'"outputs":['
         self._binaries: dict[tuple[Any, ...], bytes] = {}

@@ -204,8 +204,8 @@ class Inference:
     def _answer_outputs(self, connection: FastLane, claim: Claim, encoder: Encoder, request: InferRequest) -> None:
         plan, outputs = connection.plan, request.outputs or []
         own = type(outputs) is OwnOutputs
-        if type(plan) is tuple and not own and all(plan):
-            # all as binary: there is little to encode, however much there is
+        if type(plan) is tuple and not own and all(plan) and not encoder.strings:
+            # all as binary: there is little to encode, however much there is, but for strings
             self._answer_body(connection, claim, *encoder.mixed(request.id, request.wanted, plan, outputs))
             return
         if own:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.server.http.limits import Limits
@@ -172,6 +173,38 @@ def test_a_request_that_takes_steps_may_follow_one_at_once() -> None:
         assert served.protocol.task is None
 
     run(main)
+
+
+@pytest.mark.parametrize(("count", "here"), [(3, True), (20_000, False)])
+def test_many_strings_are_written_as_bytes_on_a_thread(
+    monkeypatch: pytest.MonkeyPatch, count: int, *, here: bool
+) -> None:
+    where = []
+    mixed = inference.Encoder.mixed
+
+    def noted(encoder: inference.Encoder, *given: Any) -> tuple[bytes, int]:
+        where.append(threading.current_thread() is threading.main_thread())
+        return mixed(encoder, *given)
+
+    monkeypatch.setattr(inference.Encoder, "mixed", noted)
+    asked = json.loads(BODY) | {"outputs": [{"name": "y", "parameters": {"binary_data": True}}]}
+    outputs = (TensorSpec("y", "BYTES", (-1, -1)),)
+
+    async def main() -> None:
+        served = Served()
+        inputs = served.engine.loaded.signature.inputs
+        served.engine.loaded = fake_model(signature=Signature(inputs, outputs, batched=True))
+        await served.fed(request(PATH, json.dumps(asked).encode()))
+        [each] = served.engine.held
+        each.outputs = [np.array([[b"text"] * count], np.object_)]
+        each.sink.deliver([each])
+        if isinstance(served.protocol.task, asyncio.Task):
+            await served.protocol.task
+
+        assert served.bodies[0].endswith(b"]}" + b"\4\0\0\0text" * count)
+
+    run(main)
+    assert where == [here]
 
 
 def test_a_large_request_is_not_turned_away_for_a_model_that_has_given_way() -> None:
