@@ -21,6 +21,7 @@ from penstock.batching.request import InferRequest
 from penstock.server.http.limits import Limits
 from penstock.server.http.service import Shared
 from penstock.server.v2 import inference
+from penstock.server.v2.encode import Encoder
 from penstock.server.v2.inference import Inference
 from tests.fakes import fake_model
 from tests.server.http.lane import Lane, request, run, turns
@@ -180,13 +181,13 @@ def test_many_strings_are_written_as_bytes_on_a_thread(
     monkeypatch: pytest.MonkeyPatch, count: int, *, here: bool
 ) -> None:
     where = []
-    mixed = inference.Encoder.mixed
+    mixed = Encoder.mixed
 
-    def noted(encoder: inference.Encoder, *given: Any) -> tuple[bytes, int]:
+    def noted(encoder: Encoder, *given: Any) -> tuple[bytes, int]:
         where.append(threading.current_thread() is threading.main_thread())
         return mixed(encoder, *given)
 
-    monkeypatch.setattr(inference.Encoder, "mixed", noted)
+    monkeypatch.setattr(Encoder, "mixed", noted)
     asked = json.loads(BODY) | {"outputs": [{"name": "y", "parameters": {"binary_data": True}}]}
     outputs = (TensorSpec("y", "BYTES", (-1, -1)),)
 
