@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 _BIG = 4096
 """Values from which converting them is worth a thread, where no hook's thread does it: some 100 us to and from JSON."""
+
+Work = Callable[[], Coroutine[Any, Any, Any]]
+"""What a step has done on a task, which may be cancelled before it begins."""
 
 
 class Trip:
@@ -168,10 +172,11 @@ class Trip:
         if granted.cancelled():
             return
         error = granted.exception()
-        if error is not None:
+        if self._call is None:  # cancelled in the turn in which it was handed over
+            if error is None:
+                self.held.give_back(granted.result())
+        elif error is not None:
             self.set_exception(error)
-        elif self._call is None:  # cancelled in the turn in which it was handed over
-            self.held.give_back(granted.result())
         else:
             self.held.take(granted.result())
             self._put(self._call)
@@ -179,7 +184,7 @@ class Trip:
     def _convert(self, convert: Maker, value: Any) -> None:
         """Make what no hook's thread does, on a thread where there is much of it."""
         if _is_big(value):
-            self._later(asyncio.to_thread(convert, value, self.parameters))
+            self._later(partial(asyncio.to_thread, convert, value, self.parameters))
         else:
             self._go_on(convert(value, self.parameters))
 
@@ -188,7 +193,7 @@ class Trip:
         if self._past_model:
             self._end(made)
         elif self._turn is not None:
-            self._later(self._turn.come(), lambda _: self._enter(made))
+            self._later(self._turn.come, lambda _: self._enter(made))
         else:
             self._enter(made)
 
@@ -212,12 +217,12 @@ class Trip:
             self._turn.pass_on()
             self._turn = None
 
-    def _later(self, work: Coroutine[Any, Any, Any], then: Callable[[Any], None] | None = None) -> None:
+    def _later(self, work: Work, then: Callable[[Any], None] | None = None) -> None:
         self._waits = asyncio.ensure_future(self._wait(work, then or self._go_on))
 
-    async def _wait(self, work: Coroutine[Any, Any, Any], then: Callable[[Any], None]) -> None:
+    async def _wait(self, work: Work, then: Callable[[Any], None]) -> None:
         try:
-            made = await work
+            made = await work()
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
             return

@@ -173,3 +173,20 @@ def test_a_turn_is_passed_on_once_where_the_answer_is_there_at_once(act: Act) ->
         assert len(hooks.order) == 0
 
     act(scene)
+
+
+def test_one_that_is_cancelled_before_its_step_has_begun_says_nothing(
+    act: Act, recwarn: pytest.WarningsRecorder
+) -> None:
+    async def scene(stage: Stage) -> None:
+        hooks = await stage.load(None)
+        promise = asyncio.get_running_loop().create_future()
+        hooks.start(promise, [[0.0] * 5000], "").cancel()
+        await asyncio.sleep(0)
+
+        gc.collect()
+        assert not promise.done()
+        assert await through(hooks)
+
+    act(scene)
+    assert [str(each.message) for each in recwarn if "never awaited" in str(each.message)] == []
