@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
 from typing import Any
@@ -36,8 +35,6 @@ _NOT_ONE = (
     "responses"
 )
 """Source: Triton server, http_server.cc."""
-
-logger = logging.getLogger("penstock.hooks")
 
 
 class Hooks:

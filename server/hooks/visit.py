@@ -39,16 +39,17 @@ class Visit:
         return self._put_on_one(call)
 
     def _put_on_one(self, call: Call) -> bool:
-        while self._replica is not None or (free := self._replicas.take()) is not None:
+        while True:
             if self._replica is None:
-                self._replica = free
+                self._replica = self._replicas.take()
+            if self._replica is None:
+                return False
             try:
                 self._replica.put(call)
             except MovedError:
                 self.moved(call)
             else:
                 return True
-        return False
 
     def moved(self, call: Call) -> None:
         """Do without the replica that was to run a call, and is gone. Raises: InferError, where no other can."""
