@@ -14,6 +14,7 @@ from penstock.server.http2.stream import LOW_BYTES, Stream
 from . import answers
 from .framing import MIN_COMPRESSED, PREFIX, PREFIX_BYTES, compress
 from .method import Status
+from .packing import LARGE_BYTES, Packing
 
 if TYPE_CHECKING:
     from .connection import GrpcConnection
@@ -24,9 +25,10 @@ class Answering(Stream):
     """What a method sends.
 
     Invariants: `begun` when the response's headers are out. Once `ended`, nothing is sent but what already waits.
+    While there is a `packing`, what is sent goes there.
     """
 
-    __slots__ = ("begun", "cancelled", "context", "deadline_ns", "ended", "request", "waiter")
+    __slots__ = ("begun", "cancelled", "context", "deadline_ns", "ended", "packing", "request", "waiter")
 
     connection: GrpcConnection
     request: Request
@@ -35,6 +37,7 @@ class Answering(Stream):
     cancelled: Callable[[], None] | None
     ended: bool
     begun: bool
+    packing: Packing | None
     waiter: asyncio.Future[None] | None
 
     @property
@@ -85,12 +88,25 @@ class Answering(Stream):
         """Send one message of a stream."""
         if self.ended:
             return
+        if self.connection.compression:
+            self._send_coded(message, self.request.wanted)
+        else:
+            self.put(message)
+
+    def _send_coded(self, message: bytes, coding: bytes) -> None:
+        level = self.connection.compression
+        if self.packing is not None:
+            self.packing.add(message)
+        elif not coding or len(message) < MIN_COMPRESSED:
+            self.put(message, coding=coding)
+        elif len(message) < LARGE_BYTES:
+            self.put(compress(message, coding, level), 1, coding)
+        else:
+            self.packing = Packing(self, coding, message)
+
+    def put(self, message: bytes, flag: int = 0, coding: bytes = b"") -> None:
+        """Send a message as it is; flag 1 is for one that is compressed."""
         connection, stream_id = self.connection, self.stream_id
-        flag, coding = 0, b""
-        if connection.compression:
-            coding = self.request.wanted
-            if coding and len(message) >= MIN_COMPRESSED:
-                flag, message = 1, compress(message, coding, connection.compression)
         if not self.begun:
             self.begun = True
             connection.send_headers(answers.begin(stream_id, coding))
@@ -110,16 +126,24 @@ class Answering(Stream):
             return
         connection.queue(self, (PREFIX.pack(flag, len(message)), message))
 
+    def packed(self, last: bytes) -> None:
+        """Learn that nothing waits for a thread any more; `last` ends the stream, if it is known."""
+        self.packing = None
+        if last:
+            self._close(last)
+        elif self.writable:
+            self.left()
+
     def finish(self) -> None:
         """End a stream with OK."""
         if not self.ended:
-            self._last(answers.ok(self.stream_id) if self.begun else b"")
+            self._last(answers.ok(self.stream_id) if self.begun or self.packing is not None else b"")
 
     def refuse(self, status: Status, text: str, pushback_ms: int = 0) -> None:
         """End the call with a status other than OK."""
         if self.ended:
             return
-        if self.begun:
+        if self.begun or self.packing is not None:
             self._last(answers.trailers(self.stream_id, status, text, pushback_ms))
         else:
             self._last(answers.trailers_only(self.stream_id, status, text, pushback_ms=pushback_ms))
@@ -130,6 +154,12 @@ class Answering(Stream):
             last = answers.ok(self.stream_id)
         self.let_go()
         self.connection.answered += 1
+        if self.packing is not None:
+            self.packing.last = last
+        else:
+            self._close(last)
+
+    def _close(self, last: bytes) -> None:
         if self.unsent is None:
             self.connection.end(self, last)
         else:
@@ -140,7 +170,7 @@ class Answering(Stream):
     @property
     def writable(self) -> bool:
         """Whether what was sent has left or nearly so."""
-        return self.unsent is None or self.unsent.size <= LOW_BYTES
+        return (self.unsent is None or self.unsent.size <= LOW_BYTES) and self.packing is None
 
     async def drained(self) -> None:
         """Wait until `writable`, or until the call has ended."""

@@ -1,0 +1,211 @@
+"""Large answers are compressed on a thread: order, trailers, and what may happen meanwhile; without sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import zlib
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from penstock.server.grpc.method import Status
+from penstock.server.http2 import frames
+from tests.server.http2.wire import BIDI, ECHO, HOLD, OK, Wire, message_of, payload
+
+LARGE = random.Random(1).randbytes(300_000)
+WINDOW = 2**24
+
+
+class Threads:
+    """Does what threads are given when a test says so."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.given: list[tuple[Callable[..., Any], tuple[Any, ...], Future[Any]]] = []
+        wire.loop.run_in_executor = self._give  # type: ignore[method-assign]
+
+    def _give(self, executor: None, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.given.append((function, args, future))
+        return future
+
+    def do(self) -> Any:
+        function, args, future = self.given.pop(0)
+        done = function(*args)
+        future.set_result(done)
+        return done
+
+
+def wired(path: str, **fields: str) -> tuple[Wire, Threads]:
+    """Give a connection with wide windows on which a call that takes gzip has begun, and its threads."""
+    wire = Wire(grpc={"compression": 1})
+    wire.feed(frames.window_update(0, WINDOW) + frames.settings({frames.INITIAL_WINDOW_SIZE: WINDOW}))
+    wire.feed(wire.headers(__path=path, grpc_accept_encoding="gzip", **fields))
+    return wire, Threads(wire)
+
+
+def held(**fields: str) -> tuple[Wire, Threads]:
+    """The same, with the one message of a call of HOLD."""
+    wire, threads = wired(HOLD, **fields)
+    wire.feed(payload(message_of(b""), end=True))
+    return wire, threads
+
+
+def messages_of(found: list[Any]) -> list[bytes]:
+    """Give the messages that DATA frames hold, decompressed."""
+    body = b"".join(frame.payload for frame in found if frame.kind == frames.DATA)
+    messages = []
+    while body:
+        size = int.from_bytes(body[1:5], "big")
+        message, flag, body = body[5 : 5 + size], body[0], body[5 + size :]
+        messages.append(zlib.decompress(message, 31) if flag else message)
+    return messages
+
+
+@pytest.mark.parametrize("path", [ECHO, BIDI])
+def test_a_large_answer_is_compressed_on_a_thread_while_others_are_answered(path: str) -> None:
+    wire, threads = wired(path)
+    wire.feed(payload(message_of(LARGE), end=True))
+    wire.feed(wire.call(message=b"another", stream=3))
+    assert wire.answers() == {3: (b"another", OK, "")}
+    threads.do()
+    wire.loop.turn()
+    found = wire.frames()
+
+    assert messages_of(found) == [LARGE]
+    assert wire.fields(found[-1]) == {"grpc-status": "0"}
+    assert found[-1].flags & frames.END_STREAM
+    assert wire.connection.streams == {}
+
+
+def test_what_is_sent_after_a_large_message_waits_for_it() -> None:
+    wire, threads = held()
+    sent = [LARGE, b"small", b"many " * 100, LARGE, b"", b"last"]
+    for message in sent:
+        wire.held[0].send(message)
+    wire.held[0].refuse(Status.ABORTED, "enough")
+    wire.loop.turn()
+    assert messages_of(wire.frames()) == []
+    found = []
+    while threads.given:
+        threads.do()
+        wire.loop.turn()
+        found += wire.frames()
+    last = found[-1]
+    block = [frame for frame in found if frame.kind == frames.HEADERS]
+
+    assert messages_of(found) == sent
+    assert wire.fields(block[0])["grpc-encoding"] == "gzip"
+    assert wire.fields(last) == {"grpc-status": "10", "grpc-message": "enough"}
+
+
+def test_what_waits_for_a_thread_and_then_for_the_client_keeps_its_order() -> None:
+    wire, threads = wired(BIDI)
+    wire.feed(frames.settings({frames.INITIAL_WINDOW_SIZE: 1000}))
+    wire.feed(payload(message_of(LARGE)))
+    threads.do()
+    wire.loop.turn()
+    wire.feed(payload(message_of(b"second"), end=True))
+    found = wire.frames()
+    assert sum(len(frame.payload) for frame in found if frame.kind == frames.DATA) == 1000
+    wire.feed(frames.window_update(1, WINDOW))
+    found += wire.frames()
+
+    assert messages_of(found) == [LARGE, b"second"]
+    assert wire.fields(found[-1]) == {"grpc-status": "0"}
+    assert wire.connection.streams == {}
+
+
+def test_messages_of_a_client_wait_while_an_answer_is_compressed_and_do_not_time_out() -> None:
+    wire, threads = wired(BIDI)
+    wire.feed(payload(message_of(LARGE)))
+    wire.feed(payload(message_of(b"second")))
+    wire.shared.sweep(3600.0)
+    wire.loop.turn()
+    threads.do()
+    wire.loop.turn()
+
+    assert messages_of(wire.frames()) == [LARGE, b"second"]
+
+
+def test_who_sends_a_large_message_can_wait_until_it_is_compressed() -> None:
+    async def wait() -> bool:
+        wire, threads = held()
+        wire.loop.create_future = asyncio.get_running_loop().create_future  # type: ignore[attr-defined]
+        call = wire.held[0]
+        call.send(LARGE)
+        waiting = asyncio.ensure_future(call.drained())
+        await asyncio.sleep(0)
+        before = waiting.done()
+        threads.do()
+        await waiting
+        return before
+
+    assert asyncio.run(wait()) is False
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_nothing_is_compressed_to_its_end_for_a_call_that_is_lost(*, finished: bool) -> None:
+    wire, threads = held()
+    call = wire.held[0]
+    call.send(LARGE)
+    call.send(LARGE)
+    if finished:
+        call.finish()
+    wire.frames()
+    wire.feed(frames.reset(1, frames.Fault.CANCEL))
+    assert threads.do() == b""
+    wire.loop.turn()
+
+    assert wire.cancelled == (not finished)
+    assert (wire.frames(), threads.given) == ([], [])
+    wire.feed(wire.call(message=b"another", stream=3))
+    assert wire.answers() == {3: (b"another", OK, "")}
+
+
+def test_nothing_is_sent_on_a_connection_that_has_gone() -> None:
+    wire, threads = wired(ECHO)
+    wire.feed(payload(message_of(LARGE), end=True))
+    wire.connection.connection_lost(None)
+
+    assert threads.do() == b""
+    assert wire.connection.out == []
+
+
+def test_a_connection_that_is_told_to_go_stays_for_an_answer_that_is_compressed() -> None:
+    wire, threads = wired(ECHO)
+    wire.feed(payload(message_of(LARGE), end=True))
+    wire.connection.shutdown()
+    wire.loop.pass_time(1.0)
+    assert not wire.transport.over
+    wire.frames()
+    threads.do()
+    wire.loop.turn()
+
+    assert messages_of(wire.frames()) == [LARGE]
+    assert wire.transport.over
+
+
+def test_the_status_of_a_call_whose_time_is_up_follows_what_is_compressed() -> None:
+    wire, threads = held(grpc_timeout="50m")
+    wire.held[0].send(LARGE)
+    wire.loop.pass_time(0.1)
+    assert (wire.cancelled, messages_of(wire.frames())) == (1, [])
+    threads.do()
+    wire.loop.turn()
+    found = wire.frames()
+
+    assert messages_of(found) == [LARGE]
+    assert wire.fields(found[-1])["grpc-status"] == str(int(Status.DEADLINE_EXCEEDED))
+
+
+def test_a_call_whose_answer_cannot_be_compressed_is_reset(caplog: pytest.LogCaptureFixture) -> None:
+    wire, threads = wired(ECHO)
+    wire.feed(payload(message_of(LARGE), end=True))
+    threads.given.pop()[2].set_exception(MemoryError())
+    wire.loop.turn()
+
+    assert wire.reset_of(1) == frames.Fault.INTERNAL_ERROR
+    assert "an answer could not be compressed" in caplog.text
