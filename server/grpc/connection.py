@@ -82,6 +82,13 @@ class GrpcConnection(Http2Connection):
         if ended and not call.ended:
             call.received(b"", END_STREAM)
 
+    def give_up(self) -> None:
+        """Drop a peer that does not read, and what is compressed for it."""
+        super().give_up()
+        for call in self.streams.values():
+            if isinstance(call, GrpcCall) and call.packing is not None:
+                call.packing.drop()
+
     def greet(self, data: bytes) -> bytes:
         """Tell a client of HTTP/1 what it has reached; one that begins TLS would not understand."""
         return b"" if data[0] == _TLS_HELLO else _TO_HTTP1

@@ -29,59 +29,79 @@ logger = logging.getLogger("penstock.grpc")
 class Packing:
     """What of one call waits for a thread: its first message is on one, and the others follow one after another.
 
-    Invariants: there is one for as long as something waits. `last` ends the stream once all of it has been sent.
-    Nothing becomes of it any more once it is dropped.
+    Invariants: there is one for as long as something waits, and all of that is counted in `shared.untaken`. `last` ends
+    the stream once all of it has been sent. Nothing becomes of it any more once it is dropped.
     Threads: the event loop's, but for the compression.
     """
 
-    __slots__ = ("_call", "_coding", "_dropped", "_waiting", "last")
+    __slots__ = ("_call", "_coding", "_dropped", "_now", "_size", "_waiting", "last")
 
     def __init__(self, call: Answering, coding: bytes, message: bytes) -> None:
         self._call = call
         self._coding = coding
-        self._waiting = deque((message,))
+        self._waiting: deque[bytes] = deque()
+        self._now: bytes | None = None
+        self._size = 0
         self._dropped = False
         self.last = b""
+        self.add(message)
         self._go_on()
 
     def add(self, message: bytes) -> None:
         """Send another message after those that wait."""
         self._waiting.append(message)
+        self._size += len(message)
+        self._call.connection.shared.untaken.keep(self, self._size)
 
     def drop(self) -> None:
         """Forget all of it: there is nobody to send it to."""
         self._dropped = True
         self._waiting.clear()
+        self._now = None  # a thread may come to it much later
+        self._call.connection.shared.untaken.lessen(self)
+
+    def give_up(self) -> None:
+        """Drop what waits: there is too much of it."""
+        self._call.give_up()
 
     def _go_on(self) -> None:
         """Send what needs no thread, up to a message that does."""
         waiting, call = self._waiting, self._call
         while waiting and len(waiting[0]) < MIN_COMPRESSED:
-            call.put(waiting.popleft(), coding=self._coding)
+            self._send(len(waiting[0]), waiting.popleft(), 0)
         if not waiting:
             call.packed(self.last)
             return
-        level = call.connection.compression
+        shared, level = call.connection.shared, call.connection.compression
         # small ones, too: any number of them may wait
-        packed = call.connection.shared.loop.run_in_executor(None, self._compress, waiting.popleft(), level)
-        packed.add_done_callback(self._go_on_with)
+        self._now = waiting.popleft()
+        shared.loop.run_in_executor(None, self._compress, level).add_done_callback(self._go_on_with)
+
+    def _send(self, size: int, message: bytes, flag: int) -> None:
+        """Send what has taken so much here."""
+        self._call.put(message, flag, self._coding)
+        self._size -= size
+        self._call.connection.shared.untaken.lessen(self, self._size)
 
     def _go_on_with(self, packed: asyncio.Future[bytes]) -> None:
         error = None if packed.cancelled() else packed.exception()  # one that nobody asks for would be logged
-        if self._dropped or packed.cancelled():
+        message, self._now = self._now, None
+        if message is None or packed.cancelled():
             return
         if error is not None:
             logger.error("an answer could not be compressed", exc_info=error)
             self._call.connection.reset(self._call.stream_id, Fault.INTERNAL_ERROR)
             return
-        self._call.put(packed.result(), 1, self._coding)
+        self._send(len(message), packed.result(), 1)
         if not self._dropped:
             self._go_on()
 
-    def _compress(self, message: bytes, level: int) -> bytes:
+    def _compress(self, level: int) -> bytes:
         """Compress, on a thread; not to the end if nobody waits for it any more."""
+        message, parts = self._now, []
+        if message is None:
+            return b""
         encoder, view = zlib.compressobj(level, wbits=WINDOW[self._coding]), memoryview(message)
-        parts: list[bytes] = []
         for at in range(0, len(view), _PIECE_BYTES):
             if self._dropped:
                 return b""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -38,7 +39,7 @@ class Threads:
         return done
 
 
-def wired(path: str, **fields: str) -> tuple[Wire, Threads]:
+def wired(path: str, **fields: Any) -> tuple[Wire, Threads]:
     """Give a connection with wide windows on which a call that takes gzip has begun, and its threads."""
     wire = Wire(grpc={"compression": 1})
     wire.feed(frames.window_update(0, WINDOW) + frames.settings({frames.INITIAL_WINDOW_SIZE: WINDOW}))
@@ -46,7 +47,7 @@ def wired(path: str, **fields: str) -> tuple[Wire, Threads]:
     return wire, Threads(wire)
 
 
-def held(**fields: str) -> tuple[Wire, Threads]:
+def held(**fields: Any) -> tuple[Wire, Threads]:
     """The same, with the one message of a call of HOLD."""
     wire, threads = wired(HOLD, **fields)
     wire.feed(payload(message_of(b""), end=True))
@@ -138,7 +139,7 @@ def test_who_sends_a_large_message_can_wait_until_it_is_compressed() -> None:
         call.send(LARGE)
         waiting = asyncio.ensure_future(call.drained())
         await asyncio.sleep(0)
-        before = waiting.done()
+        before: bool = waiting.done()
         threads.do()
         await waiting
         return before
@@ -209,3 +210,56 @@ def test_a_call_whose_answer_cannot_be_compressed_is_reset(caplog: pytest.LogCap
 
     assert wire.reset_of(1) == frames.Fault.INTERNAL_ERROR
     assert "an answer could not be compressed" in caplog.text
+
+
+def test_what_waits_for_a_thread_is_counted_until_it_is_sent() -> None:
+    wire, threads = held()
+    counted = []
+    for message in (LARGE, b"word", b"many " * 100):
+        wire.held[0].send(message)
+        counted.append(wire.shared.untaken.held_bytes)
+    while threads.given:
+        threads.do()
+        counted.append(wire.shared.untaken.held_bytes)
+
+    assert counted == [300_000, 300_004, 300_504, 500, 0]
+
+
+def test_a_call_that_has_too_much_wait_for_a_thread_is_dropped_and_another_goes_on() -> None:
+    wire, threads = held()
+    wire.shared.untaken.most_bytes = 1_000_000
+    wire.feed(wire.headers(3, grpc_accept_encoding="gzip") + payload(message_of(LARGE), 3, end=True))
+    for _ in range(4):
+        wire.held[0].send(LARGE)
+    wire.loop.turn()
+    assert wire.reset_of(1) == frames.Fault.ENHANCE_YOUR_CALM
+    assert (wire.cancelled, wire.shared.untaken.held_bytes) == (1, len(LARGE))
+    while threads.given:
+        threads.do()
+    wire.loop.turn()
+
+    assert messages_of(wire.frames()) == [LARGE]
+    assert wire.shared.untaken.held_bytes == 0
+
+
+def test_what_a_lost_call_was_to_send_is_not_kept_until_a_thread_comes_to_it() -> None:
+    wire, threads = held()
+    before = sys.getrefcount(LARGE)
+    wire.held[0].send(LARGE)
+    wire.held[0].send(LARGE)
+    wire.feed(frames.reset(1, frames.Fault.CANCEL))
+
+    assert len(threads.given) == 1
+    assert sys.getrefcount(LARGE) == before
+    assert wire.shared.untaken.held_bytes == 0
+
+
+def test_what_is_compressed_for_a_connection_that_is_dropped_counts_no_more() -> None:
+    wire, threads = held()
+    wire.held[0].send(LARGE)
+    wire.connection.give_up()
+    assert wire.shared.untaken.held_bytes == 0
+
+    assert threads.do() == b""
+    wire.connection.connection_lost(None)
+    assert (wire.cancelled, wire.connection.streams) == (1, {})
