@@ -3,6 +3,8 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import sys
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from hypothesis.extra import numpy as npst
 from penstock.backends.datatypes import DATATYPES
 from penstock.server.ipc import wire as wire_module
 from penstock.server.ipc.arena import SEGMENT_BYTES, SMALLEST_BYTES, Arena, WireError
-from penstock.server.ipc.layout import NO_SLOT
+from penstock.server.ipc.layout import NO_SLOT, pack_strings, unpack_strings
 from penstock.server.ipc.wire import FIRST_KIND, INLINE_BYTES, LAST_KIND, Wire
 from tests.processes import descriptors
 from tests.server.ipc.wires import carry, kept, mappings, pair, same
@@ -93,6 +95,48 @@ def test_strings_of_other_types_come_out_as_bytes() -> None:
 
         assert array is not None
         assert array.tolist() == ["ä".encode(), b"\xff", b"x", b"7"]
+
+
+def texts(*values: bytes) -> Any:
+    array = np.empty(len(values), np.object_)
+    array[:] = values
+    return array
+
+
+def test_many_strings_are_written_and_read_without_a_call_for_each() -> None:
+    many = texts(*(b"%d" % number for number in range(3000)))
+    called = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal called
+        called += event in {"call", "c_call"}
+
+    with pair() as both:
+        sys.setprofile(count)
+        try:
+            both.here.put(FIRST_KIND, 1, b"", [many])
+            ((_, _, _, (array,), _),) = both.pass_on()
+        finally:
+            sys.setprofile(None)
+
+        assert same(many, array)
+        assert called < 1000
+
+
+@pytest.mark.parametrize("size", [256, 1 << 20])
+def test_long_strings_are_copied_once_when_they_are_read(size: int) -> None:
+    count = (4 << 20) // size
+    strings = texts(*(bytes([number % 256]) * size for number in range(count)))
+    packed = memoryview(pack_strings(strings))
+    tracemalloc.start()
+    try:
+        array = unpack_strings(packed, strings.shape)
+        kept_bytes, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert same(strings, array)
+    assert most_bytes < 1.5 * kept_bytes
 
 
 def test_tensors_of_one_message_do_not_touch_each_other() -> None:
