@@ -1,7 +1,7 @@
 """CortexService: the Service that answers Cortex's URLs on the fast lane, as the original's Flask application did.
 
 Made by the composition root. What is Penstock's own (`paths.is_ours`) it leaves to the Service that it is given, and to
-uvicorn. Nothing here logs or starts more than one task for a request.
+uvicorn. Nothing here logs, and only a request that is large or compressed, or whose hooks yield, has a task.
 """
 
 from __future__ import annotations
@@ -10,24 +10,25 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import parse_qsl, unquote_to_bytes
+from urllib.parse import unquote_to_bytes
 
 from penstock.backends.errors import Code, InferError, bare
 from penstock.server.answering import LARGE_BYTES, LargeTexts, answer_coded, internal, off_task, on_task, unpacked
 from penstock.server.engines import Serves, served
 from penstock.server.errors import retry_after_line
-from penstock.server.http.coding import choose
 from penstock.server.http.head import HttpError
 from penstock.server.restricted import Restricted
 from penstock.server.v2.said import PLAIN
 
 from . import debugging, pages
-from .bodies import MalformedError, is_json, sample_of
-from .paths import ENDPOINT, HEALTH, HEALTH_PATH, SIGNATURE, Paths, Place, is_ours
-from .tracked import Tracked, TrackedApi
+from .bodies import MalformedError, sample_of
+from .claims import Claim, Route
+from .paths import HEALTH, HEALTH_PATH, SIGNATURE, Paths, Place, is_ours
+from .tracked import Tracked
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model
+    from penstock.batching.request import Terms
     from penstock.server.hooks.runner import Hooks
     from penstock.server.http.connection import Connection
     from penstock.server.http.fastlane import FastLane
@@ -46,49 +47,6 @@ class Apis(Protocol):
 
     @property
     def apis(self) -> Mapping[str, Api]: ...
-
-
-class Route:
-    """One API as requests come to it. `model` is right while `generation` is the Engine's."""
-
-    __slots__ = ("api", "counted", "generation", "model", "parameters")
-
-    def __init__(self, api: Api, counted: TrackedApi) -> None:
-        self.api = api
-        self.counted = counted
-        self.generation = -1
-        self.model: Model | None = None
-        self.parameters = {"tracked": True} if api.tracker is not None else {}
-
-
-class Claim:
-    """What a head says: what its path is for, and the header fields that matter. Kept with the head's bytes.
-
-    `route` is where a prediction is asked of, `parameters` what is said with it. `json` is whether the body is read at
-    all.
-    """
-
-    __slots__ = ("accept", "coding", "json", "method", "parameters", "path", "paths", "place",
-                 "request_id", "route")  # fmt: skip
-
-    def __init__(self, head: Head, path: str) -> None:
-        self.method = head.method
-        self.path = path
-        self.paths: Paths | None = None
-        self.place: Place | None = None
-        self.route: Route | None = None
-        self.json = is_json(head.header.get(b"content-type", b""))
-        self.coding = head.header.get(b"content-encoding", b"").strip().lower()
-        self.accept = choose(head.header.get(b"accept-encoding", b""))
-        self.request_id = head.header.get(b"x-request-id", b"").decode("latin-1")[:128]
-        self.parameters: dict[str, Any] = {"debug": True} if is_debug(head.query) else {}
-
-    def resolve(self, paths: Paths, route_of: Callable[[Api], Route]) -> None:
-        """Find what the path is for."""
-        self.paths = paths
-        self.place = place = paths.find(self.path)
-        asked = place is not None and place.purpose == ENDPOINT and self.method == b"POST"
-        self.route = route_of(place.api) if asked and place is not None and place.api is not None else None
 
 
 class CortexService:
@@ -196,45 +154,55 @@ class CortexService:
                 refusal = self._engine.turn_away(model)
                 if refusal is not None:
                     raise refusal
-            on_task(connection, self._engine, model, self._run(connection, claim, model, body, began_ns))
-        except InferError as error:
-            self._refuse(connection, claim, error, began_ns)
-        except Exception as error:  # noqa: BLE001 - as in _run
-            self._refuse(connection, claim, _broken(error, route, claim), began_ns)
+            hooks = self._hooks_of(model)
+            if hooks.yields or (claim.json and (claim.coding or len(body) >= LARGE_BYTES)):
+                on_task(connection, self._engine, model, self._run(connection, claim, model, body, began_ns))
+                return
+            sample = sample_of(body, self._limits.max_json_depth) if claim.json else None
+            trip = hooks.start(_Answer(self, connection, claim, began_ns), *_said(claim, route, model, sample))
+            if not trip.done():
+                connection.task = trip
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer
+            self.fail(connection, claim, error, began_ns)
 
     async def _run(self, connection: FastLane, claim: Claim, model: Model, body: bytes, began_ns: int) -> None:
+        """Answer one whose body is large or compressed, or whose hooks yield."""
         route: Route = claim.route  # type: ignore[assignment]
         try:
-            sample = None
-            if claim.json:
-                depth = self._limits.max_json_depth
-                if claim.coding:
-                    read = partial(sample_of, max_depth=depth)
-                    sample = await unpacked(body, claim.coding, self._limits, read, self._texts)
-                elif len(body) < LARGE_BYTES:
-                    sample = sample_of(body, depth)
-                else:
-                    sample = await self._texts.read(len(body), sample_of, body, depth)
-            parameters = route.parameters
-            if claim.parameters:
-                debugging.show("sample", sample)
-                parameters = parameters | claim.parameters
-            terms = PLAIN.terms(time.monotonic_ns(), model.spec.policy)
-            answer = await self._hooks_of(model).predict(sample, claim.request_id, terms, parameters)
-            if route.parameters:
-                line, _, answer = answer.partition(b"\n")
-                route.counted.track(line)
-            route.counted.count(200, time.monotonic_ns() - began_ns)
-            answer_coded(connection, answer, pages.JSON, _LINES, claim.accept)
-        except (MalformedError, HttpError):
-            route.counted.count(400, time.monotonic_ns() - began_ns)
-            connection.answer(400, pages.MALFORMED[route.api.kind], pages.HTML, _LINES)
-        except InferError as error:
-            self._refuse(connection, claim, error, began_ns)
-        except Exception as error:  # noqa: BLE001 - logged under an id, and the client gets an answer whatever it is
-            self._refuse(connection, claim, _broken(error, route, claim), began_ns)
+            sample, depth = None, self._limits.max_json_depth
+            if claim.json and claim.coding:
+                read = partial(sample_of, max_depth=depth)
+                sample = await unpacked(body, claim.coding, self._limits, read, self._texts)
+            elif claim.json and len(body) >= LARGE_BYTES:
+                sample = await self._texts.read(len(body), sample_of, body, depth)
+            elif claim.json:
+                sample = sample_of(body, depth)
+            answer = await self._hooks_of(model).predict(*_said(claim, route, model, sample))
+            self.answer(connection, claim, answer, began_ns)
+        except Exception as error:  # noqa: BLE001 - as in _predict
+            self.fail(connection, claim, error, began_ns)
         finally:
             off_task(connection)
+
+    @staticmethod
+    def answer(connection: FastLane, claim: Claim, answer: bytes, began_ns: int) -> None:
+        """Answer with what the hooks have made."""
+        route: Route = claim.route  # type: ignore[assignment]
+        if route.parameters:
+            line, _, answer = answer.partition(b"\n")
+            route.counted.track(line)
+        route.counted.count(200, time.monotonic_ns() - began_ns)
+        answer_coded(connection, answer, pages.JSON, _LINES, claim.accept)
+
+    def fail(self, connection: FastLane, claim: Claim, error: BaseException, began_ns: int) -> None:
+        """Answer with why there is no prediction; what is our own fault is logged under an id."""
+        route: Route = claim.route  # type: ignore[assignment]
+        if isinstance(error, MalformedError | HttpError):
+            route.counted.count(400, time.monotonic_ns() - began_ns)
+            connection.answer(400, pages.MALFORMED[route.api.kind], pages.HTML, _LINES)
+            return
+        refusal = error if isinstance(error, InferError) else _broken(error, route, claim)
+        self._refuse(connection, claim, refusal, began_ns)
 
     @staticmethod
     def _refuse(connection: FastLane, claim: Claim, error: InferError, began_ns: int) -> None:
@@ -268,8 +236,46 @@ class CortexService:
             connection.answer(200, write(signature), pages.JSON, _LINES)
         except InferError as error:
             self._refuse(connection, claim, error, 0)
-        except Exception as error:  # noqa: BLE001 - as in _run
+        except Exception as error:  # noqa: BLE001 - as in _predict
             self._refuse(connection, claim, _broken(error, api, claim), 0)
+
+
+class _Answer:
+    """The promise of one answer, which a Trip keeps."""
+
+    __slots__ = ("_began_ns", "_claim", "_connection", "_service")
+
+    def __init__(self, service: CortexService, connection: FastLane, claim: Claim, began_ns: int) -> None:
+        self._service = service
+        self._connection = connection
+        self._claim = claim
+        self._began_ns = began_ns
+
+    def done(self) -> bool:
+        """Whether nobody waits any more: its Trip is cancelled then."""
+        return False
+
+    def set_result(self, result: Any, /) -> None:
+        """Answer with what the hooks have made."""
+        self._connection.task = None  # first: the answer may begin the connection's next request
+        try:
+            self._service.answer(self._connection, self._claim, result, self._began_ns)
+        except Exception as error:  # noqa: BLE001 - as in _predict
+            self.set_exception(error)
+
+    def set_exception(self, error: BaseException, /) -> None:
+        """Answer with why there is nothing."""
+        self._connection.task = None
+        self._service.fail(self._connection, self._claim, error, self._began_ns)
+
+
+def _said(claim: Claim, route: Route, model: Model, sample: Any) -> tuple[Any, str, Terms, Mapping[str, Any]]:
+    """Give what hooks are told of a request: its sample, id, terms and parameters."""
+    parameters: Mapping[str, Any] = route.parameters
+    if claim.parameters:
+        debugging.show("sample", sample)
+        parameters = {**parameters, **claim.parameters}
+    return sample, claim.request_id, PLAIN.terms(time.monotonic_ns(), model.spec.policy), parameters
 
 
 def _own_path(target: bytes) -> bytes:
@@ -277,14 +283,6 @@ def _own_path(target: bytes) -> bytes:
     if target.startswith((b"http://", b"https://")):
         return b"/" + target.split(b"/", 3)[3] if target.count(b"/") > 2 else b"/"
     return target
-
-
-def is_debug(query: bytes) -> bool:
-    """Tell whether a query asks for the values on the way to be logged: its first `debug` is true, in any case."""
-    if b"debug" not in query and b"%" not in query:
-        return False
-    asked = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
-    return next((value.lower() == "true" for name, value in asked if name == "debug"), False)
 
 
 def _signature(api: Api, model: Model) -> pages.Document:
@@ -295,7 +293,7 @@ def _signature(api: Api, model: Model) -> pages.Document:
     )
 
 
-def _broken(error: Exception, about: Api | Route, claim: Claim) -> InferError:
+def _broken(error: BaseException, about: Api | Route, claim: Claim) -> InferError:
     """Log what is our own fault, and have it answered as a failure outside the prediction."""
     name = about.api.name if isinstance(about, Route) else about.name
     return InferError(Code.UNKNOWN, internal(error, name, claim.request_id).message)

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.server.cortex.api import Api, Tracker
-from penstock.server.cortex.service import CortexService, is_debug
+from penstock.server.cortex.claims import is_debug
+from penstock.server.cortex.service import CortexService
+from penstock.server.hooks.runner import Hooks
 from penstock.server.http.limits import Limits
 from penstock.server.http.service import Shared
 from penstock.server.restricted import Restricted
@@ -28,6 +30,7 @@ from tests.server.v2.test_inference import HeldEngine
 
 API = Api(Path("project"), "iris", "m", "/iris/m", "onnx", "model.onnx")
 JSON = "content-type: application/json"
+ROW = b"[[1, 2, 3, 4]]"
 NOT_FOUND = (
     b'{"error":"404 Not Found: The requested URL was not found on the server. If you entered the URL manually please '
     b'check your spelling and try again."}\n'
@@ -49,6 +52,18 @@ class HeldHooks:
     error: Exception | None = None
     asked: list[tuple[Any, str, Mapping[str, Any]]] = field(default_factory=list)
     open: asyncio.Event = field(default_factory=asyncio.Event)
+    yields: bool = False
+
+    def start(self, promise: Any, *said: Any) -> asyncio.Task[None]:
+        async def keep() -> None:
+            try:
+                answer = await self.predict(*said)
+            except Exception as error:  # noqa: BLE001 - as a Trip
+                promise.set_exception(error)
+            else:
+                promise.set_result(answer)
+
+        return asyncio.ensure_future(keep())
 
     async def predict(self, sample: Any, request_id: str, terms: Any, parameters: Mapping[str, Any]) -> bytes:
         self.asked.append((sample, request_id, parameters))
@@ -282,6 +297,77 @@ class TestPredictions:
             status, _, headers = await served.one(asked("/iris/m", b"1", JSON, version="1.0"))
 
             assert (status, headers["connection"]) == (200, "close")
+
+        run(main)
+
+
+class TestTrips:
+    """Predictions of small samples, with the hooks of a model that has no file of its own."""
+
+    @staticmethod
+    async def served() -> Served:
+        served = Served()
+        served.engine.loaded.request_rows = 8
+        served.hooks = cast(Any, await Hooks.load(cast(Any, served.engine), served.engine.loaded))
+        return served
+
+    def test_one_is_answered_when_its_batch_is_done_without_a_task(self) -> None:
+        async def main() -> None:
+            served = await self.served()
+            assert await served.fed(asked("/iris/m", ROW, JSON)) == []
+            tasks = len(asyncio.all_tasks())
+            served.engine.let_go()
+
+            assert served.bodies == [b"[[[1.0,2.0,3.0,4.0]]]"]
+            assert (tasks, served.protocol.task, served.counted) == (1, None, [1, 0, 0])
+
+        run(main)
+
+    def test_pipelined_ones_run_one_after_the_other(self) -> None:
+        async def main() -> None:
+            served = await self.served()
+            await served.fed(asked("/iris/m", ROW, JSON) * 2)
+            for _ in range(2):
+                assert len(served.engine.held) == 1
+                served.engine.let_go()
+
+            assert served.statuses == [200, 200]
+
+        run(main)
+
+    def test_that_of_a_client_that_goes_away_is_cancelled(self) -> None:
+        async def main() -> None:
+            served = await self.served()
+            await served.fed(asked("/iris/m", ROW, JSON))
+            [gone] = served.engine.held
+            served.transport.lose(None)
+            await turns()
+
+            assert served.engine.cancelled == [gone]
+            assert (served.answers, served.counted) == ([], [0, 0, 0])
+
+        run(main)
+
+    def test_what_cannot_be_answered_is_a_fault_of_ours(self) -> None:
+        async def main() -> None:
+            served = Served(replace(API, tracker=Tracker("classification")))
+            served.hooks.answer = b"no JSON\n1"
+            await served.fed(asked("/iris/m", b"1", JSON))
+
+            assert (served.statuses, served.counted) == ([500], [0, 0, 1])
+
+        run(main)
+
+    def test_one_whose_hooks_yield_is_asked_on_a_task(self) -> None:
+        async def main() -> None:
+            served = Served(held=True)
+            served.hooks.yields = True
+            await served.fed(asked("/iris/m", b"1", JSON))
+            assert isinstance(served.protocol.task, asyncio.Task)
+            served.hooks.open.set()
+            await turns()
+
+            assert served.statuses == [200]
 
         run(main)
 

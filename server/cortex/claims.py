@@ -1,0 +1,70 @@
+"""Claims: what the head of a request says, and the API that it is for. Made by `service.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+from penstock.server.http.coding import choose
+
+from .bodies import is_json
+from .paths import ENDPOINT, Paths, Place
+from .tracked import TrackedApi
+
+if TYPE_CHECKING:
+    from penstock.batching.model import Model
+    from penstock.server.http.head import Head
+
+    from .api import Api
+
+
+class Route:
+    """One API as requests come to it. `model` is right while `generation` is the Engine's."""
+
+    __slots__ = ("api", "counted", "generation", "model", "parameters")
+
+    def __init__(self, api: Api, counted: TrackedApi) -> None:
+        self.api = api
+        self.counted = counted
+        self.generation = -1
+        self.model: Model | None = None
+        self.parameters = {"tracked": True} if api.tracker is not None else {}
+
+
+class Claim:
+    """What a head says: what its path is for, and the header fields that matter. Kept with the head's bytes.
+
+    `route` is where a prediction is asked of, `parameters` what is said with it. `json` is whether the body is read at
+    all.
+    """
+
+    __slots__ = ("accept", "coding", "json", "method", "parameters", "path", "paths", "place",
+                 "request_id", "route")  # fmt: skip
+
+    def __init__(self, head: Head, path: str) -> None:
+        self.method = head.method
+        self.path = path
+        self.paths: Paths | None = None
+        self.place: Place | None = None
+        self.route: Route | None = None
+        self.json = is_json(head.header.get(b"content-type", b""))
+        self.coding = head.header.get(b"content-encoding", b"").strip().lower()
+        self.accept = choose(head.header.get(b"accept-encoding", b""))
+        self.request_id = head.header.get(b"x-request-id", b"").decode("latin-1")[:128]
+        self.parameters: dict[str, Any] = {"debug": True} if is_debug(head.query) else {}
+
+    def resolve(self, paths: Paths, route_of: Callable[[Api], Route]) -> None:
+        """Find what the path is for."""
+        self.paths = paths
+        self.place = place = paths.find(self.path)
+        asked = place is not None and place.purpose == ENDPOINT and self.method == b"POST"
+        self.route = route_of(place.api) if asked and place is not None and place.api is not None else None
+
+
+def is_debug(query: bytes) -> bool:
+    """Tell whether a query asks for the values on the way to be logged: its first `debug` is true, in any case."""
+    if b"debug" not in query and b"%" not in query:
+        return False
+    asked = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+    return next((value.lower() == "true" for name, value in asked if name == "debug"), False)
