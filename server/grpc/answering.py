@@ -1,6 +1,6 @@
 """Answering: the half of a call that its method uses: one answer or a stream of them, the status, the pace.
 
-Part of GrpcCall, which adds what arrives and how the call ends.
+Part of GrpcCall, which adds what arrives and how the call ends; where answers are compressed, CodedCall has its own.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.server.http2.stream import LOW_BYTES, Stream
 
 from . import answers
-from .framing import MIN_COMPRESSED, PREFIX, PREFIX_BYTES, compress
+from .framing import PREFIX, PREFIX_BYTES
 from .method import Status
-from .packing import LARGE_BYTES, Packing
 
 if TYPE_CHECKING:
     from .connection import GrpcConnection
@@ -25,10 +24,9 @@ class Answering(Stream):
     """What a method sends.
 
     Invariants: `begun` when the response's headers are out. Once `ended`, nothing is sent but what already waits.
-    While there is a `packing`, what is sent goes there.
     """
 
-    __slots__ = ("begun", "cancelled", "context", "deadline_ns", "ended", "packing", "request", "waiter")
+    __slots__ = ("begun", "cancelled", "context", "deadline_ns", "ended", "request", "waiter")
 
     connection: GrpcConnection
     request: Request
@@ -37,7 +35,6 @@ class Answering(Stream):
     cancelled: Callable[[], None] | None
     ended: bool
     begun: bool
-    packing: Packing | None
     waiter: asyncio.Future[None] | None
 
     @property
@@ -66,7 +63,6 @@ class Answering(Stream):
             and size <= connection.out_window
             and size <= connection.peer_window + self.credit
             and self.remote_ended
-            and not connection.compression
             and not connection.notice
             and not self.begun
         ):
@@ -84,28 +80,10 @@ class Answering(Stream):
         self.send(message)
         self.finish()
 
-    def send(self, message: bytes) -> None:
-        """Send one message of a stream."""
-        if self.ended:
+    def send(self, message: bytes, flag: int = 0, coding: bytes = b"") -> None:
+        """Send one message of a stream. `coding` is a CodedCall's to say, which may have ended; flag 1: it is on it."""
+        if self.ended and not coding:
             return
-        if self.connection.compression:
-            self._send_coded(message, self.request.wanted)
-        else:
-            self.put(message)
-
-    def _send_coded(self, message: bytes, coding: bytes) -> None:
-        level = self.connection.compression
-        if self.packing is not None:
-            self.packing.add(message)
-        elif not coding or len(message) < MIN_COMPRESSED:
-            self.put(message, coding=coding)
-        elif len(message) < LARGE_BYTES:
-            self.put(compress(message, coding, level), 1, coding)
-        else:
-            self.packing = Packing(self, coding, message)
-
-    def put(self, message: bytes, flag: int = 0, coding: bytes = b"") -> None:
-        """Send a message as it is; flag 1 is for one that is compressed."""
         connection, stream_id = self.connection, self.stream_id
         if not self.begun:
             self.begun = True
@@ -126,24 +104,16 @@ class Answering(Stream):
             return
         connection.queue(self, (PREFIX.pack(flag, len(message)), message))
 
-    def packed(self, last: bytes) -> None:
-        """Learn that nothing waits for a thread any more; `last` ends the stream, if it is known."""
-        self.packing = None
-        if last:
-            self._close(last)
-        elif self.writable:
-            self.left()
-
     def finish(self) -> None:
         """End a stream with OK."""
         if not self.ended:
-            self._last(answers.ok(self.stream_id) if self.begun or self.packing is not None else b"")
+            self._last(answers.ok(self.stream_id) if self.begun else b"")
 
     def refuse(self, status: Status, text: str, pushback_ms: int = 0) -> None:
         """End the call with a status other than OK."""
         if self.ended:
             return
-        if self.begun or self.packing is not None:
+        if self.begun:
             self._last(answers.trailers(self.stream_id, status, text, pushback_ms))
         else:
             self._last(answers.trailers_only(self.stream_id, status, text, pushback_ms=pushback_ms))
@@ -154,12 +124,6 @@ class Answering(Stream):
             last = answers.ok(self.stream_id)
         self.let_go()
         self.connection.answered += 1
-        if self.packing is not None:
-            self.packing.last = last
-        else:
-            self._close(last)
-
-    def _close(self, last: bytes) -> None:
         if self.unsent is None:
             self.connection.end(self, last)
         else:
@@ -170,7 +134,7 @@ class Answering(Stream):
     @property
     def writable(self) -> bool:
         """Whether what was sent has left or nearly so."""
-        return (self.unsent is None or self.unsent.size <= LOW_BYTES) and self.packing is None
+        return self.unsent is None or self.unsent.size <= LOW_BYTES
 
     async def drained(self) -> None:
         """Wait until `writable`, or until the call has ended."""

@@ -50,7 +50,6 @@ class GrpcCall(Answering):
         self.unsent = None
         self.ended = False
         self.begun = False
-        self.packing = None
         self.deadline_ns = 0
         self.context = None
         self.cancelled = None
@@ -291,9 +290,6 @@ class GrpcCall(Answering):
 
     def lost(self, code: Fault) -> None:
         """Learn that there is nobody to answer any more."""
-        if self.packing is not None:
-            self.packing.drop()
-            self.packing = None
         if self.ended:
             self._release()
             self.wake()
@@ -331,7 +327,7 @@ class GrpcCall(Answering):
             if unsent.waited_s > limits.write_timeout_s:
                 self.connection.reset(self.stream_id, Fault.CANCEL)
             return
-        if self.remote_ended or self.ended or self.packing is not None:
+        if self.remote_ended or self.ended:
             return
         incoming = self._incoming
         if self._reader is not None and (incoming is None or not incoming.have):

@@ -16,6 +16,7 @@ from penstock.server.http2.headers import Fields
 from penstock.server.http2.shared import Http2Shared
 
 from .call import GrpcCall
+from .coded import CodedCall
 from .deadlines import Deadlines
 from .limits import GrpcLimits
 from .method import Method
@@ -59,6 +60,7 @@ class GrpcConnection(Http2Connection):
 
     def __init__(self, shared: GrpcShared) -> None:
         self.compression = shared.grpc.compression
+        self._call = CodedCall if self.compression else GrpcCall
         self.most_bytes = shared.grpc.max_message_bytes
         self.stream_window_low = shared.limits.stream_window_bytes // 2
         super().__init__(shared)
@@ -74,7 +76,7 @@ class GrpcConnection(Http2Connection):
 
     def open(self, stream_id: int, head: Request, ended: int) -> None:
         """Open a call."""
-        call = self.streams[stream_id] = GrpcCall(self, stream_id, head)
+        call = self.streams[stream_id] = self._call(self, stream_id, head)
         if head.quick and not ended:
             return
         call.remote_ended = bool(ended)
@@ -86,7 +88,7 @@ class GrpcConnection(Http2Connection):
         """Drop a peer that does not read, and what is compressed for it."""
         super().give_up()
         for call in self.streams.values():
-            if isinstance(call, GrpcCall) and call.packing is not None:
+            if isinstance(call, CodedCall) and call.packing is not None:
                 call.packing.drop()
 
     def greet(self, data: bytes) -> bytes:

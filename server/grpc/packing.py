@@ -1,6 +1,6 @@
 """Packing: the messages of one call that a thread compresses, and what is sent after them, in order.
 
-Called by the calls. Source: grpc/doc/compression.md.
+Made by a CodedCall. Source: grpc/doc/compression.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .framing import MIN_COMPRESSED, WINDOW
 if TYPE_CHECKING:
     import asyncio
 
-    from .answering import Answering
+    from .coded import CodedCall
 
 LARGE_BYTES = 1 << 18
 """Messages from here on are compressed on a thread: at the highest level this takes some 8 ms, and all others wait."""
@@ -36,7 +36,7 @@ class Packing:
 
     __slots__ = ("_call", "_coding", "_dropped", "_now", "_size", "_waiting", "last")
 
-    def __init__(self, call: Answering, coding: bytes, message: bytes) -> None:
+    def __init__(self, call: CodedCall, coding: bytes, message: bytes) -> None:
         self._call = call
         self._coding = coding
         self._waiting: deque[bytes] = deque()
@@ -79,7 +79,7 @@ class Packing:
 
     def _send(self, size: int, message: bytes, flag: int) -> None:
         """Send what has taken so much here."""
-        self._call.put(message, flag, self._coding)
+        self._call.pass_on(message, flag, self._coding)
         self._size -= size
         self._call.connection.shared.untaken.lessen(self, self._size)
 

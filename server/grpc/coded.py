@@ -1,0 +1,94 @@
+"""CodedCall: a call of a port that compresses its answers. Made by the lane's connection.
+
+Source: grpc/doc/compression.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.server.http2.frames import Fault
+
+from . import answers
+from .call import GrpcCall
+from .framing import MIN_COMPRESSED, compress
+from .packing import LARGE_BYTES, Packing
+
+if TYPE_CHECKING:
+    from .connection import GrpcConnection
+    from .request import Request
+
+
+class CodedCall(GrpcCall):
+    """One RPC whose answers are compressed, where its client takes that.
+
+    Invariants: while there is a `packing`, what is sent goes there; the response's headers are out then.
+    """
+
+    __slots__ = ("packing",)
+
+    def __init__(self, connection: GrpcConnection, stream_id: int, request: Request) -> None:
+        super().__init__(connection, stream_id, request)
+        self.packing: Packing | None = None
+
+    def answer(self, message: bytes) -> None:
+        """Send the one message of a unary answer, and OK."""
+        self.send(message)
+        self.finish()
+
+    def send(self, message: bytes, flag: int = 0, coding: bytes = b"") -> None:
+        """Send one message of a stream."""
+        if self.ended:
+            return
+        connection, coding = self.connection, self.request.wanted
+        if self.packing is not None:
+            self.packing.add(message)
+        elif not coding or len(message) < MIN_COMPRESSED:
+            super().send(message, 0, coding)
+        elif len(message) < LARGE_BYTES:
+            super().send(compress(message, coding, connection.compression), 1, coding)
+        else:
+            if not self.begun:
+                self.begun = True
+                connection.send_headers(answers.begin(self.stream_id, coding))
+            self.packing = Packing(self, coding, message)
+
+    def pass_on(self, message: bytes, flag: int, coding: bytes) -> None:
+        """Send what a Packing has made ready."""
+        super().send(message, flag, coding)
+
+    def packed(self, last: bytes) -> None:
+        """Learn that nothing waits for a thread any more; `last` ends the stream, if it is known."""
+        self.packing = None
+        if not last:
+            if self.writable:
+                self.left()
+        elif self.unsent is None:
+            self.connection.end(self, last)
+        else:
+            self.unsent.last = last
+
+    def _last(self, last: bytes) -> None:
+        if self.packing is None:
+            super()._last(last)
+            return
+        self.let_go()
+        self.connection.answered += 1
+        self.packing.last = last
+
+    @property
+    def writable(self) -> bool:
+        """Whether what was sent has left or nearly so."""
+        return self.packing is None and super().writable
+
+    def lost(self, code: Fault) -> None:
+        """Learn that there is nobody to answer any more."""
+        if self.packing is not None:
+            self.packing.drop()
+            self.packing = None
+        super().lost(code)
+
+    def tick(self, elapsed_s: float) -> None:
+        """Count the time without progress; none of the client's while a thread compresses."""
+        if self.packing is None or self.unsent is not None:
+            super().tick(elapsed_s)
