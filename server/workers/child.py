@@ -6,6 +6,7 @@ server's pid, MOUNTS a JSON object of paths and the folders that are to be found
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import faulthandler
@@ -16,9 +17,11 @@ import os
 import signal
 import socket
 import sys
+import threading
 import traceback
 import types
 from collections.abc import Callable
+from typing import NoReturn
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _OLDEST = (3, 10)
@@ -28,6 +31,8 @@ _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 _MOST_ENTRIES = 64
 """Of a folder that gets one more: each of them is mounted again."""
+_LEAVE_S = 2.0
+"""For what user code has given `atexit`: it may wait for a child that never ends, and so would the server."""
 
 
 def make_importable(folders: list[str]) -> None:
@@ -132,6 +137,19 @@ def prepare_output() -> None:
     faulthandler.enable()
 
 
+def leave() -> NoReturn:
+    """End as a program of Python's does, so that temporary folders go, but wait for no thread: some never end."""
+    with contextlib.suppress(Exception):  # no thread can be had
+        late = threading.Timer(_LEAVE_S, os._exit, (0,))
+        late.daemon = True
+        late.start()
+        atexit._run_exitfuncs()  # noqa: SLF001 - what Python itself calls; it writes what is raised
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(0)
+
+
 def main(words: list[str]) -> None:
     """Serve until told to end."""
     sock, begun, parent, mounts, *folders = words
@@ -162,10 +180,7 @@ def main(words: list[str]) -> None:
         with contextlib.suppress(Exception):
             traceback.print_exception(error)
         os._exit(1)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(0)  # user code may have left threads that never end
+    leave()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import queue
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from operator import index
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 
 from penstock.backends.backend import Array
 
@@ -63,6 +64,21 @@ def _unsigned(name: str, given: int, bits: int) -> int:
     return number
 
 
+def _sequence(given: SupportsIndex | str) -> int | str:
+    """Give the id of a sequence: a text or a number, an element of the CORRID input among them, as it is there.
+
+    Source: python_backend before ids were texts, which FunASR is written for; the later one refuses numpy's numbers.
+    Raises: TritonModelException, in Triton's words; TypeError if the number is none of 64 bits.
+    """
+    if isinstance(given, str):
+        return given
+    try:
+        number = index(given)
+    except TypeError:
+        raise TritonModelException("Correlation ID must be integer or string") from None
+    return _unsigned("correlation_id", number, 64)
+
+
 class InferenceRequest:
     """A request that a model makes. `_said` is its form in messages.py."""
 
@@ -70,10 +86,10 @@ class InferenceRequest:
     _outside: ClassVar[Outside]
 
     def __init__(  # noqa: PLR0913 - Triton's
-        self, request_id: str | bytes = "", correlation_id: int | str = 0, inputs: Sequence[Tensor] | None = None,
-        requested_output_names: Sequence[str | bytes] | None = None, model_name: str | bytes | None = None,
-        model_version: int = -1, flags: int = 0,
-        timeout: int = 0, preferred_memory: PreferredMemory | None = None, trace: InferenceTrace | None = None,
+        self, request_id: str | bytes = "", correlation_id: SupportsIndex | str = 0,
+        inputs: Sequence[Tensor] | None = None, requested_output_names: Sequence[str | bytes] | None = None,
+        model_name: str | bytes | None = None, model_version: int = -1, flags: int = 0, timeout: int = 0,
+        preferred_memory: PreferredMemory | None = None, trace: InferenceTrace | None = None,
         parameters: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         if inputs is None or requested_output_names is None or model_name is None or request_id is None:
@@ -81,10 +97,7 @@ class InferenceRequest:
         request_id = as_text("InferenceRequest: request_id", request_id)
         self._model = as_text("InferenceRequest: model_name", model_name)
         wanted = [as_text("InferenceRequest: each of requested_output_names", name) for name in requested_output_names]
-        if isinstance(correlation_id, bool) or not isinstance(correlation_id, int | str):
-            raise TritonModelException("Correlation ID must be integer or string")
-        if not isinstance(correlation_id, str):
-            _unsigned("correlation_id", correlation_id, 64)
+        sequence = _sequence(correlation_id)
         whose = f"for request with id '{request_id}' and model name '{self._model}' should not be empty."
         self._inputs: list[Tensor] | None = checked_tensors(inputs, f"Input tensor {whose}")
         if trace is not None and not isinstance(trace, InferenceTrace):
@@ -95,7 +108,7 @@ class InferenceRequest:
         self._trace = trace
         self._said: dict[str, Any] = {
             "id": request_id, "number": 0, "inputs": [tensor.name() for tensor in self._inputs],
-            "outputs": list(dict.fromkeys(wanted)), "correlation": correlation_id,
+            "outputs": list(dict.fromkeys(wanted)), "correlation": sequence,
             "flags": _unsigned("flags", flags, 32), "timeout_us": _unsigned("timeout", timeout, 64), "priority": 0,
             "parameters": checked_parameters(parameters),
         }  # fmt: skip

@@ -229,6 +229,16 @@ def test_a_request_that_is_made_says_what_it_is(pb_utils: Any) -> None:
         request.get_response_sender()
 
 
+def test_a_sequence_is_named_by_the_element_of_a_corrid_tensor(pb_utils: Any) -> None:
+    corrid = pb_utils.Tensor("CORRID", np.array([[2**64 - 1]], np.uint64)).as_numpy()[0][0]
+
+    request = pb_utils.InferenceRequest(model_name="m", requested_output_names=[], inputs=[], correlation_id=corrid)
+
+    assert (type(request.correlation_id()), request.correlation_id()) == (int, 2**64 - 1)
+    with pytest.raises(TypeError, match="correlation_id"):
+        pb_utils.InferenceRequest(model_name="m", requested_output_names=[], inputs=[], correlation_id=np.int64(-1))
+
+
 def test_a_request_that_cannot_be_is_refused(pb_utils: Any) -> None:
     with pytest.raises(pb_utils.TritonModelException, match="Correlation ID must be integer or string"):
         pb_utils.InferenceRequest(model_name="m", requested_output_names=[], inputs=[], correlation_id=1.5)

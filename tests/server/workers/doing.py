@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import ctypes
 import os
 import signal
@@ -158,6 +159,14 @@ class Doing:
 
     def place(self, rest: str) -> str:
         return f"{Path.cwd()} {sys.path[0]} {os.environ.get('MARK', '')} {sys.executable}"
+
+    def promise(self, rest: str) -> None:
+        """Have a file made when this program ends."""
+        atexit.register(Path(rest).touch)
+
+    def stay(self, rest: str) -> None:
+        """Have something that is to be done at the end, and never is."""
+        atexit.register(threading.Event().wait)
 
     def close_slowly(self, rest: str) -> None:
         self.run_at_close = lambda: time.sleep(60)

@@ -254,6 +254,26 @@ def test_one_that_has_closed_and_takes_long_to_end_is_no_warning(
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
 
 
+def test_what_user_code_has_for_the_end_of_its_program_is_done(tmp_path: Path) -> None:
+    async def work() -> None:
+        worker = Worker(order())
+        await worker.call(CALL, f"promise {tmp_path / 'file'}".encode())
+        await ended(worker)
+
+    scene(work())
+    assert (tmp_path / "file").exists()
+
+
+def test_what_is_to_be_done_at_the_end_does_not_keep_it(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        worker = Worker(order())
+        await worker.call(CALL, b"stay")
+        await ended(worker)
+
+    scene(work())
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
+
+
 def test_what_it_has_started_ends_with_it() -> None:
     async def work() -> int:
         worker = Worker(order())
