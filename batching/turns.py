@@ -33,7 +33,8 @@ BREATH_NS = 2_000_000
 """A pause between two requests after which the loop counts as having been idle."""
 GOES_ON_NS = 500_000
 """A turn that has taken less goes on with the models that its own answers have given something to do: the next steps of
-ensembles. In a turn each, the requests of an ensemble would run in as many smaller batches as it has steps."""
+ensembles. In a turn each, the requests of an ensemble would run in as many smaller batches as it has steps. So does one
+with a model that runs a row at a time, whose requests would take a turn each: a fifth of their CPU time."""
 _REASONS = {Code.CANCELLED: CANCELED, Code.EXPIRED: REJECTED}
 """Why a request failed that was taken from the queue: for others OTHER. A timeout is REJECTED, as in Triton."""
 
@@ -125,10 +126,17 @@ class Turns:
             logger.exception("what came in this turn could not begin")
 
     def _serve(self, model: Model) -> None:
-        """Let a model run once in this turn, and again in the next if it has more to run."""
+        """Let a model run once in this turn, and again in the next if it has more to run.
+
+        One that runs a row at a time goes on in this turn: its next batch would be no bigger for what is read between.
+        """
         model.dirty = model.gathers = False
         now_ns = time.monotonic_ns()
         ran, more = model.dispatch(now_ns)
+        while more and ran and model.max_rows == 1 and time.monotonic_ns() < self._turn_ns + GOES_ON_NS:
+            self._awake.lone = 0
+            self._deliver_between(model, ran)
+            ran, more = model.dispatch(time.monotonic_ns())
         model.looped = bool(ran) and not (model.choosy or model.detours or model.closing)
         if more:
             # before its answers mark it: they do not bring it another run in this turn
@@ -141,6 +149,14 @@ class Turns:
             self._awake.lone = self._awake.lone + 1 if len(ran) == 1 and len(ran[0].requests) == 1 else 0
         elif model.scheduler.sizing.holds and model.scheduler.live:
             self._watch_hold(model, now_ns)
+
+    def _deliver_between(self, model: Model, ran: list[Batch]) -> None:
+        """Deliver what has run of a model that is looked at again right away, whatever its answers bring it."""
+        model.dirty = True
+        try:
+            self.deliver(model, ran)
+        finally:
+            model.dirty = False
 
     def finished_on_thread(self, model: Model, ran: list[Batch]) -> None:
         """Deliver what an Instance has run; if that is nothing, it has left what is held open. Called on its thread."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from penstock.batching.request import Key
 
-from .curve import Curve
+from .curve import SEEN_RUNS, Curve
 
 NEAR_BEST = 1.6
 """The knee is the smallest size whose time per row is within this factor of the best one seen. Generous: it is the
@@ -105,6 +105,20 @@ class CostModel:
         """
         curve = self._curves.get(key)
         return waiting if curve is None else curve.best_rows(waiting)
+
+    def untried_rows(self, key: Key, rows: int) -> int:
+        """Give half of so many rows, if hardly any batch about as large has run; 0 otherwise.
+
+        About as large: more than half of that. 0 too for a Key that has never run, and where no such size is allowed.
+        """
+        half = rows // 2
+        if self._allowed:
+            half = max((size for size in self._allowed if size <= half), default=0)
+        curve = self._curves.get(key)
+        if curve is None or not half:
+            return 0
+        seen = (point.rows for point in curve.points.values() if point.sure >= SEEN_RUNS)
+        return 0 if any(half / 2 < size <= half for size in seen) else half
 
     def _make_room(self) -> None:
         while True:

@@ -136,7 +136,7 @@ class LockStep:
             if self._waited >= self._pause or pace > GAIN * self._other_pace:
                 self._trial = True
                 self._change(pace)
-        elif self._waited >= self._pause and self._may_gain(lane, pace, max(round(size), 1), now_ns):
+        elif self._waited >= self._pause and self._may_gain(lane, pace, max(size, 1), now_ns):
             self._trial = True
             self._change(pace)
         self._most_rows = 0
@@ -145,12 +145,19 @@ class LockStep:
         self._pause = FIRST_PAUSE if better else min(max(2 * self._pause, FIRST_PAUSE), MOST_PAUSE)
         self._trial, self._waited = False, 0
 
-    def _may_gain(self, lane: Lane, pace: float, size: int, now_ns: int) -> bool:
-        """Tell whether together could be worth a trial, where batches of one size take so long per row, all told."""
-        rows = self._most_rows
+    def _may_gain(self, lane: Lane, pace: float, size: float, now_ns: int) -> bool:
+        """Tell whether together could be worth a trial, where batches of one size take so long per row, all told.
+
+        Up to twice the biggest that has run is taken to cost what that did, as in Sizing: of a Key that the sweep did
+        not run, two clients that take turns show nothing else than batches of one.
+        """
+        rows, seen_rows = self._most_rows, self._costs.seen_rows(lane.key)
         cycle_ns = pace * rows
-        all_ns = self._costs.predict_ns(lane.key, rows) or 0.0
-        run_ns = self._costs.predict_ns(lane.key, size) or 0.0
+        all_ns = self._costs.predict_ns(lane.key, min(rows, seen_rows) if rows <= 2 * seen_rows else rows) or 0.0
+        # three clients form batches of one and of two: two of one and a half each
+        less = int(size)
+        less_ns, more_ns = (self._costs.predict_ns(lane.key, each) or 0.0 for each in (less, less + 1))
+        run_ns = less_ns + (more_ns - less_ns) * (size - less)
         runs_ns = run_ns / size * rows
         self._worth_ns = int(run_ns)
         if now_ns > self._spared_at_ns + FORGET_NS:

@@ -51,6 +51,23 @@ def test_the_most_is_where_time_per_row_begins_to_rise() -> None:
     assert (costs.knee_rows(KEY), costs.most_rows(KEY)) == (1, 16)
 
 
+def test_half_of_what_runs_is_untried_until_a_size_near_it_has_run_often_enough() -> None:
+    costs = measured({64: 100})
+    assert [costs.untried_rows(KEY, rows) for rows in (1, 2, 64)] == [0, 1, 32]
+    for run in range(SEEN_RUNS):
+        assert costs.untried_rows(KEY, 64) == 32
+        costs.observe(KEY, 20, 50, (run + 2) * REVIEW_NS)
+    assert costs.untried_rows(KEY, 64) == 0
+    assert costs.untried_rows(OTHER, 64) == 0
+
+
+def test_no_size_is_untried_that_is_not_allowed() -> None:
+    costs = CostModel(allowed=(4, 16, 64))
+    for _ in range(SEEN_RUNS):
+        costs.observe(KEY, 64, 100, 1)
+    assert [costs.untried_rows(KEY, rows) for rows in (64, 16, 7, 4)] == [16, 4, 0, 0]
+
+
 @pytest.mark.parametrize("points", [{}, {1: 100}, {1: 100, 2: 200, 4: 410}, MEASURED])
 def test_where_time_per_row_has_not_been_seen_to_rise_there_is_no_most(points: dict[int, int]) -> None:
     assert measured(points).most_rows(KEY) == 0

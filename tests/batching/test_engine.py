@@ -609,7 +609,7 @@ class TestExecutors:
         assert (threading.get_ident() in ran_on) is on_loop
 
     async def test_the_loop_does_other_things_between_two_batches(self) -> None:
-        async with serving(executor="loop", cap_rows=1, max_batch_rows=1) as house:
+        async with serving(executor="loop", cap_rows=1, max_batch_rows=2) as house:
             turns: list[int] = []
             for _ in range(3):
                 house.submit()

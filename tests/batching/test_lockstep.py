@@ -40,8 +40,8 @@ class World:
     """Clients, one Instance, and a front end that answers and reads one request after another, in virtual time.
 
     `think_ns`: what a client takes before it asks `again`. `wanted`: a time of each request that is 10 s away, if any.
-    `batches`: the rows of each. `held_ns`: how long the Instance had nothing to do though somebody waited, and
-    `longest_ns` the longest of those times.
+    `swept`: the sizes that ran before the first client came. `batches`: the rows of each. `held_ns`: how long the
+    Instance had nothing to do though somebody waited, and `longest_ns` the longest of those times.
     """
 
     run_ns: RunNs
@@ -54,6 +54,7 @@ class World:
     policy: BatchPolicy = field(default_factory=lambda: BatchPolicy(max_batch_rows=64))
     instances: int = 1
     wanted: str = ""
+    swept: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
 
     def __post_init__(self) -> None:
         self.now_ns = START_NS
@@ -64,7 +65,7 @@ class World:
         costs = CostModel()
         self.scheduler = Scheduler(self.policy, costs, instances=self.instances)
         for key in self.keys:
-            for rows in (1, 2, 4, 8, 16, 32, 64):
+            for rows in self.swept:
                 for _ in range(3):
                     self.scheduler.learn(key, rows, int(self.run_ns(rows)), START_NS)
         self._events: list[tuple[float, int, Any]] = [(START_NS + i, i, i) for i in range(self.clients)]
@@ -143,13 +144,20 @@ def by_halves(world: World) -> World:
     return world
 
 
-@pytest.mark.parametrize("clients", [2, 4, 16, 32, 64])
+@pytest.mark.parametrize("clients", [2, 3, 4, 5, 7, 16, 32, 64])
 def test_clients_in_lock_step_share_one_batch_where_it_takes_hardly_longer_than_one_of_half(clients: int) -> None:
     world = World(from_memory, clients)
     world.go_on(1000)
     together = world.go_on(1000)
     assert world.batches[-1] == clients
     assert together > 1.1 * by_halves(World(from_memory, clients)).go_on(1000)
+
+
+@pytest.mark.parametrize("clients", [2, 3])
+def test_a_few_clients_share_one_batch_though_none_as_large_has_ever_run(clients: int) -> None:
+    world = World(from_memory, clients, swept=())
+    world.go_on(1000)
+    assert world.batches[-1] == clients
 
 
 def test_nobody_is_waited_for_where_twice_the_rows_take_twice_as_long() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from penstock.batching.scheduling.costs import CostModel
 from penstock.batching.scheduling.curve import REVIEW_NS, SEEN_RUNS
 from penstock.batching.scheduling.lane import PATIENCE_NS, Lane
 from penstock.batching.scheduling.scheduler import KEPT_LANES, Scheduler
-from penstock.batching.scheduling.sizing import LOOK_AGAIN
+from penstock.batching.scheduling.sizing import LOOK_AGAIN, LOOK_BELOW
 from penstock.batching.spec import BatchPolicy
 from tests.fakes import fake_model, fake_request
 
@@ -53,6 +53,18 @@ def learn_well(scheduler: Scheduler, times_ns: Mapping[int, int]) -> None:
     for now_ns in range(0, (SEEN_RUNS + 1) * REVIEW_NS, REVIEW_NS):
         for rows, ns in times_ns.items():
             scheduler.learn(A, rows, ns, now_ns)
+
+
+def run_full(scheduler: Scheduler, run_ns: Callable[[int], int], batches: int) -> list[int]:
+    """Run batches while there is always more than one holds; tell their rows."""
+    taken: list[int] = []
+    for _ in range(batches):
+        while scheduler.rows < 1000:
+            add(scheduler)
+        rows = take_rows(scheduler) or 0
+        taken.append(rows)
+        scheduler.learn(A, rows, run_ns(rows), len(taken) * REVIEW_NS)
+    return taken
 
 
 def counters(scheduler: Scheduler) -> tuple[int, int, int]:
@@ -286,6 +298,19 @@ class TestBatchSize:
         taken = [take_rows(scheduler) for _ in range(2 * LOOK_AGAIN)]
 
         assert taken == [*[16] * (LOOK_AGAIN - 1), 32] * 2
+
+    def test_where_only_full_batches_have_run_smaller_ones_are_tried_until_the_best_is_found(self) -> None:
+        scheduler = scheduler_of(max_batch_rows=64, max_queue_rows=100_000)
+        taken = run_full(scheduler, lambda rows: rows * (1000 + 20 * abs(rows - 8)), 12 * LOOK_BELOW)
+
+        assert set(taken[: LOOK_BELOW - 1]) == {64}
+        assert taken[-LOOK_BELOW:].count(8) >= LOOK_BELOW - 2
+
+    def test_where_more_rows_take_less_time_each_smaller_batches_are_tried_no_longer_than_they_must(self) -> None:
+        scheduler = scheduler_of(max_batch_rows=64, max_queue_rows=100_000)
+        taken = run_full(scheduler, lambda rows: 1000 + rows, 12 * LOOK_BELOW)
+
+        assert taken.count(64) == len(taken) - SEEN_RUNS
 
     def test_a_stated_cap_is_not_unlearned(self) -> None:
         scheduler = scheduler_of(cap_rows=8, max_batch_rows=64)

@@ -1,15 +1,19 @@
-"""Turns: since when a request may have waited in its socket."""
+"""Turns: since when a request may have waited in its socket, and how much a model runs in one."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
 
 from penstock.batching import turns
 from penstock.batching.turns import BREATH_NS, Turns
+from tests.batching.arriving import housed, right
+
+HOUR_NS = 3_600_000_000_000
 
 
 class Clock:
@@ -87,3 +91,24 @@ def test_a_run_that_ends_when_the_loop_is_closed_ends_quietly() -> None:
     loop.close()
 
     Turns(loop, lambda *_: None).finished_on_thread(cast(Any, None), [])
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("rows", "goes_on_ns", "most"), [(1, HOUR_NS, 20), (1, -1, 1), (2, HOUR_NS, 2)], ids=["one", "a long turn", "two"]
+)
+async def test_a_model_that_runs_a_row_at_a_time_goes_on_in_the_turn_unless_that_has_taken_long(
+    rows: int, goes_on_ns: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "GOES_ON_NS", goes_on_ns)
+    async with housed() as house:
+        model = await house.load(max_batch_rows=rows, cap_rows=rows)
+        came = [house.come(model) for _ in range(20)]
+        seen = [0]
+        while seen[-1] < len(came):
+            await asyncio.sleep(0)
+            seen.append(sum(request.outputs is not None for request in came))
+
+        assert max(after - before for before, after in pairwise(seen)) == most
+        assert all(right(request, value) for value, request in enumerate(came, 2))
+        assert house.rows_run == [rows] * (20 // rows)
