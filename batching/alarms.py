@@ -1,63 +1,96 @@
-"""Alarms: one timer per model, for deadlines and for batches that are held open."""
+"""Alarms: when models are to be looked at again, for deadlines and for batches that are held open."""
 
 from __future__ import annotations
 
 import asyncio
-import math
+import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from .timer import Timer, timer
+
 if TYPE_CHECKING:
     from .model import Model
 
-LATE_S = 0.1
+logger = logging.getLogger("penstock.batching")
+
+LATE_NS = 100_000_000
 """An alarm that goes off so late finds a loop, or a machine, that stood still. Where there are sequences it then does
 not ring for as long: what has come meanwhile, to front ends too, is still to be read."""
 
 
 class Alarms:
-    """Rings for a model at the earliest time it was set to; there is never a timer per request.
+    """Rings for a model at the earliest time it was set to. There is one timer for all of them, never one per request.
 
+    `_next_ns` is what that is set to, 0 for nothing. Models in `_late` have been put off, and are not put off again.
     Units: monotonic nanoseconds. Threads: the event loop's.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[Model], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, ring: Callable[[Model], None],
+        make: Callable[[asyncio.AbstractEventLoop, Callable[[], None]], Timer] = timer,
+    ) -> None:  # fmt: skip
         self._loop = loop
         self._ring = ring
-        # uvloop gives a plain Handle, one without when(), for what is due at once
-        self._timers: dict[Model, tuple[float, asyncio.Handle]] = {}
+        self._make = make
+        self._timer: Timer | None = None
+        self._due: dict[Model, int] = {}
+        self._late: set[Model] = set()
+        self._next_ns = 0
+        self._ended = False
 
     def set(self, model: Model, due_ns: int) -> None:
         """Ring at `due_ns`, unless it rings before that anyway."""
-        when = self._loop.time() + (due_ns - time.monotonic_ns()) / 1e9
-        timer = self._timers.get(model)
-        if timer is not None:
-            if timer[0] <= when:
-                return
-            timer[1].cancel()
-        self._timers[model] = when, self._loop.call_at(when, self._expired, model)
+        before_ns = self._due.get(model, due_ns + 1)
+        if before_ns <= due_ns or model in self._late or self._ended:
+            return
+        self._due[model] = due_ns
+        if not self._next_ns or due_ns < self._next_ns:
+            self._wind(due_ns)
 
     def cancel(self, model: Model) -> None:
         """Never ring for a model again."""
-        timer = self._timers.pop(model, None)
-        if timer is not None:
-            timer[1].cancel()
+        self._due.pop(model, None)
+        self._late.discard(model)
 
     def clear(self) -> None:
         """Never ring again."""
-        for _, timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
+        self._ended = True
+        self._due.clear()
+        if self._timer is not None:
+            self._timer.close()
+            self._timer = None
 
-    def _expired(self, model: Model) -> None:
-        when, _ = self._timers.pop(model)
-        if model.scheduler.sequences is not None and self._loop.time() > when + LATE_S:
-            # a sequence that went on may seem to have been idle
-            self._timers[model] = -math.inf, self._loop.call_later(LATE_S, self._rings, model)
+    def _wind(self, due_ns: int) -> None:
+        if self._timer is None:
+            self._timer = self._make(self._loop, self._rung)
+        self._next_ns = due_ns
+        self._timer.set(due_ns)
+
+    def _rung(self) -> None:
+        """Ring for all that is due, and wind the timer for what is due next."""
+        now_ns = time.monotonic_ns()
+        due = [model for model, due_ns in self._due.items() if due_ns <= now_ns]
+        self._next_ns = 1  # nothing is before that: it is wound once
+        for model in due:
+            due_ns = self._due.pop(model, 0)
+            if not due_ns:  # one of those before it has had it cancelled
+                continue
+            if model.scheduler.sequences is not None and now_ns > due_ns + LATE_NS and model not in self._late:
+                # a sequence that went on may seem to have been idle
+                self._late.add(model)
+                self._due[model] = now_ns + LATE_NS
+                continue
+            self._late.discard(model)
+            try:
+                self._ring(model)
+            except Exception:  # the others are due as well
+                logger.exception("model %s: what was due has failed", model.name)
+        if self._ended or self._timer is None:
+            return
+        self._next_ns = 0
+        if self._due:
+            self._wind(min(self._due.values()))
         else:
-            self._ring(model)
-
-    def _rings(self, model: Model) -> None:
-        del self._timers[model]
-        self._ring(model)
+            self._timer.silence()

@@ -7,88 +7,208 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import uvloop
 
 from penstock.batching import alarms
-from penstock.batching.alarms import LATE_S, Alarms
+from penstock.batching.alarms import LATE_NS, Alarms
+from tests.batching.arriving import housed
+
+SECOND_NS = 1_000_000_000
 
 
 class Model:
     """Stands in for a model with sequences, or without."""
 
-    def __init__(self, sequences: Any) -> None:
+    def __init__(self, sequences: Any = None) -> None:
         self.scheduler = SimpleNamespace(sequences=sequences)
+        self.name = "m"
 
 
-MODEL: Any = Model(object())
-PLAIN: Any = Model(None)
-
-
-class Loop:
-    """Stands in for the event loop and for the module `time`: it is told the time, and when to call what is due."""
+class Clock:
+    """Stands in for the timer and for the module `time`: it is told the time, and rings what is due."""
 
     def __init__(self) -> None:
-        self.now_s = 1.0
-        self.due: list[tuple[float, Callable[..., None], Any]] = []
+        self.now_ns = SECOND_NS
+        self.at_ns: int | None = None
+        self.times_set = 0
+        self.closed = False
+        self._ring: Callable[[], None] = lambda: None
 
-    def time(self) -> float:
-        return self.now_s
-
-    def monotonic_ns(self) -> int:
-        return round(self.now_s * 1e9)
-
-    def call_at(self, when: float, callback: Callable[..., None], model: Any) -> Any:
-        self.due.append((when, callback, model))
+    def make(self, loop: Any, ring: Callable[[], None]) -> Clock:
+        self._ring = ring
         return self
 
-    def call_later(self, after_s: float, callback: Callable[..., None], model: Any) -> Any:
-        return self.call_at(self.now_s + after_s, callback, model)
+    def monotonic_ns(self) -> int:
+        return self.now_ns
 
-    def cancel(self) -> None:
-        self.due.pop()
+    def set(self, at_ns: int) -> None:
+        self.at_ns = at_ns
+        self.times_set += 1
 
-    def turn(self, now_s: float) -> None:
-        self.now_s = now_s
-        due, self.due = self.due, []
-        for when, callback, model in due:
-            if when <= now_s:
-                callback(model)
-            else:
-                self.due.append((when, callback, model))
+    def silence(self) -> None:
+        self.at_ns = None
+
+    def close(self) -> None:
+        self.silence()
+        self.closed = True
+
+    def goes_to(self, now_ns: float) -> None:
+        self.now_ns = round(now_ns)
+        if self.at_ns is not None and self.at_ns <= now_ns:
+            self._ring()
 
 
 @pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
-    loop = Loop()
-    monkeypatch.setattr(alarms, "time", loop)
-    return loop
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(alarms, "time", clock)
+    return clock
 
 
-def test_it_rings_in_time(loop: Loop) -> None:
+def watched(clock: Clock, rung: Callable[[Any], None]) -> Alarms:
+    return Alarms(cast(Any, None), rung, clock.make)
+
+
+def test_it_rings_in_time_and_once(clock: Clock) -> None:
     rung: list[Any] = []
-    Alarms(cast(Any, loop), rung.append).set(MODEL, 2_000_000_000)
-    loop.turn(1.9)
+    model: Any = Model(object())
+    watched(clock, rung.append).set(model, 2 * SECOND_NS)
+    clock.goes_to(2 * SECOND_NS - 1)
     before = list(rung)
-    loop.turn(2.0 + LATE_S / 2)
+    clock.goes_to(2 * SECOND_NS + LATE_NS / 2)
 
-    assert (before, rung) == ([], [MODEL])
+    assert (before, rung) == ([], [model])
+    assert clock.at_ns is None
 
 
-def test_where_the_loop_stood_still_it_reads_what_has_come_before_it_rings(loop: Loop) -> None:
+def test_of_two_times_the_earlier_counts(clock: Clock) -> None:
     rung: list[Any] = []
-    watched = Alarms(cast(Any, loop), rung.append)
-    watched.set(MODEL, 2_000_000_000)
-    loop.turn(9.0)
+    model: Any = Model()
+    both = watched(clock, rung.append)
+    for due_ns in (4, 3, 5):
+        both.set(model, due_ns * SECOND_NS)
+
+    assert clock.at_ns == 3 * SECOND_NS
+    assert clock.times_set == 2
+
+
+def test_each_model_is_rung_for_when_it_is_due_and_what_is_due_together_at_once(clock: Clock) -> None:
+    rung: list[Any] = []
+    first, second, third = (cast(Any, Model()) for _ in range(3))
+    all_of_them = watched(clock, rung.append)
+    for model, due_ns in ((first, 3), (second, 2), (third, 2)):
+        all_of_them.set(model, due_ns * SECOND_NS)
+    clock.goes_to(2 * SECOND_NS)
     before = list(rung)
-    watched.set(MODEL, 2_000_000_000)  # as what is read then may ask for, which puts it off no further
-    loop.turn(9.0 + LATE_S)
+    clock.goes_to(3 * SECOND_NS)
 
-    assert (before, rung) == ([], [MODEL])
-    assert not loop.due
+    assert (before, rung) == ([second, third], [second, third, first])
 
 
-def test_a_model_without_sequences_waits_for_nothing_in_a_loop_that_is_always_late(loop: Loop) -> None:
+def test_a_ring_that_sets_the_alarm_again_has_it_ring_again(clock: Clock) -> None:
+    model, other = cast(Any, Model()), cast(Any, Model())
+    rung: list[int] = []
+
+    def ring(rung_for: Any) -> None:
+        rung.append(clock.now_ns)
+        if len(rung) < 3:
+            again.set(rung_for, clock.now_ns + SECOND_NS)
+
+    again = watched(clock, ring)
+    again.set(model, 2 * SECOND_NS)
+    again.set(other, 9 * SECOND_NS)
+    for second in (2, 3, 4, 5):
+        clock.goes_to(second * SECOND_NS)
+
+    assert rung == [2 * SECOND_NS, 3 * SECOND_NS, 4 * SECOND_NS]
+    assert clock.at_ns == 9 * SECOND_NS
+
+
+def test_a_ring_that_fails_leaves_the_others_theirs(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     rung: list[Any] = []
-    Alarms(cast(Any, loop), rung.append).set(PLAIN, 2_000_000_000)
-    loop.turn(9.0)
+    first, second, later = (cast(Any, Model()) for _ in range(3))
 
-    assert rung == [PLAIN]
+    def ring(model: Any) -> None:
+        rung.append(model)
+        if model is first:
+            raise ValueError("no")
+
+    made = watched(clock, ring)
+    for model, due_ns in ((first, 2), (second, 2), (later, 3)):
+        made.set(model, due_ns * SECOND_NS)
+    clock.goes_to(2 * SECOND_NS)
+
+    assert rung == [first, second]
+    assert clock.at_ns == 3 * SECOND_NS
+    assert "what was due has failed" in caplog.text
+
+
+def test_where_the_loop_stood_still_it_reads_what_has_come_before_it_rings(clock: Clock) -> None:
+    rung: list[Any] = []
+    model: Any = Model(object())
+    late = watched(clock, rung.append)
+    late.set(model, 2 * SECOND_NS)
+    clock.goes_to(9 * SECOND_NS)
+    before = list(rung)
+    late.set(model, 2 * SECOND_NS)  # as what is read then may ask for, which puts it off no further
+    clock.goes_to(9 * SECOND_NS + LATE_NS)
+
+    assert (before, rung) == ([], [model])
+    assert clock.at_ns is None
+
+
+def test_a_model_without_sequences_waits_for_nothing_in_a_loop_that_is_always_late(clock: Clock) -> None:
+    rung: list[Any] = []
+    model: Any = Model()
+    watched(clock, rung.append).set(model, 2 * SECOND_NS)
+    clock.goes_to(9 * SECOND_NS)
+
+    assert rung == [model]
+
+
+def test_who_was_cancelled_is_not_rung_for_be_it_by_the_ring_before(clock: Clock) -> None:
+    rung: list[Any] = []
+    first, second, third = (cast(Any, Model()) for _ in range(3))
+
+    def ring(model: Any) -> None:
+        rung.append(model)
+        made.cancel(second)
+
+    made = watched(clock, ring)
+    for model in (first, second, third):
+        made.set(model, 2 * SECOND_NS)
+    made.cancel(third)
+    clock.goes_to(2 * SECOND_NS)
+
+    assert rung == [first]
+
+
+def test_once_cleared_nothing_rings_and_nothing_is_set(clock: Clock) -> None:
+    rung: list[Any] = []
+    made = watched(clock, rung.append)
+    made.set(cast(Any, Model()), 2 * SECOND_NS)
+    made.clear()
+    made.set(cast(Any, Model()), 2 * SECOND_NS)
+    clock.goes_to(2 * SECOND_NS)
+
+    assert rung == []
+    assert clock.closed
+
+
+def test_a_batch_that_is_held_open_for_less_than_a_millisecond_does_not_keep_the_loop_busy() -> None:
+    async def case() -> int:
+        async with housed() as house:
+            model = await house.load(max_batch_rows=2, max_queue_delay_us=400)
+            looked, dispatch = 0, model.dispatch
+
+            def look(now_ns: int) -> Any:
+                nonlocal looked
+                looked += 1
+                return dispatch(now_ns)
+
+            model.dispatch = look  # type: ignore[method-assign]
+            house.come(model)
+            await house.sink.holds(2)
+            return looked
+
+    assert uvloop.run(case()) == 2  # when it came, and when it was due

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import uvloop
 
-from penstock.perf.generator import alarm as alarms
+from penstock.batching.timer import KernelTimer, LoopTimer
+from penstock.perf.generator.alarm import EarlyTimer
 
-KINDS = [alarms._LoopAlarm] + [alarms._TimerAlarm] * (sys.platform == "linux")
+KINDS: list[Any] = [LoopTimer, KernelTimer, EarlyTimer]
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
@@ -82,7 +83,7 @@ def test_a_silenced_alarm_does_not_ring(made: Callable[[Callable[[], None]], Any
 def test_a_ring_for_a_time_that_was_taken_back_is_none() -> None:
     async def case() -> list[str]:
         rung: list[str] = []
-        alarm = alarms._TimerAlarm(asyncio.get_running_loop(), lambda: rung.append("rung"))
+        alarm = EarlyTimer(asyncio.get_running_loop(), lambda: rung.append("rung"))
         alarm.set(time.monotonic_ns() + 3_600_000_000_000)
         alarm._wake()  # the loop had heard of the time before
         alarm.close()
