@@ -183,7 +183,10 @@ def to_tensors(result: Any, signature: Signature) -> dict[str, Array]:
 
 def _tensor(name: str, value: Any, spec: TensorSpec | None) -> Array:
     try:
-        array = np.asarray(value)
+        try:
+            array = np.asarray(value)
+        except UnicodeDecodeError:  # of text beside bytes numpy makes text, as if the bytes were ASCII
+            array = np.asarray(value, dtype=np.object_)
         if array.dtype.kind in "USO":
             array = change_each(np.asarray(value, dtype=np.object_), _bytes)
     except Exception as error:  # a ragged list, a dict, None, or the value's own __array__

@@ -50,6 +50,18 @@ def ways_of(plan: Plan, count: int) -> tuple[Way, ...]:
     return plan.ways if isinstance(plan, Ways) else plan
 
 
+def named_ways(request: InferRequest, plan: Plan) -> dict[str, Way]:
+    """Give the outputs that a call names, each with how it travels; none of a call that names none, and is to get all.
+
+    `wanted` of such a call is its model's own tuple, never an equal one.
+    """
+    model = request.model
+    if request.wanted is model.all_outputs:
+        return {}
+    named = zip(request.wanted, ways_of(plan, len(request.wanted)), strict=True)
+    return {model.signature.outputs[position].name: way for position, way in named}
+
+
 def finish_all(model: Model, wanted: Sequence[int], plan: Plan, outputs: Sequence[Any]) -> list[Finished]:
     """Finish a request's outputs, and let go of its shared memory.
 

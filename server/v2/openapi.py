@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -95,8 +96,7 @@ def described(path: str, body: Any = None, *, binary: bool = False) -> dict[str,
     extra: dict[str, Any] = {
         "parameters": [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in ("model", "version")
-            if f"{{{name}}}" in path
+            for name in re.findall(r"{(\w+)}", path)
         ]
     }
     if body is not None:

@@ -48,6 +48,11 @@ def post_inference(prediction, signature, metadata):
     return {"total": total, "note": "naïve", "rows": prediction[0]}
 """
 
+ADDING = """
+def post_inference(prediction, signature, metadata):
+    return {"y": prediction[0], "note": "naïve"}
+"""
+
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
@@ -55,6 +60,9 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     models.write_identity(root, "hooked", "")
     (root / "hooked" / "handler.py").write_text(HOOKS)
     (root / "hooked" / "penstock.toml").write_text('[hooks]\nfile = "handler.py"\n')
+    models.write_identity(root, "adding", "")
+    (root / "adding" / "handler.py").write_text(ADDING)
+    (root / "adding" / "penstock.toml").write_text('[hooks]\nfile = "handler.py"\n')
     models.write_identity(root, "plain", "")
     with live_server(IRIS, root) as server:
         yield server
@@ -231,6 +239,20 @@ class TestOtherHooks:
         assert [(each["name"], each["data"]) for each in response.json()["outputs"]] == [
             ("total", [20.0]), ("note", ["naïve"]), ("rows", [10.0, 10.0]),
         ]  # fmt: skip
+
+    def test_what_a_hook_adds_to_the_models_outputs_is_told_to_who_names_none(self, client: httpx.Client) -> None:
+        body = document(np.ones((1, 2), np.float32))
+        for said, told in (({}, ["y", "note"]), ({"outputs": [{"name": "y"}]}, ["y"])):
+            outputs = client.post("/v2/models/adding/infer", json={**body, **said}).json()["outputs"]
+
+            assert [each["name"] for each in outputs] == told
+            assert outputs[0]["data"] == [1.0, 1.0]
+
+    def test_what_a_hook_adds_is_binary_where_all_is_to_be(self, tritonclient: Any) -> None:
+        result = tritonclient.infer("adding", [given("x", np.ones((1, 2), np.float32))])
+
+        assert texts(result.as_numpy("note")) == ["naïve"]
+        assert all("binary_data_size" in each["parameters"] for each in result.get_response()["outputs"])
 
     def test_an_error_in_a_hook_of_infer_reaches_the_client(self, tritonclient: Any) -> None:
         with pytest.raises(InferenceServerException) as caught:

@@ -106,5 +106,8 @@ def _labels(notes: Notes, name: str) -> tuple[str, ...]:
     try:
         return tuple(line.rstrip() for line in read_text(path).splitlines())
     except MistakeError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            notes.mistake("output.label_filename", f"'{name}' is not there")
+            return ()
         notes.findings.append(error.finding)
         return ()

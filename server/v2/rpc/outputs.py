@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.batching.running.own_outputs import own_datatype
 from penstock.server.hooks.convert import datatype_of
-from penstock.server.v2.finish import finish, ways_of
+from penstock.server.v2.finish import finish, named_ways, ways_of
 from penstock.server.v2.regions import INLINE_BYTES, Lease
 from penstock.server.v2.said import BINARY, Classes
 from penstock.server.v2.tensors import to_binary
@@ -38,8 +38,7 @@ class Outputs:
         self._encoder = encoder
         self._model = request.model
         self._plan = plan
-        outputs, ways = request.model.signature.outputs, ways_of(plan, len(request.wanted))
-        self._asked = {outputs[position].name: way for position, way in zip(request.wanted, ways, strict=True)}
+        self._asked = named_ways(request, plan)
         self._form: list[Any] = []
         self._names: list[str] = []
         self._datatypes: list[str] = []

@@ -326,6 +326,18 @@ def test_gpus_nobody_has_looked_for_are_left_to_the_runtime() -> None:
     assert stated.values["instances"] == (InstanceGroup(1, ("cuda:1",)), InstanceGroup(2, ("cpu",)))
 
 
+def test_labels_that_are_not_there_are_a_mistake_of_the_line_that_names_them(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("setosa\n")
+    text = "\n".join(
+        f'output {{ name: "{name}" data_type: TYPE_FP32 dims: 3 label_filename: "{file}" }}'
+        for name, file in (("x", "labels.txt"), ("y", "lables.txt"))
+    )
+
+    (finding,) = read(text, folder=tmp_path)[1]
+
+    assert (finding.line, finding.message) == (2, "'lables.txt' is not there")
+
+
 def test_labels_are_read_from_the_models_folder(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("setosa\nversicolor \n\nvirginica\n")
     text = 'output { name: "y" data_type: TYPE_FP32 dims: 3 label_filename: "labels.txt" }'

@@ -500,6 +500,15 @@ def test_the_openapi_document_has_inference_and_the_control_plane(server: Server
     assert [parameter["name"] for parameter in infer["parameters"]] == ["model"]
 
 
+def test_the_openapi_document_names_every_part_of_a_path_that_varies(server: Server) -> None:
+    paths = server.get("/openapi.json").json()["paths"]
+
+    assert "/v2/repository/{repository}/models/{model}/load" in paths
+    for path, operations in paths.items():
+        for operation in operations.values():
+            assert [f"{{{said['name']}}}" for said in operation.get("parameters", [])] == re.findall(r"{\w+}", path)
+
+
 def test_the_docs_page_needs_no_other_host(server: Server) -> None:
     page = server.get("/docs").text
 

@@ -249,6 +249,22 @@ def test_a_model_with_hooks_answers_what_they_return() -> None:
     asyncio.run(main())
 
 
+def test_hooks_may_add_to_the_models_outputs_and_a_call_that_names_one_gets_that() -> None:
+    def post(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return {"y": inputs["x"], "label": np.array([b"cat"], np.object_)}
+
+    async def main() -> None:
+        services = Services(hooks=FakeHooks(post))
+        unnamed, named = request(), request()
+        named.outputs.add(name="y")
+        calls = [services.call("ModelInfer", each) for each in (unnamed, named)]
+        await settled()
+        told = [[output.name for output in answer(call).outputs] for call in calls]
+        assert told == [["y", "label"], ["y"]]
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("lost", [True, False])
 def test_a_model_is_held_until_its_hooks_have_run(lost: bool) -> None:
     async def main() -> None:
