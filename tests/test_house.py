@@ -18,7 +18,6 @@ MODULES = {
     for root in ("server", "batching", "backends", "perf")
     for path in sorted((ROOT / root).rglob("*.py"))
 }
-TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in MODULES.items()}
 
 # The design aims at 350, 40 and 6. Past these ceilings the exception is listed here with its reason.
 MODULE_LINES, FUNCTION_LINES, PARAMETERS = 350, 50, 6
@@ -41,6 +40,12 @@ BELOW_THE_SERVER = ("batching", "backends")
 HEAVY = ("onnxruntime", "tensorflow", "fastapi", "uvicorn", "simdjson", "google.protobuf", "tritonclient", "pynvml")
 
 
+@functools.cache
+def _trees() -> dict[str, ast.Module]:
+    """Parse all: when the first test asks, not in each process that collects."""
+    return {name: ast.parse(path.read_text("utf-8")) for name, path in MODULES.items()}
+
+
 def _functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -50,7 +55,7 @@ def _functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.As
 @functools.cache
 def _too_big() -> dict[str, str]:
     found = {}
-    for name, tree in TREES.items():
+    for name, tree in _trees().items():
         lines = MODULES[name].read_text("utf-8").count("\n")
         if lines > MODULE_LINES:
             found[name] = f"{lines} lines"
@@ -73,12 +78,12 @@ def test_no_exception_outlives_its_reason() -> None:
 
 # One test of a rule for all modules: thousands of tests would cost more than what they look at.
 def test_every_module_says_what_it_holds() -> None:
-    assert [name for name, tree in TREES.items() if not ast.get_docstring(tree)] == []
+    assert [name for name, tree in _trees().items() if not ast.get_docstring(tree)] == []
 
 
 def test_no_module_or_class_has_a_name_that_says_nothing() -> None:
     found = {}
-    for name, tree in TREES.items():
+    for name, tree in _trees().items():
         words = set(re.split(r"[/_.]", name)) - (BANNED if name in NAMED_BY_OTHERS else set())
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
@@ -92,7 +97,7 @@ def test_no_module_or_class_has_a_name_that_says_nothing() -> None:
 def test_input_is_not_checked_by_assert() -> None:
     assert [
         f"{name}:{node.lineno}"
-        for name, tree in TREES.items()
+        for name, tree in _trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Assert)
     ] == []
@@ -104,7 +109,7 @@ def test_time_is_monotonic() -> None:
 
     assert [
         f"{name}:{node.lineno}"
-        for name, tree in TREES.items()
+        for name, tree in _trees().items()
         if name.startswith(BELOW_THE_SERVER)
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and node.attr in last and ast.unparse(node) in wrong
@@ -116,7 +121,7 @@ def test_status_codes_and_json_stay_in_the_server() -> None:
 
     assert [
         f"{name}: {imported}"
-        for name, tree in TREES.items()
+        for name, tree in _trees().items()
         if name.startswith(BELOW_THE_SERVER)
         for imported in _imported(tree)
         if imported.partition(".")[0] in wrong
