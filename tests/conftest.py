@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.forking import Forker, the_forker
+from tests.forking import MADE, Forker, the_forker
 from tests.savedmodels import BUILT, build
 
 # The same examples each time, on a busy machine as on an idle one. tests/deep.py looks for new ones.
@@ -27,6 +27,13 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 some 2000 processes of a run do. Whoever asks for another number has it."""
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("server", "batching", "backends", "perf")
+FORKED = (
+    "clients/test_tensorflow", "cortex/test_tensorflow", "deepaas/", "seldon/", "server/deepaas/",
+    "server/python_models/", "server/seldon/",
+)  # fmt: skip
+"""Where workers of servers within this process are forked (tests/workers.py), but for files whose names end so:"""
+STARTED = ("_faults.py",)
+"""They are about how workers end."""
 COMPILES_NOTHING = sys.dont_write_bytecode
 
 
@@ -59,10 +66,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Nor while they run: where a test asks for a collection, it would walk for a second over all of the others."""
+    """Nor while they run: where a test asks for a collection, it would walk for a second over all of the others.
+
+    What of it is garbage stays too: there is little, and to find it takes that second.
+    """
     sys.dont_write_bytecode = COMPILES_NOTHING
     gc.enable()
-    gc.collect()
     gc.freeze()
 
 
@@ -97,10 +106,34 @@ def forker() -> Forker:
     return the_forker()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _forked_workers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Have workers start in milliseconds where tests are about what is in them."""
+    file = request.path.relative_to(ROOT / "tests").as_posix()
+    if not file.startswith(FORKED) or file.endswith(STARTED):
+        yield
+        return
+    from penstock.server.workers import worker
+    from tests.workers import ForkedProcess
+
+    the_forker()  # now: tests count what is open before and after
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "Process", ForkedProcess)
+        yield
+
+
+@pytest.fixture
+def started_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have those of one test be started in truth: it looks at their processes."""
+    from penstock.server.workers import process, worker
+
+    monkeypatch.setattr(worker, "Process", process.Process)
+
+
 def pytest_unconfigure() -> None:
-    """Have it end."""
-    if the_forker.cache_info().currsize:
-        the_forker().close()
+    """Have all of them end."""
+    for made in MADE:
+        made.close()
 
 
 @pytest.fixture(scope="session")

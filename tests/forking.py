@@ -4,6 +4,9 @@ Each is a process like another, with a session, arguments, folder, environment a
 waited for and exits as one that was started. Not equal: modules that it would not import are there, what Python reads
 of the environment before it runs (but for PYTHONPATH, PYTHONPYCACHEPREFIX and PYTHONDONTWRITEBYTECODE) is that of
 LANG=C.UTF-8 alone, and it is no child of who asked for it. So of each kind of command, some are started in truth.
+
+The workers of a server within this process are forked likewise where conftest.py says so (tests/workers.py), which
+takes a fifth of what starting them does.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
@@ -29,10 +33,16 @@ from typing import IO, Any, Self
 _IMPORTED = (
     "penstock.server.abeja.dialect", "penstock.server.abeja.command", "penstock.server.deepaas.cli",
     "penstock.server.deepaas.command", "penstock.server.deepaas.dialect", "penstock.server.process",
-    "penstock.server.serve", "penstock.server.cli",
+    "penstock.server.serve", "penstock.server.cli", "penstock.server.workers.child", "penstock.server.workers.service",
+    "penstock.server.abeja.inside.service", "penstock.server.deepaas.inside.service", "penstock.server.hooks.inside",
+    "penstock.server.isolated.inside", "penstock.server.python_models.inside.service",
+    "penstock.server.seldon.inside.service",
 )  # fmt: skip
 _ALONE = {"OPENBLAS_NUM_THREADS": "1"}
 """A fork has the thread that forks, and no other."""
+TENSORFLOW = "tensorflow"
+MADE: list[Forker] = []
+"""Who is to be closed: conftest.py does so."""
 _MOST_BYTES = 1 << 20
 _NUMBER = struct.Struct("<i")
 
@@ -90,13 +100,13 @@ class Forked:
 
 
 class Forker:
-    """Who is asked for commands. It ends with the process that made it, or when it is closed."""
+    """Who is asked for commands. It ends with the process that made it, or when it is closed. more: the_forker's."""
 
-    def __init__(self) -> None:
+    def __init__(self, *more: str) -> None:
         self._sock, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", __file__, str(there.fileno())],
+                [sys.executable, "-P", __file__, str(there.fileno()), *more],
                 pass_fds=(there.fileno(),),
                 env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8", **_ALONE},
                 stdin=subprocess.DEVNULL,
@@ -111,16 +121,20 @@ class Forker:
         stdout: IO[bytes] | int | None = None,
         stderr: IO[bytes] | int | None = None,
         text: bool = False,
+        pass_fds: Sequence[int] = (),
         **_: Any,  # no input and a session of its own, which each has
     ) -> Forked:
-        """Do as subprocess.Popen would. `words`: `penstock`, or `python -m penstock.server.cli`, and more."""
+        """Do as subprocess.Popen would. `words`: `penstock`, or `python -m penstock.server.cli`, and more.
+
+        Or `python`, and child.py with the arguments of a worker, of which the first are `pass_fds`.
+        """
         environment = dict(os.environ if env is None else env)
         order = json.dumps({"words": list(words), "folder": str(cwd or Path.cwd()), "environment": environment})
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there, contextlib.ExitStack() as ours:
             out, read_out = _output(stdout, 1, ours)
             aside, read_aside = (out, None) if stderr == subprocess.STDOUT else _output(stderr, 2, ours)
-            socket.send_fds(self._sock, [order.encode()], [out, aside, there.fileno()])
+            socket.send_fds(self._sock, [order.encode()], [out, aside, there.fileno(), *pass_fds])
         numbers, mode = (read_out, read_aside), "r" if text else "rb"
         return Forked(here, words, [None if number is None else os.fdopen(number, mode) for number in numbers])
 
@@ -146,9 +160,16 @@ class Forker:
 
 
 @functools.cache
-def the_forker() -> Forker:
-    """Give this process's own, which the first who asks makes. conftest.py closes it."""
-    return Forker()
+def the_forker(*more: str) -> Forker:
+    """Give this process's own, which the first who asks makes. more: TENSORFLOW, for one that has imported it."""
+    MADE.append(Forker(*more))
+    return MADE[-1]
+
+
+def one_forker(*more: str, asking: threading.Lock = threading.Lock()) -> Forker:  # noqa: B008 - one for all
+    """Give the same to whoever asks on a thread of its own."""
+    with asking:
+        return the_forker(*more)
 
 
 def _output(asked: IO[bytes] | int | None, usual: int, ours: contextlib.ExitStack) -> tuple[int, int | None]:
@@ -165,17 +186,22 @@ def _output(asked: IO[bytes] | int | None, usual: int, ours: contextlib.ExitStac
     return write, read
 
 
-def main(sock: socket.socket) -> int:
+def main(sock: socket.socket, *more: str) -> int:
     """Fork for as long as it is asked to. Returns: in a fork, the exit status of its command."""
     before = dict(os.environ)
     for name in _IMPORTED:
         importlib.import_module(name)
+    if TENSORFLOW in more:
+        from penstock.backends.loading import begin_tensorflow
+
+        begin_tensorflow()
+        importlib.import_module("penstock.backends.tensorflow")
     brought = {name: value for name, value in os.environ.items() if before.get(name) != value}
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody has to wait for those who wait for a command
     while True:
-        order, descriptors, _, _ = socket.recv_fds(sock, _MOST_BYTES, 3)
+        order, descriptors, _, _ = socket.recv_fds(sock, _MOST_BYTES, 5)
         if not order:
             return 0
         if os.fork() == 0:
@@ -187,17 +213,22 @@ def main(sock: socket.socket) -> int:
             os.close(descriptor)
 
 
-def _waited_for(order: dict[str, Any], out: int, aside: int, told: int) -> int:
-    """Fork once more: one is the command, and goes on as such; the other tells its pid, and how it has ended."""
+def _waited_for(order: dict[str, Any], out: int, aside: int, told: int, *passed: int) -> int:
+    """Fork once more: one is the command, tells its pid, and goes on as such; the other tells how it has ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    said = socket.socket(fileno=told)
     child = os.fork()
     if child == 0:
-        os.close(told)
-        return _run(order, out, aside)
-    os.close(out)
-    os.close(aside)
-    said = socket.socket(fileno=told)
-    said.send(_NUMBER.pack(child))
+        os.setsid()
+        said.send(_NUMBER.pack(os.getpid()))
+        said.close()
+        return _run(order, out, aside, passed)
+    for descriptor in (out, aside, *passed):
+        os.close(descriptor)
+    if passed:  # what a worker has started ends with it, and its group has its number until it is reaped
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     try:
         said.send(_NUMBER.pack(status))
@@ -205,8 +236,7 @@ def _waited_for(order: dict[str, Any], out: int, aside: int, told: int) -> int:
         os._exit(0)
 
 
-def _run(order: dict[str, Any], out: int, aside: int) -> int:
-    os.setsid()
+def _run(order: dict[str, Any], out: int, aside: int, passed: Sequence[int]) -> int:
     for descriptor, number in ((out, 1), (aside, 2)):
         os.dup2(descriptor, number)
         os.close(descriptor)
@@ -221,13 +251,26 @@ def _run(order: dict[str, Any], out: int, aside: int) -> int:
     first = str(Path(program).parent)
     if words[:2] == ["-m", "penstock.server.cli"]:
         first, words = order["folder"], words[2:]
+    if passed:
+        program, words = words[0], [*map(str, passed), str(os.getppid()), *words[4:]]
     sys.path[:0] = [first, *(os.environ["PYTHONPATH"].split(os.pathsep) if os.environ.get("PYTHONPATH") else [])]
     importlib.invalidate_caches()
     sys.argv[:] = [program, *words]
+    if passed:
+        return _work(words)
     from penstock.server import cli
 
     return cli.main()
 
 
+def _work(words: list[str]) -> int:
+    """Be a worker, whose packages are there."""
+    from penstock.server.workers import child
+
+    child.make_importable = lambda folders: None
+    child.main(words)
+    return 0
+
+
 if __name__ == "__main__":
-    sys.exit(main(socket.socket(fileno=int(sys.argv[1]))))
+    sys.exit(main(socket.socket(fileno=int(sys.argv[1])), *sys.argv[2:]))

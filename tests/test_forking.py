@@ -1,7 +1,9 @@
-"""Commands that are forked are processes as those that are started are: the outputs, the status, the signals."""
+"""Commands and workers that are forked are processes as those that are started are: outputs, status, signals."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -9,9 +11,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from penstock.backends.errors import InferError
+from penstock.server.workers import worker
+from penstock.server.workers.kinds import FIRST_CALL
+from penstock.server.workers.order import Order
+from penstock.server.workers.process import Process
 from tests.forking import Forker
+from tests.workers import ForkedProcess
 
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 MODEL = """
@@ -107,3 +116,73 @@ def test_what_it_writes_and_its_status_are_given_as_those_of_another(forker: For
 
     assert (forked.returncode, forked.stdout) == (started.returncode, started.stdout)
     assert "aside" in forked.stderr
+
+
+SERVICE = """
+import json, os, signal, sys
+
+
+class Says:
+    listens = False
+
+    def opened(self):
+        return b"", None
+
+    def call(self, kind, number, body, arrays):
+        said = {
+            "words": sys.argv[1:], "path": sys.path, "folder": os.getcwd(), "environment": dict(os.environ),
+            "session": os.getsid(0) == os.getpid(), "input": os.readlink("/proc/self/fd/0"),
+            "name": open("/proc/self/comm").read(), "files": len(os.listdir("/proc/self/fd")),
+            "signals": [str(signal.getsignal(number)) for number in signal.valid_signals()],
+            "mask": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())), "bytecode": sys.dont_write_bytecode,
+        }
+        if kind == %(end)d:
+            os._exit(7)
+        if kind == %(die)d:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return json.dumps(said).encode(), [array + 1 for array in arrays]
+
+    def told(self, kind, number, body, arrays):
+        pass
+
+    def close(self):
+        pass
+
+
+def open_service(settings, channel):
+    return Says()
+"""
+SAYS, END, DIE = FIRST_CALL, FIRST_CALL + 1, FIRST_CALL + 2
+
+
+def worked(kind: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Have one worker say what it finds, one end, and one die. Returns: what each said."""
+    found: list[Any] = []
+    (folder / "says.py").write_text(SERVICE % {"end": END, "die": DIE})
+    monkeypatch.setattr(worker, "Process", kind)
+
+    async def main(call: int) -> None:
+        lost = asyncio.Event()
+        order = Order("says", {}, "the worker", folder=folder, path=(str(folder),), environment={"A": "b"})
+        begun = worker.Worker(order, lambda _: lost.set())
+        try:
+            await begun.ready
+            said, arrays = await begun.call(call, b"", [np.zeros(2)])
+            found.append((json.loads(bytes(said)), [np.asarray(array).tolist() for array in arrays]))
+        except InferError as error:
+            found.append((error.code, error.message))
+        finally:
+            begun.kill("the test is over")
+            await lost.wait()
+
+    for call in (SAYS, END, DIE):
+        asyncio.run(main(call))
+    return found
+
+
+def test_a_worker_that_is_forked_is_as_one_that_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, forked = worked(Process, tmp_path, monkeypatch), worked(ForkedProcess, tmp_path, monkeypatch)
+
+    assert forked == started
+    assert "exit status 7" in forked[1][1]
+    assert "SIGSEGV" in forked[2][1]

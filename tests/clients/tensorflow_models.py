@@ -118,7 +118,8 @@ def workers() -> dict[int, Any]:
     found = {}
     for child in psutil.Process().children(recursive=True):
         try:
-            if has_tensorflow(child.pid):
+            named = Path(f"/proc/{child.pid}/comm").read_text() == "worker\n"  # who forks them has it, too
+            if named and has_tensorflow(child.pid):
                 found[child.pid] = child
         except OSError:
             continue

@@ -224,6 +224,7 @@ def test_those_that_predict_and_train_are_warmed_and_the_desk_is_not(tmp_path: P
     scene(work())
 
 
+@pytest.mark.usefixtures("started_workers")
 def test_a_training_has_a_process_of_its_own_which_ends_with_it(pipe: Pipe) -> None:
     async def work() -> None:
         async with opened() as (models, _):

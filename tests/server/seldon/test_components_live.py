@@ -200,6 +200,7 @@ def test_the_command_ends_with_its_component(folder: Path) -> None:
     assert "component 'Adds' cannot be opened: ValueError: no model" in ended.stderr
 
 
+@pytest.mark.usefixtures("started_workers")
 def test_what_user_code_has_started_ends_with_a_server_that_is_forced_to_stop(tmp_path: Path) -> None:
     (tmp_path / "Forks.py").write_text(
         "import os, signal\nclass Forks:\n    def __init__(self):\n        if os.path.exists('held'):\n"

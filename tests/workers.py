@@ -1,0 +1,49 @@
+"""Workers of a server within this process that start in milliseconds: tests/forking.py forks them.
+
+Not equal: such a worker is a grandchild of this process, and what other workers import is there too. So those of other
+Pythons, in other places or of another environment for Python itself are started in truth, and so are all in the tests
+about workers and what their processes are.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import Any, cast
+
+from penstock.server.workers.process import _CHILD, Process, _kill_group, _programs
+from tests.forking import TENSORFLOW, one_forker
+
+_READ_AT_START = ("PYTHON", "LD_", "LANG", "LC_", "OMP_", "OPENBLAS_", "MALLOC_")
+"""How variables begin that say something to a process before it can be told."""
+
+
+class ForkedProcess(Process):
+    """What takes its place."""
+
+    def _spawned(self) -> subprocess.Popen[bytes]:
+        order = self._order
+        if order.interpreter or order.mounts or any(name.startswith(_READ_AT_START) for name in order.environment):
+            return super()._spawned()
+        sock, begun, output = self._descriptors
+        runtime = (TENSORFLOW,) if order.settings.get("loader", "").endswith("load_tensorflow") else ()
+        forked = one_forker(*runtime).start(
+            ["python", str(_CHILD), str(sock), str(begun), "", "{}"], pass_fds=(sock, begun), stdout=output,
+            stderr=output, cwd=order.folder, env={**os.environ, **_programs(order), **order.environment},
+        )  # fmt: skip
+        return cast("subprocess.Popen[bytes]", forked)
+
+    def _outlived(self, process: Any) -> int:
+        if isinstance(process, subprocess.Popen):
+            return super()._outlived(process)
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors: Any = ()
+        with self._lock:
+            self.pid = process.pid
+            if self._killed:
+                _kill_group(process.pid)
+        status: int = process.wait()
+        with self._lock:
+            self._reaped = True
+        return status
