@@ -32,8 +32,8 @@ FORKED = (
     "server/python_models/", "server/seldon/",
 )  # fmt: skip
 """Where workers of servers within this process are forked (tests/workers.py), but for files whose names end so:"""
-STARTED = ("_faults.py",)
-"""They are about how workers end."""
+STARTED = ("_faults.py", "_trainings_live.py")
+"""They are about how workers end, and what goes to their output from whom they have forked."""
 COMPILES_NOTHING = sys.dont_write_bytecode
 
 
