@@ -117,7 +117,7 @@ class CostModel:
         curve = self._curves.get(key)
         if curve is None or not half:
             return 0
-        seen = (point.rows for point in curve.points.values() if point.sure >= SEEN_RUNS)
+        seen = (point.rows for point in curve.points.values() if point.runs >= SEEN_RUNS)
         return 0 if any(half / 2 < size <= half for size in seen) else half
 
     def _make_room(self) -> None:

@@ -126,8 +126,11 @@ class Sizing:
         rows = min(lane.rows, limit)
         best = self._costs.best_rows(lane.key, rows)
         self._sized += 1
-        if not self._sized % LOOK_BELOW and (untried := self._costs.untried_rows(lane.key, best)):
-            return untried
+        # not where it was promised how much goes together: who counts on it would expire
+        if not self._sized % LOOK_BELOW and not lane.full_ns:
+            untried = self._costs.untried_rows(lane.key, best)
+            if untried:
+                return untried
         if best >= rows:
             return limit
         self._held_back += 1

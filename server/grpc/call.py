@@ -165,7 +165,8 @@ class GrpcCall(Answering):
                     self._unpack(message)
                 else:
                     self._deliver(message)
-            if self.remote_ended and self._takes():
+            # an end needs no room: who learned of it only when all is sent would not end in a drain
+            if self.remote_ended and not self.ended and not self._unpacks():
                 self._all_received(incoming)
         except MessageError as fault:
             self._abandon(fault.status, fault.text)
@@ -176,7 +177,10 @@ class GrpcCall(Answering):
 
     def _takes(self) -> bool:
         """Whether the next message may be handed over."""
-        return self.writable and not self.ended and not (self._unpacking is not None and self._unpacking.busy)
+        return self.writable and not self.ended and not self._unpacks()
+
+    def _unpacks(self) -> bool:
+        return self._unpacking is not None and self._unpacking.busy
 
     def _deliver(self, message: bytes) -> None:
         if self._reader is not None:

@@ -52,6 +52,7 @@ class CodedCall(GrpcCall):
                 self.begun = True
                 connection.send_headers(answers.begin(self.stream_id, coding))
             self.packing = Packing(self, coding, message)
+            self.packing.go_on()
 
     def pass_on(self, message: bytes, flag: int, coding: bytes) -> None:
         """Send what a Packing has made ready."""

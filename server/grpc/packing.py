@@ -45,7 +45,6 @@ class Packing:
         self._dropped = False
         self.last = b""
         self.add(message)
-        self._go_on()
 
     def add(self, message: bytes) -> None:
         """Send another message after those that wait."""
@@ -64,18 +63,27 @@ class Packing:
         """Drop what waits: there is too much of it."""
         self._call.give_up()
 
-    def _go_on(self) -> None:
-        """Send what needs no thread, up to a message that does."""
-        waiting, call = self._waiting, self._call
-        while waiting and len(waiting[0]) < MIN_COMPRESSED:
-            self._send(len(waiting[0]), waiting.popleft(), 0)
-        if not waiting:
-            call.packed(self.last)
-            return
-        shared, level = call.connection.shared, call.connection.compression
-        # small ones, too: any number of them may wait
-        self._now = waiting.popleft()
-        shared.loop.run_in_executor(None, self._compress, level).add_done_callback(self._go_on_with)
+    def go_on(self) -> None:
+        """Send what needs no thread, up to a message that does: small ones too, of which any number may wait."""
+        while self._waiting:
+            message = self._waiting.popleft()
+            if len(message) >= MIN_COMPRESSED and self._begin(message):
+                return
+            self._send(len(message), message, 0)
+        if not self._dropped:
+            self._call.packed(self.last)
+
+    def _begin(self, message: bytes) -> bool:
+        """Have a message compressed. Returns: False where no thread is to be had: it goes as it is."""
+        connection = self._call.connection
+        self._now = message
+        try:
+            begun = connection.shared.loop.run_in_executor(None, self._compress, connection.compression)
+        except RuntimeError:
+            self._now = None
+            return False
+        begun.add_done_callback(self._go_on_with)
+        return True
 
     def _send(self, size: int, message: bytes, flag: int) -> None:
         """Send what has taken so much here."""
@@ -94,7 +102,7 @@ class Packing:
             return
         self._send(len(message), packed.result(), 1)
         if not self._dropped:
-            self._go_on()
+            self.go_on()
 
     def _compress(self, level: int) -> bytes:
         """Compress, on a thread; not to the end if nobody waits for it any more."""

@@ -90,7 +90,7 @@ class Untaken:
                 except Exception:  # the others are still to go
                     logger.exception("what a client does not take could not be dropped")
         logger.warning(
-            "answers that clients do not take pass the %d bytes of --write-memory-bytes: dropped %d of them",
+            "answers that have not left pass the %d bytes of --write-memory-bytes: dropped %d of them",
             self.most_bytes,
             dropped,
         )

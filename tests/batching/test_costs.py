@@ -61,6 +61,15 @@ def test_half_of_what_runs_is_untried_until_a_size_near_it_has_run_often_enough(
     assert costs.untried_rows(OTHER, 64) == 0
 
 
+def test_a_size_that_was_tried_is_not_untried_again_when_the_pace_of_the_device_changes() -> None:
+    costs = measured({16: 30, 64: 100})
+    for run in range(40):
+        costs.observe(KEY, 64, 100 if run < 20 else 500, (run + 1) * REVIEW_NS)
+
+    assert (costs.predict_ns(KEY, 16) or 0) > 100
+    assert costs.untried_rows(KEY, 32) == 0
+
+
 def test_no_size_is_untried_that_is_not_allowed() -> None:
     costs = CostModel(allowed=(4, 16, 64))
     for _ in range(SEEN_RUNS):

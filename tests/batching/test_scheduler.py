@@ -55,12 +55,14 @@ def learn_well(scheduler: Scheduler, times_ns: Mapping[int, int]) -> None:
             scheduler.learn(A, rows, ns, now_ns)
 
 
-def run_full(scheduler: Scheduler, run_ns: Callable[[int], int], batches: int) -> list[int]:
+def run_full(
+    scheduler: Scheduler, run_ns: Callable[[int], int], batches: int, deadline_ns: int = 0
+) -> list[int]:  # fmt: skip
     """Run batches while there is always more than one holds; tell their rows."""
     taken: list[int] = []
     for _ in range(batches):
         while scheduler.rows < 1000:
-            add(scheduler)
+            add(scheduler, deadline_ns=deadline_ns)
         rows = take_rows(scheduler) or 0
         taken.append(rows)
         scheduler.learn(A, rows, run_ns(rows), len(taken) * REVIEW_NS)
@@ -311,6 +313,12 @@ class TestBatchSize:
         taken = run_full(scheduler, lambda rows: 1000 + rows, 12 * LOOK_BELOW)
 
         assert taken.count(64) == len(taken) - SEEN_RUNS
+
+    def test_no_smaller_one_is_tried_where_a_promise_says_how_much_goes_together(self) -> None:
+        scheduler = scheduler_of(max_batch_rows=64, max_queue_rows=100_000)
+        taken = run_full(scheduler, lambda rows: 1000 + rows, 4 * LOOK_BELOW, deadline_ns=1 << 60)
+
+        assert set(taken) == {64}
 
     def test_a_stated_cap_is_not_unlearned(self) -> None:
         scheduler = scheduler_of(cap_rows=8, max_batch_rows=64)

@@ -54,6 +54,10 @@ def held(**fields: Any) -> tuple[Wire, Threads]:
     return wire, threads
 
 
+def refused(*_: Any) -> Any:
+    raise RuntimeError("can't start new thread")
+
+
 def messages_of(found: list[Any]) -> list[bytes]:
     """Give the messages that DATA frames hold, decompressed."""
     body = b"".join(frame.payload for frame in found if frame.kind == frames.DATA)
@@ -129,6 +133,36 @@ def test_messages_of_a_client_wait_while_an_answer_is_compressed_and_do_not_time
     wire.loop.turn()
 
     assert messages_of(wire.frames()) == [LARGE, b"second"]
+
+
+def test_a_method_learns_that_its_client_has_ended_while_its_answer_is_compressed() -> None:
+    wire, threads = wired(BIDI)
+    wire.feed(payload(message_of(LARGE)))
+    [call] = wire.connection.streams.values()
+    wire.feed(payload(b"", end=True))
+    assert call.ended
+    threads.do()
+    wire.loop.turn()
+    found = wire.frames()
+
+    assert messages_of(found) == [LARGE]
+    assert wire.fields(found[-1]) == {"grpc-status": "0"}
+
+
+def test_where_no_thread_is_to_be_had_messages_go_as_they_are() -> None:
+    wire, threads = held()
+    wire.held[0].send(LARGE)
+    wire.held[0].send(LARGE)
+    wire.loop.run_in_executor = refused  # type: ignore[method-assign]
+    threads.do()
+    wire.held[0].send(LARGE)
+    wire.held[0].finish()
+    wire.loop.turn()
+    found = wire.frames()
+
+    assert messages_of(found) == [LARGE] * 3
+    assert wire.fields(found[-1]) == {"grpc-status": "0"}
+    assert wire.shared.untaken.held_bytes == 0
 
 
 def test_who_sends_a_large_message_can_wait_until_it_is_compressed() -> None:
