@@ -10,6 +10,7 @@ import asyncio
 import ctypes
 import os
 import time
+import weakref
 from collections.abc import Callable
 from math import ceil
 from typing import Protocol
@@ -65,6 +66,7 @@ class KernelTimer:
         self._file = libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_FLAGS)
         if self._file < 0:
             raise OSError(ctypes.get_errno(), "no timer to be had")
+        self._end = weakref.finalize(self, os.close, self._file)
         self._when = _Itimerspec()
         self._value = self._when.value
         self._settime = libc.timerfd_settime
@@ -80,10 +82,9 @@ class KernelTimer:
         self._settime(*self._arguments)
 
     def close(self) -> None:
-        if self._file >= 0:
+        if self._end.alive:
             self._loop.remove_reader(self._file)
-            os.close(self._file)
-            self._file = -1
+            self._end()
 
 
 class LoopTimer:

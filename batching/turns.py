@@ -55,7 +55,7 @@ class Turns:
         self._turn_due = self._serving = False
         self._finished: deque[tuple[Model, list[Batch]]] = deque()
         self._delivery_due = False
-        self._busy_ns = self._latest_ns = self._turn_ns = self._turn_before_ns = 0
+        self._busy_ns = self._latest_ns = self._turn_ns = self._turn_before_ns = self._share_ns = 0
         self.alarms = Alarms(loop, self._ring)
         self._awake = Awake(loop)
         self.trace: Callable[[Model, Batch, int], None] | None = None
@@ -102,6 +102,7 @@ class Turns:
                 while self._begins:
                     self._begin(self._begins.pop())
                 dirty, self._dirty = self._dirty, []
+                self._share_ns = GOES_ON_NS // max(len(dirty), 1)
                 for model in dirty:
                     try:
                         self._serve(model)
@@ -128,12 +129,13 @@ class Turns:
     def _serve(self, model: Model) -> None:
         """Let a model run once in this turn, and again in the next if it has more to run.
 
-        One that runs a row at a time goes on in this turn: its next batch would be no bigger for what is read between.
+        One that runs a row at a time goes on for its share of this turn: its next batch would be no bigger for what is
+        read between.
         """
         model.dirty = model.gathers = False
         now_ns = time.monotonic_ns()
         ran, more = model.dispatch(now_ns)
-        while more and ran and model.max_rows == 1 and time.monotonic_ns() < self._turn_ns + GOES_ON_NS:
+        while more and ran and model.max_rows == 1 and time.monotonic_ns() < now_ns + self._share_ns:
             self._awake.lone = 0
             self._deliver_between(model, ran)
             ran, more = model.dispatch(time.monotonic_ns())

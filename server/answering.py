@@ -1,6 +1,7 @@
 """Answering: what the Services of the fast lane share.
 
-Work that would hold the loop, tasks that hold on to a model, compressed answers, and failures that are our own.
+Work that would hold the loop, tasks that hold on to a model, promised answers, compressed ones, and failures that are
+our own.
 """
 
 from __future__ import annotations
@@ -82,6 +83,41 @@ def off_task(connection: FastLane) -> None:
     """Note that this task has given its answer, which may have begun the next request of the connection."""
     if connection.task is asyncio.current_task(connection.loop):
         connection.task = None
+
+
+class Promise:
+    """The promise of one answer of a connection, which a Trip keeps.
+
+    `answer` and `fail` are told the connection, what is `said` here, and what has come of it; of an answer that fails
+    both are.
+    """
+
+    __slots__ = ("_answer", "_connection", "_fail", "_said")
+
+    def __init__(
+        self, answer: Callable[..., None], fail: Callable[..., None], connection: FastLane, *said: Any
+    ) -> None:
+        self._answer = answer
+        self._fail = fail
+        self._connection = connection
+        self._said = said
+
+    def done(self) -> bool:
+        """Whether nobody waits any more: its Trip is cancelled then."""
+        return False
+
+    def set_result(self, result: Any, /) -> None:
+        """Answer with what the hooks have made."""
+        self._connection.task = None  # first: the answer may begin the connection's next request
+        try:
+            self._answer(self._connection, *self._said, result)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer
+            self._fail(self._connection, *self._said, error)
+
+    def set_exception(self, error: BaseException, /) -> None:
+        """Answer with why there is nothing."""
+        self._connection.task = None
+        self._fail(self._connection, *self._said, error)
 
 
 def answer_coded(connection: FastLane, body: bytes, content_type: bytes, extra: bytes, coding: bytes) -> None:

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote_to_bytes
 
 from penstock.backends.errors import Code, InferError, bare
-from penstock.server.answering import LARGE_BYTES, LargeTexts, answer_coded, internal, off_task, on_task, unpacked
+from penstock.server.answering import (
+    LARGE_BYTES,
+    LargeTexts,
+    Promise,
+    answer_coded,
+    internal,
+    off_task,
+    on_task,
+    unpacked,
+)
 from penstock.server.engines import Serves, served
 from penstock.server.errors import retry_after_line
 from penstock.server.http.head import HttpError
@@ -159,11 +168,12 @@ class CortexService:
                 on_task(connection, self._engine, model, self._run(connection, claim, model, body, began_ns))
                 return
             sample = sample_of(body, self._limits.max_json_depth) if claim.json else None
-            trip = hooks.start(_Answer(self, connection, claim, began_ns), *_said(claim, route, model, sample))
+            promise = Promise(self._answer, self._fail, connection, claim, began_ns)
+            trip = hooks.start(promise, *_said(claim, route, model, sample))
             if not trip.done():
                 connection.task = trip
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer
-            self.fail(connection, claim, error, began_ns)
+            self._fail(connection, claim, began_ns, error)
 
     async def _run(self, connection: FastLane, claim: Claim, model: Model, body: bytes, began_ns: int) -> None:
         """Answer one whose body is large or compressed, or whose hooks yield."""
@@ -178,14 +188,14 @@ class CortexService:
             elif claim.json:
                 sample = sample_of(body, depth)
             answer = await self._hooks_of(model).predict(*_said(claim, route, model, sample))
-            self.answer(connection, claim, answer, began_ns)
+            self._answer(connection, claim, began_ns, answer)
         except Exception as error:  # noqa: BLE001 - as in _predict
-            self.fail(connection, claim, error, began_ns)
+            self._fail(connection, claim, began_ns, error)
         finally:
             off_task(connection)
 
     @staticmethod
-    def answer(connection: FastLane, claim: Claim, answer: bytes, began_ns: int) -> None:
+    def _answer(connection: FastLane, claim: Claim, began_ns: int, answer: bytes) -> None:
         """Answer with what the hooks have made."""
         route: Route = claim.route  # type: ignore[assignment]
         if route.parameters:
@@ -194,7 +204,7 @@ class CortexService:
         route.counted.count(200, time.monotonic_ns() - began_ns)
         answer_coded(connection, answer, pages.JSON, _LINES, claim.accept)
 
-    def fail(self, connection: FastLane, claim: Claim, error: BaseException, began_ns: int) -> None:
+    def _fail(self, connection: FastLane, claim: Claim, began_ns: int, error: BaseException) -> None:
         """Answer with why there is no prediction; what is our own fault is logged under an id."""
         route: Route = claim.route  # type: ignore[assignment]
         if isinstance(error, MalformedError | HttpError):
@@ -238,35 +248,6 @@ class CortexService:
             self._refuse(connection, claim, error, 0)
         except Exception as error:  # noqa: BLE001 - as in _predict
             self._refuse(connection, claim, _broken(error, api, claim), 0)
-
-
-class _Answer:
-    """The promise of one answer, which a Trip keeps."""
-
-    __slots__ = ("_began_ns", "_claim", "_connection", "_service")
-
-    def __init__(self, service: CortexService, connection: FastLane, claim: Claim, began_ns: int) -> None:
-        self._service = service
-        self._connection = connection
-        self._claim = claim
-        self._began_ns = began_ns
-
-    def done(self) -> bool:
-        """Whether nobody waits any more: its Trip is cancelled then."""
-        return False
-
-    def set_result(self, result: Any, /) -> None:
-        """Answer with what the hooks have made."""
-        self._connection.task = None  # first: the answer may begin the connection's next request
-        try:
-            self._service.answer(self._connection, self._claim, result, self._began_ns)
-        except Exception as error:  # noqa: BLE001 - as in _predict
-            self.set_exception(error)
-
-    def set_exception(self, error: BaseException, /) -> None:
-        """Answer with why there is nothing."""
-        self._connection.task = None
-        self._service.fail(self._connection, self._claim, error, self._began_ns)
 
 
 def _said(claim: Claim, route: Route, model: Model, sample: Any) -> tuple[Any, str, Terms, Mapping[str, Any]]:

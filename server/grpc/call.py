@@ -166,7 +166,7 @@ class GrpcCall(Answering):
                 else:
                     self._deliver(message)
             # an end needs no room: who learned of it only when all is sent would not end in a drain
-            if self.remote_ended and not self.ended and not self._unpacks():
+            if self.remote_ended and self._listens():
                 self._all_received(incoming)
         except MessageError as fault:
             self._abandon(fault.status, fault.text)
@@ -177,10 +177,10 @@ class GrpcCall(Answering):
 
     def _takes(self) -> bool:
         """Whether the next message may be handed over."""
-        return self.writable and not self.ended and not self._unpacks()
+        return self.writable and self._listens()
 
-    def _unpacks(self) -> bool:
-        return self._unpacking is not None and self._unpacking.busy
+    def _listens(self) -> bool:
+        return not self.ended and not (self._unpacking is not None and self._unpacking.busy)
 
     def _deliver(self, message: bytes) -> None:
         if self._reader is not None:

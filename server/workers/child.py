@@ -137,12 +137,21 @@ def prepare_output() -> None:
     faulthandler.enable()
 
 
+def _end_pools() -> None:
+    """Have pools of threads and processes end, as Python does before `atexit`, where they would be waited for."""
+    for end in reversed(getattr(threading, "_threading_atexits", ())):
+        end()
+
+
 def leave() -> NoReturn:
     """End as a program of Python's does, so that temporary folders go, but wait for no thread: some never end."""
     with contextlib.suppress(Exception):  # no thread can be had
         late = threading.Timer(_LEAVE_S, os._exit, (0,))
         late.daemon = True
         late.start()
+        pools = threading.Thread(target=_end_pools, daemon=True)
+        pools.start()
+        pools.join(_LEAVE_S / 2)  # one of their threads may never end
         atexit._run_exitfuncs()  # noqa: SLF001 - what Python itself calls; it writes what is raised
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):

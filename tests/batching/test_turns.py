@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from penstock.batching import turns
-from penstock.batching.turns import BREATH_NS, Turns
+from penstock.batching.turns import BREATH_NS, GOES_ON_NS, Turns
 from tests.batching.arriving import housed, right
 
 HOUR_NS = 3_600_000_000_000
@@ -112,3 +112,27 @@ async def test_a_model_that_runs_a_row_at_a_time_goes_on_in_the_turn_unless_that
         assert max(after - before for before, after in pairwise(seen)) == most
         assert all(right(request, value) for value, request in enumerate(came, 2))
         assert house.rows_run == [rows] * (20 // rows)
+
+
+class Ticking:
+    """Stands in for the module `time`: each look at it takes a twentieth of what a turn may go on for."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1
+
+    def monotonic_ns(self) -> int:
+        self.now_ns += GOES_ON_NS // 20
+        return self.now_ns
+
+
+@pytest.mark.anyio
+async def test_models_that_run_a_row_at_a_time_have_a_share_each_of_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with housed() as house:
+        models = [await house.load(name, max_batch_rows=1, cap_rows=1) for name in "ab"]
+        came = [[house.come(model) for _ in range(40)] for model in models]
+        monkeypatch.setattr(turns, "time", Ticking())
+        seen = [0, 0]
+        while min(seen) < 40:
+            await asyncio.sleep(0)
+            seen = [sum(request.outputs is not None for request in each) for each in came]
+            assert abs(seen[0] - seen[1]) <= 2

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from penstock.server.grpc.call import GrpcCall
 from penstock.server.grpc.method import Status
 from penstock.server.http2 import frames
 from tests.server.http2.wire import BIDI, ECHO, HOLD, OK, Wire, message_of, payload
@@ -140,6 +141,7 @@ def test_a_method_learns_that_its_client_has_ended_while_its_answer_is_compresse
     wire.feed(payload(message_of(LARGE)))
     [call] = wire.connection.streams.values()
     wire.feed(payload(b"", end=True))
+    assert isinstance(call, GrpcCall)
     assert call.ended
     threads.do()
     wire.loop.turn()
@@ -153,7 +155,7 @@ def test_where_no_thread_is_to_be_had_messages_go_as_they_are() -> None:
     wire, threads = held()
     wire.held[0].send(LARGE)
     wire.held[0].send(LARGE)
-    wire.loop.run_in_executor = refused  # type: ignore[method-assign]
+    wire.loop.run_in_executor = refused  # type: ignore[assignment, method-assign]
     threads.do()
     wire.held[0].send(LARGE)
     wire.held[0].finish()

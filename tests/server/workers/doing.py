@@ -164,6 +164,18 @@ class Doing:
         """Have a file made when this program ends."""
         atexit.register(Path(rest).touch)
 
+    def promise_pool(self, rest: str) -> None:
+        """Have a process that waits for work, and is told at the end that there is none, as a pool of them has."""
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(write)
+            os.read(read, 1)
+            os._exit(0)
+        atexit.register(Path(rest).touch)
+        atexit.register(os.waitpid, child, 0)
+        threading._register_atexit(os.close, write)  # type: ignore[attr-defined]  # as concurrent.futures does
+
     def stay(self, rest: str) -> None:
         """Have something that is to be done at the end, and never is."""
         atexit.register(threading.Event().wait)

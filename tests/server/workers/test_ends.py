@@ -264,6 +264,16 @@ def test_what_user_code_has_for_the_end_of_its_program_is_done(tmp_path: Path) -
     assert (tmp_path / "file").exists()
 
 
+def test_a_pool_of_processes_ends_before_it_is_waited_for(tmp_path: Path) -> None:
+    async def work() -> None:
+        worker = Worker(order())
+        await worker.call(CALL, f"promise_pool {tmp_path / 'file'}".encode())
+        await ended(worker)
+
+    scene(work())
+    assert (tmp_path / "file").exists()
+
+
 def test_what_is_to_be_done_at_the_end_does_not_keep_it(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         worker = Worker(order())
