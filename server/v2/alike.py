@@ -33,7 +33,7 @@ class Alike:
     what the server holds of each is counted anew, since another region may have the name by then.
     """
 
-    __slots__ = ("beside", "key", "options", "regions", "rows", "stored", "wanted", "ways")
+    __slots__ = ("beside", "key", "options", "own", "regions", "rows", "stored", "wanted", "ways")
 
     def __init__(
         self, request: InferRequest, options: Options, regions: Regions, places: Sequence[object] = ()
@@ -50,7 +50,7 @@ class Alike:
         self.options = options
         if type(plan) is Ways and Lease in map(type, plan.ways):
             self.ways = tuple([way.where if type(way) is Lease else way for way in plan.ways])
-            self.stored = plan.stored
+            self.stored, self.own = plan.stored, plan.own
             self.options = options.with_plan(None)
 
     def request(
@@ -65,7 +65,7 @@ class Alike:
         if self.ways is None:
             return request, self.options
         lease = self.regions.lease
-        plan = Ways(tuple([lease(*way) if isinstance(way, tuple) else way for way in self.ways]), self.stored)
+        plan = Ways(tuple([lease(*way) if isinstance(way, tuple) else way for way in self.ways]), self.stored, self.own)
         if model.in_place:
             aim(request, plan)
         return request, self.options.with_plan(plan)

@@ -156,7 +156,7 @@ def _said(model: Model, parameters: Any, outputs: Any, regions: Regions | None) 
         if type(outputs) is not list:
             raise invalid("Unable to parse 'outputs': attempt to access JSON non-array as array")
         entries = [(_name(entry), _members(entry.get("parameters"), entry["name"])) for entry in outputs]
-        wanted, plan = said.outputs(model, entries, regions)
+        wanted, plan = said.outputs(model, entries, regions, hooks=spoken.hooks)
     else:
         if outputs is not None and type(outputs) is not list:
             raise invalid("Unable to parse 'outputs': attempt to access JSON non-array as array")

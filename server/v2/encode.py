@@ -11,7 +11,7 @@ import orjson
 
 from penstock.backends.datatypes import DATATYPES
 
-from .finish import Finished, finish, finish_all, finish_own, named_ways, store_all, ways_of
+from .finish import Finished, chosen_names, finish, finish_all, finish_own, named_ways, store_all, ways_of
 from .said import BINARY
 from .tensors import json_writer, to_binary, to_json
 
@@ -196,9 +196,10 @@ def encode_hooked(
     """Encode what post_inference returned: arrays by names of its own choosing.
 
     A call that names outputs which the hook returns gets those; any other gets all. Returns: as `Encoder.mixed`.
+    Raises: InferError (INVALID).
     """
     model, asked = request.model, named_ways(request, plan)
-    names = [name for name in outputs if name in asked] or list(outputs)
+    names = chosen_names(model, plan, asked, outputs)
     others = plan is not None and all(way is BINARY for way in ways_of(plan, len(request.wanted)))
     finished = [
         finish(model, (name, _datatype_of(outputs[name])), asked.get(name, others), outputs[name]) for name in names

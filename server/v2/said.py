@@ -83,11 +83,13 @@ Way = bool | Classes | Lease
 class Ways:
     """How the wanted outputs travel, where at least one is neither JSON nor BINARY. Its leases are this request's.
 
-    `stored`: all of them go into shared memory, as far as who made it knows.
+    `stored`: all of them go into shared memory, as far as who made it knows. `own` are outputs of names that the model
+    does not have: hooks may return such.
     """
 
     ways: tuple[Way, ...]
     stored: bool = False
+    own: Mapping[str, Way] = field(default_factory=dict)
 
     def release(self) -> None:
         """Let go of the shared memory."""
@@ -268,18 +270,24 @@ def _sequence(items: Mapping[str, Any]) -> InSequence | None:
 
 
 def outputs(
-    model: Model, entries: Iterable[tuple[str, Mapping[str, Any] | None]], regions: Regions | None
-) -> tuple[tuple[int, ...], Plan]:
+    model: Model, entries: Iterable[tuple[str, Mapping[str, Any] | None]], regions: Regions | None, *,
+    hooks: bool = False,
+) -> tuple[tuple[int, ...], Plan]:  # fmt: skip
     """Read the outputs asked for, each with its parameters: their positions, and how they travel.
 
+    `hooks`: the request goes through those of its model, which may name outputs of their own.
     Raises: InferError (INVALID, NOT_FOUND, UNSUPPORTED).
     """
-    known = model.signature.output
+    known, hooked = model.signature.output, hooks and model.spec.hooks is not None
     ways: dict[int, Way] = {}
+    own: dict[str, Way] = {}
     for name, items in entries:
         spec = known.get(name)
         if spec is None:
-            raise invalid(f"unexpected inference output '{name}' for model '{model.name}'")
+            if not hooked or name in own or (items and "shared_memory_region" in items):
+                raise unexpected(model, name)
+            own[name] = _way(items, name, None) if items else JSON
+            continue
         position = model.signature.outputs.index(spec)
         if position in ways:
             raise invalid(f"Duplicate output name '{name}' is not allowed in a request")
@@ -288,9 +296,14 @@ def outputs(
             raise InferError(Code.UNSUPPORTED, text)
         ways[position] = _way(items, name, regions) if items else JSON
     chosen = tuple(ways.values())
-    if any(type(way) is not bool for way in chosen):
-        return tuple(ways), Ways(chosen, all(type(way) is Lease for way in chosen))
+    if own or any(type(way) is not bool for way in chosen):
+        return tuple(ways), Ways(chosen, not own and all(type(way) is Lease for way in chosen), own)
     return tuple(ways), chosen if any(chosen) else None  # type: ignore[return-value]
+
+
+def unexpected(model: Model, name: str) -> InferError:
+    """Make the refusal of an output that there is not, in Triton's words."""
+    return invalid(f"unexpected inference output '{name}' for model '{model.name}'")
 
 
 def _way(items: Mapping[str, Any], name: str, regions: Regions | None) -> Way:

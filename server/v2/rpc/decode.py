@@ -68,7 +68,8 @@ def decode(model: Model, message: Any, sink: Sink, regions: Regions | None) -> t
         wanted, plan = model.all_outputs, None
         if message.outputs:
             entries = [(each.name, tensor_parameters(each) if each.parameters else None) for each in message.outputs]
-            wanted, plan = said.outputs(model, entries, regions)
+            hooks = parameters is None or parameters.hooks
+            wanted, plan = said.outputs(model, entries, regions, hooks=hooks)
     except InferError as error:
         if error.code is Code.INVALID and not error.message.startswith("Unable to parse"):
             raise invalid(f"[request id: {message.id or '<id_unknown>'}] {error.message}") from None

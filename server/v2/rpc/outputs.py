@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.batching.running.own_outputs import own_datatype
 from penstock.server.hooks.convert import datatype_of
-from penstock.server.v2.finish import finish, named_ways, ways_of
+from penstock.server.v2.finish import chosen_names, finish, named_ways, ways_of
 from penstock.server.v2.regions import INLINE_BYTES, Lease
 from penstock.server.v2.said import BINARY, Classes
 from penstock.server.v2.tensors import to_binary
@@ -59,7 +59,7 @@ class Outputs:
         return self._encoder.described(self._described, raws, between)
 
     def _take(self, form: list[Any], outputs: Mapping[str, Array]) -> None:
-        self._names = [name for name in outputs if name in self._asked] or list(outputs)
+        self._names = chosen_names(self._model, self._plan, self._asked, outputs)
         self._datatypes = [self._datatype(name, outputs[name]) for name in self._names]
         named = zip(self._names, self._datatypes, strict=True)
         self._described = b"".join(
