@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import struct
 
-from penstock.server.http2.frames import END_HEADERS, END_STREAM, HEADERS, frame
+from penstock.server.http2.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame
 from penstock.server.http2.headers import encode
 
+from .framing import PREFIX, PREFIX_BYTES
 from .method import Status
 
 ENCODINGS = b"identity, deflate, gzip"
@@ -21,20 +22,33 @@ _BEGIN_BLOCK = encode([(b":status", b"200"), _CONTENT_TYPE])
 _OK_BLOCK = encode([(b"grpc-status", b"0")])
 
 _HEAD = "IBI"
-_BEGIN = struct.Struct(f">{_HEAD}{len(_BEGIN_BLOCK)}s{_HEAD}BI")
 _ENDING = struct.Struct(f">{_HEAD}{len(_OK_BLOCK)}s")
 _MESSAGE = struct.Struct(f">{_HEAD}BI")
-_BEGIN_WORD = len(_BEGIN_BLOCK) << 8 | HEADERS
 _OK_WORD = len(_OK_BLOCK) << 8 | HEADERS
 
+_stream = struct.Struct(">I").pack
+_KIND = struct.Struct(">IB")
+"""A frame's head up to the stream: length and type in one word, flags."""
+_BEGIN_KIND = _KIND.pack(len(_BEGIN_BLOCK) << 8 | HEADERS, END_HEADERS)
+_OK_KIND = _KIND.pack(_OK_WORD, END_HEADERS | END_STREAM)
+_KEPT_SIZES = 1024
+_around: dict[int, tuple[bytes, bytes]] = {}
+"""What stands on both sides of the stream in the head of a DATA frame, by its message's size: a method's answers have
+few, and to pack it all for each takes a quarter longer."""
 
-def whole(stream_id: int, message: bytes, size: int) -> tuple[bytes, bytes, bytes]:
+
+def whole(stream_id: int, message: bytes, size: int) -> tuple[bytes, ...]:
     """Build the answer of a call that went well, of one message in one frame: HEADERS, DATA, the trailers of `ok`."""
-    return (
-        _BEGIN.pack(_BEGIN_WORD, END_HEADERS, stream_id, _BEGIN_BLOCK, (size + 5) << 8, 0, stream_id, 0, size),
-        message,
-        _ENDING.pack(_OK_WORD, END_HEADERS | END_STREAM, stream_id, _OK_BLOCK),
-    )
+    stream = _stream(stream_id)
+    block, prefix = _around.get(size) or _keep_around(size)
+    return (_BEGIN_KIND, stream, block, stream, prefix, message, _OK_KIND, stream, _OK_BLOCK)
+
+
+def _keep_around(size: int) -> tuple[bytes, bytes]:
+    if len(_around) >= _KEPT_SIZES:
+        _around.clear()
+    around = _around[size] = _BEGIN_BLOCK + _KIND.pack((size + PREFIX_BYTES) << 8 | DATA, 0), PREFIX.pack(0, size)
+    return around
 
 
 def before_message(stream_id: int, size: int, flag: int) -> bytes:

@@ -68,7 +68,7 @@ class Shared:
         self.refusal: Callable[[HttpError], tuple[int, bytes, bytes]] = refused
 
     def remember(self, raw: bytes, head: Head) -> None:
-        """Keep a parsed head by its bytes."""
+        """Keep a parsed head by its bytes, without the empty line that ends it."""
         if len(raw) <= _KEPT_HEAD_BYTES:
             if len(self.heads) >= _KEPT_HEADS:
                 self.heads.clear()

@@ -61,11 +61,13 @@ class Alike:
         request.id = request_id
         request.nbytes = nbytes
         if self.beside:
-            request.nbytes += bytes_of([inputs[position] for position in self.beside])
-        if self.ways is None:
-            return request, self.options
+            request.nbytes += bytes_of(map(inputs.__getitem__, self.beside))
+        return request, self.options if self.ways is None else self._leased(request, self.ways)
+
+    def _leased(self, request: InferRequest, ways: Sequence[Way | Where]) -> Options:
+        """Take leases for one request. Apart, so that `request` has no variables that a comprehension shares."""
         lease = self.regions.lease
-        plan = Ways(tuple([lease(*way) if isinstance(way, tuple) else way for way in self.ways]), self.stored, self.own)
-        if model.in_place:
+        plan = Ways(tuple([lease(*way) if isinstance(way, tuple) else way for way in ways]), self.stored, self.own)
+        if request.model.in_place:
             aim(request, plan)
-        return request, self.options.with_plan(plan)
+        return self.options.with_plan(plan)

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
+from penstock.server.answering import LARGE_BYTES
 from penstock.server.http.coding import choose
 from penstock.server.http.head import HttpError
 
@@ -134,6 +135,11 @@ def _is_long(array: Array) -> bool:
 def _is_much(count: int, array: Array) -> bool:
     rows = array.shape[0] if array.ndim else 1
     return array.size >= _LARGE_ELEMENTS or min(count * rows, array.size) >= _LARGE_CLASSES
+
+
+def is_long(claim: Claim, body: bytes) -> bool:
+    """Whether to read a body would hold the loop: its JSON, and its strings, are walked; other tensors are not."""
+    return (len(body) if claim.header_bytes < 0 or claim.route.counted else claim.header_bytes) >= LARGE_BYTES
 
 
 def bad_header(claim: Claim, body: bytes) -> InferError:

@@ -74,6 +74,11 @@ class Encoder:
             if text is not None:
                 text = self._with_id(request_id, text) if request_id else text
                 return text + array.tobytes(), len(text)
+        return self._mixed(request_id, wanted, binaries, outputs)
+
+    def _mixed(
+        self, request_id: str, wanted: tuple[int, ...], binaries: tuple[bool, ...], outputs: list[Any]
+    ) -> tuple[bytes, int]:
         raws = [
             to_binary(self._outputs[position][1], outputs[place]) if binaries[place] else None
             for place, position in enumerate(wanted)

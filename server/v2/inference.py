@@ -31,7 +31,7 @@ from penstock.server.http.coding import decompress, decompress_little
 from penstock.server.http.head import HttpError
 from penstock.server.restricted import Restricted
 
-from .claims import Claim, Route, bad_header, is_bulky, is_large, version_in
+from .claims import Claim, Route, bad_header, is_bulky, is_large, is_long, version_in
 from .decode import decode, decode_new, decode_raw
 from .encode import Encoder, encode_hooked, encode_own, encode_ways
 from .forwarding import Forwarding
@@ -106,22 +106,21 @@ class Inference:
         try:
             if route.generation != self._engine.generation:
                 self._resolve(route)
-            model = route.model
-            if model is None:
-                raise InferError(Code.INTERNAL, "route without a model")
-            scheduler = model.scheduler
-            if (not model.gathers and scheduler.full()) or scheduler.target_ns:
+            model: Model = route.model  # type: ignore[assignment]  # _resolve has found it
+            if not model.gathers and (model.scheduler.full() or model.scheduler.target_ns):
                 refusal = self._engine.turn_away(model)
                 if refusal is not None:
                     raise refusal
-            header_bytes = claim.header_bytes
-            parsed_bytes = len(body) if header_bytes < 0 or route.counted else header_bytes
-            if not claim.plain or route.hooked or header_bytes > len(body) or parsed_bytes >= LARGE_BYTES:
+            if not claim.plain or route.hooked or (len(body) >= LARGE_BYTES and is_long(claim, body)):
                 self._begin_longer(connection, claim, model, body)
                 return
-            found = route.layouts.find(model, body, header_bytes, self)
+            found = route.layouts.find(model, body, claim.header_bytes, self)
             if found is None:
-                found = decode_new(model, body, header_bytes, self._limits.max_json_depth, self, route.layouts)
+                if claim.header_bytes > len(body):
+                    self._begin_longer(connection, claim, model, body)
+                    return
+                depth = self._limits.max_json_depth
+                found = decode_new(model, body, claim.header_bytes, depth, self, route.layouts)
             self._submit(connection, found[0], found[1])
         except LargeRead:
             self._begin_longer(connection, claim, route.model, body)  # type: ignore[arg-type]
@@ -297,7 +296,7 @@ class Inference:
         if claim.header_text and not claim.header_bytes:
             return await off_loop(len(body) if claim.route.counted else 0, decode_raw, model, body, self)
         depth, header_bytes = self._limits.max_json_depth, claim.header_bytes
-        if (len(body) if header_bytes < 0 or claim.route.counted else header_bytes) < LARGE_BYTES:
+        if not is_long(claim, body):
             try:
                 return decode(model, body, header_bytes, depth, self, claim.route.layouts.regions)
             except LargeRead:

@@ -108,29 +108,47 @@ class Layouts:
     def find(self, model: Model, body: bytes, header_bytes: int, sink: Sink) -> tuple[InferRequest, Options] | None:
         """Decode a body whose JSON is remembered; `header_bytes` as in `decode`. Ownership: as in `decode`."""
         try:
-            if header_bytes < 0 or header_bytes == len(body):
-                at = body.find(_DATA)
-                if at >= 0:
-                    return self._find_row(model, body, at + 7, sink)
-                header_bytes = len(body)
-            binary = self._binaries.get(body[:header_bytes])
-            if binary is None:
-                binary, request_id = _with_id(self._named_binaries, body, header_bytes)
+            if 0 <= header_bytes != len(body):
+                return self._find_binary(model, body, header_bytes, sink)
+            before, named, data = body.partition(_DATA)
+            if not named:
+                return self._find_binary(model, body, len(body), sink)
+            row = self._rows.get(before)
+            if row is None:
+                row, request_id = _with_id(self._named_rows, body, len(before))
             else:
-                request_id = binary.id
-            if binary is None or binary.data_bytes != len(body) - header_bytes:
+                request_id = row.id
+            text, bracket, after = data.partition(b"]")  # a flat list has no other
+            if row is None or after != row.after:
                 return None
-            inputs: list[Array | None] = []
-            if binary.views is not None:
-                for at, dtype, shape in binary.views:  # as in execution.py, cheaper than a comprehension
-                    inputs.append(_view(shape, dtype, body, header_bytes + at))
-            else:
-                inputs = self._inputs(model, body, header_bytes, binary.places)
+            text += bracket
+            array = _many(text, row) if len(text) >= MANY_BYTES else _few(text, row)
+            if array is None:
+                return None
             self._misses = 0
-            return binary.request(model, inputs, sink, len(body), request_id)
+            return row.request(model, [array], sink, len(body), request_id)
         except (InferError, LargeRead):
             # `decode` meets the same, and says it in full
             return None
+
+    def _find_binary(
+        self, model: Model, body: bytes, header_bytes: int, sink: Sink
+    ) -> tuple[InferRequest, Options] | None:
+        binary = self._binaries.get(body[:header_bytes])
+        if binary is None:
+            binary, request_id = _with_id(self._named_binaries, body, header_bytes)
+        else:
+            request_id = binary.id
+        if binary is None or binary.data_bytes != len(body) - header_bytes:
+            return None
+        inputs: list[Array | None] = []
+        if binary.views is not None:
+            for at, dtype, shape in binary.views:  # as in execution.py, cheaper than a comprehension
+                inputs.append(_view(shape, dtype, body, header_bytes + at))
+        else:
+            inputs = self._inputs(model, body, header_bytes, binary.places)
+        self._misses = 0
+        return binary.request(model, inputs, sink, len(body), request_id)
 
     def _inputs(
         self, model: Model, body: bytes, header_bytes: int, places: list[Located | _Place | None]
@@ -143,21 +161,6 @@ class Layouts:
             else np.ndarray(place.shape, place.dtype, body, header_bytes + place.offset)
             for place in places
         ]
-
-    def _find_row(self, model: Model, body: bytes, at: int, sink: Sink) -> tuple[InferRequest, Options] | None:
-        row = self._rows.get(body[:at])
-        if row is None:
-            row, request_id = _with_id(self._named_rows, body, at)
-        else:
-            request_id = row.id
-        if row is None or not body.endswith(row.after):
-            return None
-        text = body[at : -len(row.after)]
-        array = _many(text, row) if len(text) >= MANY_BYTES else _few(text, row)
-        if array is None:
-            return None
-        self._misses = 0
-        return row.request(model, [array], sink, len(body), request_id)
 
     def remember(self, request: InferRequest, options: Options, body: bytes, header_bytes: int) -> None:
         """Keep the layout of what `decode` has just passed, where it has one."""
@@ -213,7 +216,8 @@ class Layouts:
         return places
 
     def _remember_row(self, request: InferRequest, options: Options, body: bytes) -> None:
-        start = body.find(_DATA) + 7
+        said = body.find(_DATA)
+        start = said + len(_DATA)
         end = body.find(b"]", start) + 1
         array = request.inputs[0] if len(request.inputs) == 1 else None
         if not end or array is None or not array.size:
@@ -224,7 +228,7 @@ class Layouts:
         row.hold(array)
         row.after, row.id = body[end:], request.id
         begin = _own_id(body, len(body))
-        _keep(self._named_rows if begin else self._rows, body[begin:start], row)
+        _keep(self._named_rows if begin else self._rows, body[begin:said], row)
 
 
 def _with_id(kept: Mapping[bytes, _Kept], body: bytes, end: int) -> tuple[_Kept | None, str]:

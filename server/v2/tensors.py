@@ -232,13 +232,18 @@ def json_writer(datatype: str, name: str, shape: tuple[int, ...]) -> Callable[[A
         return partial(_strings_to_json, name)
     count = math.prod(shape)
     if count < _SMALL:
-        return _few_to_json
+        return _row_to_json if len(shape) == 2 and shape[0] == 1 else _few_to_json
     write = _floats_to_json if datatype == "FP32" else _numbers_to_json
     return write if count <= _PIECE else partial(_in_pieces, write)
 
 
 def _refuse_json(datatype: str, name: str, array: Array) -> bytes:
     raise _only_binary("sending", datatype, f"output '{name}'")
+
+
+def _row_to_json(array: Array) -> bytes:
+    written = orjson.dumps(array.tolist()[0])  # without the view that `ravel` makes
+    return _with_non_finite(array) if _N in written else written
 
 
 def _few_to_json(array: Array) -> bytes:

@@ -75,7 +75,7 @@ class Encoder:
             for head, array in zip(heads, outputs, strict=True):
                 parts += (head, array.tobytes())
             return b"".join(parts)
-        return self._several([self._outputs[position] for position in wanted], shapes, outputs, between)
+        return self._several(list(map(self._outputs.__getitem__, wanted)), shapes, outputs, between)
 
     def finished(self, outputs: Sequence[Finished], between: bytes = b"") -> bytes:
         """Encode outputs of which some are in shared memory or classes."""

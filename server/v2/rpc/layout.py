@@ -102,14 +102,17 @@ class Layouts:
                 for at, dtype, shape in layout.views:  # as in execution.py, cheaper than a comprehension
                     inputs.append(_view(shape, dtype, message, start + at))
             else:
-                inputs = [
-                    None if place is None else self._array(model, message, start, place) for place in layout.places
-                ]
+                inputs = self._inputs(model, message, start, layout.places)
             self._misses = 0
             return layout.request(model, inputs, sink, len(message), request_id)
         except (InferError, LargeRead):
             # the full decoding meets the same, and says it in full
             return None
+
+    def _inputs(
+        self, model: Model, message: bytes, start: int, places: list[_Place | Located | None]
+    ) -> list[Array | None]:
+        return [None if place is None else self._array(model, message, start, place) for place in places]
 
     def _array(self, model: Model, message: bytes, start: int, place: _Place | Located) -> Array:
         if isinstance(place, Located):

@@ -89,6 +89,21 @@ class TestFraming:
 
         run(main)
 
+    @pytest.mark.parametrize("body", [b"", b"one"])
+    def test_and_is_waited_for_to_its_last_byte(self, body: bytes) -> None:
+        async def main() -> None:
+            raw = request("/own/a", body)
+            for cut in range(1, len(raw)):
+                lane = Lane(LIMITS)
+                await lane.fed(raw)
+                lane.feed(raw[:cut])
+                assert lane.bodies == [b"own /own/a " + body]
+                lane.feed(raw[cut:])
+                await turns(2)
+                assert lane.bodies == [b"own /own/a " + body] * 2
+
+        run(main)
+
     def test_a_body_in_crumbs_is_put_together(self) -> None:
         async def main() -> None:
             lane, body = Lane(LIMITS), bytes(range(256)) * 20

@@ -265,6 +265,13 @@ class TestGoodRequests:
             with pytest.raises(InferError):
                 decode_remembered(made, text + bytes(size), len(text), 100, SINK, layouts)
 
+    def test_json_said_to_be_longer_than_its_body_is_not_found_whatever_is_remembered(self) -> None:
+        made, layouts = model(), Layouts()
+        text = json.dumps({"inputs": [entry(data=[1, 2, 3, 4])]}).encode()
+        decode_remembered(made, text, -1, 100, SINK, layouts)
+        assert layouts.find(made, text, len(text), SINK) is not None
+        assert layouts.find(made, text, len(text) + 1, SINK) is None
+
     def test_json_that_is_never_the_same_does_not_pile_up(self) -> None:
         made, layouts = model(), Layouts()
         for number in range(600):
