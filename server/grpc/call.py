@@ -65,19 +65,19 @@ class GrpcCall(Answering):
     def received(self, payload: bytes, ended: int) -> None:
         """Take a DATA frame's payload; a whole message goes straight to its method."""
         request = self.request
-        size = len(payload) - PREFIX_BYTES
+        size, unary = len(payload) - PREFIX_BYTES, request.unary
         if (
             ended
             and 0 <= size <= self.connection.most_bytes
             and self._incoming is None
-            and request.unary is not None
+            and unary is not None
             and not self.ended
         ):
             flag, length = _head_of(payload)
             if length == size and not flag and (request.length < 0 or request.length == len(payload)):
                 self.remote_ended = True
                 try:
-                    request.unary(self, payload[PREFIX_BYTES:])
+                    unary(self, payload[PREFIX_BYTES:])
                 except Exception as error:  # noqa: BLE001 - a method may raise anything, and its client gets an answer
                     self.failed(error)
                 return

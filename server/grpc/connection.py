@@ -56,6 +56,8 @@ class GrpcShared(Http2Shared):
 class GrpcConnection(Http2Connection):
     """One connection of the gRPC lane."""
 
+    __slots__ = ("_call", "compression", "most_bytes", "stream_window_low")
+
     shared: GrpcShared
 
     def __init__(self, shared: GrpcShared) -> None:
@@ -76,7 +78,8 @@ class GrpcConnection(Http2Connection):
 
     def open(self, stream_id: int, head: Request, ended: int) -> None:
         """Open a call."""
-        call = self.streams[stream_id] = self._call(self, stream_id, head)
+        make = self._call  # called as an attribute it would be looked for as a method first
+        call = self.streams[stream_id] = make(self, stream_id, head)
         if head.quick and not ended:
             return
         call.remote_ended = bool(ended)

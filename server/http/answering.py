@@ -16,13 +16,16 @@ _BODILESS = (204, 304)
 class Answering(Connection):
     """What is answered. `head` is that of the request under way, or of the last one."""
 
+    __slots__ = ("_port", "head")
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.head: Head | None = None
+        self._port = self.shared  # what is the class's takes longer to find
 
     def answer_ok(self, body: bytes, json_bytes: int = 0) -> None:
         """Answer 200 with a JSON body, or so much JSON and tensors behind it: the usual answers, in one write."""
-        head, shared = self.head, self.shared
+        head, shared = self.head, self._port
         if self._state != BUSY or head is None:
             return
         if not head.keep_alive or head.old or shared.draining or self._half_closed:
@@ -67,7 +70,3 @@ class Answering(Connection):
         self._state = HEAD
         if self._buffer or self.flow.read_paused:
             self._continue()
-
-    def _continue(self) -> None:
-        """Go on with what has arrived meanwhile."""
-        raise NotImplementedError

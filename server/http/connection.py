@@ -55,6 +55,11 @@ class Connection(HttpToolsProtocol):
     `abandon`. `_late` says that it came while its port was drained: no work is begun for it.
     """
 
+    __slots__ = (
+        "_buffer", "_chunked", "_half_closed", "_late", "_lived", "_missing", "_resting", "_service", "_state",
+        "_unsent", "_waited_s", "plan", "request", "task",
+    )  # fmt: skip
+
     shared: ClassVar[Shared]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -121,6 +126,17 @@ class Connection(HttpToolsProtocol):
         super().pause_writing()
         self._lived = True
         self.shared.untaken.keep(self, self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """Go on with what has arrived, once the client has taken the answers before."""
+        super().resume_writing()
+        self.shared.untaken.lessen(self)
+        self._lived = True
+        self._continue()
+
+    def _continue(self) -> None:
+        """Go on with what has arrived meanwhile."""
+        raise NotImplementedError
 
     def give_up(self) -> None:
         """Drop a client that does not take its answer."""

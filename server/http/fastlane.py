@@ -44,6 +44,10 @@ class FastLane(Answering):
     `data_received` may be called then as well. `_landing` is where the body under way goes, if it is large.
     """
 
+    __slots__ = (
+        "_advancing", "_answered", "_head_bytes", "_heads", "_landing", "_parts", "_refusal", "_scanned", "_straight",
+    )  # fmt: skip
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._heads = self.shared.heads
@@ -341,10 +345,3 @@ class FastLane(Answering):
                 self.flow.resume_reading()
             if self._buffer:
                 self._advance()
-
-    def resume_writing(self) -> None:
-        """Go on with what has arrived, once the client has taken the answers before."""
-        super().resume_writing()
-        self.shared.untaken.lessen(self)
-        self._lived = True
-        self._continue()

@@ -56,6 +56,11 @@ class Http2Connection(Taking):
     `filled`; `_target` is what the last `room` is of.
     """
 
+    __slots__ = (
+        "_most_streams", "_moved", "_partial", "_rest", "_rest_flags", "_rest_id", "_resting", "_straight", "_target",
+        "_tired",
+    )  # fmt: skip
+
     def __init__(self, shared: Http2Shared) -> None:
         super().__init__(shared)
         self._moved = False

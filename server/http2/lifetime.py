@@ -47,11 +47,17 @@ class Lifetime(Sender):
     SETTINGS, one in a thousand took the connection for good, and waited there until its deadline.
     """
 
-    late = hurried = False
+    __slots__ = (
+        "_age_s", "_answered_before", "_asked_s", "_closed_s", "_draining", "_frames_at_asking", "_frames_at_ping",
+        "_heard", "_idle_frames", "_idle_s", "_linger_s", "_ping_at_s", "_pings_without_answers", "_resets",
+        "_sent_before", "_settings", "_silent_s", "_strikes", "_stuck_s", "_unfinished_s", "_unsent", "_waiting",
+        "begun", "hurried", "last_id", "late",
+    )  # fmt: skip
 
     def __init__(self, shared: Http2Shared) -> None:
         super().__init__(shared)
         self.last_id = 0
+        self.late = self.hurried = False
         self._waiting = True
         self.begun = False
         self._draining = False

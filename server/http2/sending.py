@@ -28,6 +28,11 @@ class Sender(asyncio.Protocol):
     begin the next header block. A stream with an Unsent is in `blocked`.
     """
 
+    __slots__ = (
+        "answered", "blocked", "closed", "dirty", "leaving", "limits", "notice", "out", "out_window", "over_tls",
+        "paused", "peer_frame", "peer_window", "quick_bytes", "sent_frames", "shared", "streams", "transport",
+    )  # fmt: skip
+
     def __init__(self, shared: Http2Shared) -> None:
         self.shared = shared
         self.limits = shared.limits

@@ -38,6 +38,8 @@ class Steering(Lifetime):
     Invariant: `pardoned` are the streams that this side ended last, frames on which may have been on their way.
     """
 
+    __slots__ = ("_pardon_order", "pardoned")
+
     def __init__(self, shared: Http2Shared) -> None:
         super().__init__(shared)
         self.pardoned: set[int] = set()

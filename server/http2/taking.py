@@ -41,6 +41,8 @@ class Taking(Steering):
     is used, since what is kept is bounded by `shared.receive_bytes`.
     """
 
+    __slots__ = ("_headers", "_introduced", "_window_low", "window_left")
+
     def __init__(self, shared: Http2Shared) -> None:
         super().__init__(shared)
         self._introduced = False

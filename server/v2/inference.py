@@ -195,7 +195,8 @@ class Inference:
         connection.plan = options.plan
         connection.request = request
         try:
-            self._engine.submit_soon(request)
+            submit = self._engine.submit_soon  # called as an attribute it would be looked for as a method first
+            submit(request)
         except InferError:
             connection.request = connection.plan = None
             raise

@@ -244,7 +244,8 @@ class RpcInference:
         if options.urgent or request.model.timed:
             options.impose(request)
         request.context = context
-        self.engine.submit_soon(request)
+        submit = self.engine.submit_soon  # called as an attribute it would be looked for as a method first
+        submit(request)
 
     def hold(self, model: Model, task: asyncio.Task[None]) -> None:
         """Keep a Model from being retired until a task that is about to use it has ended, begun or not."""

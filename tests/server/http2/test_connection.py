@@ -440,7 +440,7 @@ def test_an_error_of_ours_ends_the_connection_and_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     wire = Wire()
-    monkeypatch.setattr(wire.connection, "ping_received", lambda *_: 1 / 0)
+    monkeypatch.setattr(type(wire.connection), "ping_received", lambda *_: 1 / 0)
     wire.feed(frame(frames.PING, 0, 0, b"12345678"))
 
     assert wire.goaway() == (Fault.INTERNAL_ERROR, "")
