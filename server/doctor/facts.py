@@ -23,9 +23,11 @@ class Machine:
     """The machine and what of it this process may use. `cgroup` is its version, 0 where there is none.
 
     Units: CPUs, bytes. `quota_cpus` and `memory_limit_bytes` are the tightest of its cgroups, None without any.
+    `slow_python`: it was compiled by hand, or by pyenv, and without what makes CPython's interpreter fast.
     """
 
     python: str = ""
+    slow_python: bool = False
     kernel: str = ""
     cpus: int | None = None
     affinity_cpus: int | None = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import resource
+import sys
+import sysconfig
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -26,7 +28,7 @@ def read_machine(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup
     quota, cpus = cgroup_cpus(cgroup, membership), affinity()
     shm_bytes, shm_free_bytes = _room(shm)
     return Machine(
-        python=f"{platform.python_version()} ({platform.machine()})",
+        python=f"{platform.python_version()} ({platform.machine()})", slow_python=_is_slow(),
         kernel=f"{platform.system()} {_text(proc / 'sys/kernel/osrelease').strip()}",
         cpus=os.cpu_count(), affinity_cpus=cpus, quota_cpus=quota, usable_cpus=decide(cpus, quota),
         cgroup=_version(cgroup, membership), memory_bytes=_total(proc),
@@ -34,6 +36,12 @@ def read_machine(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup
         shm_bytes=shm_bytes, shm_free_bytes=shm_free_bytes, limits=_limits(),
         somaxconn=_number(_text(proc / "sys/net/core/somaxconn")),
     )  # fmt: skip
+
+
+def _is_slow() -> bool:
+    """Distributions profile what they compile, but not all of them leave a word about it."""
+    words = sysconfig.get_config_var("CONFIG_ARGS") or ""
+    return bool(words) and "--enable-optimizations" not in words and sys.base_prefix != "/usr"
 
 
 def _text(path: Path) -> str:

@@ -40,6 +40,11 @@ def judge_machine(facts: Facts) -> Iterator[Diagnosis]:
 def _versions(facts: Facts) -> Iterator[Diagnosis]:
     machine, packages = facts.machine, facts.packages
     yield Diagnosis(OK, "software", f"Python {machine.python or '?'} on {machine.kernel or '?'}")
+    if machine.slow_python:
+        yield Diagnosis(
+            NOTE, "software", "this Python was compiled without optimizations: requests take a tenth more CPU, or more",
+            "one of a distribution or image; PYTHON_CONFIGURE_OPTS='--enable-optimizations --with-lto' pyenv install",
+        )  # fmt: skip
     named = [f"{name} {packages[name]}" for name in ("penstock", "numpy", "tritonclient") if name in packages]
     yield Diagnosis(OK, "software", ", ".join(named) or "no package has told its version")
     found = [f"{name} {packages[name]}" for name in TENSORFLOW if name in packages]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,25 @@ def test_limits_of_a_container_are_read_from_version_1(proc: Path, tmp_path: Pat
     machine = read_machine(proc, cgroup, tmp_path)
 
     assert (machine.cgroup, machine.quota_cpus, machine.memory_limit_bytes) == (1, 0.5, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "prefix", "slow"),
+    [
+        ("'--prefix=/root/.pyenv/versions/3.11.7' '--enable-shared'", "/root/.pyenv/versions/3.11.7", True),
+        ("'--enable-optimizations' '--with-lto'", "/usr/local", False),
+        ("'--prefix=/usr' '--with-dtrace'", "/usr", False),
+        (None, "/opt/python", False),
+    ],
+    ids=["of pyenv", "of an image", "of Debian", "that does not say"],
+)
+def test_a_python_is_slow_that_was_compiled_without_optimizations(
+    words: str | None, prefix: str, slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_config_var", {"CONFIG_ARGS": words}.get)
+    monkeypatch.setattr(sys, "base_prefix", prefix)
+
+    assert read_machine(tmp_path, tmp_path, tmp_path).slow_python is slow
 
 
 def test_what_is_not_there_is_left_out(tmp_path: Path) -> None:

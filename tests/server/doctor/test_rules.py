@@ -102,6 +102,10 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         CPU | {"models": Models(devices={"cuda:0": ("cnn",)})}, ERROR,
         "ONNX Runtime: has no CUDA provider: nothing runs on a GPU",
     ),
+    "a Python that pyenv has compiled": (
+        CPU | {"machine": Machine(python="3.11.7", slow_python=True, **ROOM)}, NOTE,
+        "software: this Python was compiled without optimizations: requests take a tenth more CPU, or more",
+    ),
     "a mistake in a model": (
         CPU | {"models": Models(mistakes=("m/config.pbtxt:3: x",))}, ERROR, "models: m/config.pbtxt:3: x",
     ),
