@@ -22,6 +22,7 @@ from .parsing import NO_OBJECT, parse
 from .said import BINARY, NOT_UNSIGNED, PLAIN, Options, Ways, invalid, options_of
 from .shared_tensors import aim, copied_bytes, shared_input
 from .tensors import MANY_TEXTS, from_binary, from_json
+from .wanted import outputs as wanted_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,7 +157,7 @@ def _said(model: Model, parameters: Any, outputs: Any, regions: Regions | None) 
         if type(outputs) is not list:
             raise invalid("Unable to parse 'outputs': attempt to access JSON non-array as array")
         entries = [(_name(entry), _members(entry.get("parameters"), entry["name"])) for entry in outputs]
-        wanted, plan = said.outputs(model, entries, regions, hooks=spoken.hooks)
+        wanted, plan = wanted_of(model, entries, regions, hooks=spoken.hooks)
     else:
         if outputs is not None and type(outputs) is not list:
             raise invalid("Unable to parse 'outputs': attempt to access JSON non-array as array")

@@ -11,9 +11,10 @@ import orjson
 
 from penstock.backends.datatypes import DATATYPES
 
-from .finish import Finished, chosen_names, finish, finish_all, finish_own, named_ways, store_all, ways_of
+from .finish import Finished, finish, finish_all, finish_own, store_all, ways_of
 from .said import BINARY
 from .tensors import json_writer, to_binary, to_json
+from .wanted import chosen_names, named_ways
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

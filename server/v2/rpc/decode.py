@@ -20,6 +20,7 @@ from penstock.server.v2.decode import wrong_datatype, wrong_inputs
 from penstock.server.v2.said import PLAIN, Options, Ways, invalid
 from penstock.server.v2.shared_tensors import aim, copied_bytes, shared_input
 from penstock.server.v2.tensors import MANY_TEXTS, from_binary, overflow, wrong_size
+from penstock.server.v2.wanted import outputs as wanted_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +70,7 @@ def decode(model: Model, message: Any, sink: Sink, regions: Regions | None) -> t
         if message.outputs:
             entries = [(each.name, tensor_parameters(each) if each.parameters else None) for each in message.outputs]
             hooks = parameters is None or parameters.hooks
-            wanted, plan = said.outputs(model, entries, regions, hooks=hooks)
+            wanted, plan = wanted_of(model, entries, regions, hooks=hooks)
     except InferError as error:
         if error.code is Code.INVALID and not error.message.startswith("Unable to parse"):
             raise invalid(f"[request id: {message.id or '<id_unknown>'}] {error.message}") from None

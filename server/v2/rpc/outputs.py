@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.batching.running.own_outputs import own_datatype
 from penstock.server.hooks.convert import datatype_of
-from penstock.server.v2.finish import chosen_names, finish, named_ways, ways_of
+from penstock.server.v2.finish import finish, ways_of
 from penstock.server.v2.regions import INLINE_BYTES, Lease
 from penstock.server.v2.said import BINARY, Classes
 from penstock.server.v2.tensors import to_binary
+from penstock.server.v2.wanted import chosen_names, named_ways
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,0 +1,118 @@
+"""Wanted: which outputs a call names, the model's and those that only its hooks give, and what is told of them.
+
+`outputs` reads them before the run, for both transports. Texts are Triton's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.backends.errors import Code, InferError
+
+from .finish import ways_of
+from .regions import Lease
+from .said import JSON, MAX_CLASSES, NOT_UNSIGNED, Classes, Ways, flag, invalid, place, shared
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from penstock.backends.backend import Array
+    from penstock.batching.model import Model
+    from penstock.batching.request import InferRequest
+
+    from .regions import Regions
+    from .said import Plan, Way
+
+_MAX_UNSIGNED = (1 << 64) - 1
+
+
+def outputs(
+    model: Model, entries: Iterable[tuple[str, Mapping[str, Any] | None]], regions: Regions | None, *,
+    hooks: bool = False,
+) -> tuple[tuple[int, ...], Plan]:  # fmt: skip
+    """Read the outputs asked for, each with its parameters: their positions, and how they travel.
+
+    `hooks`: the request goes through those of its model, if there are any.
+    Raises: InferError (INVALID, NOT_FOUND, UNSUPPORTED).
+    """
+    known = model.signature.output
+    ways: dict[int, Way] = {}
+    own: dict[str, Way] = {}
+    for name, items in entries:
+        if is_own(model, name, hooks=hooks):
+            if name in own or (items and "shared_memory_region" in items):
+                raise unexpected(model, name)
+            own[name] = _way(items, name, None) if items else JSON
+            continue
+        spec = known[name]
+        position = model.signature.outputs.index(spec)
+        if position in ways:
+            raise invalid(f"Duplicate output name '{name}' is not allowed in a request")
+        if position not in model.all_outputs:
+            text = f"output '{name}' of model '{model.name}' is no tensor; only hooks see it"
+            raise InferError(Code.UNSUPPORTED, text)
+        ways[position] = _way(items, name, regions) if items else JSON
+    chosen = tuple(ways.values())
+    if own or any(type(way) is not bool for way in chosen):
+        return tuple(ways), Ways(chosen, not own and all(type(way) is Lease for way in chosen), own)
+    return tuple(ways), chosen if any(chosen) else None  # type: ignore[return-value]
+
+
+def is_own(model: Model, name: str, *, hooks: bool = True) -> bool:
+    """Tell whether an output that is asked for is one that only the hooks' post_inference can give.
+
+    `hooks`: the request goes through those of its model, if there are any. Raises: InferError (INVALID), where nobody
+    can.
+    """
+    if name in model.signature.output:
+        return False
+    if not (hooks and model.names_own):
+        raise unexpected(model, name)
+    return True
+
+
+def unexpected(model: Model, name: str) -> InferError:
+    """Make the refusal of an output that there is not."""
+    return invalid(f"unexpected inference output '{name}' for model '{model.name}'")
+
+
+def _way(items: Mapping[str, Any], name: str, regions: Regions | None) -> Way:
+    binary = flag(items, "binary_data", default=JSON)
+    if "shared_memory_region" in items:
+        if "classification" in items:
+            raise invalid("Output can't set both 'shared_memory_region' and 'classification'")
+        if binary:
+            raise invalid("Output can't set both 'shared_memory_region' and 'binary_data'")
+        region, offset, byte_size = place(items)
+        return shared(regions).lease(region, offset, byte_size)
+    count = items.get("classification", 0)
+    if type(count) is not int or not 0 <= count <= _MAX_UNSIGNED:
+        raise invalid(f"Unable to set 'classification': {NOT_UNSIGNED}")
+    if count > MAX_CLASSES:
+        raise invalid(f"classification of output '{name}' asks for {count} classes, the maximum is {MAX_CLASSES}")
+    return Classes(count, binary) if count else binary
+
+
+def named_ways(request: InferRequest, plan: Plan) -> dict[str, Way]:
+    """Give the outputs that a call through hooks names, each with how it travels; none of one that is to get all.
+
+    `wanted` of a call that names none is its model's own tuple, never an equal one.
+    """
+    model = request.model
+    if request.wanted is model.all_outputs:
+        return {}
+    named = zip(request.wanted, ways_of(plan, len(request.wanted)), strict=True)
+    ways = {model.signature.outputs[position].name: way for position, way in named}
+    return {**ways, **plan.own} if isinstance(plan, Ways) else ways
+
+
+def chosen_names(model: Model, plan: Plan, asked: Mapping[str, Way], outputs: Mapping[str, Array]) -> list[str]:
+    """Give the names of what hooks have returned that is told: what was asked for, or all where that is none of it.
+
+    Raises: InferError (INVALID) where a name is not there that is not the model's either.
+    """
+    if isinstance(plan, Ways):
+        for name in plan.own:
+            if name not in outputs:
+                raise unexpected(model, name)
+    return [name for name in outputs if name in asked] or list(outputs)
