@@ -44,13 +44,9 @@ def outputs(
                 raise unexpected(model, name)
             own[name] = _way(items, name, None) if items else JSON
             continue
-        spec = known[name]
-        position = model.signature.outputs.index(spec)
+        position = model.signature.outputs.index(known[name])
         if position in ways:
             raise invalid(f"Duplicate output name '{name}' is not allowed in a request")
-        if position not in model.all_outputs:
-            text = f"output '{name}' of model '{model.name}' is no tensor; only hooks see it"
-            raise InferError(Code.UNSUPPORTED, text)
         ways[position] = _way(items, name, regions) if items else JSON
     chosen = tuple(ways.values())
     if own or any(type(way) is not bool for way in chosen):
@@ -61,10 +57,11 @@ def outputs(
 def is_own(model: Model, name: str, *, hooks: bool = True) -> bool:
     """Tell whether an output that is asked for is one that only the hooks' post_inference can give.
 
-    `hooks`: the request goes through those of its model, if there are any. Raises: InferError (INVALID), where nobody
-    can.
+    `hooks`: the request goes through those of its model, if there are any. Raises: InferError (INVALID, UNSUPPORTED),
+    where nobody can.
     """
-    if name in model.signature.output:
+    spec = model.signature.output.get(name)
+    if spec is not None and spec.is_tensor:
         return False
     if not (hooks and model.names_own):
         raise unexpected(model, name)
@@ -72,7 +69,10 @@ def is_own(model: Model, name: str, *, hooks: bool = True) -> bool:
 
 
 def unexpected(model: Model, name: str) -> InferError:
-    """Make the refusal of an output that there is not."""
+    """Make the refusal of an output that there is not, or not as a tensor."""
+    if name in model.signature.output:
+        text = f"output '{name}' of model '{model.name}' is no tensor; only hooks see it"
+        return InferError(Code.UNSUPPORTED, text)
     return invalid(f"unexpected inference output '{name}' for model '{model.name}'")
 
 

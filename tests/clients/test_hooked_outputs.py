@@ -1,0 +1,130 @@
+"""What clients name of what hooks return: the model's outputs, and the hooks' own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from onnx import helper
+from tritonclient.utils import InferenceServerException
+
+from tests.backends.onnx_models import FLOAT, INT64, Node, node, save, value
+from tests.clients import models
+from tests.clients.tensors import document, texts
+from tests.live import Live, live_server
+
+pytestmark = pytest.mark.slow
+
+ROWS = np.ones((1, 2), np.float32)
+ADDING = """
+def post_inference(prediction, signature, metadata):
+    return {"y": prediction[0], "note": "naïve"}
+"""
+# the outputs are [`label`, `maps`], or `maps` alone; of either the last is a list of dicts
+MAPPED = """
+import numpy as np
+
+def post_inference(prediction, signature, metadata):
+    rows = np.array([[row[3], row[4]] for row in prediction[-1]], np.float32)
+    if len(prediction) == 1:
+        return {"rows": rows, "top": "three"}
+    return {"label": prediction[0], "maps": rows, "top": "three"}
+"""
+
+
+def write_mapped(root: Path, name: str, *, label: bool) -> None:
+    """Write a model that gives `x` [N,2] as `maps`, a list of dicts, and with `label` which is highest."""
+    nodes: list[Node] = [node("ZipMap", ["x"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=[3, 4])]
+    entry = helper.make_map_type_proto(INT64, helper.make_tensor_type_proto(FLOAT, []))
+    outputs = [helper.make_value_info("maps", helper.make_sequence_type_proto(entry))]
+    if label:
+        nodes.append(node("ArgMax", ["x"], ["label"], axis=1, keepdims=0))
+        outputs.insert(0, value("label", INT64, ["N"]))
+    (root / name / "1").mkdir(parents=True)
+    save(root / name / "1" / "model.onnx", nodes, [value("x", FLOAT, ["N", 2])], outputs)
+
+
+def write_hooks(root: Path, name: str, source: str) -> None:
+    (root / name / "handler.py").write_text(source)
+    (root / name / "penstock.toml").write_text('[hooks]\nfile = "handler.py"\n')
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    root = tmp_path_factory.mktemp("repository")
+    models.write_identity(root, "adding", "")
+    write_hooks(root, "adding", ADDING)
+    for name, label in (("mapped", True), ("only-maps", False)):
+        write_mapped(root, name, label=label)
+        write_hooks(root, name, MAPPED)
+    with live_server(root) as server:
+        yield server
+
+
+@pytest.fixture(params=["HTTP", "gRPC"])
+def over(request: pytest.FixtureRequest) -> str:
+    """The transport, of the tests that are about both."""
+    transport: str = request.param
+    return transport
+
+
+def ask(live: Live, over: str, model: str, names: Sequence[str] = (), **more: Any) -> dict[str, list[Any]]:
+    """Ask for outputs, for all where there are no names: give what comes, as plain lists."""
+    made: Any = triton_http if over == "HTTP" else triton_grpc
+    with made.InferenceServerClient(live.address if over == "HTTP" else live.grpc_address) as client:
+        tensor = made.InferInput("x", ROWS.shape, "FP32")
+        tensor.set_data_from_numpy(ROWS)
+        outputs = [made.InferRequestedOutput(name) for name in names] or None
+        result = client.infer(model, [tensor], outputs=outputs, **more)
+    response = result.get_response()
+    told = (
+        [each["name"] for each in response["outputs"]] if over == "HTTP" else [each.name for each in response.outputs]
+    )
+    arrays = {name: result.as_numpy(name) for name in told}
+    return {name: texts(each) if each.dtype.hasobject else each.ravel().tolist() for name, each in arrays.items()}
+
+
+def refused(live: Live, over: str, model: str, names: Sequence[str], **more: Any) -> str:
+    with pytest.raises(InferenceServerException) as caught:
+        ask(live, over, model, names, **more)
+    return str(caught.value.message())
+
+
+def test_what_a_hook_adds_may_be_named(live: Live, over: str) -> None:
+    everything = {"y": [1.0, 1.0], "note": ["naïve"]}
+    for names in (["note"], ["note", "y"], ["y"], ["note"]):  # what is asked again is remembered
+        assert ask(live, over, "adding", names) == {name: everything[name] for name in names}
+
+
+@pytest.mark.parametrize(("name", "hooks"), [("nte", True), ("note", False)])
+def test_a_name_that_neither_the_model_nor_its_hooks_have_is_refused(
+    live: Live, over: str, name: str, hooks: bool
+) -> None:
+    text = refused(live, over, "adding", [name, "y"], parameters={} if hooks else {"hooks": False})
+
+    assert f"unexpected inference output '{name}' for model 'adding'" in text
+
+
+def test_what_a_hook_adds_goes_into_no_shared_memory(live: Live) -> None:
+    output = {"name": "note", "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 8}}
+    answer = httpx.post(f"{live.url}/v2/models/adding/infer", json={**document(ROWS), "outputs": [output]})
+
+    assert answer.status_code == 400
+    assert "unexpected inference output 'note' for model 'adding'" in answer.json()["error"]
+
+
+def test_an_output_that_is_no_tensor_may_be_named_where_a_hook_makes_it_one(live: Live, over: str) -> None:
+    assert ask(live, over, "mapped", ["maps"]) == {"maps": [1.0, 1.0]}
+    assert ask(live, over, "mapped", ["maps", "label"]) == {"maps": [1.0, 1.0], "label": [0]}
+
+
+def test_an_output_that_is_no_tensor_is_refused_where_nobody_makes_it_one(live: Live, over: str) -> None:
+    for model, parameters in (("only-maps", {}), ("mapped", {"hooks": False})):
+        text = f"output 'maps' of model '{model}' is no tensor; only hooks see it"
+        assert refused(live, over, model, ["maps"], parameters=parameters) == text
