@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.backends.errors import Code, InferError
+from penstock.backends.errors import InferError
 from penstock.batching.request import InferRequest
 from penstock.batching.scheduling.admission import admitted, check_alone
 
 from . import said
 from .parsing import NO_OBJECT, parse
-from .said import BINARY, NOT_UNSIGNED, PLAIN, Options, Ways, invalid, options_of
+from .said import BINARY, NOT_UNSIGNED, PLAIN, Options, Ways, invalid, options_of, with_id
 from .shared_tensors import aim, copied_bytes, shared_input
 from .tensors import MANY_TEXTS, from_binary, from_json
 from .wanted import outputs as wanted_of
@@ -79,9 +79,7 @@ def decode(
         else:
             wanted, options = _said(model, parameters, outputs, regions)
     except InferError as error:
-        if error.code is Code.INVALID and not error.message.startswith("Unable to parse"):
-            raise invalid(f"[request id: {request_id or '<id_unknown>'}] {error.message}") from None
-        raise
+        raise with_id(request_id, error) from None
     request = InferRequest(model, inputs, rows, key, wanted, sink)
     request.id = request_id
     request.nbytes = len(body)

@@ -200,7 +200,7 @@ def encode_hooked(
     Raises: InferError (INVALID).
     """
     model, asked = request.model, named_ways(request, plan)
-    names = chosen_names(model, plan, asked, outputs)
+    names = chosen_names(request, plan, asked, outputs)
     others = plan is not None and all(way is BINARY for way in ways_of(plan, len(request.wanted)))
     finished = [
         finish(model, (name, _datatype_of(outputs[name])), asked.get(name, others), outputs[name]) for name in names

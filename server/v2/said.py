@@ -178,6 +178,13 @@ def invalid(text: str) -> InferError:
     return InferError(Code.INVALID, text)
 
 
+def with_id(request_id: str, error: InferError) -> InferError:
+    """Begin the refusal of a request with its id, as Triton does with those of requests that it could read."""
+    if error.code is Code.INVALID and not error.message.startswith("Unable to parse"):
+        return invalid(f"[request id: {request_id or '<id_unknown>'}] {error.message}")
+    return error
+
+
 def parameters(items: Mapping[str, Any], allowed: Collection[str] = ()) -> Parameters:
     """Read a request's parameters; `allowed` are keys of Triton's own that the transport takes.
 

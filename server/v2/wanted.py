@@ -11,7 +11,7 @@ from penstock.backends.errors import Code, InferError
 
 from .finish import ways_of
 from .regions import Lease
-from .said import JSON, MAX_CLASSES, NOT_UNSIGNED, Classes, Ways, flag, invalid, place, shared
+from .said import JSON, MAX_CLASSES, NOT_UNSIGNED, Classes, Ways, flag, invalid, place, shared, with_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -35,23 +35,20 @@ def outputs(
     `hooks`: the request goes through those of its model, if there are any.
     Raises: InferError (INVALID, NOT_FOUND, UNSUPPORTED).
     """
-    known = model.signature.output
-    ways: dict[int, Way] = {}
+    ways: dict[str, Way] = {}
     own: dict[str, Way] = {}
     for name, items in entries:
-        if is_own(model, name, hooks=hooks):
-            if name in own or (items and "shared_memory_region" in items):
-                raise unexpected(model, name)
-            own[name] = _way(items, name, None) if items else JSON
-            continue
-        position = model.signature.outputs.index(known[name])
-        if position in ways:
+        by_hooks = is_own(model, name, hooks=hooks)
+        if by_hooks and items and "shared_memory_region" in items:
+            raise unexpected(model, name)
+        if name in ways or name in own:
             raise invalid(f"Duplicate output name '{name}' is not allowed in a request")
-        ways[position] = _way(items, name, regions) if items else JSON
-    chosen = tuple(ways.values())
+        (own if by_hooks else ways)[name] = _way(items, name, regions) if items else JSON
+    specs, known = model.signature.outputs, model.signature.output
+    wanted, chosen = tuple([specs.index(known[name]) for name in ways]), tuple(ways.values())
     if own or any(type(way) is not bool for way in chosen):
-        return tuple(ways), Ways(chosen, not own and all(type(way) is Lease for way in chosen), own)
-    return tuple(ways), chosen if any(chosen) else None  # type: ignore[return-value]
+        return wanted, Ways(chosen, not own and all(type(way) is Lease for way in chosen), own)
+    return wanted, chosen if any(chosen) else None  # type: ignore[return-value]
 
 
 def is_own(model: Model, name: str, *, hooks: bool = True) -> bool:
@@ -106,13 +103,15 @@ def named_ways(request: InferRequest, plan: Plan) -> dict[str, Way]:
     return {**ways, **plan.own} if isinstance(plan, Ways) else ways
 
 
-def chosen_names(model: Model, plan: Plan, asked: Mapping[str, Way], outputs: Mapping[str, Array]) -> list[str]:
+def chosen_names(
+    request: InferRequest, plan: Plan, asked: Mapping[str, Way], outputs: Mapping[str, Array]
+) -> list[str]:  # fmt: skip
     """Give the names of what hooks have returned that is told: what was asked for, or all where that is none of it.
 
-    Raises: InferError (INVALID) where a name is not there that is not the model's either.
+    Raises: InferError (INVALID, UNSUPPORTED) where a name is not there that only they can give.
     """
     if isinstance(plan, Ways):
         for name in plan.own:
             if name not in outputs:
-                raise unexpected(model, name)
+                raise with_id(request.id, unexpected(request.model, name))
     return [name for name in outputs if name in asked] or list(outputs)

@@ -128,3 +128,14 @@ def test_an_output_that_is_no_tensor_is_refused_where_nobody_makes_it_one(live: 
     for model, parameters in (("only-maps", {}), ("mapped", {"hooks": False})):
         text = f"output 'maps' of model '{model}' is no tensor; only hooks see it"
         assert refused(live, over, model, ["maps"], parameters=parameters) == text
+
+
+def test_what_a_hook_adds_is_named_once(live: Live, over: str) -> None:
+    text = "[request id: r7] Duplicate output name 'note' is not allowed in a request"
+    assert refused(live, over, "adding", ["note", "y", "note"], request_id="r7") == text
+
+
+def test_a_refusal_after_the_hook_names_the_request_too(live: Live, over: str) -> None:
+    text = "unexpected inference output 'nte' for model 'adding'"
+    assert refused(live, over, "adding", ["nte"], request_id="r7") == f"[request id: r7] {text}"
+    assert refused(live, over, "adding", ["nte"]) == f"[request id: <id_unknown>] {text}"

@@ -37,6 +37,7 @@ class Outputs:
 
     def __init__(self, encoder: Encoder, request: InferRequest, plan: Plan) -> None:
         self._encoder = encoder
+        self._request = request
         self._model = request.model
         self._plan = plan
         self._asked = named_ways(request, plan)
@@ -60,7 +61,7 @@ class Outputs:
         return self._encoder.described(self._described, raws, between)
 
     def _take(self, form: list[Any], outputs: Mapping[str, Array]) -> None:
-        self._names = chosen_names(self._model, self._plan, self._asked, outputs)
+        self._names = chosen_names(self._request, self._plan, self._asked, outputs)
         self._datatypes = [self._datatype(name, outputs[name]) for name in self._names]
         named = zip(self._names, self._datatypes, strict=True)
         self._described = b"".join(
