@@ -11,10 +11,10 @@ import orjson
 
 from penstock.backends.datatypes import DATATYPES
 
-from .finish import Finished, finish, finish_all, finish_own, store_all, ways_of
+from .finish import Finished, finish, finish_all, finish_own, store_all
 from .said import BINARY
 from .tensors import json_writer, to_binary, to_json
-from .wanted import chosen_names, named_ways
+from .wanted import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -196,14 +196,11 @@ def encode_hooked(
 ) -> tuple[bytes, int]:  # fmt: skip
     """Encode what post_inference returned: arrays by names of its own choosing.
 
-    A call that names outputs which the hook returns gets those; any other gets all. Returns: as `Encoder.mixed`.
-    Raises: InferError (INVALID).
+    Returns: as `Encoder.mixed`. Raises: InferError (INVALID, UNSUPPORTED).
     """
-    model, asked = request.model, named_ways(request, plan)
-    names = chosen_names(request, plan, asked, outputs)
-    others = plan is not None and all(way is BINARY for way in ways_of(plan, len(request.wanted)))
     finished = [
-        finish(model, (name, _datatype_of(outputs[name])), asked.get(name, others), outputs[name]) for name in names
+        finish(request.model, (name, _datatype_of(outputs[name])), way, outputs[name])
+        for name, way in told(request, plan, outputs).items()
     ]
     return encoder.finished(request.id, finished)
 

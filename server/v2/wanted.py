@@ -11,7 +11,7 @@ from penstock.backends.errors import Code, InferError
 
 from .finish import ways_of
 from .regions import Lease
-from .said import JSON, MAX_CLASSES, NOT_UNSIGNED, Classes, Ways, flag, invalid, place, shared, with_id
+from .said import BINARY, JSON, MAX_CLASSES, NOT_UNSIGNED, Classes, Ways, flag, invalid, place, shared, with_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -90,28 +90,22 @@ def _way(items: Mapping[str, Any], name: str, regions: Regions | None) -> Way:
     return Classes(count, binary) if count else binary
 
 
-def named_ways(request: InferRequest, plan: Plan) -> dict[str, Way]:
-    """Give the outputs that a call through hooks names, each with how it travels; none of one that is to get all.
+def told(request: InferRequest, plan: Plan, outputs: Mapping[str, Array]) -> dict[str, Way]:
+    """Give what is told of the outputs that hooks have returned, each with how it travels: what is named, or all.
 
-    `wanted` of a call that names none is its model's own tuple, never an equal one.
+    All, too, where none is there of those that are named, which are the model's then.
+    Raises: InferError (INVALID, UNSUPPORTED) where one is not there that only hooks can give.
     """
     model = request.model
-    if request.wanted is model.all_outputs:
-        return {}
-    named = zip(request.wanted, ways_of(plan, len(request.wanted)), strict=True)
-    ways = {model.signature.outputs[position].name: way for position, way in named}
-    return {**ways, **plan.own} if isinstance(plan, Ways) else ways
-
-
-def chosen_names(
-    request: InferRequest, plan: Plan, asked: Mapping[str, Way], outputs: Mapping[str, Array]
-) -> list[str]:  # fmt: skip
-    """Give the names of what hooks have returned that is told: what was asked for, or all where that is none of it.
-
-    Raises: InferError (INVALID, UNSUPPORTED) where a name is not there that only they can give.
-    """
-    if isinstance(plan, Ways):
-        for name in plan.own:
-            if name not in outputs:
-                raise with_id(request.id, unexpected(request.model, name))
-    return [name for name in outputs if name in asked] or list(outputs)
+    own = plan.own if isinstance(plan, Ways) else {}
+    for name in own:
+        if name not in outputs:
+            raise with_id(request.id, unexpected(model, name))
+    ways = ways_of(plan, len(request.wanted))
+    # `wanted` of a call that names none is its model's own tuple: an equal one names each, but for the empty one
+    if own or request.wanted is not model.all_outputs:
+        names = [model.signature.outputs[position].name for position in request.wanted]
+        asked = {**dict(zip(names, ways, strict=True)), **own}
+        if chosen := {name: asked[name] for name in outputs if name in asked}:
+            return chosen
+    return dict.fromkeys(outputs, BINARY if plan is not None and all(way is BINARY for way in ways) else JSON)

@@ -139,3 +139,15 @@ def test_a_refusal_after_the_hook_names_the_request_too(live: Live, over: str) -
     text = "unexpected inference output 'nte' for model 'adding'"
     assert refused(live, over, "adding", ["nte"], request_id="r7") == f"[request id: r7] {text}"
     assert refused(live, over, "adding", ["nte"]) == f"[request id: <id_unknown>] {text}"
+
+
+def test_what_is_named_is_all_that_comes_though_no_output_of_the_model_is_a_tensor(live: Live, over: str) -> None:
+    assert ask(live, over, "only-maps", ["top"]) == {"top": ["three"]}
+    assert ask(live, over, "only-maps") == {"rows": [1.0, 1.0], "top": ["three"]}
+
+
+def test_what_is_named_without_a_word_on_its_form_comes_as_json(live: Live) -> None:
+    body = {**document(ROWS), "outputs": [{"name": "top"}]}
+    outputs = httpx.post(f"{live.url}/v2/models/only-maps/infer", json=body).json()["outputs"]
+
+    assert outputs == [{"name": "top", "datatype": "BYTES", "shape": [1], "data": ["three"]}]

@@ -11,16 +11,16 @@ from penstock.batching.running.own_outputs import own_datatype
 from penstock.server.hooks.convert import datatype_of
 from penstock.server.v2.finish import finish, ways_of
 from penstock.server.v2.regions import INLINE_BYTES, Lease
-from penstock.server.v2.said import BINARY, Classes
+from penstock.server.v2.said import Classes
 from penstock.server.v2.tensors import to_binary
-from penstock.server.v2.wanted import chosen_names, named_ways
+from penstock.server.v2.wanted import told
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.backends.backend import Array
     from penstock.batching.request import InferRequest
-    from penstock.server.v2.said import Plan
+    from penstock.server.v2.said import Plan, Way
 
     from .encode import Encoder
 
@@ -31,7 +31,7 @@ _LARGE_CLASSES = 4096
 class Outputs:
     """Encodes the outputs that the call names, or all where it names none of them.
 
-    What is the same in all answers is kept: `_names` are those of the last one's outputs that are told, each with the
+    What is the same in all answers is kept: `_told` are those of the last one's outputs that are told, each with the
     datatype and shape that it had, and `_described` says all this. Threads: one at a time.
     """
 
@@ -40,9 +40,8 @@ class Outputs:
         self._request = request
         self._model = request.model
         self._plan = plan
-        self._asked = named_ways(request, plan)
         self._form: list[Any] = []
-        self._names: list[str] = []
+        self._told: dict[str, Way] = {}
         self._datatypes: list[str] = []
         self._described = b""
 
@@ -52,18 +51,16 @@ class Outputs:
         if form != self._form:
             self._take(form, outputs)
         if self._plan is not None:
-            named = zip(self._names, self._datatypes, strict=True)
-            finished = [
-                finish(self._model, output, self._asked.get(output[0], BINARY), outputs[output[0]]) for output in named
-            ]
+            named = zip(self._told.items(), self._datatypes, strict=True)
+            finished = [finish(self._model, (name, kind), way, outputs[name]) for (name, way), kind in named]
             return self._encoder.finished(finished, between)
-        raws = [to_binary(kind, outputs[name]) for name, kind in zip(self._names, self._datatypes, strict=True)]
+        raws = [to_binary(kind, outputs[name]) for name, kind in zip(self._told, self._datatypes, strict=True)]
         return self._encoder.described(self._described, raws, between)
 
     def _take(self, form: list[Any], outputs: Mapping[str, Array]) -> None:
-        self._names = chosen_names(self._request, self._plan, self._asked, outputs)
-        self._datatypes = [self._datatype(name, outputs[name]) for name in self._names]
-        named = zip(self._names, self._datatypes, strict=True)
+        self._told = told(self._request, self._plan, outputs)
+        self._datatypes = [self._datatype(name, outputs[name]) for name in self._told]
+        named = zip(self._told, self._datatypes, strict=True)
         self._described = b"".join(
             [self._encoder.describe(name.encode(), kind, outputs[name].shape) for name, kind in named]
         )
