@@ -93,19 +93,20 @@ def _way(items: Mapping[str, Any], name: str, regions: Regions | None) -> Way:
 def told(request: InferRequest, plan: Plan, outputs: Mapping[str, Array]) -> dict[str, Way]:
     """Give what is told of the outputs that hooks have returned, each with how it travels: what is named, or all.
 
-    All, too, where none is there of those that are named, which are the model's then.
-    Raises: InferError (INVALID, UNSUPPORTED) where one is not there that only hooks can give.
+    All, too, where those that are named are the model's and none is there. Of several answers each may lack some.
+    Raises: InferError (INVALID, UNSUPPORTED) where the only answer lacks one that only hooks can give.
     """
     model = request.model
     own = plan.own if isinstance(plan, Ways) else {}
-    for name in own:
-        if name not in outputs:
-            raise with_id(request.id, unexpected(model, name))
+    lacking = [name for name in own if name not in outputs]
+    if lacking and not model.spec.decoupled:
+        raise with_id(request.id, unexpected(model, lacking[0]))
     ways = ways_of(plan, len(request.wanted))
     # `wanted` of a call that names none is its model's own tuple: an equal one names each, but for the empty one
     if own or request.wanted is not model.all_outputs:
         names = [model.signature.outputs[position].name for position in request.wanted]
         asked = {**dict(zip(names, ways, strict=True)), **own}
-        if chosen := {name: asked[name] for name in outputs if name in asked}:
+        chosen = {name: asked[name] for name in outputs if name in asked}
+        if chosen or own:
             return chosen
     return dict.fromkeys(outputs, BINARY if plan is not None and all(way is BINARY for way in ways) else JSON)

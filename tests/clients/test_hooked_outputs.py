@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,13 @@ def post_inference(prediction, signature, metadata):
         return {"rows": rows, "top": "three"}
     return {"label": prediction[0], "maps": rows, "top": "three"}
 """
+WORDS = """
+def post_inference(prediction, signature, metadata):
+    yield {"token": "a"}
+    yield {"token": "b"}
+    yield {"token": "", "finish": "stop"}
+    yield {"finish": "end"}
+"""
 
 
 def write_mapped(root: Path, name: str, *, label: bool) -> None:
@@ -60,6 +68,8 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     root = tmp_path_factory.mktemp("repository")
     models.write_identity(root, "adding", "")
     write_hooks(root, "adding", ADDING)
+    models.write_identity(root, "words", "model_transaction_policy { decoupled: true }")
+    write_hooks(root, "words", WORDS)
     for name, label in (("mapped", True), ("only-maps", False)):
         write_mapped(root, name, label=label)
         write_hooks(root, name, MAPPED)
@@ -151,3 +161,32 @@ def test_what_is_named_without_a_word_on_its_form_comes_as_json(live: Live) -> N
     outputs = httpx.post(f"{live.url}/v2/models/only-maps/infer", json=body).json()["outputs"]
 
     assert outputs == [{"name": "top", "datatype": "BYTES", "shape": [1], "data": ["three"]}]
+
+
+@pytest.mark.parametrize(
+    ("names", "answers"),
+    [
+        (["token", "finish"], [{"token": "a"}, {"token": "b"}, {"token": "", "finish": "stop"}, {"finish": "end"}]),
+        (["token"], [{"token": "a"}, {"token": "b"}, {"token": ""}, {}]),
+        (["finish", "nix"], [{}, {}, {"finish": "stop"}, {"finish": "end"}]),
+    ],
+)
+def test_of_several_answers_each_has_of_what_is_named_what_it_has(
+    live: Live, names: list[str], answers: list[dict[str, str]]
+) -> None:
+    came: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    with triton_grpc.InferenceServerClient(live.grpc_address) as client:
+        client.start_stream(lambda result, error: came.put((result, error)))
+        tensor = triton_grpc.InferInput("x", ROWS.shape, "FP32")
+        tensor.set_data_from_numpy(ROWS)
+        outputs = [triton_grpc.InferRequestedOutput(name) for name in names]
+        client.async_stream_infer("words", [tensor], outputs=outputs)
+        client.stop_stream()
+    found = []
+    while not came.empty():
+        result, error = came.get()
+        assert error is None
+        told = [each.name for each in result.get_response().outputs]
+        found.append({name: texts(result.as_numpy(name))[0] for name in told})
+
+    assert found == answers
