@@ -14,7 +14,6 @@ from penstock.backends.datatypes import DATATYPES
 from .finish import Finished, finish, finish_all, finish_own, store_all
 from .said import BINARY
 from .tensors import json_writer, to_binary, to_json
-from .wanted import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.request import InferRequest
 
-    from .said import Plan, Ways
+    from .said import Plan, Way, Ways
 
 _KEPT_PREFIXES = 256
 _LARGE_BYTES = 64 << 10
@@ -192,15 +191,14 @@ def encode_own(encoder: Encoder, request: InferRequest, plan: Plan) -> tuple[byt
 
 
 def encode_hooked(
-    encoder: Encoder, request: InferRequest, plan: Plan, outputs: dict[str, Array]
+    encoder: Encoder, request: InferRequest, ways: Mapping[str, Way], outputs: Mapping[str, Array]
 ) -> tuple[bytes, int]:  # fmt: skip
-    """Encode what post_inference returned: arrays by names of its own choosing.
+    """Encode of what post_inference returned, arrays by names of its own choosing, those that `told` gives `ways`.
 
-    Returns: as `Encoder.mixed`. Raises: InferError (INVALID, UNSUPPORTED).
+    Returns: as `Encoder.mixed`. Raises: InferError (INVALID).
     """
     finished = [
-        finish(request.model, (name, _datatype_of(outputs[name])), way, outputs[name])
-        for name, way in told(request, plan, outputs).items()
+        finish(request.model, (name, _datatype_of(outputs[name])), way, outputs[name]) for name, way in ways.items()
     ]
     return encoder.finished(request.id, finished)
 

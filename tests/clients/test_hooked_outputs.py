@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ import tritonclient.http as triton_http
 from onnx import helper
 from tritonclient.utils import InferenceServerException
 
+from penstock.server.v2 import inference
+from penstock.server.v2.encode import encode_hooked
+from penstock.server.v2.rpc.outputs import Outputs
 from tests.backends.onnx_models import FLOAT, INT64, Node, node, save, value
 from tests.clients import models
 from tests.clients.tensors import document, texts
@@ -44,6 +48,16 @@ def post_inference(prediction, signature, metadata):
     yield {"token": "", "finish": "stop"}
     yield {"finish": "end"}
 """
+# more than the event loop encodes, where it is JSON or BYTES
+LARGE = """
+import numpy as np
+
+NUMBERS = np.zeros(20_000, np.float32)
+TEXTS = np.full(20_000, b"text", np.object_)
+
+def post_inference(prediction, signature, metadata):
+    return {"numbers": NUMBERS, "texts": TEXTS, "y": prediction[0]}
+"""
 
 
 def write_mapped(root: Path, name: str, *, label: bool) -> None:
@@ -68,6 +82,8 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     root = tmp_path_factory.mktemp("repository")
     models.write_identity(root, "adding", "")
     write_hooks(root, "adding", ADDING)
+    models.write_identity(root, "large", "")
+    write_hooks(root, "large", LARGE)
     models.write_identity(root, "words", "model_transaction_policy { decoupled: true }")
     write_hooks(root, "words", WORDS)
     for name, label in (("mapped", True), ("only-maps", False)):
@@ -84,13 +100,16 @@ def over(request: pytest.FixtureRequest) -> str:
     return transport
 
 
-def ask(live: Live, over: str, model: str, names: Sequence[str] = (), **more: Any) -> dict[str, list[Any]]:
+def ask(
+    live: Live, over: str, model: str, names: Sequence[str] = (), *, binary: bool = True, classes: int = 0, **more: Any
+) -> dict[str, list[Any]]:
     """Ask for outputs, for all where there are no names: give what comes, as plain lists."""
+    how: dict[str, Any] = {"binary_data": binary} if over == "HTTP" else {}
     made: Any = triton_http if over == "HTTP" else triton_grpc
     with made.InferenceServerClient(live.address if over == "HTTP" else live.grpc_address) as client:
         tensor = made.InferInput("x", ROWS.shape, "FP32")
         tensor.set_data_from_numpy(ROWS)
-        outputs = [made.InferRequestedOutput(name) for name in names] or None
+        outputs = [made.InferRequestedOutput(name, class_count=classes, **how) for name in names] or None
         result = client.infer(model, [tensor], outputs=outputs, **more)
     response = result.get_response()
     told = (
@@ -190,3 +209,62 @@ def test_of_several_answers_each_has_of_what_is_named_what_it_has(
         found.append({name: texts(result.as_numpy(name))[0] for name in told})
 
     assert found == answers
+
+
+class Encoders:
+    """The threads that answers of hooks are encoded on, as long as a test has them watched."""
+
+    def __init__(self, live: Live, watched: pytest.MonkeyPatch) -> None:
+        self._loop = live.call(_thread())
+        self._seen: list[int] = []
+        watched.setattr(inference, "encode_hooked", self._told(encode_hooked))
+        watched.setattr(Outputs, "encode", self._told(Outputs.encode))
+
+    def _told(self, encode: Callable[..., Any]) -> Callable[..., Any]:
+        def encoded(*args: Any) -> Any:
+            self._seen.append(threading.get_ident())
+            return encode(*args)
+
+        return encoded
+
+    def on_loop(self) -> bool:
+        """Whether the last answer was encoded on the event loop."""
+        return self._seen[-1] == self._loop
+
+
+async def _thread() -> int:
+    return threading.get_ident()
+
+
+@pytest.mark.parametrize(
+    ("over", "names", "more"),
+    [
+        ("HTTP", ["numbers"], {"binary": False}),
+        ("HTTP", ["numbers"], {"classes": 5000}),
+        ("HTTP", ["y", "numbers"], {"binary": False}),
+        ("HTTP", ["texts"], {}),
+        ("HTTP", ["y", "texts"], {}),
+        ("HTTP", [], {}),
+        ("gRPC", ["numbers"], {"classes": 5000}),
+        ("gRPC", ["texts"], {}),
+        ("gRPC", ["y", "texts"], {}),
+        ("gRPC", [], {}),
+    ],
+)
+def test_what_takes_long_to_encode_does_not_hold_the_event_loop(
+    live: Live, monkeypatch: pytest.MonkeyPatch, over: str, names: list[str], more: dict[str, Any]
+) -> None:
+    encoders = Encoders(live, monkeypatch)
+
+    assert set(ask(live, over, "large", names, **more)) == set(names or ("numbers", "texts", "y"))
+    assert not encoders.on_loop()
+
+
+@pytest.mark.parametrize(("names", "binary"), [(["y"], False), (["y"], True), (["numbers"], True)])
+def test_what_does_not_is_encoded_there_whatever_is_not_told(
+    live: Live, over: str, monkeypatch: pytest.MonkeyPatch, names: list[str], binary: bool
+) -> None:
+    encoders = Encoders(live, monkeypatch)
+
+    assert list(ask(live, over, "large", names, binary=binary)) == names
+    assert encoders.on_loop()

@@ -11,7 +11,7 @@ from penstock.batching.running.own_outputs import own_datatype
 from penstock.server.hooks.convert import datatype_of
 from penstock.server.v2.finish import finish, ways_of
 from penstock.server.v2.regions import INLINE_BYTES, Lease
-from penstock.server.v2.said import Classes
+from penstock.server.v2.said import Classes, Ways
 from penstock.server.v2.tensors import to_binary
 from penstock.server.v2.wanted import told
 
@@ -40,16 +40,20 @@ class Outputs:
         self._request = request
         self._model = request.model
         self._plan = plan
-        self._form: list[Any] = []
+        self._form: list[Any] | None = None
         self._told: dict[str, Way] = {}
         self._datatypes: list[str] = []
         self._described = b""
 
-    def encode(self, outputs: Mapping[str, Array], between: bytes) -> bytes:
-        """Encode an answer; `between` as Encoder has it. Raises: InferError (INVALID)."""
+    def take(self, outputs: Mapping[str, Array]) -> bool:
+        """Look at the answer to be encoded next. Returns: whether that would hold the loop. Raises: as `told`."""
         form = [(name, array.dtype, array.shape) for name, array in outputs.items()]
         if form != self._form:
             self._take(form, outputs)
+        return is_large(Ways(tuple(self._told.values())), [outputs[name] for name in self._told])
+
+    def encode(self, outputs: Mapping[str, Array], between: bytes) -> bytes:
+        """Encode the answer that has been taken; `between` as Encoder has it. Raises: InferError (INVALID)."""
         if self._plan is not None:
             named = zip(self._told.items(), self._datatypes, strict=True)
             finished = [finish(self._model, (name, kind), way, outputs[name]) for (name, way), kind in named]
@@ -74,7 +78,7 @@ class Outputs:
 
 def is_large(plan: Any, outputs: list[Any]) -> bool:
     """Whether encoding an answer would hold the loop: strings, classes and shared memory."""
-    for way, array in zip(ways_of(plan, len(outputs)), outputs, strict=False):
+    for way, array in zip(ways_of(plan, len(outputs)), outputs, strict=True):
         if array is None:
             continue
         if type(way) is Lease:
