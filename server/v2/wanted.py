@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
+from penstock.batching.statistics import OTHER
 
 from .finish import ways_of
 from .regions import Lease
@@ -90,17 +92,30 @@ def _way(items: Mapping[str, Any], name: str, regions: Regions | None) -> Way:
     return Classes(count, binary) if count else binary
 
 
+def demand(model: Model, own: Iterable[str], outputs: Mapping[str, Array]) -> None:
+    """Refuse the only answer that hooks give where it lacks what only they can give, and count it as failed.
+
+    Threads: the event loop's. Raises: InferError (INVALID, UNSUPPORTED).
+    """
+    lacking = [name for name in own if name not in outputs]
+    if lacking and not model.spec.decoupled:
+        now_ns = time.monotonic_ns()
+        model.statistics.record_failure(OTHER, now_ns, now_ns)
+        raise unexpected(model, lacking[0])
+
+
 def told(request: InferRequest, plan: Plan, outputs: Mapping[str, Array]) -> dict[str, Way]:
     """Give what is told of the outputs that hooks have returned, each with how it travels: what is named, or all.
 
     All, too, where those that are named are the model's and none is there. Of several answers each may lack some.
-    Raises: InferError (INVALID, UNSUPPORTED) where the only answer lacks one that only hooks can give.
+    Raises: as `demand`. Threads: the event loop's.
     """
     model = request.model
     own = plan.own if isinstance(plan, Ways) else {}
-    lacking = [name for name in own if name not in outputs]
-    if lacking and not model.spec.decoupled:
-        raise with_id(request.id, unexpected(model, lacking[0]))
+    try:
+        demand(model, own, outputs)
+    except InferError as error:
+        raise with_id(request.id, error) from None
     ways = ways_of(plan, len(request.wanted))
     # `wanted` of a call that names none is its model's own tuple: an equal one names each, but for the empty one
     if own or request.wanted is not model.all_outputs:

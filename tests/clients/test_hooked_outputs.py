@@ -268,3 +268,16 @@ def test_what_does_not_is_encoded_there_whatever_is_not_told(
 
     assert list(ask(live, over, "large", names, binary=binary)) == names
     assert encoders.on_loop()
+
+
+def test_what_is_refused_after_the_hook_is_counted_as_failed(live: Live, over: str) -> None:
+    def failed() -> int:
+        with triton_http.InferenceServerClient(live.address) as client:
+            (entry,) = client.get_inference_statistics("adding")["model_stats"]
+        count: int = entry["inference_stats"]["fail"]["count"]
+        return count
+
+    before = failed()
+    refused(live, over, "adding", ["note", "nte"])
+
+    assert failed() == before + 1
