@@ -72,8 +72,8 @@ class Model:
     ensemble: Ensemble | None = None
     outsides: Sequence[Outside] = ()
     watchdog: Watchdog | None = None
-    overlaps = False
-    """Whether an Instance of it may have two Batches on its device."""
+    overlaps = names_own = False
+    """Whether an Instance of it may have two Batches on its device, and whether its hooks may name outputs."""
     in_place: frozenset[int] = frozenset()
     reads_late = False
     """The devices in whose memory its Bindings read and write tensors that lie there (in_place.py), and whether what

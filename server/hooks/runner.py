@@ -92,6 +92,7 @@ class Hooks:
             first = await place.open()
             hooks._place = place
             hooks.has_pre, hooks.has_post, hooks.yields = first.has_pre, first.has_post, first.yields
+            model.names_own = hooks.has_post
             if hooks.yields:
                 model.statistics.answers = hooks._counted
         return hooks

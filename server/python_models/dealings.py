@@ -25,6 +25,7 @@ from penstock.batching.scheduling.admission import admit
 from penstock.batching.scheduling.timeouts import due_ns
 from penstock.batching.stream import Told
 from penstock.server.v2.decode import wrong_datatype, wrong_inputs
+from penstock.server.v2.wanted import demand, is_own
 
 from .messages import CALL, CALLED, CONTROL, CONTROLLED, LEAVE, LOG, METRIC, TRACEBACK
 from .metrics import CustomMetrics
@@ -150,17 +151,21 @@ class Dealings:
             inputs = _checked(model, asked["inputs"], arrays, hooked=hooks.has_pre)
             terms = _terms(model, asked)._replace(caller=self._requests(said["trace"]))
             call = inputs, asked["id"], terms, asked["parameters"] or None
-            wanted = _wanted(model, asked["outputs"])
+            wanted = frozenset(asked["outputs"])
+            own = [name for name in asked["outputs"] if is_own(model, name)]
             if not said["decoupled"]:
                 answered = await hooks.infer(*call)
+                demand(model, own, answered)
                 outputs, said_with = _only(answered, wanted), getattr(answered, "parameters", None)
                 self._answer(number, Told(outputs, None, True, said_with), model)
                 return
             final = False
             async with aclosing(hooks.stream(*call)) as answers:
                 async for answer in answers:
-                    final = answer.final
-                    outputs = {} if answer.error is not None else _only(answer.outputs, wanted)
+                    final, outputs = answer.final, {}
+                    if answer.error is None:
+                        demand(model, own, answer.outputs)
+                        outputs = _only(answer.outputs, wanted)
                     self._answer(number, Told(outputs, answer.error, final, answer.parameters), model)
             if not final:
                 self._answer(number, Told({}, None, True))
@@ -243,14 +248,6 @@ def _terms(model: Model, asked: Mapping[str, Any]) -> Terms:
     if asked["correlation"] or flags:
         sequence = InSequence(asked["correlation"], bool(flags & START), bool(flags & END))
     return Terms(deadline_ns, priority, sequence, None, asked["timeout_us"])
-
-
-def _wanted(model: Model, names: Sequence[str]) -> frozenset[str]:
-    for name in names:
-        if name not in model.signature.output:
-            text = f"unexpected inference output '{name}' for model '{model.name}'"
-            raise InferError(Code.INVALID, text)
-    return frozenset(names)
 
 
 def _is_bf16(model: Model, name: str, array: Array) -> bool:

@@ -112,7 +112,7 @@ def is_bulky(model: Model) -> bool:
 
 def is_large(plan: Plan, outputs: Sequence[Any]) -> bool:
     """Whether encoding an answer would hold the loop."""
-    for way, array in zip(ways_of(plan, len(outputs)), outputs, strict=False):
+    for way, array in zip(ways_of(plan, len(outputs)), outputs, strict=True):
         if array is None:
             continue
         if type(way) is Lease:

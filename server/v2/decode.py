@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.backends.errors import Code, InferError
+from penstock.backends.errors import InferError
 from penstock.batching.request import InferRequest
 from penstock.batching.scheduling.admission import admitted, check_alone
 
 from . import said
 from .parsing import NO_OBJECT, parse
-from .said import BINARY, NOT_UNSIGNED, PLAIN, Options, Ways, invalid, options_of
+from .said import BINARY, NOT_UNSIGNED, PLAIN, Options, Ways, invalid, options_of, with_id
 from .shared_tensors import aim, copied_bytes, shared_input
 from .tensors import MANY_TEXTS, from_binary, from_json
+from .wanted import outputs as wanted_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,9 +79,7 @@ def decode(
         else:
             wanted, options = _said(model, parameters, outputs, regions)
     except InferError as error:
-        if error.code is Code.INVALID and not error.message.startswith("Unable to parse"):
-            raise invalid(f"[request id: {request_id or '<id_unknown>'}] {error.message}") from None
-        raise
+        raise with_id(request_id, error) from None
     request = InferRequest(model, inputs, rows, key, wanted, sink)
     request.id = request_id
     request.nbytes = len(body)
@@ -156,7 +155,7 @@ def _said(model: Model, parameters: Any, outputs: Any, regions: Regions | None) 
         if type(outputs) is not list:
             raise invalid("Unable to parse 'outputs': attempt to access JSON non-array as array")
         entries = [(_name(entry), _members(entry.get("parameters"), entry["name"])) for entry in outputs]
-        wanted, plan = said.outputs(model, entries, regions, hooks=spoken.hooks)
+        wanted, plan = wanted_of(model, entries, regions, hooks=spoken.hooks)
     else:
         if outputs is not None and type(outputs) is not list:
             raise invalid("Unable to parse 'outputs': attempt to access JSON non-array as array")

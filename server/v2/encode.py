@@ -11,7 +11,7 @@ import orjson
 
 from penstock.backends.datatypes import DATATYPES
 
-from .finish import Finished, chosen_names, finish, finish_all, finish_own, named_ways, store_all, ways_of
+from .finish import Finished, finish, finish_all, finish_own, store_all
 from .said import BINARY
 from .tensors import json_writer, to_binary, to_json
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.request import InferRequest
 
-    from .said import Plan, Ways
+    from .said import Plan, Way, Ways
 
 _KEPT_PREFIXES = 256
 _LARGE_BYTES = 64 << 10
@@ -196,18 +196,14 @@ def encode_own(encoder: Encoder, request: InferRequest, plan: Plan) -> tuple[byt
 
 
 def encode_hooked(
-    encoder: Encoder, request: InferRequest, plan: Plan, outputs: dict[str, Array]
+    encoder: Encoder, request: InferRequest, ways: Mapping[str, Way], outputs: Mapping[str, Array]
 ) -> tuple[bytes, int]:  # fmt: skip
-    """Encode what post_inference returned: arrays by names of its own choosing.
+    """Encode of what post_inference returned, arrays by names of its own choosing, those that `told` gives `ways`.
 
-    A call that names outputs which the hook returns gets those; any other gets all. Returns: as `Encoder.mixed`.
-    Raises: InferError (INVALID).
+    Returns: as `Encoder.mixed`. Raises: InferError (INVALID).
     """
-    model, asked = request.model, named_ways(request, plan)
-    names = chosen_names(model, plan, asked, outputs)
-    others = plan is not None and all(way is BINARY for way in ways_of(plan, len(request.wanted)))
     finished = [
-        finish(model, (name, _datatype_of(outputs[name])), asked.get(name, others), outputs[name]) for name in names
+        finish(request.model, (name, _datatype_of(outputs[name])), way, outputs[name]) for name, way in ways.items()
     ]
     return encoder.finished(request.id, finished)
 

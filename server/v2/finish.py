@@ -15,11 +15,11 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.running.own_outputs import own_datatype
 
 from .regions import Lease
-from .said import BINARY, JSON, MAX_CLASSES, Classes, Ways, unexpected
+from .said import BINARY, JSON, MAX_CLASSES, Classes, Ways
 from .tensors import to_binary
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from penstock.backends.backend import Array
     from penstock.batching.model import Model
@@ -48,31 +48,6 @@ def ways_of(plan: Plan, count: int) -> tuple[Way, ...]:
     if plan is None:
         return (JSON,) * count
     return plan.ways if isinstance(plan, Ways) else plan
-
-
-def named_ways(request: InferRequest, plan: Plan) -> dict[str, Way]:
-    """Give the outputs that a call through hooks names, each with how it travels; none of one that is to get all.
-
-    `wanted` of a call that names none is its model's own tuple, never an equal one.
-    """
-    model = request.model
-    if request.wanted is model.all_outputs:
-        return {}
-    named = zip(request.wanted, ways_of(plan, len(request.wanted)), strict=True)
-    ways = {model.signature.outputs[position].name: way for position, way in named}
-    return {**ways, **plan.own} if isinstance(plan, Ways) else ways
-
-
-def chosen_names(model: Model, plan: Plan, asked: Mapping[str, Way], outputs: Mapping[str, Array]) -> list[str]:
-    """Give the names of what hooks have returned that is told: what was asked for, or all where that is none of it.
-
-    Raises: InferError (INVALID) where a name is not there that is not the model's either.
-    """
-    if isinstance(plan, Ways):
-        for name in plan.own:
-            if name not in outputs:
-                raise unexpected(model, name)
-    return [name for name in outputs if name in asked] or list(outputs)
 
 
 def finish_all(model: Model, wanted: Sequence[int], plan: Plan, outputs: Sequence[Any]) -> list[Finished]:

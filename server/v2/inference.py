@@ -39,6 +39,7 @@ from .layout import Layouts
 from .predictions import Predictions
 from .regions import INLINE_BYTES, InlineRegions, LargeRead, Regions
 from .said import Options, Ways
+from .wanted import told
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -323,8 +324,9 @@ class Inference:
         terms = options.terms(time.monotonic_ns(), model.spec.policy)
         request_id = request.id or claim.request_id
         outputs = await self._hooks_of(model).infer(sample, request_id, terms, options.parameters)
-        size = LARGE_BYTES if is_large(options.plan, list(outputs.values())) else 0
+        ways = told(request, options.plan, outputs)
+        size = LARGE_BYTES if is_large(Ways(tuple(ways.values())), [outputs[name] for name in ways]) else 0
         route = claim.route
         encoder = (route.encoder if route.model is model else None) or self._encoder(model)
-        body, json_bytes = await off_loop(size, encode_hooked, encoder, request, options.plan, outputs)
+        body, json_bytes = await off_loop(size, encode_hooked, encoder, request, ways, outputs)
         self._answer_body(connection, claim, body, json_bytes)

@@ -1,7 +1,7 @@
 """What a call says beside its tensors: its parameters, and how each output that it asks for is to travel.
 
-The rules are the same over HTTP and gRPC, whose decoding calls this: `parameters` and `outputs` take plain Python
-values, wherever they were read from. `finish.py` does what the Plan says. Texts are Triton's.
+The rules are the same over HTTP and gRPC, whose decoding calls this: `parameters` takes plain Python values, wherever
+they were read from. `wanted.py` reads the outputs, `finish.py` does what the Plan says. Texts are Triton's.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from penstock.batching.scheduling.timeouts import due_ns
 from .regions import OFF, Lease
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Mapping
 
-    from penstock.batching.model import Model
     from penstock.batching.request import InferRequest
     from penstock.batching.spec import BatchPolicy
 
@@ -179,6 +178,13 @@ def invalid(text: str) -> InferError:
     return InferError(Code.INVALID, text)
 
 
+def with_id(request_id: str, error: InferError) -> InferError:
+    """Begin the refusal of a request with its id, as Triton does with those of requests that it could read."""
+    if error.code is Code.INVALID and not error.message.startswith("Unable to parse"):
+        return invalid(f"[request id: {request_id or '<id_unknown>'}] {error.message}")
+    return error
+
+
 def parameters(items: Mapping[str, Any], allowed: Collection[str] = ()) -> Parameters:
     """Read a request's parameters; `allowed` are keys of Triton's own that the transport takes.
 
@@ -267,60 +273,6 @@ def _sequence(items: Mapping[str, Any]) -> InSequence | None:
     if type(identity) is str and len(identity.encode("utf-8", "replace")) > MAX_ID_BYTES:
         raise invalid(f"string correlation ID cannot be longer than {MAX_ID_BYTES} characters")
     return InSequence(identity, start, end) if identity or start or end else None
-
-
-def outputs(
-    model: Model, entries: Iterable[tuple[str, Mapping[str, Any] | None]], regions: Regions | None, *,
-    hooks: bool = False,
-) -> tuple[tuple[int, ...], Plan]:  # fmt: skip
-    """Read the outputs asked for, each with its parameters: their positions, and how they travel.
-
-    `hooks`: the request goes through those of its model, which may name outputs of their own.
-    Raises: InferError (INVALID, NOT_FOUND, UNSUPPORTED).
-    """
-    known, hooked = model.signature.output, hooks and model.spec.hooks is not None
-    ways: dict[int, Way] = {}
-    own: dict[str, Way] = {}
-    for name, items in entries:
-        spec = known.get(name)
-        if spec is None:
-            if not hooked or name in own or (items and "shared_memory_region" in items):
-                raise unexpected(model, name)
-            own[name] = _way(items, name, None) if items else JSON
-            continue
-        position = model.signature.outputs.index(spec)
-        if position in ways:
-            raise invalid(f"Duplicate output name '{name}' is not allowed in a request")
-        if position not in model.all_outputs:
-            text = f"output '{name}' of model '{model.name}' is no tensor; only hooks see it"
-            raise InferError(Code.UNSUPPORTED, text)
-        ways[position] = _way(items, name, regions) if items else JSON
-    chosen = tuple(ways.values())
-    if own or any(type(way) is not bool for way in chosen):
-        return tuple(ways), Ways(chosen, not own and all(type(way) is Lease for way in chosen), own)
-    return tuple(ways), chosen if any(chosen) else None  # type: ignore[return-value]
-
-
-def unexpected(model: Model, name: str) -> InferError:
-    """Make the refusal of an output that there is not, in Triton's words."""
-    return invalid(f"unexpected inference output '{name}' for model '{model.name}'")
-
-
-def _way(items: Mapping[str, Any], name: str, regions: Regions | None) -> Way:
-    binary = flag(items, "binary_data", default=JSON)
-    if "shared_memory_region" in items:
-        if "classification" in items:
-            raise invalid("Output can't set both 'shared_memory_region' and 'classification'")
-        if binary:
-            raise invalid("Output can't set both 'shared_memory_region' and 'binary_data'")
-        region, offset, byte_size = place(items)
-        return shared(regions).lease(region, offset, byte_size)
-    count = items.get("classification", 0)
-    if type(count) is not int or not 0 <= count <= _MAX_UNSIGNED:
-        raise invalid(f"Unable to set 'classification': {NOT_UNSIGNED}")
-    if count > MAX_CLASSES:
-        raise invalid(f"classification of output '{name}' asks for {count} classes, the maximum is {MAX_CLASSES}")
-    return Classes(count, binary) if count else binary
 
 
 def shared(regions: Regions | None) -> Regions:

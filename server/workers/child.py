@@ -138,9 +138,15 @@ def prepare_output() -> None:
 
 
 def _end_pools() -> None:
-    """Have pools of threads and processes end, as Python does before `atexit`, where they would be waited for."""
+    """Have pools of threads and processes end, as Python does before `atexit`, where they would be waited for.
+
+    One that raises keeps no other from its end; what it raises is written, as `atexit` does.
+    """
     for end in reversed(getattr(threading, "_threading_atexits", ())):
-        end()
+        try:
+            end()
+        except BaseException:  # noqa: BLE001 - user code may exit here, too
+            traceback.print_exc()
 
 
 def leave() -> NoReturn:

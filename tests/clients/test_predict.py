@@ -15,7 +15,6 @@ import aiohttp
 import httpx
 import numpy as np
 import pytest
-import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
@@ -53,25 +52,6 @@ ADDING = """
 def post_inference(prediction, signature, metadata):
     return {"y": prediction[0], "note": "naïve"}
 """
-
-
-class Answer:
-    """What tritonclient has, and the outputs' descriptions."""
-
-    def __init__(self, result: Any) -> None:
-        response = result.get_response()
-        self.outputs = response["outputs"] if isinstance(response, dict) else response.outputs
-        self.as_numpy = result.as_numpy
-
-
-def infer(live: Live, over: str, rows: Any, names: list[str], parameters: dict[str, Any] | None = None) -> Answer:
-    """Ask `adding` for outputs by name."""
-    made: Any = triton if over == "HTTP" else triton_grpc
-    with made.InferenceServerClient(f"127.0.0.1:{live.http_port if over == 'HTTP' else live.grpc_port}") as client:
-        tensor = made.InferInput("x", rows.shape, "FP32")
-        tensor.set_data_from_numpy(rows)
-        outputs = [made.InferRequestedOutput(name) for name in names]
-        return Answer(client.infer("adding", [tensor], outputs=outputs, parameters=parameters))
 
 
 @pytest.fixture(scope="module")
@@ -273,33 +253,6 @@ class TestOtherHooks:
 
         assert texts(result.as_numpy("note")) == ["naïve"]
         assert all("binary_data_size" in each["parameters"] for each in result.get_response()["outputs"])
-
-    @pytest.mark.parametrize("over", ["HTTP", "gRPC"])
-    def test_a_client_may_name_what_a_hook_adds(self, live: Live, over: str) -> None:
-        rows = np.ones((1, 2), np.float32)
-        for names in (["note"], ["note", "y"], ["y"], ["note"]):  # what is asked again is remembered
-            answer = infer(live, over, rows, names)
-
-            assert {each.name if over == "gRPC" else each["name"] for each in answer.outputs} == set(names)
-            if "note" in names:
-                assert texts(answer.as_numpy("note")) == ["naïve"]
-
-    @pytest.mark.parametrize("over", ["HTTP", "gRPC"])
-    @pytest.mark.parametrize(("name", "hooks"), [("nte", True), ("note", False)])
-    def test_a_name_that_neither_the_model_nor_its_hooks_have_is_refused(
-        self, live: Live, over: str, name: str, hooks: bool
-    ) -> None:
-        with pytest.raises(InferenceServerException, match=f"unexpected inference output '{name}' for model 'adding'"):
-            infer(live, over, np.ones((1, 2), np.float32), [name, "y"], {} if hooks else {"hooks": False})
-
-    def test_what_a_hook_adds_goes_into_no_shared_memory(self, client: httpx.Client) -> None:
-        output = {"name": "note", "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 8}}
-        answer = client.post(
-            "/v2/models/adding/infer", json={**document(np.ones((1, 2), np.float32)), "outputs": [output]}
-        )
-
-        assert answer.status_code == 400
-        assert "unexpected inference output 'note' for model 'adding'" in answer.json()["error"]
 
     def test_an_error_in_a_hook_of_infer_reaches_the_client(self, tritonclient: Any) -> None:
         with pytest.raises(InferenceServerException) as caught:

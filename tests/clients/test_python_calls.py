@@ -37,7 +37,7 @@ class TritonPythonModel:
         told = []
         for _ in range(times):
             asked = pb.InferenceRequest(
-                inputs=[tensor], requested_output_names=[said.get("gives", "y")],
+                inputs=[tensor], requested_output_names=said.get("gives", "y").split(),
                 **{name: value for name, value in said.items() if name != "gives"},
             )
             found = asked.exec(decoupled=decoupled)
@@ -62,6 +62,10 @@ class TritonPythonModel:
                 sender.send(pb.InferenceResponse([pb.Tensor("y", x + number)]))
             sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
+HOOKS = """
+def post_inference(prediction, signature, metadata):
+    return {"y": prediction[0], "double": prediction[0] * 2}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +75,9 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     write_model(root, "several", COUNTS, ONE + "model_transaction_policy { decoupled: true }")
     write_accumulator(root, "sum", config(4, "oldest { max_candidate_sequences: 4 }" + CONTROLS + STATE % ""))
     models.write_identity(root, "cached", "max_batch_size: 4 response_cache { enable: true }")
+    models.write_identity(root, "hooked", "")
+    (root / "hooked" / "hooks.py").write_text(HOOKS)
+    (root / "hooked" / "penstock.toml").write_text('[hooks]\nfile = "hooks.py"\n')
     group = "instance_group { rate_limiter { resources { name: 'R' count: 1 } } }"
     models.write_identity(root, "limited", f"max_batch_size: 4 {group}")
     with live_server(root, cache_config=("local,size=100000",), rate_limit="execution_count") as server:
@@ -145,6 +152,15 @@ def test_an_ensemble_of_ensembles_is_asked_like_any_model(ask: Ask) -> None:
 
     assert [now[0] - was[0] for now, was in zip(after, before, strict=True)] == [1, 2, 2]
     assert ask("outer", 1, 4, takes="in", gives="y") == ["unexpected inference output 'y' for model 'outer'"]
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_what_hooks_add_may_be_asked_for_and_what_nobody_gives_is_refused(ask: Ask, decoupled: bool) -> None:
+    for names, told in (("double", [6]), ("y double", [3, 6]), ("y", [3]), ("", [3, 6])):
+        assert ask("hooked", 3, gives=names, decoupled=decoupled) == [told]
+    for names in ("triple", "y triple"):
+        text = "unexpected inference output 'triple' for model 'hooked'"
+        assert ask("hooked", 3, gives=names, decoupled=decoupled) == [text]
 
 
 @pytest.mark.parametrize("many", [0, 1, 3])

@@ -34,6 +34,7 @@ from tests.live import live_server
 pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "cortex"
+FLOWER_TENSOR = {"name": "input", "datatype": "FP32", "shape": [1, 4], "data": FLOWER}
 SHAPE = 'prediction failed: error: key "input": failed to convert to numpy array: '
 
 FORMS = """
@@ -120,6 +121,11 @@ def post_inference(prediction, signature, metadata):
     }
 """
 
+EARLY = """
+def pre_inference(sample, metadata):
+    return sample
+"""
+
 MIXED = """
 def pre_inference(sample, metadata):
     return {metadata[0].name: sample}
@@ -145,6 +151,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     project.api("relaxed", free, FORMS, _relaxed_shapes=True)
     project.api("results", named, RESULTS)
     project.api("seen", fixed, SEEN, _metadata={"labels": ["a"], "depth": 2})
+    project.api("early", named, EARLY)
     project.api("mixed", free, MIXED)
     project.api("maps", write_iris(project.model("maps.onnx"), mapped=True))
     several: dict[str, tuple[int, list[int | str | None]]] = {
@@ -181,6 +188,19 @@ def failed(answer: Answer) -> str:
     """Give the text of a failed prediction."""
     assert (answer.line, answer.headers["content-type"]) == ("HTTP/1.1 406 NOT ACCEPTABLE", HTML_TYPE)
     return answer.body.decode()
+
+
+@pytest.mark.parametrize("api", ["named", "early"])
+@pytest.mark.parametrize("names", [["nix"], ["label", "nix"]])
+def test_an_api_that_names_no_outputs_of_its_own_refuses_over_v2_what_its_model_has_not(
+    port: int, api: str, names: list[str]
+) -> None:
+    body = {"inputs": [FLOWER_TENSOR], "outputs": [{"name": name} for name in names]}
+    answer = ask(port, "POST", f"/v2/models/{api}/infer", json.dumps(body).encode(), JSON, check=False)
+
+    assert "400" in answer.line
+    text = f"[request id: <id_unknown>] unexpected inference output 'nix' for model '{api}'"
+    assert json.loads(answer.body) == {"error": text}
 
 
 class TestTheSeedOfTen:

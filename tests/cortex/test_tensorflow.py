@@ -119,6 +119,13 @@ class TestAnswers:
 
 
 class TestFailures:
+    def test_an_output_that_the_model_has_not_is_refused_over_v2(self, port: int) -> None:
+        tensor = {"datatype": "FP64", "shape": [1], "data": [1.0]}
+        body = {"inputs": [{"name": name, **tensor} for name in SAMPLE], "outputs": [{"name": "nix"}]}
+        answer = ask(port, "POST", "/v2/models/plain/infer", json.dumps(body).encode(), JSON, check=False)
+
+        assert "unexpected inference output 'nix' for model 'plain'" in json.loads(answer.body)["error"]
+
     def test_c28_a_missing_key_is_named(self, port: int) -> None:
         text = failed(said(port, "plain", {"sepal_length": [5.2]}))
 

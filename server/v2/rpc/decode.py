@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.backends.errors import Code, InferError
+from penstock.backends.errors import InferError
 from penstock.batching.request import InferRequest
 from penstock.batching.scheduling.admission import admitted, check_alone
 from penstock.server.v2 import said
 from penstock.server.v2.decode import wrong_datatype, wrong_inputs
-from penstock.server.v2.said import PLAIN, Options, Ways, invalid
+from penstock.server.v2.said import PLAIN, Options, Ways, invalid, with_id
 from penstock.server.v2.shared_tensors import aim, copied_bytes, shared_input
 from penstock.server.v2.tensors import MANY_TEXTS, from_binary, overflow, wrong_size
+from penstock.server.v2.wanted import outputs as wanted_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,11 +70,9 @@ def decode(model: Model, message: Any, sink: Sink, regions: Regions | None) -> t
         if message.outputs:
             entries = [(each.name, tensor_parameters(each) if each.parameters else None) for each in message.outputs]
             hooks = parameters is None or parameters.hooks
-            wanted, plan = said.outputs(model, entries, regions, hooks=hooks)
+            wanted, plan = wanted_of(model, entries, regions, hooks=hooks)
     except InferError as error:
-        if error.code is Code.INVALID and not error.message.startswith("Unable to parse"):
-            raise invalid(f"[request id: {message.id or '<id_unknown>'}] {error.message}") from None
-        raise
+        raise with_id(message.id, error) from None
     options = PLAIN
     if parameters is not None or plan is not None:
         spoken = parameters or said.Parameters()

@@ -301,7 +301,7 @@ class RpcInference:
     @staticmethod
     async def _encoded(asked: Asked, written: Outputs, outputs: Mapping[str, Array], mark: bytes) -> bytes:
         between = before(asked.request.id, mark)
-        if is_large(asked.options.plan, list(outputs.values())):
+        if written.take(outputs):
             return await asyncio.get_running_loop().run_in_executor(None, written.encode, outputs, between)
         return written.encode(outputs, between)
 

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.batching.running.own_outputs import own_datatype
 from penstock.server.hooks.convert import datatype_of
-from penstock.server.v2.finish import chosen_names, finish, named_ways, ways_of
+from penstock.server.v2.finish import finish, ways_of
 from penstock.server.v2.regions import INLINE_BYTES, Lease
-from penstock.server.v2.said import BINARY, Classes
+from penstock.server.v2.said import Classes, Ways
 from penstock.server.v2.tensors import to_binary
+from penstock.server.v2.wanted import told
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.backends.backend import Array
     from penstock.batching.request import InferRequest
-    from penstock.server.v2.said import Plan
+    from penstock.server.v2.said import Plan, Way
 
     from .encode import Encoder
 
@@ -30,38 +31,40 @@ _LARGE_CLASSES = 4096
 class Outputs:
     """Encodes the outputs that the call names, or all where it names none of them.
 
-    What is the same in all answers is kept: `_names` are those of the last one's outputs that are told, each with the
+    What is the same in all answers is kept: `_told` are those of the last one's outputs that are told, each with the
     datatype and shape that it had, and `_described` says all this. Threads: one at a time.
     """
 
     def __init__(self, encoder: Encoder, request: InferRequest, plan: Plan) -> None:
         self._encoder = encoder
+        self._request = request
         self._model = request.model
         self._plan = plan
-        self._asked = named_ways(request, plan)
-        self._form: list[Any] = []
-        self._names: list[str] = []
+        self._form: list[Any] | None = None
+        self._told: dict[str, Way] = {}
         self._datatypes: list[str] = []
         self._described = b""
 
-    def encode(self, outputs: Mapping[str, Array], between: bytes) -> bytes:
-        """Encode an answer; `between` as Encoder has it. Raises: InferError (INVALID)."""
+    def take(self, outputs: Mapping[str, Array]) -> bool:
+        """Look at the answer to be encoded next. Returns: whether that would hold the loop. Raises: as `told`."""
         form = [(name, array.dtype, array.shape) for name, array in outputs.items()]
         if form != self._form:
             self._take(form, outputs)
+        return is_large(Ways(tuple(self._told.values())), [outputs[name] for name in self._told])
+
+    def encode(self, outputs: Mapping[str, Array], between: bytes) -> bytes:
+        """Encode the answer that has been taken; `between` as Encoder has it. Raises: InferError (INVALID)."""
         if self._plan is not None:
-            named = zip(self._names, self._datatypes, strict=True)
-            finished = [
-                finish(self._model, output, self._asked.get(output[0], BINARY), outputs[output[0]]) for output in named
-            ]
+            named = zip(self._told.items(), self._datatypes, strict=True)
+            finished = [finish(self._model, (name, kind), way, outputs[name]) for (name, way), kind in named]
             return self._encoder.finished(finished, between)
-        raws = [to_binary(kind, outputs[name]) for name, kind in zip(self._names, self._datatypes, strict=True)]
+        raws = [to_binary(kind, outputs[name]) for name, kind in zip(self._told, self._datatypes, strict=True)]
         return self._encoder.described(self._described, raws, between)
 
     def _take(self, form: list[Any], outputs: Mapping[str, Array]) -> None:
-        self._names = chosen_names(self._model, self._plan, self._asked, outputs)
-        self._datatypes = [self._datatype(name, outputs[name]) for name in self._names]
-        named = zip(self._names, self._datatypes, strict=True)
+        self._told = told(self._request, self._plan, outputs)
+        self._datatypes = [self._datatype(name, outputs[name]) for name in self._told]
+        named = zip(self._told, self._datatypes, strict=True)
         self._described = b"".join(
             [self._encoder.describe(name.encode(), kind, outputs[name].shape) for name, kind in named]
         )
@@ -75,7 +78,7 @@ class Outputs:
 
 def is_large(plan: Any, outputs: list[Any]) -> bool:
     """Whether encoding an answer would hold the loop: strings, classes and shared memory."""
-    for way, array in zip(ways_of(plan, len(outputs)), outputs, strict=False):
+    for way, array in zip(ways_of(plan, len(outputs)), outputs, strict=True):
         if array is None:
             continue
         if type(way) is Lease:

@@ -176,6 +176,11 @@ class Doing:
         atexit.register(os.waitpid, child, 0)
         threading._register_atexit(os.close, write)  # type: ignore[attr-defined]  # as concurrent.futures does
 
+    def end_badly(self, rest: str) -> None:
+        """Have what ends before pools that there are raise."""
+        threading._register_atexit(sys.exit)  # type: ignore[attr-defined]
+        threading._register_atexit(os.close, -1)  # type: ignore[attr-defined]
+
     def stay(self, rest: str) -> None:
         """Have something that is to be done at the end, and never is."""
         atexit.register(threading.Event().wait)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import time
@@ -272,6 +273,19 @@ def test_a_pool_of_processes_ends_before_it_is_waited_for(tmp_path: Path) -> Non
 
     scene(work())
     assert (tmp_path / "file").exists()
+
+
+def test_a_pool_ends_though_the_end_of_another_raises(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        worker = Worker(order())
+        await worker.call(CALL, f"promise_pool {tmp_path / 'file'}".encode())
+        await worker.call(CALL, b"end_badly")
+        await ended(worker)
+
+    caplog.set_level(logging.INFO, "penstock.workers")
+    scene(work())
+    assert (tmp_path / "file").exists()
+    assert "OSError: [Errno 9] Bad file descriptor" in caplog.text
 
 
 def test_what_is_to_be_done_at_the_end_does_not_keep_it(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,128 @@
+"""Wanted: which outputs a call names, the model's and those that only its hooks give, and what is told of them.
+
+`outputs` reads them before the run, for both transports; what Python models ask other models for follows the same rule.
+Texts are Triton's.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.statistics import OTHER
+
+from .finish import ways_of
+from .regions import Lease
+from .said import BINARY, JSON, MAX_CLASSES, NOT_UNSIGNED, Classes, Ways, flag, invalid, place, shared, with_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from penstock.backends.backend import Array
+    from penstock.batching.model import Model
+    from penstock.batching.request import InferRequest
+
+    from .regions import Regions
+    from .said import Plan, Way
+
+_MAX_UNSIGNED = (1 << 64) - 1
+
+
+def outputs(
+    model: Model, entries: Iterable[tuple[str, Mapping[str, Any] | None]], regions: Regions | None, *,
+    hooks: bool = False,
+) -> tuple[tuple[int, ...], Plan]:  # fmt: skip
+    """Read the outputs asked for, each with its parameters: their positions, and how they travel.
+
+    `hooks`: the request goes through those of its model, if there are any.
+    Raises: InferError (INVALID, NOT_FOUND, UNSUPPORTED).
+    """
+    ways: dict[str, Way] = {}
+    own: dict[str, Way] = {}
+    for name, items in entries:
+        by_hooks = is_own(model, name, hooks=hooks)
+        if by_hooks and items and "shared_memory_region" in items:
+            raise unexpected(model, name)
+        if name in ways or name in own:
+            raise invalid(f"Duplicate output name '{name}' is not allowed in a request")
+        (own if by_hooks else ways)[name] = _way(items, name, regions) if items else JSON
+    specs, known = model.signature.outputs, model.signature.output
+    wanted, chosen = tuple([specs.index(known[name]) for name in ways]), tuple(ways.values())
+    if own or any(type(way) is not bool for way in chosen):
+        return wanted, Ways(chosen, not own and all(type(way) is Lease for way in chosen), own)
+    return wanted, chosen if any(chosen) else None  # type: ignore[return-value]
+
+
+def is_own(model: Model, name: str, *, hooks: bool = True) -> bool:
+    """Tell whether an output that is asked for is one that only the hooks' post_inference can give.
+
+    `hooks`: the request goes through those of its model, if there are any. Raises: InferError (INVALID, UNSUPPORTED),
+    where nobody can.
+    """
+    spec = model.signature.output.get(name)
+    if spec is not None and spec.is_tensor:
+        return False
+    if not (hooks and model.names_own):
+        raise unexpected(model, name)
+    return True
+
+
+def unexpected(model: Model, name: str) -> InferError:
+    """Make the refusal of an output that there is not, or not as a tensor."""
+    if name in model.signature.output:
+        text = f"output '{name}' of model '{model.name}' is no tensor; only hooks see it"
+        return InferError(Code.UNSUPPORTED, text)
+    return invalid(f"unexpected inference output '{name}' for model '{model.name}'")
+
+
+def _way(items: Mapping[str, Any], name: str, regions: Regions | None) -> Way:
+    binary = flag(items, "binary_data", default=JSON)
+    if "shared_memory_region" in items:
+        if "classification" in items:
+            raise invalid("Output can't set both 'shared_memory_region' and 'classification'")
+        if binary:
+            raise invalid("Output can't set both 'shared_memory_region' and 'binary_data'")
+        region, offset, byte_size = place(items)
+        return shared(regions).lease(region, offset, byte_size)
+    count = items.get("classification", 0)
+    if type(count) is not int or not 0 <= count <= _MAX_UNSIGNED:
+        raise invalid(f"Unable to set 'classification': {NOT_UNSIGNED}")
+    if count > MAX_CLASSES:
+        raise invalid(f"classification of output '{name}' asks for {count} classes, the maximum is {MAX_CLASSES}")
+    return Classes(count, binary) if count else binary
+
+
+def demand(model: Model, own: Iterable[str], outputs: Mapping[str, Array]) -> None:
+    """Refuse the only answer that hooks give where it lacks what only they can give, and count it as failed.
+
+    Threads: the event loop's. Raises: InferError (INVALID, UNSUPPORTED).
+    """
+    lacking = [name for name in own if name not in outputs]
+    if lacking and not model.spec.decoupled:
+        now_ns = time.monotonic_ns()
+        model.statistics.record_failure(OTHER, now_ns, now_ns)
+        raise unexpected(model, lacking[0])
+
+
+def told(request: InferRequest, plan: Plan, outputs: Mapping[str, Array]) -> dict[str, Way]:
+    """Give what is told of the outputs that hooks have returned, each with how it travels: what is named, or all.
+
+    All, too, where those that are named are the model's and none is there. Of several answers each may lack some.
+    Raises: as `demand`. Threads: the event loop's.
+    """
+    model = request.model
+    own = plan.own if isinstance(plan, Ways) else {}
+    try:
+        demand(model, own, outputs)
+    except InferError as error:
+        raise with_id(request.id, error) from None
+    ways = ways_of(plan, len(request.wanted))
+    # `wanted` of a call that names none is its model's own tuple: an equal one names each, but for the empty one
+    if own or request.wanted is not model.all_outputs:
+        names = [model.signature.outputs[position].name for position in request.wanted]
+        asked = {**dict(zip(names, ways, strict=True)), **own}
+        chosen = {name: asked[name] for name in outputs if name in asked}
+        if chosen or own:
+            return chosen
+    return dict.fromkeys(outputs, BINARY if plan is not None and all(way is BINARY for way in ways) else JSON)

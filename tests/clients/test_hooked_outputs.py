@@ -1,0 +1,283 @@
+"""What clients name of what hooks return: the model's outputs, and the hooks' own."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from onnx import helper
+from tritonclient.utils import InferenceServerException
+
+from penstock.server.v2 import inference
+from penstock.server.v2.encode import encode_hooked
+from penstock.server.v2.rpc.outputs import Outputs
+from tests.backends.onnx_models import FLOAT, INT64, Node, node, save, value
+from tests.clients import models
+from tests.clients.tensors import document, texts
+from tests.live import Live, live_server
+
+pytestmark = pytest.mark.slow
+
+ROWS = np.ones((1, 2), np.float32)
+ADDING = """
+def post_inference(prediction, signature, metadata):
+    return {"y": prediction[0], "note": "naïve"}
+"""
+# the outputs are [`label`, `maps`], or `maps` alone; of either the last is a list of dicts
+MAPPED = """
+import numpy as np
+
+def post_inference(prediction, signature, metadata):
+    rows = np.array([[row[3], row[4]] for row in prediction[-1]], np.float32)
+    if len(prediction) == 1:
+        return {"rows": rows, "top": "three"}
+    return {"label": prediction[0], "maps": rows, "top": "three"}
+"""
+WORDS = """
+def post_inference(prediction, signature, metadata):
+    yield {"token": "a"}
+    yield {"token": "b"}
+    yield {"token": "", "finish": "stop"}
+    yield {"finish": "end"}
+"""
+# more than the event loop encodes, where it is JSON or BYTES
+LARGE = """
+import numpy as np
+
+NUMBERS = np.zeros(20_000, np.float32)
+TEXTS = np.full(20_000, b"text", np.object_)
+
+def post_inference(prediction, signature, metadata):
+    return {"numbers": NUMBERS, "texts": TEXTS, "y": prediction[0]}
+"""
+
+
+def write_mapped(root: Path, name: str, *, label: bool) -> None:
+    """Write a model that gives `x` [N,2] as `maps`, a list of dicts, and with `label` which is highest."""
+    nodes: list[Node] = [node("ZipMap", ["x"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=[3, 4])]
+    entry = helper.make_map_type_proto(INT64, helper.make_tensor_type_proto(FLOAT, []))
+    outputs = [helper.make_value_info("maps", helper.make_sequence_type_proto(entry))]
+    if label:
+        nodes.append(node("ArgMax", ["x"], ["label"], axis=1, keepdims=0))
+        outputs.insert(0, value("label", INT64, ["N"]))
+    (root / name / "1").mkdir(parents=True)
+    save(root / name / "1" / "model.onnx", nodes, [value("x", FLOAT, ["N", 2])], outputs)
+
+
+def write_hooks(root: Path, name: str, source: str) -> None:
+    (root / name / "handler.py").write_text(source)
+    (root / name / "penstock.toml").write_text('[hooks]\nfile = "handler.py"\n')
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    root = tmp_path_factory.mktemp("repository")
+    models.write_identity(root, "adding", "")
+    write_hooks(root, "adding", ADDING)
+    models.write_identity(root, "large", "")
+    write_hooks(root, "large", LARGE)
+    models.write_identity(root, "words", "model_transaction_policy { decoupled: true }")
+    write_hooks(root, "words", WORDS)
+    for name, label in (("mapped", True), ("only-maps", False)):
+        write_mapped(root, name, label=label)
+        write_hooks(root, name, MAPPED)
+    with live_server(root) as server:
+        yield server
+
+
+@pytest.fixture(params=["HTTP", "gRPC"])
+def over(request: pytest.FixtureRequest) -> str:
+    """The transport, of the tests that are about both."""
+    transport: str = request.param
+    return transport
+
+
+def ask(
+    live: Live, over: str, model: str, names: Sequence[str] = (), *, binary: bool = True, classes: int = 0, **more: Any
+) -> dict[str, list[Any]]:
+    """Ask for outputs, for all where there are no names: give what comes, as plain lists."""
+    how: dict[str, Any] = {"binary_data": binary} if over == "HTTP" else {}
+    made: Any = triton_http if over == "HTTP" else triton_grpc
+    with made.InferenceServerClient(live.address if over == "HTTP" else live.grpc_address) as client:
+        tensor = made.InferInput("x", ROWS.shape, "FP32")
+        tensor.set_data_from_numpy(ROWS)
+        outputs = [made.InferRequestedOutput(name, class_count=classes, **how) for name in names] or None
+        result = client.infer(model, [tensor], outputs=outputs, **more)
+    response = result.get_response()
+    told = (
+        [each["name"] for each in response["outputs"]] if over == "HTTP" else [each.name for each in response.outputs]
+    )
+    arrays = {name: result.as_numpy(name) for name in told}
+    return {name: texts(each) if each.dtype.hasobject else each.ravel().tolist() for name, each in arrays.items()}
+
+
+def refused(live: Live, over: str, model: str, names: Sequence[str], **more: Any) -> str:
+    with pytest.raises(InferenceServerException) as caught:
+        ask(live, over, model, names, **more)
+    return str(caught.value.message())
+
+
+def test_what_a_hook_adds_may_be_named(live: Live, over: str) -> None:
+    everything = {"y": [1.0, 1.0], "note": ["naïve"]}
+    for names in (["note"], ["note", "y"], ["y"], ["note"]):  # what is asked again is remembered
+        assert ask(live, over, "adding", names) == {name: everything[name] for name in names}
+
+
+@pytest.mark.parametrize(("name", "hooks"), [("nte", True), ("note", False)])
+def test_a_name_that_neither_the_model_nor_its_hooks_have_is_refused(
+    live: Live, over: str, name: str, hooks: bool
+) -> None:
+    text = refused(live, over, "adding", [name, "y"], parameters={} if hooks else {"hooks": False})
+
+    assert f"unexpected inference output '{name}' for model 'adding'" in text
+
+
+def test_what_a_hook_adds_goes_into_no_shared_memory(live: Live) -> None:
+    output = {"name": "note", "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 8}}
+    answer = httpx.post(f"{live.url}/v2/models/adding/infer", json={**document(ROWS), "outputs": [output]})
+
+    assert answer.status_code == 400
+    assert "unexpected inference output 'note' for model 'adding'" in answer.json()["error"]
+
+
+def test_an_output_that_is_no_tensor_may_be_named_where_a_hook_makes_it_one(live: Live, over: str) -> None:
+    assert ask(live, over, "mapped", ["maps"]) == {"maps": [1.0, 1.0]}
+    assert ask(live, over, "mapped", ["maps", "label"]) == {"maps": [1.0, 1.0], "label": [0]}
+
+
+def test_an_output_that_is_no_tensor_is_refused_where_nobody_makes_it_one(live: Live, over: str) -> None:
+    for model, parameters in (("only-maps", {}), ("mapped", {"hooks": False})):
+        text = f"output 'maps' of model '{model}' is no tensor; only hooks see it"
+        assert refused(live, over, model, ["maps"], parameters=parameters) == text
+
+
+def test_what_a_hook_adds_is_named_once(live: Live, over: str) -> None:
+    text = "[request id: r7] Duplicate output name 'note' is not allowed in a request"
+    assert refused(live, over, "adding", ["note", "y", "note"], request_id="r7") == text
+
+
+def test_a_refusal_after_the_hook_names_the_request_too(live: Live, over: str) -> None:
+    text = "unexpected inference output 'nte' for model 'adding'"
+    assert refused(live, over, "adding", ["nte"], request_id="r7") == f"[request id: r7] {text}"
+    assert refused(live, over, "adding", ["nte"]) == f"[request id: <id_unknown>] {text}"
+
+
+def test_what_is_named_is_all_that_comes_though_no_output_of_the_model_is_a_tensor(live: Live, over: str) -> None:
+    assert ask(live, over, "only-maps", ["top"]) == {"top": ["three"]}
+    assert ask(live, over, "only-maps") == {"rows": [1.0, 1.0], "top": ["three"]}
+
+
+def test_what_is_named_without_a_word_on_its_form_comes_as_json(live: Live) -> None:
+    body = {**document(ROWS), "outputs": [{"name": "top"}]}
+    outputs = httpx.post(f"{live.url}/v2/models/only-maps/infer", json=body).json()["outputs"]
+
+    assert outputs == [{"name": "top", "datatype": "BYTES", "shape": [1], "data": ["three"]}]
+
+
+@pytest.mark.parametrize(
+    ("names", "answers"),
+    [
+        (["token", "finish"], [{"token": "a"}, {"token": "b"}, {"token": "", "finish": "stop"}, {"finish": "end"}]),
+        (["token"], [{"token": "a"}, {"token": "b"}, {"token": ""}, {}]),
+        (["finish", "nix"], [{}, {}, {"finish": "stop"}, {"finish": "end"}]),
+    ],
+)
+def test_of_several_answers_each_has_of_what_is_named_what_it_has(
+    live: Live, names: list[str], answers: list[dict[str, str]]
+) -> None:
+    came: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    with triton_grpc.InferenceServerClient(live.grpc_address) as client:
+        client.start_stream(lambda result, error: came.put((result, error)))
+        tensor = triton_grpc.InferInput("x", ROWS.shape, "FP32")
+        tensor.set_data_from_numpy(ROWS)
+        outputs = [triton_grpc.InferRequestedOutput(name) for name in names]
+        client.async_stream_infer("words", [tensor], outputs=outputs)
+        client.stop_stream()
+    found = []
+    while not came.empty():
+        result, error = came.get()
+        assert error is None
+        told = [each.name for each in result.get_response().outputs]
+        found.append({name: texts(result.as_numpy(name))[0] for name in told})
+
+    assert found == answers
+
+
+class Encoders:
+    """The threads that answers of hooks are encoded on, as long as a test has them watched."""
+
+    def __init__(self, live: Live, watched: pytest.MonkeyPatch) -> None:
+        self._loop = live.call(_thread())
+        self._seen: list[int] = []
+        watched.setattr(inference, "encode_hooked", self._told(encode_hooked))
+        watched.setattr(Outputs, "encode", self._told(Outputs.encode))
+
+    def _told(self, encode: Callable[..., Any]) -> Callable[..., Any]:
+        def encoded(*args: Any) -> Any:
+            self._seen.append(threading.get_ident())
+            return encode(*args)
+
+        return encoded
+
+    def on_loop(self) -> bool:
+        """Whether the last answer was encoded on the event loop."""
+        return self._seen[-1] == self._loop
+
+
+async def _thread() -> int:
+    return threading.get_ident()
+
+
+@pytest.mark.parametrize(
+    ("over", "names", "more"),
+    [
+        ("HTTP", ["numbers"], {"binary": False}),
+        ("HTTP", ["numbers"], {"classes": 5000}),
+        ("HTTP", ["y", "numbers"], {"binary": False}),
+        ("HTTP", ["texts"], {}),
+        ("HTTP", ["y", "texts"], {}),
+        ("HTTP", [], {}),
+        ("gRPC", ["numbers"], {"classes": 5000}),
+        ("gRPC", ["texts"], {}),
+        ("gRPC", ["y", "texts"], {}),
+        ("gRPC", [], {}),
+    ],
+)
+def test_what_takes_long_to_encode_does_not_hold_the_event_loop(
+    live: Live, monkeypatch: pytest.MonkeyPatch, over: str, names: list[str], more: dict[str, Any]
+) -> None:
+    encoders = Encoders(live, monkeypatch)
+
+    assert set(ask(live, over, "large", names, **more)) == set(names or ("numbers", "texts", "y"))
+    assert not encoders.on_loop()
+
+
+@pytest.mark.parametrize(("names", "binary"), [(["y"], False), (["y"], True), (["numbers"], True)])
+def test_what_does_not_is_encoded_there_whatever_is_not_told(
+    live: Live, over: str, monkeypatch: pytest.MonkeyPatch, names: list[str], binary: bool
+) -> None:
+    encoders = Encoders(live, monkeypatch)
+
+    assert list(ask(live, over, "large", names, binary=binary)) == names
+    assert encoders.on_loop()
+
+
+def test_what_is_refused_after_the_hook_is_counted_as_failed(live: Live, over: str) -> None:
+    def failed() -> int:
+        with triton_http.InferenceServerClient(live.address) as client:
+            (entry,) = client.get_inference_statistics("adding")["model_stats"]
+        count: int = entry["inference_stats"]["fail"]["count"]
+        return count
+
+    before = failed()
+    refused(live, over, "adding", ["note", "nte"])
+
+    assert failed() == before + 1
