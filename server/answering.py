@@ -125,12 +125,64 @@ def answer_coded(connection: FastLane, body: bytes, content_type: bytes, extra: 
     if not coding or len(body) < MIN_BYTES:
         connection.answer(200, body, content_type, extra)
         return
-    extra += b"content-encoding: %b\r\n" % coding
     if len(body) < LARGE_BYTES:
-        connection.answer(200, compress(body, coding), content_type, extra)
+        connection.answer(200, compress(body, coding), content_type, extra + b"content-encoding: %b\r\n" % coding)
         return
-    packed = asyncio.get_running_loop().run_in_executor(None, compress, body, coding)
-    packed.add_done_callback(lambda future: connection.answer(200, future.result(), content_type, extra))
+    CodedAnswer(connection, body, content_type, extra, coding).begin()
+
+
+class CodedAnswer:
+    """A large answer that waits for a thread which compresses it.
+
+    Invariants: `_body` is the answer for as long as that is of use, and counted in `shared.untaken` so long.
+    Threads: the event loop's, but for the compression.
+    """
+
+    __slots__ = ("_body", "_coding", "_connection", "_content_type", "_extra")
+
+    def __init__(self, connection: FastLane, body: bytes, content_type: bytes, extra: bytes, coding: bytes) -> None:
+        self._connection = connection
+        self._body: bytes | None = body
+        self._content_type = content_type
+        self._extra = extra
+        self._coding = coding
+
+    def begin(self) -> None:
+        """Have it compressed; where no thread is to be had it goes as it is."""
+        body = self._body
+        try:
+            packed = asyncio.get_running_loop().run_in_executor(None, self._compress)
+        except RuntimeError:
+            self.give_up()
+            return
+        packed.add_done_callback(self._packed)
+        if body is not None:
+            self._connection.shared.untaken.keep(self, len(body))
+
+    def give_up(self) -> None:
+        """Answer with what there is: too much waits, and from then on it is the client's to take."""
+        body = self._let_go()
+        if body is not None:
+            self._connection.answer(200, body, self._content_type, self._extra)
+
+    def _let_go(self) -> bytes | None:
+        body, self._body = self._body, None
+        self._connection.shared.untaken.lessen(self)
+        return body
+
+    def _packed(self, packed: asyncio.Future[bytes]) -> None:
+        error = None if packed.cancelled() else packed.exception()
+        if error is not None:
+            logger.error("an answer could not be compressed", exc_info=error)
+        if error is not None or packed.cancelled():
+            self.give_up()
+        elif self._let_go() is not None:
+            extra = self._extra + b"content-encoding: %b\r\n" % self._coding
+            self._connection.answer(200, packed.result(), self._content_type, extra)
+
+    def _compress(self) -> bytes:
+        body = self._body
+        return b"" if body is None else compress(body, self._coding)
 
 
 def internal(error: BaseException, model: str, request_id: str) -> InferError:

@@ -42,7 +42,10 @@ _ABOUT = (
 )
 _CHECK = "say what `serve` with the same arguments would serve, and every mistake, without serving"
 _DOCTOR = "say what this machine has for serving, what is wrong with it, and what to do (docs/doctor.md)"
-_PROBE = "ask the server that `serve` with the same arguments started whether it is ready: status 0, or 1"
+_PROBE = (
+    "ask the server that `serve` with the same arguments, or without any that of the container, started whether it is "
+    "ready: status 0, or 1"
+)
 _PATH = (
     "a model repository, its URL, or one model; with --dialect cortex, seldon or abeja, the folder of what is served; "
     "with --dialect deepaas, NAME=package.module[:attr]"
@@ -110,6 +113,10 @@ def _run(argv: Sequence[str] | None) -> int:
         return _program(program, words[1:])
     if words and words[0] in _ABOVE:
         return _installed(words[0], words[1:])
+    if words == ["probe"]:
+        from .probe import words_of_container
+
+        words += _lengthened(words_of_container())
     parser = _parser()
     words, ignored = sifted(words)
     args = parser.parse_args(["version"] if words == ["--version"] else _completed(words, parser))
@@ -154,8 +161,12 @@ def run_as_triton(words: Sequence[str], _: object) -> int:
 
     Source: Triton server, deploy/: the arguments of a container begin with `tritonserver`, and those of KServe's.
     """
+    return _run(["serve", *_lengthened(words)])
+
+
+def _lengthened(words: Sequence[str]) -> list[str]:
     known = [item.flag for item in known_settings()]
-    return _run(["serve", *(lengthened(word, known) for word in words)])
+    return [lengthened(word, known) for word in words]
 
 
 def _installed(word: str, words: Sequence[str]) -> int:

@@ -1,7 +1,7 @@
 """JSON texts, looked at before they are parsed: how deep they are nested, and how many values they hold.
 
-Called by whatever reads JSON that a client sends, in the workers too, so that it needs no more than numpy. A text is
-looked at piece by piece, which holds neither the GIL for long nor memory of the text's size.
+Called by whatever reads JSON that a client sends, but for the workers of Seldon, DEEPaaS and ABEJA: the originals take
+any. A text is looked at piece by piece, which holds neither the GIL for long nor memory of the text's size.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ class Packing:
     """What of one call waits for a thread: its first message is on one, and the others follow one after another.
 
     Invariants: there is one for as long as something waits, and all of that is counted in `shared.untaken`. `last` ends
-    the stream once all of it has been sent. Nothing becomes of it any more once it is dropped.
+    the stream once all of it has been sent. Nothing becomes of it any more once it is dropped. `_now` is what a thread
+    has, None once its work is of no use.
     Threads: the event loop's, but for the compression.
     """
 
@@ -60,8 +61,15 @@ class Packing:
         self._call.connection.shared.untaken.lessen(self)
 
     def give_up(self) -> None:
-        """Drop what waits: there is too much of it."""
-        self._call.give_up()
+        """Send what waits as it is: there is too much of it, and from then on it is the client's to take."""
+        message, self._now = self._now, None
+        if message is not None:
+            self._waiting.appendleft(message)
+        while self._waiting:
+            message = self._waiting.popleft()
+            self._send(len(message), message, 0)
+        if not self._dropped:
+            self._call.packed(self.last)
 
     def go_on(self) -> None:
         """Send what needs no thread, up to a message that does: small ones too, of which any number may wait."""
@@ -105,13 +113,13 @@ class Packing:
             self.go_on()
 
     def _compress(self, level: int) -> bytes:
-        """Compress, on a thread; not to the end if nobody waits for it any more."""
+        """Compress, on a thread; not to the end if nobody waits for that any more."""
         message, parts = self._now, []
         if message is None:
             return b""
         encoder, view = zlib.compressobj(level, wbits=WINDOW[self._coding]), memoryview(message)
         for at in range(0, len(view), _PIECE_BYTES):
-            if self._dropped:
+            if self._now is not message:
                 return b""
             parts.append(encoder.compress(view[at : at + _PIECE_BYTES]))
         parts.append(encoder.flush())

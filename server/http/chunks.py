@@ -49,6 +49,8 @@ class ChunkedBody:
     def _line(self, buffer: bytearray, position: int) -> tuple[bytes, int] | None:
         end = buffer.find(b"\r\n", position)
         if end < 0 and len(buffer) - position <= _MAX_LINE:
+            if buffer.find(b"\n", position) >= 0:
+                raise HttpError(400, "invalid HTTP request: a line of the chunked body ends in LF without CR")
             return None
         if end < 0 or end - position > _MAX_LINE:
             raise HttpError(400, "invalid HTTP request: a line of the chunked body is too long")

@@ -16,7 +16,7 @@ from penstock.server.listening.landing import LARGE_BYTES, Landing, Straight
 from .answering import Answering
 from .chunks import ChunkedBody, too_large
 from .connection import BODY, BUSY, CHUNKS, CLOSED, DRAIN_LINGER_S, FOREIGN, HEAD, demand_asking
-from .head import HttpError, TooLargeError, parse, without_upgrade
+from .head import HttpError, TooLargeError, check_begun, parse, without_upgrade
 from .parts import PARTS, Parts
 from .unchunked import Unchunked
 
@@ -136,11 +136,7 @@ class FastLane(Answering):
         if end > 3 and end <= most:
             self._scanned = 0
             return end
-        if len(buffer) >= most:
-            raise HttpError(431, f"request head exceeds {most} bytes")
-        if buffer and buffer != b"\r" and not 65 <= buffer[0] <= 90:
-            # a TLS handshake, for one, which would wait for its answer as long as this for its end
-            raise HttpError(400, "invalid HTTP request: it does not begin with a method")
+        check_begun(buffer, self._scanned, most)
         self._scanned = max(0, len(buffer) - 3)
         return 0
 

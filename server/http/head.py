@@ -130,6 +130,21 @@ def _read_headers(head: Head, headers: list[tuple[bytes, bytes]]) -> None:
     head.expects = bool(expectation) and not head.old
 
 
+def check_begun(buffer: bytearray, scanned: int, most: int) -> None:
+    """Refuse a head whose end is not there yet, if it can be seen already that it is none.
+
+    `scanned`: how much of it was looked at before. Raises: HttpError.
+    """
+    if len(buffer) >= most:
+        raise HttpError(431, f"request head exceeds {most} bytes")
+    if buffer and buffer != b"\r" and not 65 <= buffer[0] <= 90:
+        # a TLS handshake, for one, which would wait for its answer as long as this for its end
+        raise HttpError(400, "invalid HTTP request: it does not begin with a method")
+    if buffer.count(b"\n", scanned) != buffer.count(b"\r\n", max(0, scanned - 1)):
+        # the parser refuses such a line, too, but a client that ends all its lines so never sends an end
+        raise HttpError(400, "invalid HTTP request: a line ends in LF without CR")
+
+
 def without_upgrade(raw: bytes) -> bytes:
     """Take the Upgrade field out of a head: a parser that sees it takes the body for another protocol's."""
     return b"\r\n".join([line for line in raw.split(b"\r\n") if line[:8].lower() != b"upgrade:"])

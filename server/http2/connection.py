@@ -81,7 +81,9 @@ class Http2Connection(Taking):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes: every whole frame, and keep what is left."""
-        self._heard = True
+        self.heard = True
+        if self.exact:
+            self.heard_at_s = self.shared.loop.time()
         if self._waiting:
             data = self._gather(data)
         most_id = min(self.last_id + _MOST_IDS, MAX_WINDOW)
@@ -195,7 +197,9 @@ class Http2Connection(Taking):
                 self._straight = None
                 self.transport.set_protocol(self)
             return
-        self._heard = self._moved = True
+        self.heard = self._moved = True
+        if self.exact:
+            self.heard_at_s = self.shared.loop.time()
         self._rest -= size
         try:
             self._count(size)
@@ -234,7 +238,8 @@ class Http2Connection(Taking):
         }
         self.write(settings(values))
         self._refill()
-        if self._draining:
+        self.begin_keepalive()
+        if self.draining:
             self.say_goodbye()
 
     def stuck(self) -> bool:

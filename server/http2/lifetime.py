@@ -1,6 +1,6 @@
 """Lifetime: how an HTTP/2 connection begins and ends, and what it may take of time and of patience.
 
-Part of Http2Connection, between `sending.py` and `connection.py`.
+Part of Http2Connection, between `pings.py` and `connection.py`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import sys
 import termios
 from typing import Any
 
-from .frames import ACK, MAX_WINDOW, PING, Fault, Http2Error, frame, goaway
-from .sending import Sender
+from .frames import MAX_WINDOW, PING, Fault, Http2Error, frame, goaway
+from .pings import DRAIN_PING, Pings
 from .shared import Http2Shared
 
 logger = logging.getLogger("penstock.http2")
@@ -25,18 +25,14 @@ GOODBYE_S = 1.0
 """The same for a peer that has been told to go, and has had all its answers."""
 DRAIN_LINGER_S = 0.5
 """How long a call that is on its way may still arrive after the first GOAWAY, if the peer does not answer its PING."""
-_DRAIN_PING = b"penstock"
-_KEEPALIVE_PING = b"are you?"
 _CREDIT_FRAMES = 8
 """Frames that ask for nothing which one sent frame makes up for, or one call that is under way or was taken back."""
 _MOST_SETTINGS = 100
 """In a second. Each may change the windows of all streams, and has all that waits looked at; what earns other frames
 their credit, a thousand open calls for one, makes these cost more."""
-_QUIET_AFTER_S = 7200.0
-"""Without calls, pings are expected this far apart, as gRPC's servers have it."""
 
 
-class Lifetime(Sender):
+class Lifetime(Pings):
     """The life of a connection.
 
     Invariants: `closed` is never left, and nothing that arrives is looked at then. `_waiting` says that what arrives
@@ -48,10 +44,8 @@ class Lifetime(Sender):
     """
 
     __slots__ = (
-        "_age_s", "_answered_before", "_asked_s", "_closed_s", "_draining", "_frames_at_asking", "_frames_at_ping",
-        "_heard", "_idle_frames", "_idle_s", "_linger_s", "_ping_at_s", "_pings_without_answers", "_resets",
-        "_sent_before", "_settings", "_silent_s", "_strikes", "_stuck_s", "_unfinished_s", "_unsent", "_waiting",
-        "begun", "hurried", "last_id", "late",
+        "_age_s", "_answered_before", "_closed_s", "_idle_frames", "_idle_s", "_linger_s", "_resets", "_sent_before",
+        "_settings", "_stuck_s", "_unfinished_s", "_unsent", "_waiting", "begun", "hurried", "last_id", "late",
     )  # fmt: skip
 
     def __init__(self, shared: Http2Shared) -> None:
@@ -60,12 +54,10 @@ class Lifetime(Sender):
         self.late = self.hurried = False
         self._waiting = True
         self.begun = False
-        self._draining = False
+        self.draining = False
         self._linger_s = LINGER_S
         self._unfinished_s = 0.0
         self._closed_s = 0.0
-        self._heard = True
-        self._silent_s = 0.0
         self._unsent = 0
         self._stuck_s = 0.0
         self._age_s = 0.0
@@ -75,12 +67,6 @@ class Lifetime(Sender):
         self._settings = 0
         self._answered_before = 0
         self._sent_before = 0
-        self._asked_s = -1.0
-        self._pings_without_answers = 0
-        self._frames_at_asking = 0
-        self._ping_at_s = -1e9
-        self._frames_at_ping = 0
-        self._strikes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection, or drop it when there are too many."""
@@ -99,6 +85,7 @@ class Lifetime(Sender):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget everything; the calls under way are cancelled."""
         self.closed = self._waiting = True
+        self.end_keepalive()
         self.shared.connections.discard(self)
         self.shared.untaken.lessen(self)
         self._drop_streams(Fault.CANCEL)
@@ -142,12 +129,12 @@ class Lifetime(Sender):
 
     def shutdown(self) -> None:
         """Drain: say so, answer what was sent before the peer learned it, then close."""
-        if self._draining or self.closed:
+        if self.draining or self.closed:
             return
         if self.late and not self.last_id:
             self.hurried = True
             return
-        self._draining = True
+        self.draining = True
         if self.begun:
             self.say_goodbye()
         else:
@@ -155,8 +142,8 @@ class Lifetime(Sender):
 
     def say_goodbye(self) -> None:
         """Tell the peer to open no more streams; its answer to the PING says that it knows."""
-        self.write(goaway(MAX_WINDOW, Fault.NO_ERROR) + frame(PING, 0, 0, _DRAIN_PING))
-        self.shared.loop.call_later(DRAIN_LINGER_S, self._leave)
+        self.write(goaway(MAX_WINDOW, Fault.NO_ERROR) + frame(PING, 0, 0, DRAIN_PING))
+        self.shared.loop.call_later(DRAIN_LINGER_S, self.leave)
 
     def _let_go(self) -> None:
         """End a connection that came late; one that has asked nothing need not be told."""
@@ -169,7 +156,7 @@ class Lifetime(Sender):
         if not self.begun and not self.closed:
             self.transport.close()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """Take no more calls: the peer has had time to learn that it should not send any."""
         if self.leaving or self.closed:
             return
@@ -211,41 +198,6 @@ class Lifetime(Sender):
         if self._settings > _MOST_SETTINGS:
             raise Http2Error(Fault.ENHANCE_YOUR_CALM, "too many SETTINGS")
 
-    def ping_received(self, flags: int, payload: bytes) -> None:
-        """Answer a PING, or take the answer to one of ours.
-
-        Raises: Http2Error.
-        """
-        if len(payload) != 8:
-            raise Http2Error(Fault.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes")
-        if flags & ACK:
-            if payload == _DRAIN_PING and self._draining:
-                self._leave()
-            self._asked_s = -1.0
-            return
-        self.charge("PING")
-        self._strike()
-        self.write(frame(PING, ACK, 0, payload))
-
-    def _strike(self) -> None:
-        """Count a PING that comes too soon after the last. Source: gRPC's keepalive rules (A8)."""
-        limits, now = self.limits, self.shared.loop.time()
-        if self.sent_frames != self._frames_at_ping:
-            # there was something to measure the line with
-            self._strikes = 0
-            self._frames_at_ping = self.sent_frames
-            self._ping_at_s = now
-            return
-        quiet = not self.streams and not limits.keepalive_without_calls
-        wanted_s = _QUIET_AFTER_S if quiet else limits.min_ping_interval_s
-        too_soon = now - self._ping_at_s < wanted_s
-        self._ping_at_s = now
-        if not too_soon:
-            return
-        self._strikes += 1
-        if limits.max_ping_strikes and self._strikes > limits.max_ping_strikes:
-            raise Http2Error(Fault.ENHANCE_YOUR_CALM, "too_many_pings")
-
     # -- time --------------------------------------------------------------------------------------------------
 
     def tick(self, elapsed_s: float) -> None:
@@ -254,8 +206,8 @@ class Lifetime(Sender):
         self._answered_before = self.answered
         self._sent_before = self.sent_frames
         self._age_s += elapsed_s
-        self._silent_s = 0.0 if self._heard else self._silent_s + elapsed_s
-        self._heard = False
+        self.silent_s = 0.0 if self.heard else self.silent_s + elapsed_s
+        self.heard = False
         if self.closed:
             self._closed_s += elapsed_s
             if self._closed_s > self._linger_s:
@@ -267,7 +219,7 @@ class Lifetime(Sender):
             for stream in list(self.streams.values()):
                 stream.tick(elapsed_s)
             self._tick_age(elapsed_s)
-            self._tick_keepalive(elapsed_s)
+            self.tick_keepalive(elapsed_s)
 
     def _tick_unsent(self, elapsed_s: float) -> bool:
         """Drop a peer that takes nothing of what waits for it."""
@@ -303,26 +255,6 @@ class Lifetime(Sender):
             self.shutdown()
         if limits.max_age_s > 0 and 0 < limits.max_age_grace_s < self._age_s - limits.max_age_s:
             self.transport.abort()
-
-    def _tick_keepalive(self, elapsed_s: float) -> None:
-        limits = self.limits
-        if self._asked_s >= 0:
-            self._asked_s += elapsed_s
-            if not self._silent_s:
-                self._asked_s = -1.0
-            elif self._asked_s > limits.keepalive_timeout_s:
-                self.transport.abort()
-            return
-        if not 0 < limits.keepalive_s < self._silent_s or (not self.streams and not limits.keepalive_without_calls):
-            return
-        if self._frames_at_asking != self.sent_frames:
-            self._frames_at_asking = self.sent_frames
-            self._pings_without_answers = 0
-        if 0 < limits.max_pings_without_data <= self._pings_without_answers:
-            return
-        self._pings_without_answers += 1
-        self._asked_s = 0.0
-        self.write(frame(PING, 0, 0, _KEEPALIVE_PING))
 
 
 def _below_tls(transport: Any) -> int:

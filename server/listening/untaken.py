@@ -22,10 +22,10 @@ _JUST_NOW_S = 0.001
 
 
 class Holder(Protocol):
-    """What keeps an answer: a connection whose socket is full, or a call whose window is."""
+    """What keeps an answer: a connection whose socket is full, a call whose window is, or one who has it compressed."""
 
     def give_up(self) -> None:
-        """Drop what is kept, and tell the client, if that can be done."""
+        """Drop what is kept, and tell the client, if that can be done; or send it, if not the client has held it up."""
 
 
 class Untaken:
@@ -90,10 +90,11 @@ class Untaken:
                 except Exception:  # the others are still to go
                     logger.exception("what a client does not take could not be dropped")
         logger.warning(
-            "answers that have not left pass the %d bytes of --write-memory-bytes: dropped %d of them",
+            "answers that have not left pass the %d bytes of --write-memory-bytes: dropped %d of them, or sent them as "
+            "they are if they waited to be compressed",
             self.most_bytes,
             dropped,
         )
-        if self.held_bytes > self.most_bytes:
+        if self.held_bytes > self.most_bytes and not self._due:
             self._due = True
             loop.call_soon(self._relieve, loop)

@@ -114,6 +114,8 @@ def _off(older: list[str]) -> list[str]:
 
 
 def foreign(word: str) -> str | None:
-    """Say of an argument that is a flag of Triton's why it is none here; None of others."""
+    """Say of an argument that is a flag of Triton's why it is none here, or what it lacks; None of others."""
     flag = word.partition("=")[0]
+    if flag in OLDER_WAYS:
+        return f"{flag} needs a value: it is {OLDER_WAYS[flag].format('VALUE')} here"
     return f"{flag} is a flag of Triton's that Penstock does not have: {FOREIGN[flag]}" if flag in FOREIGN else None

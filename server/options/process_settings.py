@@ -27,7 +27,8 @@ class ProcessSettings(CloudSettings):
     write_memory_bytes: int = setting(
         4 << 30, "Processes", "Most that a process keeps, over HTTP and gRPC and all connections together, of "
         "answers that clients do not take. Beyond it those are dropped of which most has waited for longest: a "
-        "connection over HTTP, a call over gRPC (RESOURCE_EXHAUSTED).", unit="bytes", bounds=(1 << 16, 2**50),
+        "connection over HTTP, a call over gRPC (RESOURCE_EXHAUSTED). Answers that wait to be compressed count, too, "
+        "and go as they are.", unit="bytes", bounds=(1 << 16, 2**50),
     )  # fmt: skip
     environments: str = setting(
         "", "Processes", "Folder in which the Python environments of workers are kept; empty: penstock/environments in "

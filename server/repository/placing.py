@@ -34,6 +34,7 @@ _ASKS = {
     _GRAPHS: "CUDA graphs",
 }  # fmt: skip
 """What asks for a GPU, and how a mistake calls it."""
+_HINTS = {**_ASKS, _GRAPHS: "optimization.cuda.graphs"}
 _PASSED = {
     _GRAPHS: "penstock.gpu_graphs", "runtime.gpu_memory": "penstock.gpu_memory_bytes",
     "runtime.pinned": "penstock.pinned", f"runtime.{TENSORRT}": "penstock.tensorrt",
@@ -95,9 +96,9 @@ def place(spec: ModelSpec, stated: Statement, defaults: Defaults) -> tuple[Model
     lacking = stated.get(LACKING) or _lacking(groups, gpus)
     spec = replace(spec, instances=groups)
     on_gpu = any(device != "cpu" for group in groups for device in group.devices)
-    asking = next((name for name in _ASKS if stated.get(name, "0") not in {"0", "auto"}), "")
-    if hinted := asking == _GRAPHS and _of_a_model_config(stated, _GRAPHS):
-        asking = ""
+    asks = [name for name in _ASKS if stated.get(name, "0") not in {"0", "auto"}]
+    hints = [name for name in asks if _is_a_hint(stated, name)]
+    asking = next((name for name in asks if name not in hints), "")
     left_open = not (asking or gpus.are_said or ASKED in stated.values)
     allowed = stated.get("runtime.cpu_fallback", "1" if defaults.cpu_fallback or left_open else "0") == "1"
     if not on_gpu and asking:
@@ -106,8 +107,8 @@ def place(spec: ModelSpec, stated: Statement, defaults: Defaults) -> tuple[Model
     if not lacking:
         if on_gpu:
             return replace(spec, options=_options(spec, stated, defaults, allowed)), []
-        text = "optimization.cuda.graphs has no effect: the model runs on the CPU"
-        return spec, [replace(stated.mistake(_GRAPHS, text), mistake=False)] if hinted else []
+        text = "has no effect: the model runs on the CPU"
+        return spec, [replace(stated.mistake(name, f"{_HINTS[name]} {text}"), mistake=False) for name in hints]
     at = stated.mistake(asking or (LACKING if LACKING in stated.places else "instances"), lacking)
     if not allowed or (groups is stated.get("instances") and gpus.numbers):  # what works can be said
         open_to_it = gpus.numbers == () and "runtime.cpu_fallback" not in stated.values
@@ -116,10 +117,15 @@ def place(spec: ModelSpec, stated: Statement, defaults: Defaults) -> tuple[Model
     return spec, [replace(at, message=f"is served on the CPU: {lacking}", mistake=False)]
 
 
-def _of_a_model_config(stated: Statement, name: str) -> bool:
-    """Tell whether it is a ModelConfig that says so. Its graphs ask for no GPU: Triton has them for TensorRT only."""
+def _is_a_hint(stated: Statement, name: str) -> bool:
+    """Tell whether what asks for a GPU elsewhere asks for none here, because a ModelConfig says it.
+
+    Its graphs never do: Triton has them for TensorRT only. Its accelerators do where it leaves the devices open.
+    Source: ModelState::LoadModel in Triton's onnxruntime.cc, which reads them for instances on GPUs alone.
+    """
     place = stated.places.get(name)
-    return place is not None and place[0].suffix != ".toml"
+    said_there = place is not None and place[0].suffix != ".toml"
+    return said_there and (name == _GRAPHS or ASKED in stated.values)
 
 
 def _options(spec: ModelSpec, stated: Statement, defaults: Defaults, allowed: bool) -> dict[str, str]:

@@ -52,6 +52,18 @@ MODULES = {
             def tags(self):
                 return {"halved": True}
     """,
+    "looker/Looker": """
+        import flask
+
+        class Looker:
+            def _seen(self):
+                wanted = ("X-Tenant", "Seldon-Puid", "Content-Type", "X-Twice")
+                return [flask.request.path, *(flask.request.headers.get(name) for name in wanted)]
+            def transform_input(self, X, names):
+                return {"before": X, "seen": self._seen()}
+            def predict(self, X, names):
+                return {"before": X, "seen": self._seen()}
+    """,
     "sum/Sum": """
         class Sum:
             def aggregate(self, Xs, names):
@@ -134,6 +146,41 @@ def serve(folder: Path, text: str, **settings: Any) -> Any:
 
 def matrix(*numbers: float) -> dict[str, Any]:
     return {"data": {"ndarray": [list(numbers)]}}
+
+
+# -- what nodes see of a request -------------------------------------------------------------------------------
+
+LOOKING = """\
+apiVersion: machinelearning.seldon.io/v1
+kind: SeldonDeployment
+metadata: {name: looking}
+spec:
+  predictors:
+  - name: main
+    componentSpecs:
+    - spec:
+        containers:
+        - {name: first, image: "reg.io/org/looker:1"}
+        - {name: second, image: "reg.io/org/looker:1"}
+    graph:
+      name: first
+      type: TRANSFORMER
+      children: [{name: second, type: MODEL}]
+"""
+
+
+def test_nodes_find_the_headers_of_the_request_in_flask_and_its_id(tmp_path: Path) -> None:
+    with serve(tmp_path, LOOKING) as live:
+        sent = {"X-Tenant": "acme", "X-Twice": "ä".encode().decode("latin-1")}
+        answer = ask(live, PREDICTIONS, {"jsonData": 5}, sent)
+        ids = answer.headers["seldon-puid"]
+        second = answer.json["jsonData"]
+        assert second["seen"] == ["/predict", "acme", ids, "application/json", sent["X-Twice"]]
+        first = second["before"]
+        assert first == {"before": 5, "seen": ["/transform-input", *second["seen"][1:]]}
+
+        other = ask(live, PREDICTIONS, {"jsonData": 5}, {"Seldon-Puid": "mine"}).json["jsonData"]
+        assert other["seen"] == ["/predict", None, "mine", "application/json", None]
 
 
 # -- an A/B test, as a manifest --------------------------------------------------------------------------------

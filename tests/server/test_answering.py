@@ -9,10 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from penstock.server import answering
-from penstock.server.answering import LARGE_BYTES, LargeTexts, unpacked
+from penstock.server.answering import LARGE_BYTES, LargeTexts, answer_coded, unpacked
 from penstock.server.http.coding import compress
 from penstock.server.http.head import HttpError
 from penstock.server.http.limits import Limits
+from penstock.server.http.service import Shared
+from tests.server.http.lane import Lane, Own, request, run, turns
 
 LIMITS = Limits(max_body_bytes=1 << 20)
 BOMB = compress(bytes(1 << 20), b"gzip")
@@ -82,3 +84,57 @@ def test_what_is_no_compressed_body_or_too_large_is_refused(body: bytes) -> None
     with pytest.raises(HttpError) as caught:
         asyncio.run(unpacked(body, b"gzip", LIMITS, bytes))
     assert caught.value.status == 400
+
+
+class TestLargeAnswers:
+    """Those that a thread compresses."""
+
+    def asked(self, shared: Shared, size: int) -> Lane:
+        """Give a connection whose answer of so many bytes waits for a thread."""
+        lane = Lane(shared=shared)
+        lane.feed(request("/own"))
+        answer_coded(lane.protocol, bytes(size), b"text/plain", b"x-a: b\r\n", b"gzip")
+        return lane
+
+    def test_are_counted_while_they_wait_and_go_as_they_are_where_too_much_waits(self) -> None:
+        async def main() -> None:
+            free, threads = threading.Event(), ThreadPoolExecutor(1)
+            asyncio.get_running_loop().set_default_executor(threads)
+            threads.submit(free.wait)
+            shared = Shared(Own(hold=True), LIMITS)
+            shared.untaken.most_bytes = 1_000_000
+            try:
+                first, second = self.asked(shared, 400_000), self.asked(shared, 300_000)
+                await turns()
+                assert (first.answers, second.answers, shared.untaken.held_bytes) == ([], [], 700_000)
+
+                third = self.asked(shared, 310_000)
+                await turns()
+                (answer,) = first.answers
+                assert (len(answer.body), "content-encoding" in answer.headers) == (400_000, False)
+                assert (second.answers, third.answers, shared.untaken.held_bytes) == ([], [], 610_000)
+            finally:
+                free.set()  # or the end would wait for it
+            await asyncio.get_running_loop().run_in_executor(None, int)
+            await turns()
+            for lane, size in ((second, 300_000), (third, 310_000)):
+                (answer,) = lane.answers
+                assert (answer.body, answer.headers["x-a"]) == (compress(bytes(size), b"gzip"), "b")
+                assert answer.headers["content-encoding"] == "gzip"
+            assert len(first.answers) == 1
+            assert shared.untaken.held_bytes == 0
+
+        run(main)
+
+    def test_go_as_they_are_where_no_thread_is_to_be_had(self) -> None:
+        async def main() -> None:
+            threads = ThreadPoolExecutor(1)
+            asyncio.get_running_loop().set_default_executor(threads)
+            threads.shutdown()
+            shared = Shared(Own(hold=True), LIMITS)
+            (answer,) = self.asked(shared, 300_000).answers
+
+            assert (len(answer.body), "content-encoding" in answer.headers) == (300_000, False)
+            assert shared.untaken.held_bytes == 0
+
+        run(main)

@@ -117,12 +117,15 @@ def test_the_newer_way_to_trace_counts_where_both_are_said_and_off_is_off() -> N
 
 
 @pytest.mark.parametrize("flag", OLDER_WAYS)
-def test_an_older_way_without_a_value_is_an_unknown_flag(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("behind", [[], ["--http-port=1"]])
+def test_an_older_way_without_a_value_is_told_with_the_newer_one(
+    flag: str, behind: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(["serve", "models", flag])
+        cli.main(["serve", "models", flag, *behind])
 
     assert ended.value.code == 2
-    assert f"unknown argument {flag}" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"penstock: {flag} needs a value: it is {OLDER_WAYS[flag].format('VALUE')} here\n"
 
 
 def test_a_cache_of_no_bytes_is_none() -> None:

@@ -4,10 +4,12 @@ import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
 from penstock.server import cli
+from penstock.server import probe as probing
 from penstock.server.probe import probe
 from penstock.server.settings import Settings
 
@@ -55,6 +57,39 @@ def test_the_environment_says_where_to_ask(
 
     assert cli.main(["probe"]) == 0
     assert capsys.readouterr().out == "ready\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "tini -- penstock serve /models --http-port",
+        "/opt/penstock/bin/python /opt/penstock/bin/penstock serve /models --http-port",
+        "tini -- penstock tritonserver --model-repository /models --http-po",
+        "tini -- /opt/tritonserver/bin/tritonserver --model-repository=/models --http-port",
+    ],
+)
+def test_in_a_container_the_first_process_was_told_where_to_ask(
+    command: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = tmp_path / "cmdline"
+    told.write_text("".join(f"{word}\0" for word in [*command.split(), str(port)]))
+    monkeypatch.setattr(probing, "_FIRST", told)
+
+    assert cli.main(["probe"]) == 0
+    assert capsys.readouterr().out == "ready\n"
+    assert cli.main(["probe", "--http-port", "1"]) == 1
+
+
+@pytest.mark.parametrize("command", ["/sbin/init splash", "tini -- penstock check /models --http-port 9", "serve", ""])
+def test_where_the_first_process_does_not_serve_it_says_nothing(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "cmdline"
+    told.write_text("".join(f"{word}\0" for word in command.split()))
+
+    for file in (told, tmp_path / "none"):
+        monkeypatch.setattr(probing, "_FIRST", file)
+        assert probing.words_of_container() == []
 
 
 def test_where_nobody_listens_nothing_is_healthy() -> None:

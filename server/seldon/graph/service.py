@@ -22,7 +22,7 @@ from penstock.server.seldon.paths import is_ours, parted
 from . import addresses
 from .described import NotDescribedError, graph_metadata, page_of
 from .walk import NodeFailed, Walk, model_of
-from .wires import GraphError, JsonWire, Message, new_puid
+from .wires import PUID, GraphError, JsonWire, Message, new_puid
 
 if TYPE_CHECKING:
     from penstock.server.http.connection import Connection
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.server.http.limits import Limits
     from penstock.server.http.service import Service
 
-    from .nodes import Deployment, Predictor
+    from .nodes import Deployment
     from .shares import Graph
 
 TEXT = b"text/plain; charset=utf-8"
@@ -42,7 +42,6 @@ LINES = (
 )
 """The header lines of all answers at URLs that there are."""
 NOT_FOUND = b"404 page not found\n"
-_PUID = b"seldon-puid"
 _CATEGORIES = {
     **dict.fromkeys((addresses.READY, addresses.LIVE, addresses.PING, addresses.STATUS), "health"),
     **dict.fromkeys((addresses.METADATA, addresses.GRAPH), "metadata"),
@@ -53,11 +52,14 @@ _CODINGS = (b"gzip", b"deflate")
 class Claim:
     """What a head says. Kept with the head's bytes. `lines` are those of its answer, but for its id."""
 
-    __slots__ = ("address", "coding", "content_type", "deployment", "lines", "method", "path", "puid", "request_id")
+    __slots__ = (
+        "address", "coding", "content_type", "deployment", "fields", "lines", "method", "path", "puid", "request_id",
+    )  # fmt: skip
 
     def __init__(self, head: Head, path: bytes) -> None:
         header = head.header
         self.method = head.method
+        self.fields = head.fields
         self.path = path
         self.deployment: Deployment | None = None
         self.address: addresses.Address | None = None
@@ -65,7 +67,7 @@ class Claim:
         self.content_type = JSON if kind.partition(b";")[0].strip().lower() == JSON else kind
         coding = header.get(b"content-encoding", b"").strip().lower()
         self.coding = coding if coding in _CODINGS else b""
-        self.puid = header.get(_PUID, b"").decode("latin-1")
+        self.puid = header.get(PUID.encode(), b"").decode("latin-1")
         self.request_id = header.get(b"x-request-id", b"").decode("latin-1")[:128]
         self.lines = LINES
         if b"ce-specversion" in header:
@@ -84,7 +86,6 @@ class GraphService:
         self._graph = graph
         self._others = others
         self._limits = limits
-        self._wire = JsonWire()
         self.restricted = Restricted()
 
     # -- the Service -------------------------------------------------------------------------------------------
@@ -140,13 +141,14 @@ class GraphService:
 
     async def _run(self, connection: FastLane, claim: Claim, address: addresses.Address, body: bytes) -> None:
         began_ns, puid = time.monotonic_ns(), claim.puid or new_puid()
-        predictor, again = self._graph.first, b""
+        predictor, again, wire = self._graph.first, b"", JsonWire(claim.fields, puid)
         try:
             message = Message(await self._decoded(claim, body), claim.content_type)
-            predictor = self._graph.chosen(address, message, self._wire)
+            predictor = self._graph.chosen(address, message, wire)
             if address.purpose == addresses.PREDICTIONS:
-                self._graph.shadow(message, puid, self._wire)
-            status, answer = 200, await self._answered(predictor, address, message, puid)
+                self._graph.shadow(message, puid, wire)
+            walk = Walk(self._graph.means, predictor, wire, predictor.rest_limit_s)
+            status, answer = 200, await self._answered(walk, address, message, puid)
         except NodeFailed as failed:
             status, answer = failed.status, failed.message
         except Exception as error:  # noqa: BLE001 - the client gets an answer whatever it is
@@ -160,8 +162,7 @@ class GraphService:
     async def _decoded(self, claim: Claim, body: bytes) -> bytes:
         return await unpacked(body, claim.coding, self._limits, bytes) if claim.coding else body
 
-    async def _answered(self, predictor: Predictor, address: addresses.Address, message: Message, puid: str) -> Message:
-        walk = Walk(self._graph.means, predictor, self._wire, predictor.rest_limit_s)
+    async def _answered(self, walk: Walk, address: addresses.Address, message: Message, puid: str) -> Message:
         if address.purpose == addresses.PREDICTIONS:
             return await walk.predict(message, puid)
         if address.purpose == addresses.FEEDBACK:
@@ -175,7 +176,7 @@ class GraphService:
             except NotDescribedError:
                 raise NodeFailed(node.name, 500, Message(NO_METADATA)) from None
         if node.code is None:
-            return self._wire.write({"meta": {}, "strData": "healthy"})
+            return JsonWire().write({"meta": {}, "strData": "healthy"})
         described = self._graph.described.get(node.model)
         if described is not None and described.health and model_of(self._graph.means.engine, node).healthy:
             return Message(described.health.encode())

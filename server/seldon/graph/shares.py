@@ -46,7 +46,7 @@ class Graph:
         self.described: Mapping[str, Description] = models.described
         self.counted = Counted(repository.deployment.name)
         self.chance = chance or random.Random()  # noqa: S311 - shares of traffic are no secrets
-        self.means = Means(engine, self._tell, self.counted.call, models.sharing, self.chance)
+        self.means = Means(engine, self._tell, self.counted.call, models.sharing, self.chance, self.described)
 
     @property
     def deployment(self) -> Deployment:

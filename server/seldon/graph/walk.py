@@ -28,6 +28,7 @@ from .wires import GraphError, Message, Noted, Wire
 if TYPE_CHECKING:
     from penstock.batching.model import Model
     from penstock.server.seldon.batching import Sharing
+    from penstock.server.seldon.messages import Description
 
 ABORT = -2
 """What a router answers that wants no child to be asked: the message goes back as it is."""
@@ -50,7 +51,7 @@ class Means:
     """What all walks of a server share. `tell` takes what a node's call has counted: model, endpoint, metrics.
 
     `counted` takes each call's predictor, node, endpoint, status (-1: none came) and nanoseconds. `sharing` has, by
-    model, what makes calls that may share batches.
+    model, what makes calls that may share batches, and `described` what a worker has said of its node.
     """
 
     engine: Serves
@@ -58,6 +59,7 @@ class Means:
     counted: Callable[[Predictor, Node, Endpoint, int, int], None] = lambda *of_a_call: None
     sharing: Mapping[str, Sharing] = field(default_factory=dict)
     chance: random.Random = field(default_factory=random.Random)
+    described: Mapping[str, Description] = field(default_factory=dict)
 
 
 class Walk:
@@ -92,8 +94,9 @@ class Walk:
         """Call one node. Raises: as `predict`."""
         self.path[node.name] = node.image or UNSET_IMAGE
         model = model_of(self._means.engine, node)
-        form, payload = self._wire.payload(message)
-        sharing = self._means.sharing.get(node.model)
+        sharing, described = self._means.sharing.get(node.model), self._means.described.get(node.model)
+        looks = sharing is None and described is not None and described.looks and endpoint is not Endpoint.HEALTH
+        form, payload = self._wire.payload(message, headed=looks)
         if sharing is None:
             call = SeldonCall(model, endpoint, form, payload, _SINK)
         else:

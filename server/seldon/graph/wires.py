@@ -19,6 +19,9 @@ from penstock.server.v2.rpc.wire import field
 from .nodes import Notes
 
 Dict = dict[str, Any]
+PUID = "seldon-puid"
+_OF_ONE_CALL = (b"host", b"content-type", b"content-length", b"transfer-encoding", b"trailer", PUID.encode())
+"""Header fields of a request that are not those of the call of a node."""
 
 
 class Message(NamedTuple):
@@ -49,8 +52,8 @@ class Wire(Protocol):
 
     good: int
 
-    def payload(self, message: Message) -> tuple[Form, bytes]:
-        """Give what a worker is sent of a message."""
+    def payload(self, message: Message, *, headed: bool = False) -> tuple[Form, bytes]:
+        """Give what a worker is sent of a message; `headed`: and of the headers that it came with, if there are any."""
 
     def route(self, message: Message) -> int:
         """Read what a router has answered. Raises: GraphError."""
@@ -75,15 +78,26 @@ class Wire(Protocol):
 
 
 class JsonWire:
-    """Messages over HTTP."""
+    """Messages over HTTP. `fields` are the headers of a walk's request, with lower-cased names, `puid` is its id."""
 
     good = 200
 
-    def payload(self, message: Message) -> tuple[Form, bytes]:
-        """Give the body; with what its content type is if that is not JSON."""
-        if message.content_type == JSON:
+    def __init__(self, fields: Sequence[tuple[bytes, bytes]] = (), puid: str = "") -> None:
+        self._fields = fields
+        self._puid = puid
+
+    def payload(self, message: Message, *, headed: bool = False) -> tuple[Form, bytes]:
+        """Give the body; with what its content type is if that is not JSON, and the headers where they are wanted.
+
+        Source: executor/api/rest/client.go, addHeaders, and server.go, puidHeader.
+        """
+        if message.content_type == JSON and not headed:
             return Form.JSON, message.body
-        said = {"method": "POST", "type": message.content_type.decode("latin-1"), "query": ""}
+        said: Dict = {"method": "POST", "type": message.content_type.decode("latin-1"), "query": ""}
+        if headed:
+            handed_on = [pair for pair in self._fields if pair[0] not in _OF_ONE_CALL]
+            headers = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in handed_on]
+            said["headers"] = [*headers, [PUID, self._puid]]
         return Form.HTTP, json.dumps(said).encode() + b"\n" + message.body
 
     def reason(self, message: Message) -> str:
@@ -156,8 +170,8 @@ class ProtoWire:
 
     good = 0
 
-    def payload(self, message: Message) -> tuple[Form, bytes]:
-        """Give the message as it is."""
+    def payload(self, message: Message, *, headed: bool = False) -> tuple[Form, bytes]:
+        """Give the message as it is: it has no headers."""
         return Form.PROTO, message.body
 
     def reason(self, message: Message) -> str:

@@ -20,6 +20,7 @@ import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
 from penstock.server.fronts.remote_engine import NO_ENGINE
+from penstock.server.json_text import MOST_VALUES
 from tests.clients import models, sequence_models
 from tests.live import Live, live_server
 
@@ -100,6 +101,23 @@ def test_a_front_end_answers_as_one_process_does(fronts: LiveFronts, alone: Live
 
     one, other = ((answer.status_code, answer.content, answer.headers.get("content-type")) for answer in answers)
     assert other == one
+
+
+@pytest.mark.parametrize("path", ["simple/infer", "iris/predict", "simple/generate"])
+@pytest.mark.parametrize(
+    ("body", "refused"),
+    [
+        ('{"x":' + "[" * 101 + "]" * 101 + "}", "JSON nesting depth exceeds maximum allowed limit (100)"),
+        ('{"x":[' + "{}," * MOST_VALUES + "{}]}", f"JSON has more than {MOST_VALUES} values"),
+        ("0" * ((64 << 20) + 1), "request JSON size of 67108865 bytes exceeds the maximum allowed input size"),
+    ],
+    ids=["deep", "many", "large"],
+)
+def test_what_json_may_be_is_bounded_at_a_front_end_too(fronts: LiveFronts, path: str, body: str, refused: str) -> None:
+    answer = httpx.post(f"{fronts.url_of(1)}/v2/models/{path}", content=body, timeout=60)
+
+    assert answer.status_code == 400
+    assert refused in answer.json()["error"]
 
 
 @pytest.mark.parametrize(

@@ -262,21 +262,35 @@ def test_what_waits_for_a_thread_is_counted_until_it_is_sent() -> None:
     assert counted == [300_000, 300_004, 300_504, 500, 0]
 
 
-def test_a_call_that_has_too_much_wait_for_a_thread_is_dropped_and_another_goes_on() -> None:
+def test_where_too_much_waits_for_a_thread_it_goes_as_it_is_and_nobody_is_dropped() -> None:
     wire, threads = held()
     wire.shared.untaken.most_bytes = 1_000_000
     wire.feed(wire.headers(3, grpc_accept_encoding="gzip") + payload(message_of(LARGE), 3, end=True))
     for _ in range(4):
         wire.held[0].send(LARGE)
+    wire.held[0].finish()
     wire.loop.turn()
-    assert wire.reset_of(1) == frames.Fault.ENHANCE_YOUR_CALM
-    assert (wire.cancelled, wire.shared.untaken.held_bytes) == (1, len(LARGE))
-    while threads.given:
-        threads.do()
+    found = wire.frames()
+    assert messages_of(found) == [LARGE] * 4
+    assert wire.fields(found[-1]) == {"grpc-status": "0"}
+    assert (wire.cancelled, wire.shared.untaken.held_bytes) == (0, len(LARGE))
+    assert [threads.do() == b"" for _ in range(2)] == [False, True]
     wire.loop.turn()
 
     assert messages_of(wire.frames()) == [LARGE]
-    assert wire.shared.untaken.held_bytes == 0
+    assert (threads.given, wire.shared.untaken.held_bytes, wire.connection.streams) == ([], 0, {})
+
+
+def test_what_went_as_it_is_and_is_not_taken_is_dropped_like_any_other() -> None:
+    wire, _ = held()
+    wire.shared.untaken.most_bytes = 1_000_000
+    wire.feed(frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
+    for _ in range(4):
+        wire.held[0].send(LARGE)
+    wire.loop.turn()
+
+    assert wire.reset_of(1) == frames.Fault.ENHANCE_YOUR_CALM
+    assert (wire.cancelled, wire.shared.untaken.held_bytes) == (1, 0)
 
 
 def test_what_a_lost_call_was_to_send_is_not_kept_until_a_thread_comes_to_it() -> None:

@@ -125,6 +125,13 @@ def test_a_line_without_end_is_refused(start: bytes) -> None:
     assert refused(start + b"a" * 5000 + b"\r\n")[0] == 400
 
 
+@pytest.mark.parametrize("raw", [b"3\nabc\n0\n\n", b"0\n\n", b"0\r\n\n", b"0\r\na: b\n\n"])
+def test_a_line_that_ends_in_a_bare_lf_is_refused_without_waiting_for_an_end(raw: bytes) -> None:
+    text = "invalid HTTP request: a line of the chunked body ends in LF without CR"
+
+    assert refused(raw) == (400, text)
+
+
 def test_trailers_without_end_are_refused() -> None:
     assert refused(b"0\r\n" + b"a: b\r\n" * 100) == (431, "request has too many trailer fields")
 

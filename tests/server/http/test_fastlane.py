@@ -176,6 +176,26 @@ class TestRefusals:
 
         run(main)
 
+    @pytest.mark.parametrize(
+        "head",
+        [
+            b"POST /own HTTP/1.1\nhost: x\n\n",
+            b"GET /app HTTP/1.1\nhost: x\n\n",
+            b"POST /own HTTP/1.1\r\nhost: x\r\na: b\n",
+            b"POST /own HTTP/1.1\r\nhost: x\n\r\n",
+            b"\r\nPOST /own HTTP/1.1\r\nhost: x\r\n\n",
+        ],
+    )
+    def test_a_line_that_ends_in_a_bare_lf_is_refused_without_waiting_for_an_end(self, head: bytes) -> None:
+        async def main() -> None:
+            ways = [[head[:cut], head[cut:]] for cut in range(len(head))]
+            for pieces in [*ways, [head[i : i + 1] for i in range(len(head))]]:
+                lane = Lane(LIMITS)
+                lane.feed(*pieces)
+                assert lane.statuses == [400]
+
+        run(main)
+
     def test_a_refusal_follows_the_answers_that_are_due(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)

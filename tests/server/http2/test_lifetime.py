@@ -213,10 +213,10 @@ def test_no_connection_is_idle_too_long_by_default() -> None:
 
 
 def test_a_silent_peer_with_a_call_is_asked_whether_it_lives_and_dropped_if_not() -> None:
-    wire = Wire(keepalive_s=10.0, keepalive_timeout_s=3.0)
+    wire = Wire(keepalive_s=60.0, keepalive_timeout_s=3.0)
     wire.feed(wire.call(HOLD))
     wire.shared.sweep(1.0)
-    wire.shared.sweep(11.0)
+    wire.shared.sweep(61.0)
     wire.loop.turn()
     assert len(pings(wire)) == 1
     wire.shared.sweep(2.0)
@@ -227,10 +227,10 @@ def test_a_silent_peer_with_a_call_is_asked_whether_it_lives_and_dropped_if_not(
 
 
 def test_a_peer_that_answers_lives_and_is_not_asked_more_often_than_allowed() -> None:
-    wire = Wire(keepalive_s=10.0, keepalive_timeout_s=3.0)
+    wire = Wire(keepalive_s=60.0, keepalive_timeout_s=3.0)
     wire.feed(wire.call(HOLD))
     asked = 0
-    for _ in range(100):
+    for _ in range(200):
         wire.shared.sweep(2.0)
         wire.loop.turn()
         for frame in pings(wire):
@@ -242,12 +242,69 @@ def test_a_peer_that_answers_lives_and_is_not_asked_more_often_than_allowed() ->
 
 @pytest.mark.parametrize(("permitted", "asked"), [(False, 0), (True, 1)])
 def test_without_calls_nobody_is_asked_unless_permitted(permitted: bool, asked: int) -> None:
-    wire = Wire(keepalive_s=10.0, keepalive_without_calls=permitted)
+    wire = Wire(keepalive_s=60.0, keepalive_without_calls=permitted)
     wire.shared.sweep(1.0)
-    wire.shared.sweep(11.0)
+    wire.shared.sweep(61.0)
     wire.loop.turn()
 
     assert len(pings(wire)) == asked
+
+
+def test_with_less_than_a_minute_it_is_asked_and_dropped_to_the_millisecond() -> None:
+    wire = Wire(keepalive_s=0.5, keepalive_timeout_s=0.25)
+    wire.loop.pass_time(0.2)
+    wire.feed(wire.call(HOLD))
+    for _ in range(2):
+        wire.loop.pass_time(0.3)
+        wire.loop.pass_time(0.199)
+        assert pings(wire) == []
+        wire.loop.pass_time(0.001)
+        (frame,) = pings(wire)
+        wire.loop.pass_time(0.1)
+        wire.feed(frames.frame(PING, ACK, 0, frame.payload))
+        wire.loop.pass_time(0.15)
+        wire.feed(frames.settings({}))
+        wire.frames()
+    wire.feed(wire.call(stream=3))
+    wire.loop.pass_time(0.5)
+    assert len(pings(wire)) == 1
+    wire.loop.pass_time(0.249)
+    assert not wire.transport.aborted
+    wire.loop.pass_time(0.001)
+
+    assert wire.transport.aborted
+
+
+@pytest.mark.parametrize(("permitted", "asked"), [(False, 0), (True, 2)])
+def test_the_same_rules_hold_then(permitted: bool, asked: int) -> None:
+    wire = Wire(keepalive_s=0.5, keepalive_without_calls=permitted)
+    found = 0
+    for _ in range(1000):
+        wire.loop.pass_time(0.01)
+        for frame in pings(wire):
+            found += 1
+            wire.feed(frames.frame(PING, ACK, 0, frame.payload))
+
+    assert (found, wire.transport.over) == (asked, False)
+
+
+def test_a_process_that_stood_still_drops_nobody_for_it() -> None:
+    wire = Wire(keepalive_s=0.5, keepalive_timeout_s=0.25)
+    wire.feed(wire.call(HOLD))
+    wire.loop.pass_time(0.5)
+    wire.loop.pass_time(30.0)
+    assert not wire.transport.aborted
+    wire.loop.pass_time(0.25)
+
+    assert wire.transport.aborted
+
+
+def test_a_connection_that_is_lost_is_not_held_by_its_timer() -> None:
+    wire = Wire(keepalive_s=30.0)
+    (timer,) = wire.loop.timers
+    wire.connection.connection_lost(None)
+
+    assert timer.cancelled
 
 
 def ping(wire: Wire) -> None:

@@ -26,6 +26,7 @@ from tests.server.repository.folders import make, native
 NONE, TWO, UNTOLD = Gpus.told(()), Gpus.told((0, 1)), Gpus.told(None)
 NO_DRIVER = Gpus(machine=Machine(lambda: None, lambda: "no NVIDIA driver", lambda: True, lambda: False))
 KIND_GPU = "instance_group { kind: KIND_GPU }"
+KIND_CPU = "instance_group { kind: KIND_CPU }"
 WAY_OUT = "; --cpu-fallback=true would serve it on the CPU"
 CUDA = 'optimization { execution_accelerators { gpu_execution_accelerator { name: "cuda" } } }'
 TENSORRT = 'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }'
@@ -136,7 +137,9 @@ class TestFailsClosed:
              "device 'cuda:2' is not there: there is cuda:0, cuda:1"),
             (CUDA, "", NO_DRIVER,
              "execution accelerator 'cuda' needs an instance_group with a GPU: no NVIDIA driver"),
-            (CUDA + " instance_group { kind: KIND_CPU }", "", TWO,
+            (CUDA + " instance_group { kind: KIND_GPU }", "", NO_DRIVER,
+             "instance group m_0 of model m has kind KIND_GPU but no GPUs are available: no NVIDIA driver"),
+            (KIND_CPU, "[runtime.cuda]\nuse_tf32 = 0", TWO,
              "execution accelerator 'cuda' needs an instance_group with a GPU"),
             (TENSORRT, "", NONE, "execution accelerator 'tensorrt' needs an instance_group with a GPU"),
             (None, "[runtime]\ngpu_graphs = true", NONE, "CUDA graphs needs an instance_group with a GPU"),
@@ -219,6 +222,20 @@ class TestFailsClosed:
         assert devices(entry) == [(1, "cpu")]
         assert spec_of(entry).fallback == ""
         assert str(finding).endswith("warning: optimization.cuda.graphs has no effect: the model runs on the CPU")
+
+    @pytest.mark.parametrize("gpus", [TWO, NO_DRIVER])
+    @pytest.mark.parametrize(("accelerator", "name"), [(CUDA, "cuda"), (TENSORRT, "tensorrt")])
+    def test_accelerators_of_a_model_config_are_for_its_instances_on_gpus(
+        self, tmp_path: Path, accelerator: str, name: str, gpus: Gpus
+    ) -> None:
+        entry = read(tmp_path, f"{accelerator}\n{KIND_CPU}", gpus=gpus)
+        (finding,) = entry.findings
+
+        assert devices(entry) == [(1, "cpu")]
+        assert (spec_of(entry).fallback, spec_of(entry).options) == ("", {})
+        assert str(finding).endswith(
+            f"config.pbtxt:1: warning: execution accelerator '{name}' has no effect: the model runs on the CPU"
+        )
 
     def test_a_contradiction_where_gpus_work_is_no_reason_for_the_cpu(self, tmp_path: Path) -> None:
         entry = read(tmp_path, None, '[instances]\ndevices = ["cuda:0", "cuda:2"]', TWO, cpu_fallback=True)

@@ -1,0 +1,165 @@
+"""Pings: those that ask a silent client whether it lives, and those of clients, which may not come too often.
+
+Part of Http2Connection, between `sending.py` and `lifetime.py`. Source: gRPC's keepalive rules (A8, A9).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from .frames import ACK, PING, Fault, Http2Error, frame
+from .sending import Sender
+from .shared import Http2Shared
+
+DRAIN_PING = b"penstock"
+_KEEPALIVE_PING = b"are you?"
+_QUIET_AFTER_S = 7200.0
+"""Without calls, pings are expected this far apart, as gRPC's servers have it."""
+_EXACT_BELOW_S = 60.0
+"""A client that may be silent for so long is asked a second or two after that, by the sweep. Where it is less there is
+a timer, and each read looks at the clock, which is a hundredth of a call."""
+_LEAST_S = 0.1
+"""Who has no calls is looked at no more often than this."""
+_A_MOMENT_S = 0.0005
+_STOOD_STILL_S = 1.0
+"""A timer that is so late tells of a process that read nothing meanwhile."""
+
+
+class Pings(Sender):
+    """Who is asked, and when.
+
+    Invariants: `heard` says that something has come since the last tick, `silent_s` how long before that nothing has;
+    `heard_at_s` is when it came, where that is to be `exact`, and there is a timer then from `begin_keepalive` on.
+    """
+
+    __slots__ = (
+        "_asked_s", "_due_s", "_frames_at_asking", "_frames_at_ping", "_ping_at_s", "_pings_without_answers",
+        "_strikes", "_timer", "draining", "exact", "heard", "heard_at_s", "silent_s",
+    )  # fmt: skip
+
+    def __init__(self, shared: Http2Shared) -> None:
+        super().__init__(shared)
+        self.draining = False
+        self.heard = True
+        self.silent_s = 0.0
+        self.exact = 0 < self.limits.keepalive_s < _EXACT_BELOW_S
+        self.heard_at_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
+        self._asked_s = -1.0
+        self._pings_without_answers = 0
+        self._frames_at_asking = 0
+        self._ping_at_s = -1e9
+        self._frames_at_ping = 0
+        self._strikes = 0
+
+    def charge(self, kind: str) -> None:
+        """Count a frame that asks for nothing. Raises: Http2Error."""
+
+    def leave(self) -> None:
+        """Take no more calls."""
+
+    def ping_received(self, flags: int, payload: bytes) -> None:
+        """Answer a PING, or take the answer to one of ours.
+
+        Raises: Http2Error.
+        """
+        if len(payload) != 8:
+            raise Http2Error(Fault.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes")
+        if flags & ACK:
+            if payload == DRAIN_PING and self.draining:
+                self.leave()
+            self._asked_s = -1.0
+            return
+        self.charge("PING")
+        self._strike()
+        self.write(frame(PING, ACK, 0, payload))
+
+    def _strike(self) -> None:
+        """Count a PING that comes too soon after the last. Source: gRPC's keepalive rules (A8)."""
+        limits, now = self.limits, self.shared.loop.time()
+        if self.sent_frames != self._frames_at_ping:
+            # there was something to measure the line with
+            self._strikes = 0
+            self._frames_at_ping = self.sent_frames
+            self._ping_at_s = now
+            return
+        quiet = not self.streams and not limits.keepalive_without_calls
+        wanted_s = _QUIET_AFTER_S if quiet else limits.min_ping_interval_s
+        too_soon = now - self._ping_at_s < wanted_s
+        self._ping_at_s = now
+        if not too_soon:
+            return
+        self._strikes += 1
+        if limits.max_ping_strikes and self._strikes > limits.max_ping_strikes:
+            raise Http2Error(Fault.ENHANCE_YOUR_CALM, "too_many_pings")
+
+    # -- ours --------------------------------------------------------------------------------------------------
+
+    def tick_keepalive(self, elapsed_s: float) -> None:
+        """Look whether a client is to be asked, or has not answered, where that need not be exact."""
+        limits = self.limits
+        if self.exact:
+            return
+        if self._asked_s >= 0:
+            self._asked_s += elapsed_s
+            if not self.silent_s:
+                self._asked_s = -1.0
+            elif self._asked_s > limits.keepalive_timeout_s:
+                self.transport.abort()
+        elif 0 < limits.keepalive_s < self.silent_s and self._ask():
+            self._asked_s = 0.0
+
+    def begin_keepalive(self) -> None:
+        """Begin to watch a client that has said that it speaks HTTP/2."""
+        if self.exact:
+            self._look_in(self.limits.keepalive_s)
+
+    def end_keepalive(self) -> None:
+        """Watch it no longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look_in(self, seconds: float) -> None:
+        loop = self.shared.loop
+        self._due_s = loop.time() + seconds
+        self._timer = loop.call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        """Look at the same where it is to be exact; `_asked_s` is when it was asked then."""
+        limits, now = self.limits, self.shared.loop.time()
+        self._timer = None
+        if self.closed:
+            return
+        if 0 <= self._asked_s <= self.heard_at_s:
+            self._asked_s = -1.0
+        if self._asked_s >= 0:
+            if now - self._due_s > _STOOD_STILL_S:
+                self._asked_s = now
+            left_s = self._asked_s + limits.keepalive_timeout_s - now
+            if left_s < _A_MOMENT_S:
+                self.transport.abort()
+                return
+        else:
+            left_s = self.heard_at_s + limits.keepalive_s - now
+            if left_s < _A_MOMENT_S:
+                left_s = max(limits.keepalive_s, _LEAST_S)
+                if self._ask():
+                    self._asked_s, left_s = now, limits.keepalive_timeout_s
+        # who has answered may be silent again before that is over
+        self._look_in(min(left_s, max(limits.keepalive_s, _LEAST_S)))
+
+    def _ask(self) -> bool:
+        """Send a PING, if that is allowed now. Returns: whether it is."""
+        limits = self.limits
+        if not self.streams and not limits.keepalive_without_calls:
+            return False
+        if self._frames_at_asking != self.sent_frames:
+            self._frames_at_asking = self.sent_frames
+            self._pings_without_answers = 0
+        if 0 < limits.max_pings_without_data <= self._pings_without_answers:
+            return False
+        self._pings_without_answers += 1
+        self.write(frame(PING, 0, 0, _KEEPALIVE_PING))
+        return True
