@@ -6,7 +6,7 @@ Called by isolation.py; its two halves by overlap.py too, which has another run 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.backend import Array, Binding
@@ -19,7 +19,7 @@ from .in_place import Aimed, aim, placed, take
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model
-    from penstock.batching.request import InferRequest
+    from penstock.batching.request import InferRequest, Key
     from penstock.batching.shapes.forms import Forms
 
 
@@ -49,14 +49,11 @@ def gather(model: Model, binding: Binding, batch: Batch) -> Filled:
         return _gather_formed(model, model.forms, binding, batch, wanted)
     ran = smallest_fit(rows, model.allowed_rows) if model.allowed_rows else rows
     batched = model.signature.batched
-    shapes = [None if tail is None else (ran, *tail) for tail in batch.key] if batched else list(batch.key)
+    shapes = _shapes(batch.key, ran) if batched else list(batch.key)
     buffers = binding.lend(ran, shapes)
     aimed: Aimed | None = None
     if model.in_place:
-        buffers = [
-            None if buffer is None or placed(binding, position, requests) else buffer
-            for position, buffer in enumerate(buffers)
-        ]
+        buffers = _to_fill(binding, requests, buffers)
         aimed = aim(binding, requests, wanted)
     if ran != rows or model.padding is not None:
         _gather_padded(model, batch, buffers, ran)
@@ -65,6 +62,18 @@ def gather(model: Model, binding: Binding, batch: Batch) -> Filled:
             if buffer is not None:
                 gather_rows(_parts(requests, position), buffer)
     return wanted, ran, aimed
+
+
+def _shapes(key: Key, rows: int) -> list[tuple[int, ...] | None]:
+    return [None if tail is None else (rows, *tail) for tail in key]
+
+
+def _to_fill(binding: Binding, requests: Sequence[InferRequest], buffers: Sequence[Array | None]) -> list[Array | None]:
+    """Leave out the buffers that some of the requests are read from where they lie."""
+    return [
+        None if buffer is None or placed(binding, position, requests) else buffer
+        for position, buffer in enumerate(buffers)
+    ]
 
 
 def scatter(model: Model, batch: Batch, filled: Filled, outputs: list[Any]) -> None:
@@ -97,12 +106,17 @@ def _cut(requests: list[InferRequest], wanted: tuple[int, ...], outputs: list[An
     for request in requests:
         stop = start + request.rows
         if request.wanted is not wanted and request.wanted != wanted:
-            request.outputs = [outputs[wanted.index(position)][start:stop] for position in request.wanted]
+            request.outputs = _rows(map(outputs.__getitem__, map(wanted.index, request.wanted)), start, stop)
         elif only is not None:  # what a comprehension takes more is as much as the slice itself
             request.outputs = [only[start:stop]]
         else:
-            request.outputs = [output[start:stop] for output in outputs]
+            request.outputs = _rows(outputs, start, stop)
         start = stop
+
+
+def _rows(outputs: Iterable[Any], start: int, stop: int) -> list[Any]:
+    """Cut some outputs. Apart, since what a comprehension shares with the loop around it takes longer there."""
+    return [output[start:stop] for output in outputs]
 
 
 def device_ns(ran: Sequence[Batch], binding: Binding) -> int:
