@@ -116,7 +116,7 @@ def _run(argv: Sequence[str] | None) -> int:
     if words == ["probe"]:
         from .probe import words_of_container
 
-        words += _lengthened(words_of_container())
+        words += _lengthened(list(map(renamed, words_of_container())))
     parser = _parser()
     words, ignored = sifted(words)
     args = parser.parse_args(["version"] if words == ["--version"] else _completed(words, parser))

@@ -1,7 +1,7 @@
 """Wanted: which outputs a call names, the model's and those that only its hooks give, and what is told of them.
 
-`outputs` reads them before the run, for both transports; what Python models ask other models for follows the same rule.
-Texts are Triton's.
+`outputs` reads them before the run, for both transports; what Python models ask other models for is read by the same
+rule, and they are told no more than they have named. Texts are Triton's.
 """
 
 from __future__ import annotations

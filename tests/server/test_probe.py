@@ -66,6 +66,7 @@ def test_the_environment_says_where_to_ask(
         "/opt/penstock/bin/python /opt/penstock/bin/penstock serve /models --http-port",
         "tini -- penstock tritonserver --model-repository /models --http-po",
         "tini -- /opt/tritonserver/bin/tritonserver --model-repository=/models --http-port",
+        "tini -- tritonserver --model-store=/models --strict-model-config=false --http-port",
     ],
 )
 def test_in_a_container_the_first_process_was_told_where_to_ask(
