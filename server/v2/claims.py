@@ -120,7 +120,8 @@ def is_large(plan: Plan, outputs: Sequence[Any]) -> bool:
             large = _is_much(way.count, array)
         else:
             strings = array.dtype.hasobject
-            large = array.size >= _LARGE_ELEMENTS and (strings or way is JSON)
+            # what is binary is copied, without the GIL
+            large = array.nbytes > INLINE_BYTES or (array.size >= _LARGE_ELEMENTS and (strings or way is JSON))
             large = large or (strings and way is JSON and _is_long(array))
         if large:
             return True

@@ -289,6 +289,24 @@ class TestConnections:
 
         run(main)
 
+    def test_a_large_answer_is_not_copied_to_stand_behind_its_head(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS, Own(hold=True))
+            written: list[bytes] = []
+            monkeypatch.setattr(lane.transport, "write", written.append)
+            for answer in (bytes(64 << 10), bytes(100)):
+                lane.feed(request("/own"))
+                lane.own.let_go(answer)
+                lane.feed(request("/own"))
+                lane.own.waiting.pop(0).answer(200, answer, b"text/plain")
+                large, asked = len(answer) > 100, len(written)
+
+                assert asked == (4 if large else 2)
+                assert [each is answer for each in written] == ([False, True] * 2 if large else [False] * 2)
+                written.clear()
+
+        run(main)
+
     @pytest.mark.parametrize("answer", [b"{}", b""])
     def test_a_second_answer_is_ignored(self, answer: bytes) -> None:
         async def main() -> None:
