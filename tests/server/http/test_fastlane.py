@@ -5,6 +5,7 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import orjson
 import pytest
@@ -519,6 +520,20 @@ class TestBackPressure:
         run(main)
 
 
+class Later:
+    """Stands in for a loop's `call_later`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, loop: asyncio.AbstractEventLoop) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        monkeypatch.setattr(loop, "call_later", lambda *call: self.calls.append(call))
+
+    def let_pass(self) -> float:
+        """Call what was to be called next; give after how long that was."""
+        delay, call, *said = self.calls.pop(0)
+        call(*said)
+        return float(delay)
+
+
 class TestFullQueue:
     def test_a_large_body_is_read_and_dropped_and_its_request_refused_at_its_end(self) -> None:
         async def main() -> None:
@@ -867,15 +882,14 @@ class TestDraining:
             lane.app.parts = (b"first", b"last")
             lane.app.on.clear()
             await lane.fed(GET)
-            later: list[tuple[float, Callable[[], None]]] = []
             lane.protocol.shutdown()
-            monkeypatch.setattr(lane.protocol.loop, "call_later", lambda *call: later.append(call))
+            clock = Later(monkeypatch, lane.protocol.loop)
             lane.app.on.set()
             await turns()
-            delay, close = later[-1]
-            close()
+            del clock.calls[:-1]
 
-            assert delay == DRAIN_LINGER_S
+            assert clock.let_pass() == DRAIN_LINGER_S
+            clock.let_pass()
             assert lane.transport.closed
 
         run(main)
@@ -897,16 +911,52 @@ class TestDraining:
     def test_an_idle_connection_is_closed_after_a_while(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
-            later: list[tuple[float, object]] = []
-            monkeypatch.setattr(lane.protocol.loop, "call_later", lambda *call: later.append(call))
+            clock = Later(monkeypatch, lane.protocol.loop)
             lane.protocol.shutdown()
             assert not lane.transport.closed
-            [(delay, close)] = later
-            assert callable(close)
-            close()
 
-            assert delay == DRAIN_LINGER_S
+            assert clock.let_pass() == DRAIN_LINGER_S
+            clock.let_pass()
             assert lane.transport.closed
+
+        run(main)
+
+    def test_who_still_takes_an_answer_may_ask_again_after_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It was told that the connection stays open, and would find it closed on its next request."""
+
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            clock = Later(monkeypatch, lane.protocol.loop)
+            lane.feed(request("/own"))
+            lane.protocol.pause_writing()
+            lane.protocol.shutdown()
+            for _ in range(4):
+                assert clock.let_pass() == DRAIN_LINGER_S
+            lane.protocol.resume_writing()
+            clock.let_pass()
+            assert not lane.transport.closed
+            lane.feed(request("/own"))
+
+            assert [answer.closes for answer in lane.answers] == [False, True]
+            assert lane.transport.over
+
+        run(main)
+
+    def test_what_arrived_while_the_loop_was_busy_is_read_before_an_idle_connection_is_closed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A loop calls what is due before it reads."""
+
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            clock = Later(monkeypatch, lane.protocol.loop)
+            lane.protocol.shutdown()
+            clock.let_pass()
+            lane.feed(request("/own"))
+            clock.let_pass()
+
+            assert lane.statuses == [200]
+            assert lane.answers[0].closes
 
         run(main)
 
@@ -943,13 +993,11 @@ class TestDraining:
 
     def test_who_comes_meanwhile_and_says_nothing_is_let_go(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async def main() -> None:
-            later: list[tuple[float, Callable[[], None]]] = []
-            monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda *call: later.append(call))
+            clock = Later(monkeypatch, asyncio.get_running_loop())
             lane = late_lane()
-            [(delay, close)] = later
-            close()
 
-            assert delay == DRAIN_LINGER_S
+            assert clock.let_pass() == DRAIN_LINGER_S
+            clock.let_pass()
             assert lane.transport.closed
 
         run(main)
