@@ -93,7 +93,9 @@ def test_a_run_that_ends_when_the_loop_is_closed_ends_quietly() -> None:
     Turns(loop, lambda *_: None).finished_on_thread(cast(Any, None), [])
 
 
-def test_a_turn_writes_large_answers_for_as_long_as_it_may_and_the_next_goes_on(clock: Clock) -> None:
+def test_a_turn_writes_large_answers_for_as_long_as_it_may_and_the_next_goes_on(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loop = Loop()
     watched = Turns(cast(Any, loop), lambda *_: None)
     given: list[Any] = []
@@ -102,7 +104,7 @@ def test_a_turn_writes_large_answers_for_as_long_as_it_may_and_the_next_goes_on(
         given.append(ran)
         clock.now_ns += GOES_ON_NS + 1
 
-    watched.deliver = deliver  # type: ignore[method-assign]
+    monkeypatch.setattr(watched, "deliver", deliver)
     for batch in range(3):
         watched.finished_on_loop(cast(Any, None), [cast(Any, batch)])
     after = []
