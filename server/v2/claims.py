@@ -120,8 +120,7 @@ def is_large(plan: Plan, outputs: Sequence[Any]) -> bool:
             large = _is_much(way.count, array)
         else:
             strings = array.dtype.hasobject
-            # what is binary is copied, without the GIL
-            large = array.nbytes > INLINE_BYTES or (array.size >= _LARGE_ELEMENTS and (strings or way is JSON))
+            large = array.size >= _LARGE_ELEMENTS and (strings or way is JSON)
             large = large or (strings and way is JSON and _is_long(array))
         if large:
             return True

@@ -204,9 +204,8 @@ class Inference:
     def _answer_outputs(self, connection: FastLane, claim: Claim, encoder: Encoder, request: InferRequest) -> None:
         plan, outputs = connection.plan, request.outputs or []
         own = type(outputs) is OwnOutputs
-        bulky = claim.route.bulky and is_large(plan, outputs)
-        if type(plan) is tuple and not own and all(plan) and not encoder.strings and not bulky:
-            # all as binary: there is little to encode, but for strings, and a little to copy
+        if type(plan) is tuple and not own and all(plan) and not encoder.strings:
+            # all as binary: there is little to encode, however much there is, but for strings
             self._answer_body(connection, claim, *encoder.mixed(request.id, request.wanted, plan, outputs))
             return
         if own:
@@ -215,7 +214,7 @@ class Inference:
             encode = partial(encode_ways, encoder, request, plan)
         else:
             encode = partial(encoder.mixed, request.id, request.wanted, plan, outputs)
-        if bulky or is_large(plan, outputs):
+        if is_large(plan, outputs):
             work = self._answer_later(connection, claim, request, encode)
             connection.task = asyncio.get_running_loop().create_task(work)
         elif plan is None and not claim.accept and not own:

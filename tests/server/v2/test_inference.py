@@ -176,15 +176,9 @@ def test_a_request_that_takes_steps_may_follow_one_at_once() -> None:
     run(main)
 
 
-STRINGS, NUMBERS = np.array([b"text"], np.object_), np.array([7], np.float32)
-
-
-@pytest.mark.parametrize(
-    ("value", "count", "here"),
-    [(STRINGS, 3, True), (STRINGS, 20_000, False), (NUMBERS, 20_000, True), (NUMBERS, 600_000, False)],
-)
-def test_many_strings_and_very_many_numbers_are_written_as_bytes_on_a_thread(
-    monkeypatch: pytest.MonkeyPatch, value: Any, count: int, *, here: bool
+@pytest.mark.parametrize(("count", "here"), [(3, True), (20_000, False)])
+def test_many_strings_are_written_as_bytes_on_a_thread(
+    monkeypatch: pytest.MonkeyPatch, count: int, *, here: bool
 ) -> None:
     where = []
     mixed = Encoder.mixed
@@ -195,8 +189,7 @@ def test_many_strings_and_very_many_numbers_are_written_as_bytes_on_a_thread(
 
     monkeypatch.setattr(Encoder, "mixed", noted)
     asked = json.loads(BODY) | {"outputs": [{"name": "y", "parameters": {"binary_data": True}}]}
-    outputs = (TensorSpec("y", "BYTES" if value is STRINGS else "FP32", (-1, -1)),)
-    raw = b"\4\0\0\0text" if value is STRINGS else value.tobytes()
+    outputs = (TensorSpec("y", "BYTES", (-1, -1)),)
 
     async def main() -> None:
         served = Served()
@@ -204,12 +197,12 @@ def test_many_strings_and_very_many_numbers_are_written_as_bytes_on_a_thread(
         served.engine.loaded = fake_model(signature=Signature(inputs, outputs, batched=True))
         await served.fed(request(PATH, json.dumps(asked).encode()))
         [each] = served.engine.held
-        each.outputs = [value.repeat(count).reshape(1, count)]
+        each.outputs = [np.array([[b"text"] * count], np.object_)]
         each.sink.deliver([each])
         if isinstance(served.protocol.task, asyncio.Task):
             await served.protocol.task
 
-        assert served.bodies[0].endswith(b"]}" + raw * count)
+        assert served.bodies[0].endswith(b"]}" + b"\4\0\0\0text" * count)
 
     run(main)
     assert where == [here]
