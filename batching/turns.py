@@ -177,12 +177,17 @@ class Turns:
 
     def _deliver_finished(self) -> None:
         self._delivery_due = False  # first: a batch that finishes while this runs asks for another call
-        finished = self._finished
+        finished, began_ns = self._finished, time.monotonic_ns()
         while finished:
             model, ran = finished.popleft()
             self.deliver(model, ran)
             if not ran and not model.dirty:
                 self.mark(model)
+            if finished and time.monotonic_ns() > began_ns + GOES_ON_NS:
+                # large answers take longer to write than to compute: there would be another whenever one is written
+                self._delivery_due = True
+                self._loop.call_soon(self._deliver_finished)
+                break
 
     def deliver(self, model: Model, ran: list[Batch]) -> None:
         """Count what ran and hand it out."""

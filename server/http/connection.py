@@ -32,6 +32,8 @@ EOF_GRACE_S = 1.0
 """How long a request is still answered after its client has closed its sending side, or altogether."""
 DRAIN_LINGER_S = 0.5
 """How long an idle connection stays open while draining: a request that is on its way is still answered."""
+_LOOK_S = 0.01
+"""In so long a loop has read what had arrived."""
 REFUSED_LINGER_S = 5.0
 """How long what a refused client still sends is read and dropped: closing on it would take the answer with it."""
 
@@ -156,8 +158,19 @@ class Connection(HttpToolsProtocol):
         elif self._state == CLOSED and not self._late:
             self.transport.close()
 
-    def _close_idle(self) -> None:
-        if self._state == HEAD and not self._buffer:
+    def _close_idle(self, looked: bool = False) -> None:
+        """Close unless the client asks for more, for which it has a while once it has taken the answer before.
+
+        That one may have said that the connection stays open. `looked`: what had arrived has been read since this was
+        due. A loop that was busy calls what is due first, and to close on a request would cost its client the 503.
+        """
+        if self._state != HEAD or self._buffer:
+            return
+        if self.flow.write_paused:
+            self.loop.call_later(DRAIN_LINGER_S, self._close_idle)
+        elif not looked:
+            self.loop.call_later(_LOOK_S, self._close_idle, True)
+        else:
             self._close()
 
     def _refuse(self, error: HttpError) -> None:

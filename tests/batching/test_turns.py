@@ -93,6 +93,29 @@ def test_a_run_that_ends_when_the_loop_is_closed_ends_quietly() -> None:
     Turns(loop, lambda *_: None).finished_on_thread(cast(Any, None), [])
 
 
+def test_a_turn_writes_large_answers_for_as_long_as_it_may_and_the_next_goes_on(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Loop()
+    watched = Turns(cast(Any, loop), lambda *_: None)
+    given: list[Any] = []
+
+    def deliver(_model: Any, ran: Any) -> None:
+        given.append(ran)
+        clock.now_ns += GOES_ON_NS + 1
+
+    monkeypatch.setattr(watched, "deliver", deliver)
+    for batch in range(3):
+        watched.finished_on_loop(cast(Any, None), [cast(Any, batch)])
+    after = []
+    while loop.soon:
+        loop.end_turn()
+        after.append(len(given))
+
+    assert after == [1, 2, 3]
+    assert given == [[0], [1], [2]]
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("rows", "goes_on_ns", "most"), [(1, HOUR_NS, 20), (1, -1, 1), (2, HOUR_NS, 2)], ids=["one", "a long turn", "two"]

@@ -5,6 +5,7 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import orjson
 import pytest
@@ -324,6 +325,24 @@ class TestConnections:
 
         run(main)
 
+    def test_a_large_answer_is_not_copied_to_stand_behind_its_head(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS, Own(hold=True))
+            written: list[bytes] = []
+            monkeypatch.setattr(lane.transport, "write", written.append)
+            for answer in (bytes(64 << 10), bytes(100)):
+                lane.feed(request("/own"))
+                lane.own.let_go(answer)
+                lane.feed(request("/own"))
+                lane.own.waiting.pop(0).answer(200, answer, b"text/plain")
+                large, asked = len(answer) > 100, len(written)
+
+                assert asked == (4 if large else 2)
+                assert [each is answer for each in written] == ([False, True] * 2 if large else [False] * 2)
+                written.clear()
+
+        run(main)
+
     @pytest.mark.parametrize("answer", [b"{}", b""])
     def test_a_second_answer_is_ignored(self, answer: bytes) -> None:
         async def main() -> None:
@@ -534,6 +553,20 @@ class TestBackPressure:
             assert lane.transport.closed
 
         run(main)
+
+
+class Later:
+    """Stands in for a loop's `call_later`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, loop: asyncio.AbstractEventLoop) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        monkeypatch.setattr(loop, "call_later", lambda *call: self.calls.append(call))
+
+    def let_pass(self) -> float:
+        """Call what was to be called next; give after how long that was."""
+        delay, call, *said = self.calls.pop(0)
+        call(*said)
+        return float(delay)
 
 
 class TestFullQueue:
@@ -884,15 +917,14 @@ class TestDraining:
             lane.app.parts = (b"first", b"last")
             lane.app.on.clear()
             await lane.fed(GET)
-            later: list[tuple[float, Callable[[], None]]] = []
             lane.protocol.shutdown()
-            monkeypatch.setattr(lane.protocol.loop, "call_later", lambda *call: later.append(call))
+            clock = Later(monkeypatch, lane.protocol.loop)
             lane.app.on.set()
             await turns()
-            delay, close = later[-1]
-            close()
+            del clock.calls[:-1]
 
-            assert delay == DRAIN_LINGER_S
+            assert clock.let_pass() == DRAIN_LINGER_S
+            clock.let_pass()
             assert lane.transport.closed
 
         run(main)
@@ -914,16 +946,52 @@ class TestDraining:
     def test_an_idle_connection_is_closed_after_a_while(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
-            later: list[tuple[float, object]] = []
-            monkeypatch.setattr(lane.protocol.loop, "call_later", lambda *call: later.append(call))
+            clock = Later(monkeypatch, lane.protocol.loop)
             lane.protocol.shutdown()
             assert not lane.transport.closed
-            [(delay, close)] = later
-            assert callable(close)
-            close()
 
-            assert delay == DRAIN_LINGER_S
+            assert clock.let_pass() == DRAIN_LINGER_S
+            clock.let_pass()
             assert lane.transport.closed
+
+        run(main)
+
+    def test_who_still_takes_an_answer_may_ask_again_after_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It was told that the connection stays open, and would find it closed on its next request."""
+
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            clock = Later(monkeypatch, lane.protocol.loop)
+            lane.feed(request("/own"))
+            lane.protocol.pause_writing()
+            lane.protocol.shutdown()
+            for _ in range(4):
+                assert clock.let_pass() == DRAIN_LINGER_S
+            lane.protocol.resume_writing()
+            clock.let_pass()
+            assert not lane.transport.closed
+            lane.feed(request("/own"))
+
+            assert [answer.closes for answer in lane.answers] == [False, True]
+            assert lane.transport.over
+
+        run(main)
+
+    def test_what_arrived_while_the_loop_was_busy_is_read_before_an_idle_connection_is_closed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A loop calls what is due before it reads."""
+
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            clock = Later(monkeypatch, lane.protocol.loop)
+            lane.protocol.shutdown()
+            clock.let_pass()
+            lane.feed(request("/own"))
+            clock.let_pass()
+
+            assert lane.statuses == [200]
+            assert lane.answers[0].closes
 
         run(main)
 
@@ -960,13 +1028,11 @@ class TestDraining:
 
     def test_who_comes_meanwhile_and_says_nothing_is_let_go(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async def main() -> None:
-            later: list[tuple[float, Callable[[], None]]] = []
-            monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda *call: later.append(call))
+            clock = Later(monkeypatch, asyncio.get_running_loop())
             lane = late_lane()
-            [(delay, close)] = later
-            close()
 
-            assert delay == DRAIN_LINGER_S
+            assert clock.let_pass() == DRAIN_LINGER_S
+            clock.let_pass()
             assert lane.transport.closed
 
         run(main)
