@@ -6,6 +6,7 @@ Source: grpc/doc/PROTOCOL-HTTP2.md; gRFC A6 for `grpc-retry-pushback-ms`.
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 
 from penstock.server.http2.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame
 from penstock.server.http2.headers import encode
@@ -31,24 +32,22 @@ _KIND = struct.Struct(">IB")
 """A frame's head up to the stream: length and type in one word, flags."""
 _BEGIN_KIND = _KIND.pack(len(_BEGIN_BLOCK) << 8 | HEADERS, END_HEADERS)
 _OK_KIND = _KIND.pack(_OK_WORD, END_HEADERS | END_STREAM)
-_KEPT_SIZES = 1024
-_around: dict[int, tuple[bytes, bytes]] = {}
-"""What stands on both sides of the stream in the head of a DATA frame, by its message's size: a method's answers have
-few, and to pack it all for each takes a quarter longer."""
 
 
 def whole(stream_id: int, message: bytes, size: int) -> tuple[bytes, ...]:
     """Build the answer of a call that went well, of one message in one frame: HEADERS, DATA, the trailers of `ok`."""
     stream = _stream(stream_id)
-    block, prefix = _around.get(size) or _keep_around(size)
+    block, prefix = _around(size)
     return (_BEGIN_KIND, stream, block, stream, prefix, message, _OK_KIND, stream, _OK_BLOCK)
 
 
-def _keep_around(size: int) -> tuple[bytes, bytes]:
-    if len(_around) >= _KEPT_SIZES:
-        _around.clear()
-    around = _around[size] = _BEGIN_BLOCK + _KIND.pack((size + PREFIX_BYTES) << 8 | DATA, 0), PREFIX.pack(0, size)
-    return around
+@lru_cache(1024)
+def _around(size: int) -> tuple[bytes, bytes]:
+    """Give what stands on both sides of the stream in the head of a DATA frame, by its message's size.
+
+    A method's answers have few sizes, and to pack it all for each takes a quarter longer.
+    """
+    return _BEGIN_BLOCK + _KIND.pack((size + PREFIX_BYTES) << 8 | DATA, 0), PREFIX.pack(0, size)
 
 
 def before_message(stream_id: int, size: int, flag: int) -> bytes:

@@ -21,8 +21,9 @@ a timer, and each read looks at the clock, which is a hundredth of a call."""
 _LEAST_S = 0.1
 """Who has no calls is looked at no more often than this."""
 _A_MOMENT_S = 0.0005
-_STOOD_STILL_S = 1.0
-"""A timer that is so late tells of a process that read nothing meanwhile."""
+_LATE_S, _STOOD_STILL_S = 0.05, 1.0
+"""A timer that is late tells of a loop that has read nothing meanwhile: it looks once more when that has been done. One
+that is so late tells of a process that stood still, whose client has all the time anew."""
 
 
 class Pings(Sender):
@@ -33,7 +34,7 @@ class Pings(Sender):
     """
 
     __slots__ = (
-        "_asked_s", "_due_s", "_frames_at_asking", "_frames_at_ping", "_ping_at_s", "_pings_without_answers",
+        "_again", "_asked_s", "_due_s", "_frames_at_asking", "_frames_at_ping", "_ping_at_s", "_pings_without_answers",
         "_strikes", "_timer", "draining", "exact", "heard", "heard_at_s", "silent_s",
     )  # fmt: skip
 
@@ -47,6 +48,7 @@ class Pings(Sender):
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = 0.0
         self._asked_s = -1.0
+        self._again = False
         self._pings_without_answers = 0
         self._frames_at_asking = 0
         self._ping_at_s = -1e9
@@ -139,14 +141,16 @@ class Pings(Sender):
                 self._asked_s = now
             left_s = self._asked_s + limits.keepalive_timeout_s - now
             if left_s < _A_MOMENT_S:
-                self.transport.abort()
-                return
+                if self._again or now - self._due_s < _LATE_S:
+                    self.transport.abort()
+                    return
+                self._again, left_s = True, 2 * _A_MOMENT_S
         else:
             left_s = self.heard_at_s + limits.keepalive_s - now
             if left_s < _A_MOMENT_S:
                 left_s = max(limits.keepalive_s, _LEAST_S)
                 if self._ask():
-                    self._asked_s, left_s = now, limits.keepalive_timeout_s
+                    self._asked_s, left_s, self._again = now, limits.keepalive_timeout_s, False
         # who has answered may be silent again before that is over
         self._look_in(min(left_s, max(limits.keepalive_s, _LEAST_S)))
 

@@ -299,6 +299,21 @@ def test_a_process_that_stood_still_drops_nobody_for_it() -> None:
     assert wire.transport.aborted
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_loop_that_was_busy_reads_before_it_drops_who_may_have_answered(answers: bool) -> None:
+    wire = Wire(keepalive_s=0.5, keepalive_timeout_s=0.25)
+    wire.feed(wire.call(HOLD))
+    wire.loop.pass_time(0.5)
+    (frame,) = pings(wire)
+    wire.loop.pass_time(0.75)
+    assert not wire.transport.aborted
+    if answers:
+        wire.feed(frames.frame(PING, ACK, 0, frame.payload))
+    wire.loop.pass_time(0.075)
+
+    assert wire.transport.aborted is not answers
+
+
 def test_a_connection_that_is_lost_is_not_held_by_its_timer() -> None:
     wire = Wire(keepalive_s=30.0)
     (timer,) = wire.loop.timers
