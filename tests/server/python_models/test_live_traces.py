@@ -126,15 +126,14 @@ def serving(root: Path, *rules: str, models: Sequence[str]) -> AbstractContextMa
 ASKED: list[tuple[str, dict[str, Any], list[tuple[str, str]]]] = [
     ("asks", {"model": "same"}, [("asks", ""), ("same", "asks")]),
     ("asks", {"model": "same", "how": "twice"}, [("asks", ""), ("same", "asks"), ("same", "asks")]),
-    ("asks", {"model": "several", "how": "several"}, [("asks", ""), ("several", "asks")]),
     ("asks", {"model": "asks_too/same"}, [("asks", ""), ("asks_too", "asks"), ("same", "asks_too")]),
     ("asks", {"model": "over_same"}, [("asks", ""), ("over_same", "asks"), ("same", "over_same")]),
     ("over_asks", {"model": "same"}, [("over_asks", ""), ("asks", "over_asks"), ("same", "asks")]),
     ("asks", {"model": "same", "how": "apart"}, [("same", ""), ("asks", "")]),
     ("asks", {"model": "asks_too/nobody", "status": 500}, [("asks", ""), ("asks_too", "asks")]),
 ]
-"""What is asked of which model, and who is in the trace of that, each with who has asked it: one, two, several answers,
-one that asks, an ensemble, in an ensemble, without its trace, and one that fails."""
+"""What is asked of which model, and who is in the trace of that, each with who has asked it: one, two, one
+that asks, an ensemble, in an ensemble, without its trace, and one that fails."""
 
 
 def test_what_a_model_asks_is_in_the_trace_of_the_request(tmp_path: Path) -> None:
@@ -145,6 +144,18 @@ def test_what_a_model_asks_is_in_the_trace_of_the_request(tmp_path: Path) -> Non
             ask(live, model, **said)
 
     assert tree(path) == [each for *_, found in ASKED for each in found]
+
+
+def test_so_is_a_decoupled_one_whose_run_ends_before_that_of_who_asks(tmp_path: Path) -> None:
+    """It has sent its last answer before, so that who asks may end first: then there is nothing to be a part of."""
+    path = tmp_path / "trace.json"
+    with serving(
+        tmp_path / "m", "level=TIMESTAMPS", "rate=1", f"triton,file={path}", models=("asks", "several")
+    ) as live:
+        for _ in range(10):
+            ask(live, "asks", model="several", how="several")
+
+    assert set(tree(path)) == {("asks", ""), ("several", "asks")}
 
 
 def test_it_is_sampled_with_the_request_and_not_by_itself(tmp_path: Path) -> None:
