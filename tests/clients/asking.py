@@ -74,6 +74,11 @@ class Asking:
         """Wait until exactly so many wait."""
         self.until(lambda: self.waiting() == count)
 
+    def until_in_line(self) -> None:
+        """Wait until an Instance stands in the rate limiter's line: its thread may come there after its requests."""
+        claims = [claim for place in self._model().places for claim in place.claims]
+        self.until(lambda: any(claim.waiter is not None for claim in claims))
+
     def until(self, condition: Any) -> None:
         """Wait until something is so; the server tells nobody."""
         end_s = time.monotonic() + PATIENCE_S

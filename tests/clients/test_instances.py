@@ -163,6 +163,7 @@ class TestCrossModelPriority:
             held = first.ask(1, 0.0)
             live.call(gated.gate.entered())
             sent = [*first.queue(*[1] * 16, value=1.0), *second.queue(*[1] * 8, value=2.0)]
+            second.until_in_line()
             alone = len(gated.runs)
             gated.gate.open()
             errors = {answer.error for answer in answers([held, *sent])}
