@@ -16,6 +16,7 @@ from .loading.closing import patiently
 from .running.in_place import devices_of, unread
 from .running.instance import ThreadInstance
 from .running.isolation import LostBatch, execute, refuse
+from .running.quarantine import Quarantine
 from .running.stay import LONG_NS, Stay
 from .scheduling.arrivals import is_choosy
 from .scheduling.costs import CostModel
@@ -107,7 +108,7 @@ class Model:
         self._on_threads = bool(spec.policy.run_limit_us) or needs_threads(spec, shared, backends)
         fast = fast_ns("thread" if self._on_threads else spec.policy.executor, count)
         self.costs = CostModel(spec.policy.allowed_rows)
-        self.stay = Stay()
+        self.stay, self.quarantine = Stay(), Quarantine()
         sequences = sequences_of(spec, self.max_rows, count, backends)
         self.scheduler = Scheduler(spec.policy, self.costs, fast, count, sequences, usable_bytes())
         self.events: dict[str, int] = {}

@@ -2,7 +2,8 @@
 
 Three models of rows of 4 numbers, which are places in a table of 1000: one bad request in a hundred asks for a place
 beyond it, and makes ONNX Runtime raise. `lookup` is small and runs on the loop; `early` does the work of `mlp` after
-the look-up, `late` before it. Load without and with bad requests runs in turns; the server's CPU time is compared.
+the look-up, `late` before it. Loads without bad requests, with others each time, and with the same one again and again
+run in turns; the server's CPU time is compared.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+
+from penstock.batching.running.quarantine import MOST as MOST_KNOWN
 
 from .load import Call, Load, Process, drive, penstock
 
@@ -86,55 +89,75 @@ def build(name: str) -> onnx.ModelProto:
     return helper.make_model(whole, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
 
 
-def bodies(bad: bool) -> tuple[bytes, ...]:
-    """Write BAD_ONE_IN requests, the last one bad if so asked; its answer is JSON like the others'."""
+def bodies(bad: int) -> tuple[bytes, ...]:
+    """Write requests, one in BAD_ONE_IN of which is bad if so asked, `bad` different ones; all answers are JSON."""
     rows = np.random.default_rng(3).integers(0, PLACES, (BAD_ONE_IN, 4)).tolist()
-    if bad:
-        rows[-1][2] = PLACES
-    return tuple(
-        json.dumps({"inputs": [{"name": "input", "shape": [1, 4], "datatype": "FP32", "data": row}]}).encode()
-        for row in rows
-    )
+    texts: list[bytes] = []
+    for number in range(bad):
+        rows[-1][2] = PLACES + number
+        texts += map(_body, rows)
+    return tuple(texts or map(_body, rows))
+
+
+def _body(row: list[int]) -> bytes:
+    return json.dumps({"inputs": [{"name": "input", "shape": [1, 4], "datatype": "FP32", "data": row}]}).encode()
 
 
 @dataclass(slots=True)
-class Case:
-    """What the rounds of one model have given: the loads without and with bad requests, and how answers were counted.
+class Kind:
+    """What the rounds of one load of one model have given. `bad`: how many different bad requests; 0: none.
 
-    `served` and `failed` are the server's own counts under the load with bad requests.
+    `served` and `failed` are the server's own counts.
     """
 
-    model: str
-    clean: list[Load] = field(default_factory=list)
-    bad: list[Load] = field(default_factory=list)
+    bad: int
+    loads: list[Load] = field(default_factory=list)
     served: int = 0
     failed: int = 0
 
-    def round(self, server: Process, seconds: int) -> None:
-        """Measure both loads once, one after the other."""
-        path, headers = f"/v2/models/{self.model}/infer", {"Content-Type": "application/json"}
-        self.clean.append(drive(server, Call(path, bodies(bad=False), headers), CONNECTIONS, seconds))
-        served, failed = _counts(server, self.model)
-        self.bad.append(drive(server, Call(path, bodies(bad=True), headers), CONNECTIONS, seconds))
-        served_after, failed_after = _counts(server, self.model)
+    def round(self, server: Process, model: str, seconds: int) -> None:
+        """Measure it once."""
+        served, failed = _counts(server, model)
+        call = Call(f"/v2/models/{model}/infer", bodies(self.bad), {"Content-Type": "application/json"})
+        self.loads.append(drive(server, call, CONNECTIONS, seconds))
+        served_after, failed_after = _counts(server, model)
         self.served += served_after - served
         self.failed += failed_after - failed
 
-    def lines(self) -> Iterator[str]:
-        """Write the medians and whether they hold."""
-        clean, bad = (statistics.median(load.cpu_us for load in loads) for loads in (self.clean, self.bad))
-        rates = [statistics.median(load.requests_per_s for load in loads) for loads in (self.clean, self.bad)]
-        p99 = [statistics.median(load.p99_ms for load in loads) for loads in (self.clean, self.bad)]
-        yield f"{self.model:<8} CPU us/request {clean:8.1f} without bad ones, {bad:8.1f} with; ratio {bad / clean:.2f}"
-        yield f"{'':8} requests/s {rates[0]:,.0f} and {rates[1]:,.0f}; p99 ms {p99[0]:.2f} and {p99[1]:.2f}"
-        share = self.failed / max(self.served + self.failed, 1)
-        yield f"{'':8} {self.served:,} served, {self.failed:,} failed ({share:.2%})"
-        verdict = "holds" if bad / clean <= MOST else "DOES NOT HOLD"
-        yield f"{'':8} at most {MOST} times the CPU: {verdict}"
+    def median(self, name: str) -> float:
+        """Give the median of one figure of Load."""
+        return float(statistics.median(getattr(load, name) for load in self.loads))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether who is bad has failed, and nobody else."""
         # what was under way when a load ended was counted by the server, and by nobody else
-        strange = abs(self.failed - (self.served + self.failed) / BAD_ONE_IN) > len(self.bad) * 2
-        lost = sum(load.broken for load in (*self.clean, *self.bad)) + sum(load.refused for load in self.clean)
-        yield f"{'':8} every good request is served: {'DOES NOT HOLD' if strange or lost else 'holds'}"
+        bad = (self.served + self.failed) / BAD_ONE_IN if self.bad else 0
+        return abs(self.failed - bad) <= len(self.loads) * 2 and not any(load.broken for load in self.loads)
+
+
+def cases() -> dict[str, Kind]:
+    """Make the loads: without bad requests, with others each time, and with one that comes again and again."""
+    # more than the server remembers, so that each is a new one to it
+    return {"none bad": Kind(0), "each another": Kind(2 * MOST_KNOWN), "the same again": Kind(1)}
+
+
+def lines(model: str, kinds: dict[str, Kind]) -> Iterator[str]:
+    """Write the medians and whether they hold."""
+    clean, *others = kinds
+    for name, kind in kinds.items():
+        yield (
+            f"{model:<8}{name:<16}{kind.median('cpu_us'):8.1f} us CPU/request{kind.median('requests_per_s'):10,.0f}/s"
+            f"  p99 {kind.median('p99_ms'):6.2f} ms  {kind.served:,} served, {kind.failed:,} failed"
+        )
+    for name in others:
+        ratio = kinds[name].median("cpu_us") / kinds[clean].median("cpu_us")
+        yield f"{model}, {name}: {ratio:.2f} times the CPU, at most {MOST}: {_verdict(ratio <= MOST)}"
+    yield f"{model}: every good request is served: {_verdict(all(kind.is_whole for kind in kinds.values()))}"
+
+
+def _verdict(holds: bool) -> str:
+    return "holds" if holds else "DOES NOT HOLD"
 
 
 def _counts(server: Process, model: str) -> tuple[int, int]:
@@ -157,12 +180,11 @@ def main() -> None:
             onnx.save(build(name), path)
         with penstock(Path(folder)) as server:
             for name in args.models:
-                warm = Case(name)
-                warm.round(server, 1)
-                case = Case(name)
-                for _ in range(args.rounds):
-                    case.round(server, args.seconds)
-                print(*case.lines(), sep="\n", flush=True)
+                for seconds, rounds in ((1, 1), (args.seconds, args.rounds)):  # the first to warm up
+                    kinds = cases()
+                    for kind in rounds * list(kinds.values()):
+                        kind.round(server, name, seconds)
+                print(*lines(name, kinds), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

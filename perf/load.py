@@ -41,11 +41,11 @@ _SERVE = (sys.executable, "-m", "penstock.server.cli", "serve", "--allow-metrics
 _SCRIPT = """
 wrk.method = "POST"
 local bodies = {}
-for i, path in ipairs({%s}) do
-    local file = assert(io.open(path, "rb"))
-    bodies[i] = file:read("*a")
-    file:close()
+local file = assert(io.open("%s", "rb"))
+for length in io.lines("%s") do
+    bodies[#bodies + 1] = file:read(tonumber(length)) or ""
 end
+file:close()
 wrk.body = bodies[1]
 if #bodies > 1 then
     local turn, texts = 0, {}
@@ -281,11 +281,10 @@ def drive(process: Process, call: Call, connections: int, seconds: int) -> Load:
     """Keep `connections` busy for `seconds`, each sending as soon as it has its answer."""
     needs("wrk")
     with tempfile.TemporaryDirectory() as folder:
-        paths = [Path(folder, f"body{number}") for number, _ in enumerate(call.bodies)]
-        for path, body in zip(paths, call.bodies, strict=True):
-            path.write_bytes(body)
-        script = Path(folder, "call.lua")
-        script.write_text(_SCRIPT % ", ".join(f'"{path}"' for path in paths), "utf-8")
+        bodies, lengths, script = (Path(folder, name) for name in ("bodies", "lengths", "call.lua"))
+        bodies.write_bytes(b"".join(call.bodies))
+        lengths.write_text("".join(f"{len(body)}\n" for body in call.bodies), "utf-8")
+        script.write_text(_SCRIPT % (bodies, lengths), "utf-8")
         headers = [word for name, value in call.headers.items() for word in ("-H", f"{name}: {value}")]
         command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "30s", "-s", str(script)]
         before_s = process.cpu_s()

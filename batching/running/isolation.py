@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from penstock.backends.backend import Binding
@@ -49,22 +51,40 @@ def execute(model: Model, binding: Binding, batch: Batch, failed: Exception | No
     A batch that fails is run again in parts, until the guilty request is alone and the others are served. One that
     does not fit the memory is halved, and so are those that come after it, for a while. Of a model that remembers for
     itself nothing is run twice: it may have taken in what it failed with.
-    Returns: the batches that ran, the one given unless it was split; the requests keep their order.
+    Returns: the batches that ran, the one given unless it was split; the requests keep their order, but those that are
+    known to fail (quarantine.py) run last, each alone.
     Raises: LostBatch.
     """
-    error = failed or _attempt(model, binding, batch)
-    return [batch] if error is None else _Search(model, binding, batch, error).settle(error)
+    quarantine = model.quarantine
+    if failed is None and quarantine.known and (known := quarantine.among(batch.requests)):
+        others = [request for request in batch.requests if request not in known]
+        ran = _in_turn(model, binding, batch, [*([others] if others else []), *([request] for request in known)])
+        quarantine.acquit(known)
+        model.count("quarantined", len(known))
+        return ran
+    return _run(model, binding, batch, failed)
 
 
 def execute_alone(model: Model, binding: Binding, batch: Batch) -> list[Batch]:
     """Run each request of a Batch by itself, in their order: as `execute` otherwise."""
+    return _in_turn(model, binding, batch, [[request] for request in batch.requests])
+
+
+def _in_turn(model: Model, binding: Binding, batch: Batch, parts: Sequence[list[InferRequest]]) -> list[Batch]:
+    """Run parts of a Batch, which are all of it, one after another."""
     ran: list[Batch] = []
-    for position in range(len(batch.requests)):
+    for position, part in enumerate(parts):
         try:
-            ran += execute(model, binding, cut(batch, position, position + 1))
+            ran += _run(model, binding, _part(batch, part))
         except LostBatch as lost:
-            raise LostBatch(ran, cut(batch, position), lost.error, begun=lost.begun) from lost.error
+            left = [*lost.rest.requests, *chain.from_iterable(parts[position + 1 :])]
+            raise LostBatch(ran + lost.ran, _part(batch, left), lost.error, begun=lost.begun) from lost.error
     return ran
+
+
+def _run(model: Model, binding: Binding, batch: Batch, failed: Exception | None = None) -> list[Batch]:
+    error = failed or _attempt(model, binding, batch)
+    return [batch] if error is None else _Search(model, binding, batch, error).settle(error)
 
 
 def refuse(batch: Batch, error: InferError) -> list[Batch]:
@@ -103,10 +123,14 @@ def settled(model: Model, batch: Batch, error: Exception) -> list[Batch]:
 
 def cut(batch: Batch, first: int, end: int | None = None) -> Batch:
     """Make a Batch of some of a Batch's requests: from position `first` on, and not from `end` on."""
-    requests = batch.requests[first:end]
+    return _part(batch, batch.requests[first:end])
+
+
+def _part(batch: Batch, requests: list[InferRequest]) -> Batch:
     part = Batch(requests, sum([request.rows for request in requests]), batch.key, time.monotonic_ns())
     if batch.places is not None:
-        part.places = batch.places[first:end]
+        place_of = dict(zip(batch.requests, batch.places, strict=True))
+        part.places = [place_of[request] for request in requests]
         part.span_rows = part.places[-1] + 1
     return part
 
@@ -224,6 +248,8 @@ class _Search:
     def _convict(self, part: Batch, error: Exception) -> None:
         """Answer the one request of a part that has failed."""
         request = part.requests[0]
+        if self._model.scheduler.sequences is None:  # theirs depend on what came before
+            self._model.quarantine.note(request)
         if not isinstance(error, InferError):
             name = self._model.name
             logger.error("model %s failed", name, exc_info=error, extra={"request_id": request.id})

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.batching")
 
+_SHARED = Exception("some of its requests are known to fail, and run apart from the others")
 LOOKS = 8
 LEAST_LOOK_NS, MOST_LOOK_NS = 300_000, 2_000_000
 """A run is asked so often whether it has ended before it should: else its answers would wait for what comes next."""
@@ -211,6 +212,9 @@ class Overlap:
     def _begin(self, batch: Batch, turn: int, *, after: bool = False) -> _Begun:
         binding: Overlapping = self._runner.bindings[turn]  # type: ignore[assignment]
         begun = _Begun(batch, binding)
+        if self._model.quarantine.among(batch.requests):
+            begun.error = _SHARED
+            return begun
         self._watch(binding, 2 if after else 1)
         try:
             begun.filled = gather(self._model, binding, batch)

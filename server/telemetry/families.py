@@ -55,6 +55,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("penstock_waiting_rows", "gauge", "Rows waiting for a batch"),
     Family("penstock_inflight_requests", "gauge", "Requests accepted and not yet delivered"),
     Family("penstock_batch_retries_total", "counter", "Runs made again with a part of a batch that had failed"),
+    Family("penstock_quarantined_requests_total", "counter", "Requests run apart since the same had failed before"),
     Family("penstock_runs_stopped_total", "counter", "Runs ended because they took longer than their limit"),
     Family("penstock_out_of_memory_total", "counter", "Runs for which the device had not enough memory"),
     Family("penstock_instances_replaced_total", "counter", "Instances made anew because their device was lost"),

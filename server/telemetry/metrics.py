@@ -46,6 +46,7 @@ SHOWN_KEYS = 8
 # Model.events by name, as they are shown: metric and further labels.
 _EVENTS = {
     "batch_retries": ("penstock_batch_retries_total", ""),
+    "quarantined": ("penstock_quarantined_requests_total", ""),
     "runs_stopped": ("penstock_runs_stopped_total", ""),
     "out_of_memory": ("penstock_out_of_memory_total", ""),
     "instances_replaced": ("penstock_instances_replaced_total", ""),

@@ -138,6 +138,7 @@ def test_only_models_with_hooks_have_hook_lines() -> None:
 
 EVENTS = {
     "batch_retries": "penstock_batch_retries_total",
+    "quarantined": "penstock_quarantined_requests_total",
     "runs_stopped": "penstock_runs_stopped_total",
     "out_of_memory": "penstock_out_of_memory_total",
     "instances_replaced": "penstock_instances_replaced_total",

@@ -1,0 +1,245 @@
+"""Quarantine: who fails alone again and again runs apart, and harms no batch."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.backends.backend import Array
+from penstock.backends.device_array import DeviceArray
+from penstock.backends.errors import Code, DeviceLost, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.model import Model
+from penstock.batching.request import InferRequest
+from penstock.batching.running.batch import Batch
+from penstock.batching.running.isolation import LostBatch, execute
+from penstock.batching.running.quarantine import KEPT_NS, MOST, SAMPLED, look_of
+from tests.batching.overlapping import Stream, opened
+from tests.batching.test_isolation import BROKEN, GUILTY, model_of, outputs_of, requests_for, rows_run, same_and_sum
+from tests.fakes import FakeBackend, fake_request
+
+OTHER = GUILTY - 10
+NARROW = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),), batched=True)
+
+
+class Clock:
+    """The monotonic clock, which goes on by itself and may be put forward."""
+
+    def __init__(self) -> None:
+        self.ahead_ns = 0
+        self._now_ns = time.monotonic_ns
+
+    def __call__(self) -> int:
+        return self._now_ns() + self.ahead_ns
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic_ns", clock)
+    return clock
+
+
+def run(model: Model, backend: FakeBackend, *requests: InferRequest) -> list[Batch]:
+    batch = Batch(list(requests), sum(request.rows for request in requests), requests[0].key, time.monotonic_ns())
+    return execute(model, backend.bind(model.signature, 64), batch)
+
+
+def runs_of(model: Model, backend: FakeBackend, *values: float) -> list[int]:
+    """Give the rows of the runs that a Batch of requests of one row and these values takes."""
+    backend.runs.clear()
+    run(model, backend, *requests_for(model, *values))
+    return rows_run(backend)
+
+
+def guilty_of(model: Model, backend: FakeBackend, *values: float) -> None:
+    """Have requests fail alone twice."""
+    for value in 2 * values:
+        run(model, backend, *requests_for(model, value))
+
+
+def sum_unless_guilty(inputs: list[Any]) -> list[Any]:
+    if (inputs[0] <= GUILTY).any():
+        raise InferError(Code.INVALID, "a guilty row")
+    return [inputs[0].sum(axis=1)]
+
+
+class TestWhoFailsAgain:
+    def test_the_first_two_times_it_is_searched_for_and_then_it_runs_apart(self) -> None:
+        model, backend = model_of()
+
+        first, second, third = (runs_of(model, backend, 1, GUILTY, 2, 3) for _ in range(3))
+
+        assert len(first) == len(second) > 2
+        assert third == [3, 1]
+        assert model.events["quarantined"] == 1
+        assert model.events["batch_retries"] == len(first) + len(second) - 2
+
+    def test_all_of_its_batch_are_answered_and_it_fails_as_before(self) -> None:
+        model, backend = model_of()
+        guilty_of(model, backend, GUILTY)
+        requests = requests_for(model, 1, GUILTY, 2)
+
+        ran = run(model, backend, *requests)
+
+        assert [[*batch.requests] for batch in ran] == [[requests[0], requests[2]], [requests[1]]]
+        assert outputs_of(requests[2]) == [[[2] * 4], [8]]
+        assert requests[1].error is not None
+        assert requests[1].error.message == "a guilty row"
+
+    def test_of_several_each_runs_by_itself(self) -> None:
+        model, backend = model_of(lambda inputs: [inputs[0], *sum_unless_guilty(inputs)])
+        guilty_of(model, backend, GUILTY, OTHER)
+
+        assert runs_of(model, backend, GUILTY, 1, OTHER, GUILTY, 2) == [2, 1, 1, 1]
+        assert runs_of(model, backend, OTHER, GUILTY) == [1, 1]
+
+    def test_one_that_fails_for_the_first_time_is_found_beside_it(self) -> None:
+        model, backend = model_of(lambda inputs: [inputs[0], *sum_unless_guilty(inputs)])
+        guilty_of(model, backend, GUILTY)
+        requests = requests_for(model, 1, OTHER, GUILTY, 2)
+
+        run(model, backend, *requests)
+
+        assert [request.error is None for request in requests] == [True, False, False, True]
+
+    def test_it_is_no_longer_known_once_it_is_served(self) -> None:
+        faulty = [True]
+
+        def now_and_then(inputs: list[Any]) -> list[Any]:
+            return same_and_sum(inputs) if faulty[0] else [inputs[0], inputs[0].sum(axis=1)]
+
+        model, backend = model_of(now_and_then)
+        guilty_of(model, backend, GUILTY)
+        faulty[0] = False
+
+        assert runs_of(model, backend, 1, GUILTY) == [1, 1]
+        assert runs_of(model, backend, 1, GUILTY) == [2]
+
+    def test_a_minute_after_it_failed_last_it_is_no_longer_known(self, clock: Clock) -> None:
+        model, backend = model_of()
+        guilty_of(model, backend, GUILTY)
+        clock.ahead_ns += KEPT_NS - 1_000_000_000
+        assert runs_of(model, backend, 1, GUILTY) == [1, 1]
+        clock.ahead_ns += KEPT_NS - 1_000_000_000
+        assert runs_of(model, backend, 1, GUILTY) == [1, 1]
+        clock.ahead_ns += KEPT_NS
+
+        assert runs_of(model, backend, 1, GUILTY)[0] == 2
+        assert not model.quarantine.known
+
+    def test_twice_in_more_than_a_minute_is_not_again(self, clock: Clock) -> None:
+        model, backend = model_of()
+        run(model, backend, *requests_for(model, GUILTY))
+        clock.ahead_ns += KEPT_NS
+        run(model, backend, *requests_for(model, GUILTY))
+
+        assert not model.quarantine.known
+
+    def test_who_fails_once_costs_the_others_nothing(self) -> None:
+        model, backend = model_of(lambda inputs: [inputs[0], *sum_unless_guilty(inputs)])
+        for value in range(10 * MOST):
+            run(model, backend, *requests_for(model, OTHER - value))
+
+        assert not model.quarantine.known
+        assert len(model.quarantine._once) == MOST
+
+    def test_the_earliest_are_forgotten_for_the_latest(self) -> None:
+        model, backend = model_of(lambda inputs: [inputs[0], *sum_unless_guilty(inputs)])
+        guilty = [OTHER - value for value in range(MOST + 1)]
+        for value in guilty:
+            guilty_of(model, backend, value)
+
+        assert len(model.quarantine.known) == MOST
+        assert runs_of(model, backend, 1, guilty[1]) == [1, 1]
+        assert runs_of(model, backend, 1, guilty[0])[0] == 2
+
+    def test_a_lost_device_leaves_unanswered_who_has_not_run(self) -> None:
+        model, backend = model_of()
+        guilty_of(model, backend, GUILTY)
+        requests = requests_for(model, 1, GUILTY, BROKEN, GUILTY, 2)
+
+        with pytest.raises(LostBatch) as lost:
+            run(model, backend, *requests)
+
+        assert isinstance(lost.value.error, DeviceLost)
+        assert not lost.value.ran
+        assert lost.value.rest.requests == [requests[0], requests[2], requests[4], requests[1], requests[3]]
+
+    @settings(max_examples=50, deadline=None)
+    @given(st.lists(st.lists(st.tuples(st.sampled_from([GUILTY, OTHER, 1, 2, 3]), st.integers(1, 3)), min_size=1)))
+    def test_whatever_comes_each_request_has_its_own_end_and_one(self, batches: list[list[tuple[float, int]]]) -> None:
+        model, backend = model_of(lambda inputs: [inputs[0], *sum_unless_guilty(inputs)])
+        for batch in batches:
+            requests = [fake_request(model, rows, value=value) for value, rows in batch]
+
+            ran = run(model, backend, *requests)
+
+            assert sorted(id(request) for part in ran for request in part.requests) == sorted(map(id, requests))
+            for request, (value, rows) in zip(requests, batch, strict=True):
+                assert (request.error is None) == (value > 0)
+                assert request.error is not None or outputs_of(request) == [[[value] * 4] * rows, [4 * value] * rows]
+
+
+class TestWithTwoUnderWay:
+    def test_a_batch_with_one_that_is_known_runs_in_parts_when_the_other_has_ended(self) -> None:
+        def faulty(inputs: list[Any]) -> list[Any]:
+            sum_unless_guilty(inputs)
+            return [inputs[0]]
+
+        with opened(Stream(NARROW, faulty)) as house:
+            for _ in range(2):
+                house.ended(house.put(GUILTY))
+            house.stream.events.clear()
+            first, second = house.put_two([1], [2, GUILTY, 3])
+            house.ended(first, second)
+
+            assert [request.error is None for request in [*first, *second]] == [True, True, False, True]
+            assert [rows for what, _, rows in house.stream.events if what == "begin"] == [1, 2, 1]
+
+
+class TestLooks:
+    def looks(self, *arrays: Array | None) -> list[int | None]:
+        model, _ = model_of()
+        looks = []
+        for array in arrays:
+            request = fake_request(model)
+            request.inputs = [array]
+            looks.append(look_of(request))
+        return looks
+
+    def test_requests_of_the_same_inputs_look_the_same(self) -> None:
+        values = np.arange(8, dtype=np.float32).reshape(2, 4)
+        same, strided = values.copy(), np.repeat(values, 2, axis=1)[:, ::2]
+
+        assert len(set(self.looks(values, same, strided))) == 1
+
+    def test_others_do_not(self) -> None:
+        words = [np.array([word], object) for word in (b"a", b"b", b"")]
+        numbers = [np.array([number], np.int64) for number in (1, 2)]
+
+        assert len(set(self.looks(*words, *numbers, None))) == 6
+
+    def test_nor_do_those_of_other_shapes(self) -> None:
+        model, _ = model_of()
+        requests = [fake_request(model, key=key) for key in (((4,),), ((2, 2),))]
+
+        assert len(set(map(look_of, requests))) == 2
+
+    def test_of_a_large_input_a_part_is_looked_at_from_its_start_to_its_end(self) -> None:
+        values = np.zeros((100, 3 * SAMPLED), np.float32)
+        ends = values.copy()
+        ends[-1] = 1
+
+        assert len(set(self.looks(values, values.copy(), ends))) == 2
+
+    def test_what_lies_on_a_device_is_not_looked_at(self) -> None:
+        request = fake_request(model_of()[0])
+        request.inputs = [DeviceArray.__new__(DeviceArray)]  # type: ignore[list-item]
+
+        assert look_of(request) is None
