@@ -10,15 +10,19 @@ import contextlib
 import copy
 import json
 import logging
+import math
 import queue
 import re
 import threading
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
 from penstock.server.settings import Settings
+
+from .repeats import WINDOW_S, Repeats
 
 QUEUE_RECORDS = 10_000
 MAX_TEXT_CHARS = 16_384
@@ -121,15 +125,32 @@ def _loggers(levels: Levels) -> dict[str, int]:
 
 
 class _Enqueue(logging.Handler):
-    """Puts records into the queue and never waits: what does not fit is dropped and counted."""
+    """Puts records into the queue and never waits: what does not fit is dropped and counted.
+
+    What is logged again and again is not rendered (repeats.py). Threads: any; `emit` is called with its lock held.
+    """
 
     def __init__(self, records: queue.Queue[logging.LogRecord | None], process: str) -> None:
         super().__init__()
         self.records = records
         self.dropped = 0
+        self.repeats = Repeats()
         self._named = {"process_name": process} if process else {}
 
     def emit(self, record: logging.LogRecord) -> None:
+        now_s = time.monotonic()
+        for over in self.repeats.over(now_s):
+            self._put(over)
+        if self.repeats.passes(record, now_s):
+            self._put(record)
+
+    def tell_repeats(self, now_s: float) -> None:
+        """Put what is over when nobody logs anything."""
+        with self.lock:  # type: ignore[union-attr]
+            for over in self.repeats.over(now_s):
+                self._put(over)
+
+    def _put(self, record: logging.LogRecord) -> None:
         # Rendered here: arguments may change, and a traceback would keep its frames alive.
         kept = copy.copy(record)
         kept.msg = record.getMessage()
@@ -205,13 +226,14 @@ class Logs:
         logging.getLogger().removeHandler(self._door)
         for logger, level in self._before:
             logger.setLevel(level)
+        self._door.tell_repeats(math.inf)
         with contextlib.suppress(queue.Full):
             self._records.put(None, timeout=STOP_TIMEOUT_S)
         self._writer.join(STOP_TIMEOUT_S)
 
     def _write_all(self) -> None:
         told = 0
-        while (record := self._records.get()) is not None:
+        while (record := self._next()) is not None:
             self._write(record)
             if (dropped := self.dropped) > told:
                 message = f"{dropped - told} log records dropped: more was logged than could be written"
@@ -220,6 +242,12 @@ class Logs:
         if self._owned:
             with contextlib.suppress(OSError):
                 self._stream.close()
+
+    def _next(self) -> logging.LogRecord | None:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._records.get(timeout=WINDOW_S if self._door.repeats else None)
+            self._door.tell_repeats(time.monotonic())
 
     def _write(self, record: logging.LogRecord) -> None:
         # A closed or full stream must not end the writer; there is nowhere to say so.

@@ -1,0 +1,172 @@
+"""Repeats: what is logged again and again is counted, and nothing is lost uncounted."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import sys
+import threading
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.server.settings import Settings
+from penstock.server.telemetry import repeats
+from penstock.server.telemetry.logs import Logs
+from penstock.server.telemetry.repeats import KINDS, MOST, WINDOW_S, Repeats
+
+logger = logging.getLogger("penstock.test")
+
+
+def record(
+    text: str = "a hook has failed", *, line: int = 1, level: int = logging.WARNING, error: Exception | None = None,
+    name: str = "penstock.hooks", model: str = "m",
+) -> logging.LogRecord:  # fmt: skip
+    raised = (type(error), error, None) if error else None
+    made = logging.LogRecord(name, level, "hooks.py", line, text, None, raised)
+    made.model = model
+    return made
+
+
+def passed(counted: Repeats, *records: logging.LogRecord, now_s: float = 0.0) -> int:
+    return sum(counted.passes(each, now_s) for each in records)
+
+
+def told(counted: Repeats, now_s: float) -> list[str]:
+    return [each.getMessage() for each in counted.over(now_s)]
+
+
+def test_of_what_comes_again_and_again_some_are_written_and_the_others_counted() -> None:
+    counted = Repeats()
+
+    assert passed(counted, *[record() for _ in range(MOST + 5)]) == MOST
+    assert told(counted, WINDOW_S - 0.01) == []
+    assert told(counted, WINDOW_S) == ["5 more like this in a second: a hook has failed"]
+    assert told(counted, WINDOW_S) == []
+    assert not counted
+
+
+def test_in_the_next_second_as_many_are_written_again() -> None:
+    counted = Repeats()
+    passed(counted, *[record() for _ in range(2 * MOST)])
+    counted.over(WINDOW_S)
+
+    assert passed(counted, *[record() for _ in range(2 * MOST)], now_s=WINDOW_S) == MOST
+
+
+def test_what_few_have_logged_is_told_no_more_of() -> None:
+    counted = Repeats()
+    passed(counted, *[record() for _ in range(MOST)])
+
+    assert told(counted, WINDOW_S) == []
+    assert not counted
+
+
+@pytest.mark.parametrize(
+    "other",
+    [record(line=2), record(model="n"), record(error=ValueError("x")), record("another"), record(name="penstock.http")],
+    ids=["place", "model", "error", "text", "logger"],
+)
+def test_what_differs_is_no_repeat(other: logging.LogRecord) -> None:
+    counted = Repeats()
+    passed(counted, *[record() for _ in range(2 * MOST)])
+
+    assert counted.passes(other, 0.0)
+
+
+@pytest.mark.parametrize("free", [record(level=logging.INFO), record(name="users.own.code")], ids=["info", "users"])
+def test_what_only_informs_and_what_users_log_is_all_written(free: logging.LogRecord) -> None:
+    assert passed(Repeats(), *[free] * 1000) == 1000
+
+
+def test_beyond_so_many_kinds_all_is_written() -> None:
+    counted = Repeats()
+    passed(counted, *[record(line=line) for line in range(KINDS)])
+
+    assert passed(counted, *[record(line=KINDS)] * 1000) == 1000
+
+
+def test_what_is_told_says_which_model_and_holds_no_traceback() -> None:
+    counted = Repeats()
+    passed(counted, *[record(error=ValueError("x")) for _ in range(MOST + 1)])
+
+    (over,) = counted.over(WINDOW_S)
+
+    assert (over.name, over.levelname, over.model) == ("penstock.hooks", "WARNING", "m")  # type: ignore[attr-defined]
+    assert over.exc_info is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 0.3)), max_size=300))
+def test_each_is_written_or_counted(logged: list[tuple[int, float]]) -> None:
+    counted, now_s = Repeats(), 0.0
+    written: Counter[str] = Counter()
+    left: Counter[str] = Counter()
+
+    def tell(at_s: float) -> None:
+        for each in counted.over(at_s):
+            number, text = each.getMessage().split(" more like this in a second: ")
+            left[text] += int(number)
+
+    for line, later_s in logged:
+        now_s += later_s
+        tell(now_s)
+        if counted.passes(record(str(line), line=line), now_s):
+            written[str(line)] += 1
+    tell(now_s + WINDOW_S)
+
+    assert written + left == Counter(str(line) for line, _ in logged)
+
+
+class TestInTheLog:
+    def log(self, stream: io.StringIO) -> Logs:
+        return Logs(Settings(log_format="json"), stream)
+
+    def lines(self, stream: io.StringIO) -> list[str]:
+        return [json.loads(line)["msg"] for line in stream.getvalue().splitlines()]
+
+    def fail(self, times: int) -> None:
+        for _ in range(times):
+            try:
+                raise ValueError("no")
+            except ValueError:
+                logger.exception("it has failed", extra={"model": "m"})
+
+    def test_what_was_left_out_is_told_when_logging_ends(self) -> None:
+        stream = io.StringIO()
+        logs = self.log(stream)
+        logs.start()
+        self.fail(MOST + 3)
+        logs.stop()
+
+        assert self.lines(stream) == ["it has failed"] * MOST + ["3 more like this in a second: it has failed"]
+
+    def test_it_is_told_though_nothing_else_is_logged(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        told = Told()
+        monkeypatch.setattr(repeats, "WINDOW_S", 0.05)
+        monkeypatch.setattr(sys.modules["penstock.server.telemetry.logs"], "WINDOW_S", 0.05)
+        logs = self.log(told)
+        logs.start()
+        self.fail(MOST + 3)
+        told.wait()
+        logs.stop()
+
+        assert self.lines(told)[-1] == "3 more like this in a second: it has failed"
+
+
+class Told(io.StringIO):
+    """A stream that can be waited for until it has told of repeats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told = threading.Event()
+
+    def write(self, text: str) -> int:
+        if "more like this" in text:
+            self._told.set()
+        return super().write(text)
+
+    def wait(self) -> None:
+        assert self._told.wait(30)
