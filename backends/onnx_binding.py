@@ -33,12 +33,14 @@ LARGE_BYTES = 1 << 25
 
 
 class Choice:
-    """One choice of outputs for one set of shapes: all is bound, so a run is one call."""
+    """One choice of outputs for one set of shapes: all is bound, so a run is one call, which is given `bound`."""
 
-    __slots__ = ("binding", "outputs")
+    __slots__ = ("binding", "bound", "outputs")
 
     def __init__(self, binding: Any, outputs: list[Array]) -> None:
         self.binding = binding
+        # 3.4 us a run instead of 7.1 with its Python around it, which looks after WebGPU
+        self.bound = getattr(binding, "_iobinding", binding)
         self.outputs = outputs
 
 
@@ -71,7 +73,7 @@ class OnnxBinding:
         self.capacity_rows = capacity_rows
         self._session = session
         self._run_options = run_options
-        self._run_bound = session.run_with_iobinding
+        self._run_bound = getattr(session, "_sess", session).run_with_iobinding
         self._on_gpu = session.get_providers()[0] != "CPUExecutionProvider"
         self._stopped = False
         # kind of failure -> its code, and the words that come before its own, when it is fed
@@ -114,7 +116,7 @@ class OnnxBinding:
         if choice is None:
             return self._run_fed(plan, key)
         try:
-            self._run_bound(choice.binding, self._run_options)
+            self._run_bound(choice.bound, self._run_options)
         except Exception as error:  # noqa: BLE001 - it does not say whose fault it was; the other way does
             return self._run_again(plan, key, error)
         return [copied(output) for output in choice.outputs]

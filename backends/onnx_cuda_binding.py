@@ -47,6 +47,7 @@ class CudaBinding(DeviceSlabs):
         self._begun: tuple[CudaChoice, tuple[int, ...]] | None = None
         self._ready: list[Any] | None = None
         super().__init__(cuda, graph, signature, capacity_rows, run_options)
+        self._run_bound = self._session.run_with_iobinding
         try:
             self._in, self._out = self._holdings.stream(), self._holdings.stream()
             self._copied, self._first, self._computed, self._done = (self._holdings.event() for _ in range(4))
