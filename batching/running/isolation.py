@@ -17,6 +17,7 @@ from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, 
 
 from .batch import Batch, parted
 from .execution import run_batch
+from .hints import HINTS, pointed_at
 from .suspects import Suspects
 
 if TYPE_CHECKING:
@@ -28,6 +29,10 @@ logger = logging.getLogger("penstock.batching")
 RETRY_AFTER_NS = 1_000_000_000
 CHEAP = 4
 """A failure is cheap when it took so many times less than the batch was predicted to take."""
+
+
+_SAYS_MORE = DeviceLost, OutOfMemory, PartUnreadable, RunStopped
+"""Failures of which other things are known than their words."""
 
 
 class LostBatch(Exception):  # noqa: N818 - a condition, as DeviceLost is
@@ -70,21 +75,34 @@ def execute_alone(model: Model, binding: Binding, batch: Batch) -> list[Batch]:
     return _in_turn(model, binding, batch, [[request] for request in batch.requests])
 
 
-def _in_turn(model: Model, binding: Binding, batch: Batch, parts: Sequence[list[InferRequest]]) -> list[Batch]:
-    """Run parts of a Batch, which are all of it, one after another."""
+def _in_turn(
+    model: Model, binding: Binding, batch: Batch, parts: Sequence[list[InferRequest]], hints: int = HINTS
+) -> list[Batch]:
+    """Run parts of a Batch, which are all of it, one after another. `hints`: as in `_run`."""
     ran: list[Batch] = []
     for position, part in enumerate(parts):
         try:
-            ran += _run(model, binding, _part(batch, part))
+            ran += _run(model, binding, _part(batch, part), hints=hints)
         except LostBatch as lost:
             left = [*lost.rest.requests, *chain.from_iterable(parts[position + 1 :])]
             raise LostBatch(ran + lost.ran, _part(batch, left), lost.error, begun=lost.begun) from lost.error
     return ran
 
 
-def _run(model: Model, binding: Binding, batch: Batch, failed: Exception | None = None) -> list[Batch]:
+def _run(
+    model: Model, binding: Binding, batch: Batch, failed: Exception | None = None, hints: int = HINTS
+) -> list[Batch]:
+    """Run a Batch. If it fails, run apart whom the words point at, so many times; otherwise search it."""
     error = failed or _attempt(model, binding, batch)
-    return [batch] if error is None else _Search(model, binding, batch, error).settle(error)
+    if error is None:
+        return [batch]
+    searched = not hints or model.scheduler.sequences is not None or isinstance(error, _SAYS_MORE)
+    named = [] if searched else pointed_at(str(error), batch.requests)
+    if not named:
+        return _Search(model, binding, batch, error).settle(error)
+    model.count("batch_retries", 2)
+    others = [request for request in batch.requests if request not in named]
+    return _in_turn(model, binding, batch, [named, others], hints - 1)
 
 
 def refuse(batch: Batch, error: InferError) -> list[Batch]:
