@@ -46,6 +46,10 @@ class Sizing:
     are held for a test (`hold_requests`), sizes are Triton's too. Otherwise they are learned, and nothing waits
     unless clients are in lock step, which `step` knows of.
 
+    How many rows (`limit`): what the first of these says that says anything, preferred sizes, the target, a stated cap,
+    clients in lock step, and otherwise all that fits. Of that no more than the memory held lately and the turn's time
+    allows, and where nothing was stated, what of it does the most rows per second (`_cut`).
+
     Pure: told the time; the Scheduler's caller holds the model's lock. `plain`: what waits is neither in sequences nor
     has levels.
     """

@@ -52,7 +52,7 @@ def _around(size: int) -> tuple[bytes, bytes]:
 
 def before_message(stream_id: int, size: int, flag: int) -> bytes:
     """Build what goes before another message that fits one frame; flag 1 is for a compressed one."""
-    return _MESSAGE.pack((size + 5) << 8, 0, stream_id, flag, size)
+    return _MESSAGE.pack((size + PREFIX_BYTES) << 8 | DATA, 0, stream_id, flag, size)
 
 
 def ok(stream_id: int) -> bytes:
