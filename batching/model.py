@@ -50,7 +50,7 @@ class Model:
 
     Threads: `scheduler` and `costs` are touched under `lock` only; everything else belongs to the event loop, but for
     `finish_from_thread`. `inflight` counts requests accepted and not yet delivered, `holds` those that are still being
-    decoded, and ensembles that may need it (see Engine.hold), `told_bytes` answers that wait to be taken (stream.py).
+    decoded, and ensembles that may need it (see Engine.hold), `told_bytes` answers that wait in `streams` (stream.py).
     `admitted`: the shapes that `admit` has passed.
     `events` counts what is out of the ordinary, by name (metrics.md lists them). `device_ns` is what its runs have
     taken of each device other than a CPU, by the device's name; both under `lock`, and never less. `load_s` is how long
@@ -113,7 +113,7 @@ class Model:
         self.scheduler = Scheduler(spec.policy, self.costs, fast, count, sequences, usable_bytes())
         self.events: dict[str, int] = {}
         self.device_ns: dict[str, int] = {}
-        self.hindered: set[Any] = set()
+        self.hindered, self.streams = set[Any](), set[Any]()
         self.inflight = self.holds = self.told_bytes = 0
         self.load_s = 0.0
         self.leaving: set[asyncio.Task[None]] = set()

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.backends.errors import Code, InferError
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
 MOST_BYTES = 256 << 20
 """What may wait for a client that does not take its answers; its request fails then."""
 MOST_OF_ALL_BYTES = 2 << 30
-"""The same of all requests of a model: who holds more than is left of it fails. Who takes its answers as they come has
-next to none, and does not."""
+"""The same of all requests of a model: those fail for whom most waits, and what waits is dropped. Who takes its answers
+as they come has next to none there, and does not."""
+_SPARED = 8
+"""What is passed is brought down by one part in so many, so that a look at all of them is worth it."""
 TOLD_BYTES = 704
 """What an answer takes beside its arrays: a million answers of four bytes take 800 MB at most."""
 TAKEN_AT_ONCE = 16
@@ -68,39 +71,55 @@ class Answers:
 
     `tell` is called by whoever runs it, `deliver` when it has ended. `left` says that nobody takes them any more: those
     that still come, since a model may go on for as long as it likes, are dropped. Where `model` is said, what waits
-    counts as its. Threads: the event loop's.
+    counts as its, and this is in its `streams` until it is left. Threads: the event loop's.
     """
 
     def __init__(self, model: Model | None = None) -> None:
         self.left = False
         self._model = model
         self._waiting: deque[tuple[Told, int]] = deque()
-        self._nbytes = self._taken = 0
+        self.nbytes = self._taken = 0
         self._changed = asyncio.Event()
         self._error: InferError | None = None
+        self._dropped = False
         self.ended = False
+        if model is not None:
+            model.streams.add(self)
 
     def tell(self, told: Told) -> None:
         """Put an answer in line. Raises: InferError (OVERLOADED) where too much waits already."""
         if self.left:
             return
-        if self._nbytes:
-            free_bytes = MOST_BYTES if self._model is None else MOST_OF_ALL_BYTES - self._model.told_bytes
-            if self._nbytes > max(min(MOST_BYTES, free_bytes), 0):
-                raise InferError(Code.OVERLOADED, "the answers of a request wait for a client that does not read them")
+        if self._dropped or self.nbytes > MOST_BYTES:
+            raise _not_read()
         nbytes = size_of(told)
         self._count(nbytes)
         self._waiting.append((told, nbytes))
         self._changed.set()
+        if self._model is not None and self._model.told_bytes > MOST_OF_ALL_BYTES:
+            _make_room(self._model, self if len(self._waiting) == 1 else None)
+            if self._dropped:
+                raise _not_read()
 
     def leave(self) -> None:
         """Let go of what waits, and of what comes."""
         self.left = True
+        self._clear()
+        if self._model is not None:
+            self._model.streams.discard(self)
+
+    def drop(self) -> None:
+        """Let go of what waits, as there is no room for it: the request has failed."""
+        self._dropped = True
+        self._clear()
+        self._changed.set()
+
+    def _clear(self) -> None:
         self._waiting.clear()
-        self._count(-self._nbytes)
+        self._count(-self.nbytes)
 
     def _count(self, nbytes: int) -> None:
-        self._nbytes += nbytes
+        self.nbytes += nbytes
         if self._model is not None:
             self._model.told_bytes += nbytes
 
@@ -121,6 +140,8 @@ class Answers:
         if self._taken % TAKEN_AT_ONCE == 0:
             await asyncio.sleep(0)
         while not self._waiting:
+            if self._dropped:
+                raise _not_read()
             if self.ended:
                 if self._error is not None:
                     raise self._error
@@ -130,6 +151,19 @@ class Answers:
         told, nbytes = self._waiting.popleft()
         self._count(-nbytes)
         return told
+
+
+def _not_read() -> InferError:
+    return InferError(Code.OVERLOADED, "the answers of a request wait for a client that does not read them")
+
+
+def _make_room(model: Model, spared: Answers | None) -> None:
+    """Drop what waits of the requests of which most does, but not of one for which nothing has waited before."""
+    keeping: list[Answers] = [each for each in model.streams if each.nbytes and each is not spared]
+    for each in sorted(keeping, key=attrgetter("nbytes"), reverse=True):
+        if model.told_bytes <= MOST_OF_ALL_BYTES - MOST_OF_ALL_BYTES // _SPARED:
+            break
+        each.drop()
 
 
 def size_of(told: Told) -> int:

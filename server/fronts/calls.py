@@ -28,6 +28,7 @@ import orjson
 from penstock.backends.errors import Code, InferError
 from penstock.server.errors import HTTP_STATUS, error_body, retry_after_s
 from penstock.server.grpc.method import Call, Method, Status
+from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.health import EXITING
 from penstock.server.restricted import GRPC_CATEGORIES, Restricted, category_of, http_text
 
@@ -73,8 +74,7 @@ class Asking:
     def __init__(self) -> None:
         self._link: Link | None = None
         self._asks: dict[int, Ask] = {}
-        self._last = 0
-        self.draining = False
+        self._last, self.draining = 0, False
         self.watches: dict[int, Call] = {}
         """Streams that have no end of their own."""
 
@@ -103,7 +103,7 @@ class Asking:
         for call in list(self.watches.values()):
             cancelled, call.cancelled = call.cancelled, None
             call.send(_NOT_SERVING)
-            call.refuse(Status.UNAVAILABLE, EXITING)
+            call.refuse(Status.UNAVAILABLE, SHUTTING_DOWN)
             if cancelled is not None:
                 cancelled()
 
@@ -302,7 +302,7 @@ def asking_methods(asking: Asking) -> dict[str, Method]:
 def _begin(asking: Asking, path: str, call: Call, message: bytes) -> None:
     alone = None if asking.engine and not asking.draining else _WITHOUT_ENGINE.get(path)
     if asking.draining and path.endswith("/Watch"):
-        call.refuse(Status.UNAVAILABLE, EXITING)
+        call.refuse(Status.UNAVAILABLE, SHUTTING_DOWN)
     elif alone is not None:
         call.answer(b"" if asking.draining and path.endswith("/ServerLive") else alone)
     else:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest
 from penstock.batching.running.own_outputs import OwnOutputs
-from penstock.batching.stream import Answers
 
 from .counted import count
 from .kinds import ANSWER, CANCEL, COUNTED, DONE, FAILED, FORM, SUBMIT
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.engine import Engine
     from penstock.batching.model import Model
-    from penstock.batching.stream import Told
+    from penstock.batching.stream import Room, Told
     from penstock.server.ipc.link import Link
     from penstock.server.ipc.wire import Message
 
@@ -33,23 +32,27 @@ _NO_FORM = "a request of a kind that was not told"
 
 MOST_UNSENT_BYTES = 256 << 20
 """What may wait for a front end that does not read; a request of several answers fails then."""
+ENOUGH_BYTES = 1 << 20
+"""When so much waits for a front end, requests of several answers are told to wait: all others' wait behind it."""
 
 
-class RemoteAnswers(Answers):
-    """Where the answers of one request go that may have several, but for its end."""
+class RemoteAnswers:
+    """Where the answers of one request go that may have several, but for its end. Once it is `left`, nowhere."""
 
     def __init__(self, link: Link, number: int) -> None:
-        super().__init__()
+        self.left = False
         self._link = link
         self._number = number
 
-    def tell(self, told: Told) -> None:
-        """Send an answer. Raises: InferError (OVERLOADED) where too much waits already."""
+    def tell(self, told: Told) -> Room | None:
+        """Send an answer. Returns, and raises: as Tells has it (OVERLOADED, where too much waits already)."""
         if self.left:
-            return
-        if self._link.unsent_bytes > MOST_UNSENT_BYTES:
+            return None
+        unsent_bytes = self._link.unsent_bytes
+        if unsent_bytes > MOST_UNSENT_BYTES:
             raise InferError(Code.OVERLOADED, "the answers of a request wait for a front end that does not read them")
         self._link.send(ANSWER, self._number, *write_answer(told))
+        return self._link.behind if unsent_bytes > ENOUGH_BYTES else None
 
 
 class EngineService:
@@ -134,7 +137,7 @@ class EngineService:
         if request is not None:
             answers = getattr(request, "answers", None)
             if answers is not None:
-                answers.leave()
+                answers.left = True
             self._engine.cancel(request)
 
     def _counted(self, number: int, body: bytes) -> None:

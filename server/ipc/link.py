@@ -31,7 +31,8 @@ class Link:
     gone or has sent what cannot be, which is also what `take` raises for; not after `close`.
     What it had sent before it went is taken first. Once closed, neither is held any more.
     Ownership: a descriptor that came with a message is closed after `take`, unless that took it off the message's list.
-    Invariant: whoever sends does not wait; `unsent_bytes` says how much the other side has not taken yet.
+    Invariant: whoever sends does not wait; `unsent_bytes` says how much the other side has not taken yet, and who is
+    `behind` is called when that is nothing again.
     Threads: the event loop's.
     """
 
@@ -46,6 +47,7 @@ class Link:
         self._wire = Wire(self._freed, arena_bytes)
         self._buffer = bytearray(READ_BYTES)
         self._unsent: deque[memoryview] = deque()
+        self._behind: list[Callable[[], None]] = []
         self._flushing = False
         self._lingering = False
         self._deaf = False
@@ -63,6 +65,10 @@ class Link:
     def unsent_bytes(self) -> int:
         """How much of earlier loop turns the other side has not taken yet; cheap where that is nothing, as ever."""
         return sum(map(len, self._unsent)) if self._unsent else 0
+
+    def behind(self, go_on: Callable[[], None]) -> None:
+        """Call `go_on` once, when the other side has taken all that is unsent; not after `close`."""
+        self._behind.append(go_on)
 
     def send(
         self, kind: int, number: int, body: bytes = b"", arrays: Sequence[Array | None] | None = None,
@@ -137,6 +143,9 @@ class Link:
             self._unsent.popleft()
             if not self._unsent:
                 self._loop.remove_writer(self._sock)
+                waiting, self._behind = self._behind, []
+                for go_on in waiting:
+                    go_on()
 
     def _readable(self) -> int:
         """Read once. Returns: how many bytes there were."""
@@ -195,6 +204,7 @@ class Link:
         self._loop.remove_writer(self._sock)
         self._sock.close()
         self._unsent.clear()
+        self._behind.clear()
         self._wire.close()
         # whoever is called holds this Link too: the collector, which comes seldom, is not to be waited for
         self._take = self._lost = _nobody

@@ -26,6 +26,7 @@ class Counted(Model):
 
     def __init__(self) -> None:
         self.told_bytes = 0
+        self.streams = set[Answers]()
 
 
 def ended(error: InferError | None = None) -> list[InferRequest]:
@@ -172,6 +173,7 @@ def test_who_leaves_a_stream_leaves_nothing_of_it_with_the_model() -> None:
             await answers.next()
             assert model.told_bytes == 4 * size_of(told(0))
         assert model.told_bytes == 0
+        assert not model.streams
 
     asyncio.run(scene())
 
@@ -192,22 +194,55 @@ def test_who_has_nothing_waiting_gets_an_answer_however_much_others_hold(monkeyp
     asyncio.run(scene())
 
 
-def test_of_all_that_wait_those_fail_that_wait_for_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_takes_answers_as_they_come_does_not_fail_for_who_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "MOST_OF_ALL_BYTES", 100 * size_of(told(0)))
 
     async def scene() -> None:
         model = Counted()
         prompt, *slow = (Answers(model) for _ in range(5))
-        refused = set[Answers]()
+        failed = set[Answers]()
         for value in range(100):
             for each in slow:
                 try:
                     each.tell(told(value))
                 except InferError:
-                    refused.add(each)
-            prompt.tell(told(value))
-            assert await prompt.next() is not None
-        assert refused == set(slow)
-        assert model.told_bytes < 100 * size_of(told(0))
+                    failed.add(each)
+            for _ in range(3):
+                prompt.tell(told(value))
+            assert [await prompt.next() is not None for _ in range(3)] == [True] * 3
+            assert model.told_bytes <= 100 * size_of(told(0))
+        assert failed == set(slow)
+
+    asyncio.run(scene())
+
+
+def test_of_all_that_wait_those_fail_for_whom_most_waits_and_it_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "MOST_OF_ALL_BYTES", 10 * size_of(told(0)))
+
+    async def scene() -> None:
+        model = Counted()
+        slow, others = Answers(model), Answers(model)
+        for _ in range(6):
+            slow.tell(told(1))
+        for _ in range(5):
+            others.tell(told(2))
+        assert model.told_bytes == 5 * size_of(told(0))
+        with pytest.raises(InferError, match="does not read them"):
+            slow.tell(told(1))
+        with pytest.raises(InferError, match="does not read them"):
+            await slow.next()
+        assert await others.next() is not None
+
+    asyncio.run(scene())
+
+
+def test_one_who_waits_is_told_that_what_waits_was_let_go_of() -> None:
+    async def scene() -> None:
+        answers = Answers(Counted())
+        waiting = asyncio.ensure_future(answers.next())
+        await asyncio.sleep(0)
+        answers.drop()
+        with pytest.raises(InferError, match="does not read them"):
+            await waiting
 
     asyncio.run(scene())

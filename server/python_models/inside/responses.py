@@ -127,7 +127,7 @@ class ResponseSender:
         outside.sweep()
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send an answer, none, or the last: FINAL. Waits while an ensemble has more of them than it can take.
+        """Send an answer, none, or the last: FINAL. Waits while an ensemble, or a front end, cannot take more.
 
         Raises: TritonModelException for one that may not be sent.
         """

@@ -63,7 +63,7 @@ class Encoder:
             prefix, rest = self._singles.get(key) or self._single(key)
             if rest:
                 if array.nbytes >= _LARGE_BYTES:
-                    return b"".join((self._names, between, rest, to_binary(self._outputs[wanted[0]][1], array)))
+                    return b"".join(self._large(wanted[0], array, rest, between))
                 data: bytes = array.tobytes()
                 return self._names + between + rest + data if between else prefix + data
         shapes = tuple([array.shape for array in outputs])
@@ -76,6 +76,19 @@ class Encoder:
                 parts += (head, array.tobytes())
             return b"".join(parts)
         return self._several(list(map(self._outputs.__getitem__, wanted)), shapes, outputs, between)
+
+    def streamed(self, wanted: tuple[int, ...], outputs: list[Any], between: bytes) -> bytes:
+        """Encode the same as `plain` as an answer of a stream: a large one is not copied once more to be wrapped."""
+        if len(outputs) == 1 and outputs[0].nbytes >= _LARGE_BYTES:
+            key = (wanted[0], outputs[0].shape)
+            rest = (self._singles.get(key) or self._single(key))[1]
+            if rest:
+                parts = self._large(wanted[0], outputs[0], rest, between)
+                return b"".join((field_head(_ANSWER, sum(map(len, parts))), *parts))
+        return stream_answer(self.plain(wanted, outputs, between))
+
+    def _large(self, position: int, array: Array, rest: bytes, between: bytes) -> tuple[bytes | memoryview, ...]:
+        return self._names, between, rest, to_binary(self._outputs[position][1], array)
 
     def finished(self, outputs: Sequence[Finished], between: bytes = b"") -> bytes:
         """Encode outputs of which some are in shared memory or classes."""

@@ -311,7 +311,7 @@ class RpcInference:
     def encode(encoding: Encoder | Planned, request: InferRequest, mark: bytes) -> bytes | partial[bytes]:
         """Encode what a request has come back with; or give what encodes it, where that is work for a thread.
 
-        Raises: InferError.
+        With a `mark` it is an answer of a stream. Raises: InferError.
         """
         outputs = request.outputs or []
         between = before(request.id, mark)
@@ -323,8 +323,14 @@ class RpcInference:
         elif encoder.strings:
             encode = partial(encoder.plain, request.wanted, outputs, between)
         else:
-            return encoder.plain(request.wanted, outputs, between)
+            return (encoder.streamed if mark else encoder.plain)(request.wanted, outputs, between)
+        if mark:
+            encode = partial(_wrapped, encode)
         return encode if is_large(plan, outputs) else encode()
+
+
+def _wrapped(encode: partial[bytes]) -> bytes:
+    return stream_answer(encode())
 
 
 def _encode_planned(encoder: Encoder, plan: Ways, request: InferRequest, between: bytes) -> bytes:

@@ -93,7 +93,7 @@ class Slot:
             if isinstance(answer, partial):
                 self.work(partial(self._encode_slowly, answer))
                 return
-            self.answer = stream_answer(answer)
+            self.answer = answer
         except Exception as error:  # noqa: BLE001 - one answer's failure must not take its batch mates' answers
             self.error = as_refusal(error, "ModelStreamInfer", self.id)
         self.stream.settle(self)
@@ -113,7 +113,7 @@ class Slot:
             self.stream.settle(self)
 
     async def _encode_slowly(self, encode: partial[bytes]) -> None:
-        self.answer = stream_answer(await asyncio.get_running_loop().run_in_executor(None, encode))
+        self.answer = await asyncio.get_running_loop().run_in_executor(None, encode)
 
     @property
     def done(self) -> bool:

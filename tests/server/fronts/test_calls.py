@@ -14,6 +14,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.server.fronts.calls import AHEAD, Asking, AskingApp, asking_methods
 from penstock.server.fronts.remote_engine import NO_ENGINE
 from penstock.server.grpc.method import Call, Method, Status
+from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.protobuf import service_pb2
 from penstock.server.restricted import Restricted
 from tests.server.fronts.asked import Client, FrontEnd, engine_of, turns
@@ -404,7 +405,7 @@ def test_a_call_that_ends_by_itself_is_cancelled_in_the_engine() -> None:
             front.asking.drain()
             await turns(lambda: cancelled == [b"m", b"m"])
             assert drained.sent == [b"\x08\x02"]  # NOT_SERVING
-            assert (drained.status, drained.text) == (Status.UNAVAILABLE, "Server exiting")
+            assert (drained.status, drained.text) == (Status.UNAVAILABLE, SHUTTING_DOWN)
             await front.settled()
             assert not front.asking.watches
 

@@ -167,12 +167,16 @@ def test_a_peer_that_does_not_read_holds_nobody_up_and_gets_it_all_later() -> No
         for number in range(50, 100):  # behind what waits
             here.link.send(FIRST_KIND, number, b"small")
             await asyncio.sleep(0)
+        taken: list[int] = []
+        here.link.behind(lambda: taken.append(here.link.unsent_bytes))
+        assert not taken
 
         there = End(other)
         come = await there.message(100)
         assert [message[1] for message in come] == list(range(100))
         assert all(set(message[3][0][::9999].tolist()) == {number} for number, message in enumerate(come[:50]))  # type: ignore[index]
         assert here.link.unsent_bytes == 0
+        assert taken == [0]
         here.link.close()
         there.link.close()
 

@@ -1,0 +1,78 @@
+"""What the engine tells a front end of requests that have several answers, and who waits for whom."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import numpy as np
+import pytest
+
+from penstock.backends.errors import InferError
+from penstock.batching.stream import Told
+from penstock.server.fronts import engine_service
+from penstock.server.fronts.engine_service import ENOUGH_BYTES, RemoteAnswers
+from penstock.server.fronts.kinds import ANSWER
+from penstock.server.ipc.link import Link
+from penstock.server.ipc.wire import Message
+from tests.server.fronts.pair import until
+
+LARGE = Told({"y": np.zeros(4 * ENOUGH_BYTES, np.uint8)})
+
+
+class Front:
+    """An engine's Link without shared memory, and a front end that reads when it is told to."""
+
+    def __init__(self) -> None:
+        here, self._there = socket.socketpair()
+        self.link = Link(here, lambda _: None, lambda _: None, arena_bytes=0)
+        self.taken: list[Message] = []
+
+    async def reads(self, count: int) -> None:
+        link = Link(self._there, self.taken.extend, lambda _: None)
+        await until(lambda: len(self.taken) == count and not self.link.unsent_bytes)
+        link.close()
+
+    def close(self) -> None:
+        self.link.close()
+        self._there.close()
+
+
+def test_a_request_of_several_answers_waits_while_its_front_end_is_behind() -> None:
+    async def scene() -> None:
+        front = Front()
+        one, other = RemoteAnswers(front.link, 1), RemoteAnswers(front.link, 2)
+        went_on: list[int] = []
+
+        assert one.tell(LARGE) is None
+        await asyncio.sleep(0)  # it is written at the end of its turn
+        room = other.tell(LARGE)
+        assert room is not None
+        room(lambda: went_on.append(2))
+        await asyncio.sleep(0)
+        assert not went_on
+
+        await front.reads(2)
+        assert went_on == [2]
+        assert [message[:2] for message in front.taken] == [(ANSWER, 1), (ANSWER, 2)]
+        assert other.tell(LARGE) is None
+        front.close()
+
+    asyncio.run(scene())
+
+
+def test_answers_that_a_front_end_does_not_take_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_service, "MOST_UNSENT_BYTES", ENOUGH_BYTES)
+
+    async def scene() -> None:
+        front = Front()
+        answers = RemoteAnswers(front.link, 1)
+        answers.tell(LARGE)
+        await asyncio.sleep(0)
+        with pytest.raises(InferError, match="does not read them"):
+            answers.tell(LARGE)
+        answers.left = True
+        assert answers.tell(LARGE) is None
+        front.close()
+
+    asyncio.run(scene())
