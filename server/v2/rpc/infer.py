@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from .inference import LARGE_BYTES, Asked, RpcInference
 if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
     from penstock.server.grpc.method import Call
+    from penstock.server.listening.mapped import Body
 
 
 class ModelInfer:
@@ -87,19 +87,18 @@ class ModelInfer:
                     refuse(call, request.error)
                     continue
                 encoding = call.context
-                if type(encoding) is Encoder and not (request.id or encoding.strings):
-                    call.answer(encoding.plain(request.wanted, request.outputs or []))
-                    continue
-                answer = self._inference.encode(encoding, request, b"")
-                if type(answer) is bytes:
-                    call.answer(answer)
+                if type(encoding) is Encoder and not (request.id or encoding.own):
+                    answer = encoding.plain(request.wanted, request.outputs or [])
                 else:
-                    self._tasks.start(call, partial(self._answer_slowly, call, answer), "ModelInfer")  # type: ignore[arg-type]
+                    answer = self._inference.encode(encoding, request, b"")
+                if type(answer) is partial:
+                    self._tasks.start(call, partial(self._answer_slowly, call, answer), "ModelInfer")
+                else:
+                    call.answer(answer)  # type: ignore[arg-type]  # mypy does not narrow it by type
             except InferError as error:
                 refuse(call, error)
             except Exception as error:  # noqa: BLE001 - one answer's failure must not take its batch mates' answers
                 refuse(call, as_refusal(error, "ModelInfer", request.id))
 
-    @staticmethod
-    async def _answer_slowly(call: Call, encode: partial[bytes]) -> None:
-        call.answer(await asyncio.get_running_loop().run_in_executor(None, encode))
+    async def _answer_slowly(self, call: Call, encode: partial[Body]) -> None:
+        call.answer(await self._inference.large.encode(0, encode))
