@@ -68,16 +68,17 @@ def together(parts: Sequence[Body]) -> memoryview:
 
 
 class LargeAnswers:
-    """Has large answers encoded, one after another: for the GIL and for a core the event loop waits behind one thread.
+    """Has large answers encoded, few at a time: the event loop waits for the GIL and a core behind all who are at it.
 
-    Threads: two of its own; what has long JSON takes one of them, so that nothing else waits for it.
+    Threads: of its own. Long JSON has one, as orjson keeps the GIL, and nothing else waits for it. The rest has two, or
+    a burst of answers of 30 MB has a sixth more memory for a moment: what waits are the model's arrays.
     """
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "penstock-answer")
+        self._others = ThreadPoolExecutor(2, "penstock-answer")
         self._long = ThreadPoolExecutor(1, "penstock-json-answer")
 
     async def encode(self, json_bytes: int, function: Callable[..., T], *args: Any) -> T:
         """Call on a thread what encodes an answer with about so much JSON."""
-        executor = self._long if json_bytes >= _LONG_BYTES else self._thread
+        executor = self._long if json_bytes >= _LONG_BYTES else self._others
         return await asyncio.get_running_loop().run_in_executor(executor, function, *args)

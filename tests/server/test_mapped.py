@@ -49,8 +49,8 @@ def test_all_of_it_goes_back_with_the_last_view() -> None:
 
 
 class TestLargeAnswers:
-    @pytest.mark.parametrize("json_bytes", [0, 9 * MIB])
-    def test_are_encoded_one_after_another(self, json_bytes: int) -> None:
+    @pytest.mark.parametrize(("json_bytes", "most"), [(0, 2), (9 * MIB, 1)])
+    def test_are_encoded_few_at_a_time(self, json_bytes: int, most: int) -> None:
         threads = set()
 
         async def main() -> None:
@@ -60,7 +60,7 @@ class TestLargeAnswers:
             )
 
         asyncio.run(main())
-        assert len(threads) == 1
+        assert len(threads) <= most
         assert threading.get_ident() not in threads
 
     def test_do_not_wait_for_what_has_long_json(self) -> None:
