@@ -40,6 +40,14 @@ _LARGE_BYTES = 64 << 10
 """Data from this size on is copied once, which for less costs more than copying it twice."""
 
 
+class LargeAnswer(Exception):  # noqa: N818 - a turn of the road, not an error
+    """To encode an answer is work for a thread: `encode` does it."""
+
+    def __init__(self, encode: Callable[[], Body]) -> None:
+        super().__init__()
+        self.encode = encode
+
+
 class Encoder:
     """Encodes the answers of one model version; keeps the bytes that do not change between answers.
 
@@ -58,10 +66,10 @@ class Encoder:
         """Encode an answer without outputs."""
         return self._names + between
 
-    def plain(self, wanted: tuple[int, ...], outputs: list[Any], between: bytes = b"") -> Body | partial[Body]:
+    def plain(self, wanted: tuple[int, ...], outputs: list[Any], between: bytes = b"") -> bytes:
         """Encode outputs as they are; `between` is what stands before them, as `before` gives it.
 
-        Returns: what encodes them instead, where that is work for a thread.
+        Raises: LargeAnswer.
         """
         if len(outputs) == 1:
             # the usual answer: everything before the numbers is one kept prefix
@@ -83,8 +91,9 @@ class Encoder:
                 parts += (head, array.tobytes())
             return b"".join(parts)
         names = list(map(self._outputs.__getitem__, wanted))
-        several = partial(self._several, names, shapes, outputs, between)
-        return several if is_large(None, outputs) else several()
+        if is_large(None, outputs):
+            raise LargeAnswer(partial(self._several, names, shapes, outputs, between))
+        return bytes(self._several(names, shapes, outputs, between))
 
     def finished(self, outputs: Sequence[Finished], between: bytes = b"") -> Body:
         """Encode outputs of which some are in shared memory or classes."""

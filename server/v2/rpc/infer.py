@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from penstock.backends.errors import InferError
 from penstock.server.v2.regions import LargeRead
 
 from .calls import Tasks, as_refusal, refuse
-from .encode import Encoder
+from .encode import Encoder, LargeAnswer
 from .inference import LARGE_BYTES, Asked, RpcInference
 
 if TYPE_CHECKING:
@@ -88,17 +88,15 @@ class ModelInfer:
                     continue
                 encoding = call.context
                 if type(encoding) is Encoder and not (request.id or encoding.own):
-                    answer = encoding.plain(request.wanted, request.outputs or [])
+                    call.answer(encoding.plain(request.wanted, request.outputs or []))
                 else:
-                    answer = self._inference.encode(encoding, request, b"")
-                if type(answer) is partial:
-                    self._tasks.start(call, partial(self._answer_slowly, call, answer), "ModelInfer")
-                else:
-                    call.answer(answer)  # type: ignore[arg-type]  # mypy does not narrow it by type
+                    call.answer(self._inference.encode(encoding, request, b""))
+            except LargeAnswer as large:
+                self._tasks.start(call, partial(self._answer_slowly, call, large.encode), "ModelInfer")
             except InferError as error:
                 refuse(call, error)
             except Exception as error:  # noqa: BLE001 - one answer's failure must not take its batch mates' answers
                 refuse(call, as_refusal(error, "ModelInfer", request.id))
 
-    async def _answer_slowly(self, call: Call, encode: partial[Body]) -> None:
+    async def _answer_slowly(self, call: Call, encode: Callable[[], Body]) -> None:
         call.answer(await self._inference.large.encode(0, encode))

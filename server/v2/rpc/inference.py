@@ -24,7 +24,7 @@ from penstock.server.v2.said import Options, Ways, version_of
 
 from .calls import parsed, parsed_tensors
 from .decode import decode
-from .encode import FINAL, MORE, Encoder, before, encode_own, mark_of, stream_answer, stream_answer_of
+from .encode import FINAL, MORE, Encoder, LargeAnswer, before, encode_own, mark_of, stream_answer, stream_answer_of
 from .layout import Layouts, head_of, names_of
 from .outputs import Outputs, is_large
 
@@ -310,11 +310,8 @@ class RpcInference:
     # -- encoding ----------------------------------------------------------------------------------------------
 
     @staticmethod
-    def encode(encoding: Encoder | Planned, request: InferRequest, mark: bytes) -> Body | partial[Body]:
-        """Encode what a request has come back with; or give what encodes it, where that is work for a thread.
-
-        Raises: InferError.
-        """
+    def encode(encoding: Encoder | Planned, request: InferRequest, mark: bytes) -> Body:
+        """Encode what a request has come back with. Raises: InferError; LargeAnswer."""
         outputs = request.outputs or []
         between = before(request.id, mark)
         encoder, plan = (encoding.encoder, encoding.plan) if isinstance(encoding, Planned) else (encoding, None)
@@ -324,7 +321,9 @@ class RpcInference:
             encode = partial(_encode_planned, encoder, plan, request, between)
         else:
             return encoder.plain(request.wanted, outputs, between)
-        return encode if is_large(plan, outputs) else encode()
+        if is_large(plan, outputs):
+            raise LargeAnswer(encode)
+        return encode()
 
 
 def _encode_planned(encoder: Encoder, plan: Ways, request: InferRequest, between: bytes) -> Body:

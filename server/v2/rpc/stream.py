@@ -22,7 +22,7 @@ from penstock.server.health import Health
 from penstock.server.v2.regions import LargeRead
 
 from .calls import as_refusal, brief
-from .encode import FINAL, Encoder, before, stream_answer, stream_answer_of, stream_error
+from .encode import FINAL, Encoder, LargeAnswer, before, stream_answer, stream_answer_of, stream_error
 from .inference import LARGE_BYTES, Asked, RpcInference
 from .pulse import Pulse
 
@@ -90,11 +90,10 @@ class Slot:
         try:
             if request.error is not None:
                 raise request.error
-            answer = RpcInference.encode(self.encoding, request, FINAL)
-            if isinstance(answer, partial):
-                self.work(partial(self._encode_slowly, answer))
-                return
-            self.answer = stream_answer(answer)
+            self.answer = stream_answer(RpcInference.encode(self.encoding, request, FINAL))
+        except LargeAnswer as large:
+            self.work(partial(self._encode_slowly, large.encode))
+            return
         except Exception as error:  # noqa: BLE001 - one answer's failure must not take its batch mates' answers
             self.error = as_refusal(error, "ModelStreamInfer", self.id)
         self.stream.settle(self)
@@ -113,7 +112,7 @@ class Slot:
         if self.request is None:
             self.stream.settle(self)
 
-    async def _encode_slowly(self, encode: partial[Body]) -> None:
+    async def _encode_slowly(self, encode: Callable[[], Body]) -> None:
         self.answer = await self.stream.large.encode(0, stream_answer_of, encode)
 
     @property
