@@ -29,7 +29,9 @@ MAX_CHOICES = 8
 MAX_KINDS = 64
 """Kinds of failures whose status is remembered."""
 LARGE_BYTES = 1 << 25
-"""Tensors of one run that take more are not kept memory for when nothing comes for a while."""
+"""Inputs of one run, or large outputs of many, that take more have no memory kept for them when nothing comes."""
+LARGE_OUTPUT_BYTES = 1 << 21
+"""An output from here on may wait to be encoded beside many others, each in memory that the arena has for it."""
 
 
 class Choice:
@@ -91,6 +93,7 @@ class OnnxBinding:
         self._plans: dict[tuple[tuple[int, ...] | None, ...], Plan] = {}
         self._lent: Plan | None = None
         self.tired = False
+        self._given_bytes = 0
 
     def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
         """Give the input buffers for a run; the same ones for the same shapes."""
@@ -153,7 +156,7 @@ class OnnxBinding:
             with contextlib.suppress(InferError):  # there is no arena, or zeros are nothing for this model
                 self._run_fed(plan, (0,))
         finally:
-            self._run_options, self._lent, self.tired = usual, None, False
+            self._run_options, self._lent, self.tired, self._given_bytes = usual, None, False, 0
 
     def release(self) -> None:
         """Let go of the session and all buffers."""
@@ -309,7 +312,9 @@ class OnnxBinding:
             except Exception as error:
                 raise run_error(error, on_gpu=self._on_gpu) from error
             results.update(zip(rest, found, strict=True))
-            self.tired = self.tired or any(getattr(result, "nbytes", 0) > LARGE_BYTES for result in found)
+            sizes = [getattr(result, "nbytes", 0) for result in found]
+            self._given_bytes += sum([size for size in sizes if size >= LARGE_OUTPUT_BYTES])
+            self.tired = self.tired or self._given_bytes > LARGE_BYTES
         return [self._present(position, results[position]) for position in wanted]
 
     def _run_raw(self, feeds: dict[str, Any], positions: list[int]) -> list[Array]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .engines import Serves
     from .http.fastlane import FastLane
     from .http.limits import Limits
+    from .listening.mapped import Body
 
 LARGE_BYTES = 256 << 10
 """JSON from this size on is decoded on a thread, and bodies from this size on are compressed on one."""
@@ -120,7 +121,7 @@ class Promise:
         self._fail(self._connection, *self._said, error)
 
 
-def answer_coded(connection: FastLane, body: bytes, content_type: bytes, extra: bytes, coding: bytes) -> None:
+def answer_coded(connection: FastLane, body: Body, content_type: bytes, extra: bytes, coding: bytes) -> None:
     """Answer 200, compressed if a coding is given and it is worth it."""
     if not coding or len(body) < MIN_BYTES:
         connection.answer(200, body, content_type, extra)
@@ -140,9 +141,9 @@ class CodedAnswer:
 
     __slots__ = ("_body", "_coding", "_connection", "_content_type", "_extra")
 
-    def __init__(self, connection: FastLane, body: bytes, content_type: bytes, extra: bytes, coding: bytes) -> None:
+    def __init__(self, connection: FastLane, body: Body, content_type: bytes, extra: bytes, coding: bytes) -> None:
         self._connection = connection
-        self._body: bytes | None = body
+        self._body: Body | None = body
         self._content_type = content_type
         self._extra = extra
         self._coding = coding
@@ -165,7 +166,7 @@ class CodedAnswer:
         if body is not None:
             self._connection.answer(200, body, self._content_type, self._extra)
 
-    def _let_go(self) -> bytes | None:
+    def _let_go(self) -> Body | None:
         body, self._body = self._body, None
         self._connection.shared.untaken.lessen(self)
         return body

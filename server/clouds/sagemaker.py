@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
     from penstock.server.http.fastlane import FastLane
     from penstock.server.http.head import Head
+    from penstock.server.listening.mapped import Body
     from penstock.server.restricted import Restricted
     from penstock.server.settings import Settings
     from penstock.server.telemetry.metrics import ASGIApp
@@ -87,7 +88,7 @@ class SageMakerInference(Inference):
                 request.error = InferError(Code.INVALID, error.message)
         super().deliver(requests)
 
-    def _answer_body(self, connection: FastLane, claim: Claim, body: bytes, json_bytes: int) -> None:
+    def _answer_body(self, connection: FastLane, claim: Claim, body: Body, json_bytes: int) -> None:
         if json_bytes:
             connection.answer(200, body, MIME + b"%d" % json_bytes)
         else:

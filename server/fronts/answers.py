@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.backend import Array
     from penstock.server.ipc.link import Link
+    from penstock.server.listening.mapped import Body
 
     from .shared_state import Change, SharedState
 
@@ -106,7 +107,7 @@ class Answers:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def part(self, number: int, payload: bytes) -> None:
+    def part(self, number: int, payload: Body) -> None:
         """Send a PART, if somebody waits for it."""
         if number in self._under_way:
             self.link.send(PART, number, *packed({}, payload))
@@ -280,14 +281,14 @@ class _RpcAnswer:
         if cancelled is not None:
             cancelled()
 
-    def answer(self, message: bytes) -> None:
+    def answer(self, message: Body) -> None:
         if self._changes and not self.ended:
             self._answers.start(self._settled(message))
         else:
             self.send(message)
             self.finish()
 
-    async def _settled(self, message: bytes) -> None:
+    async def _settled(self, message: Body) -> None:
         try:
             await self._answers.settled(self._changes)
         except InferError as error:
@@ -296,7 +297,7 @@ class _RpcAnswer:
         self.send(message)
         self.finish()
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: Body) -> None:
         if not self.ended:
             self.pace.sent()
             self._answers.part(self._number, message)

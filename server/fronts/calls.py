@@ -144,11 +144,11 @@ class Asking:
             ask.end(orjson.loads(body))
 
 
-def packed(head: Mapping[str, Any], payload: bytes) -> tuple[bytes, list[Array | None] | None]:
+def packed(head: Mapping[str, Any], payload: bytes | memoryview) -> tuple[bytes, list[Array | None] | None]:
     """Give a message's body and tensors: many bytes travel as a tensor, in shared memory."""
     line = orjson.dumps(head)
     if len(payload) < LARGE_BYTES:
-        return b"%b\n%b" % (line, payload), None
+        return b"\n".join((line, payload)), None
     return line + b"\n", [np.frombuffer(payload, np.uint8)]
 
 

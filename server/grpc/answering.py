@@ -16,6 +16,8 @@ from .framing import PREFIX, PREFIX_BYTES
 from .method import Status
 
 if TYPE_CHECKING:
+    from penstock.server.listening.mapped import Body
+
     from .connection import GrpcConnection
     from .request import Request
 
@@ -52,7 +54,7 @@ class Answering(Stream):
 
     # -- answers -----------------------------------------------------------------------------------------------
 
-    def answer(self, message: bytes) -> None:
+    def answer(self, message: Body) -> None:
         """Send the one message of a unary answer, and OK."""
         if self.ended:
             return
@@ -80,7 +82,7 @@ class Answering(Stream):
         self.send(message)
         self.finish()
 
-    def send(self, message: bytes, flag: int = 0, coding: bytes = b"") -> None:
+    def send(self, message: Body, flag: int = 0, coding: bytes = b"") -> None:
         """Send one message of a stream. `coding` is a CodedCall's to say, which may have ended; flag 1: it is on it."""
         if self.ended and not coding:
             return

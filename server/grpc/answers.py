@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from penstock.server.http2.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame
 from penstock.server.http2.headers import encode
 
 from .framing import PREFIX, PREFIX_BYTES
 from .method import Status
+
+if TYPE_CHECKING:
+    from penstock.server.listening.mapped import Body
 
 ENCODINGS = b"identity, deflate, gzip"
 _MOST_TEXT_BYTES = 4096
@@ -34,7 +38,7 @@ _BEGIN_KIND = _KIND.pack(len(_BEGIN_BLOCK) << 8 | HEADERS, END_HEADERS)
 _OK_KIND = _KIND.pack(_OK_WORD, END_HEADERS | END_STREAM)
 
 
-def whole(stream_id: int, message: bytes, size: int) -> tuple[bytes, ...]:
+def whole(stream_id: int, message: Body, size: int) -> tuple[Body, ...]:
     """Build the answer of a call that went well, of one message in one frame: HEADERS, DATA, the trailers of `ok`."""
     stream = _stream(stream_id)
     block, prefix = _around(size)

@@ -15,6 +15,8 @@ from .framing import MIN_COMPRESSED, compress
 from .packing import LARGE_BYTES, Packing
 
 if TYPE_CHECKING:
+    from penstock.server.listening.mapped import Body
+
     from .connection import GrpcConnection
     from .request import Request
 
@@ -31,12 +33,12 @@ class CodedCall(GrpcCall):
         super().__init__(connection, stream_id, request)
         self.packing: Packing | None = None
 
-    def answer(self, message: bytes) -> None:
+    def answer(self, message: Body) -> None:
         """Send the one message of a unary answer, and OK."""
         self.send(message)
         self.finish()
 
-    def send(self, message: bytes, flag: int = 0, coding: bytes = b"") -> None:
+    def send(self, message: Body, flag: int = 0, coding: bytes = b"") -> None:
         """Send one message of a stream."""
         if self.ended:
             return
@@ -54,7 +56,7 @@ class CodedCall(GrpcCall):
             self.packing = Packing(self, coding, message)
             self.packing.go_on()
 
-    def pass_on(self, message: bytes, flag: int, coding: bytes) -> None:
+    def pass_on(self, message: Body, flag: int, coding: bytes) -> None:
         """Send what a Packing has made ready."""
         super().send(message, flag, coding)
 

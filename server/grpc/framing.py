@@ -8,10 +8,14 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import deque
+from typing import TYPE_CHECKING
 
 from penstock.server.listening.landing import LARGE_BYTES, Landing
 
 from .method import Status
+
+if TYPE_CHECKING:
+    from penstock.server.listening.mapped import Body
 
 PREFIX = struct.Struct(">BI")
 PREFIX_BYTES = PREFIX.size
@@ -175,7 +179,7 @@ class Incoming:
         return b"".join(taken)
 
 
-def compress(message: bytes, coding: bytes, level: int) -> bytes:
+def compress(message: Body, coding: bytes, level: int) -> bytes:
     """Put a coding on a message."""
     encoder = zlib.compressobj(level, wbits=WINDOW[coding])
     return encoder.compress(message) + encoder.flush()

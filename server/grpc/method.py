@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from penstock.server.listening.mapped import Body
 
 
 class Status(enum.IntEnum):
@@ -54,7 +57,7 @@ class Call(Protocol):
     def ended(self) -> bool:
         """Whether nothing can be sent any more."""
 
-    def answer(self, message: bytes) -> None:
+    def answer(self, message: Body) -> None:
         """Send the one message of a unary answer, and OK. All answers of a loop turn leave in one write."""
 
     def refuse(self, status: Status, text: str, pushback_ms: int = 0) -> None:
@@ -63,7 +66,7 @@ class Call(Protocol):
         Units: `pushback_ms` is when the client may try again, 0: as it likes, -1: never.
         """
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: Body) -> None:
         """Send one message of a stream. It is kept until flow control lets it go; see `writable`."""
 
     def finish(self) -> None:

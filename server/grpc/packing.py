@@ -17,6 +17,8 @@ from .framing import MIN_COMPRESSED, WINDOW
 if TYPE_CHECKING:
     import asyncio
 
+    from penstock.server.listening.mapped import Body
+
     from .coded import CodedCall
 
 LARGE_BYTES = 1 << 18
@@ -37,17 +39,17 @@ class Packing:
 
     __slots__ = ("_call", "_coding", "_dropped", "_now", "_size", "_waiting", "last")
 
-    def __init__(self, call: CodedCall, coding: bytes, message: bytes) -> None:
+    def __init__(self, call: CodedCall, coding: bytes, message: Body) -> None:
         self._call = call
         self._coding = coding
-        self._waiting: deque[bytes] = deque()
-        self._now: bytes | None = None
+        self._waiting: deque[Body] = deque()
+        self._now: Body | None = None
         self._size = 0
         self._dropped = False
         self.last = b""
         self.add(message)
 
-    def add(self, message: bytes) -> None:
+    def add(self, message: Body) -> None:
         """Send another message after those that wait."""
         self._waiting.append(message)
         self._size += len(message)
@@ -81,7 +83,7 @@ class Packing:
         if not self._dropped:
             self._call.packed(self.last)
 
-    def _begin(self, message: bytes) -> bool:
+    def _begin(self, message: Body) -> bool:
         """Have a message compressed. Returns: False where no thread is to be had: it goes as it is."""
         connection = self._call.connection
         self._now = message
@@ -93,7 +95,7 @@ class Packing:
         begun.add_done_callback(self._go_on_with)
         return True
 
-    def _send(self, size: int, message: bytes, flag: int) -> None:
+    def _send(self, size: int, message: Body, flag: int) -> None:
         """Send what has taken so much here."""
         self._call.pass_on(message, flag, self._coding)
         self._size -= size

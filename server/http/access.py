@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.utils import get_remote_addr
 
 from .fastlane import FastLane
+
+if TYPE_CHECKING:
+    from penstock.server.listening.mapped import Body
 
 logger = logging.getLogger("uvicorn.access")
 
@@ -23,11 +26,11 @@ class QuietFastLane(FastLane):
 class LoggedFastLane(FastLane):
     """A connection that logs each request as it is answered: one that uvicorn answers is logged by uvicorn."""
 
-    def answer_ok(self, body: bytes, json_bytes: int = 0) -> None:
+    def answer_ok(self, body: Body, json_bytes: int = 0) -> None:
         """Answer 200 by the way that logs."""
         self._answer_ok(body, json_bytes)
 
-    def answer(self, status: int, body: bytes, content_type: bytes, extra: bytes = b"") -> None:
+    def answer(self, status: int, body: Body, content_type: bytes, extra: bytes = b"") -> None:
         """Log and answer."""
         head = self.head
         if head is not None and self.busy:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from .connection import BUSY, DRAIN_LINGER_S, HEAD, Connection
 
 if TYPE_CHECKING:
+    from penstock.server.listening.mapped import Body
+
     from .head import Head
 
 _APART_BYTES = 64 << 10
@@ -26,7 +28,7 @@ class Answering(Connection):
         self.head: Head | None = None
         self._port = self.shared  # what is the class's takes longer to find
 
-    def answer_ok(self, body: bytes, json_bytes: int = 0) -> None:
+    def answer_ok(self, body: Body, json_bytes: int = 0) -> None:
         """Answer 200 with a JSON body, or so much JSON and tensors behind it: the usual answers, in one write."""
         head, shared = self.head, self._port
         if self._state != BUSY or head is None:
@@ -44,12 +46,12 @@ class Answering(Connection):
         if self._buffer or self.flow.read_paused:
             self._continue()
 
-    def _answer_ok(self, body: bytes, json_bytes: int) -> None:
+    def _answer_ok(self, body: Body, json_bytes: int) -> None:
         """Answer the same by the way of all others."""
         extra = b"inference-header-content-length: %d\r\n" % json_bytes if json_bytes else b""
         self.answer(200, body, b"application/octet-stream" if json_bytes else b"application/json", extra)
 
-    def answer(self, status: int, body: bytes, content_type: bytes, extra: bytes = b"") -> None:
+    def answer(self, status: int, body: Body, content_type: bytes, extra: bytes = b"") -> None:
         """Answer the request under way; `extra` is whole header lines. A second answer is ignored.
 
         An empty `content_type` is not sent. To HEAD the answer is what it would be to GET, without the body.
@@ -78,7 +80,7 @@ class Answering(Connection):
         if self._buffer or self.flow.read_paused:
             self._continue()
 
-    def _write(self, head: bytes, body: bytes) -> None:
+    def _write(self, head: bytes, body: Body) -> None:
         if len(body) < _APART_BYTES:
             self.transport.write(head + body)
         else:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 import zlib
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from .head import HttpError, TooLargeError
 from .limits import Limits
+
+if TYPE_CHECKING:
+    from penstock.server.listening.mapped import Body
 
 _GZIP, _DEFLATE = b"gzip", b"deflate"
 _WINDOW = {_GZIP: 31, _DEFLATE: 15}
@@ -55,7 +59,7 @@ def decompress_little(body: bytes, coding: bytes, limits: Limits, most: int) -> 
         return None
 
 
-def compress(body: bytes, coding: bytes) -> bytes:
+def compress(body: Body, coding: bytes) -> bytes:
     """Put a coding on a body."""
     encoder = zlib.compressobj(_LEVEL, wbits=_WINDOW[coding])
     return encoder.compress(body) + encoder.flush()

@@ -6,12 +6,15 @@ Part of Http2Connection; `lifetime.py` and `connection.py` add the rest.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .frames import DATA, DEFAULT_WINDOW, HEAD, MIN_FRAME_BYTES, Fault, reset
 from .headers import begun_with
 from .shared import Http2Shared
 from .stream import LOW_BYTES, Stream, Unsent
+
+if TYPE_CHECKING:
+    from penstock.server.listening.mapped import Body
 
 _TURN_BYTES = 1 << 18
 """What is put together for one write while more waits. Above it, the transport says whether the peer keeps up."""
@@ -112,7 +115,7 @@ class Sender(asyncio.Protocol):
 
     # -- streams -----------------------------------------------------------------------------------------------
 
-    def queue(self, stream: Stream, pieces: tuple[bytes, ...]) -> None:
+    def queue(self, stream: Stream, pieces: tuple[Body, ...]) -> None:
         """Send payload as the windows let it go."""
         unsent = stream.unsent
         if unsent is None:

@@ -24,7 +24,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from .accepting import Accepting
-from .handshakes import keep_out_new, somebody_waits
+from .handshakes import keep_little, keep_out_new, somebody_waits
 
 if TYPE_CHECKING:
     from penstock.server.http.service import Shared
@@ -336,6 +336,7 @@ def bind_one(family: int, address: Any, *, reuse_port: bool = False) -> socket.s
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keep_little(listening)
         if reuse_port:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:

@@ -14,7 +14,7 @@ from penstock.server.http.head import HttpError
 from .finish import ways_of
 from .layout import Layouts
 from .regions import INLINE_BYTES, Lease
-from .said import JSON, Classes, version_of
+from .said import JSON, Classes, Ways, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _LARGE_ELEMENTS = 16 << 10
 """JSON of so many elements, some 256 KiB, is encoded on a thread."""
 _LARGE_CLASSES = 4096
+_JSON_TIMES = 4
+"""Numbers take about so many times their size as JSON."""
 _NUMBER = re.compile("[0-9]{1,18}")
 
 
@@ -112,6 +114,10 @@ def is_bulky(model: Model) -> bool:
 
 def is_large(plan: Plan, outputs: Sequence[Any]) -> bool:
     """Whether encoding an answer would hold the loop."""
+    if len(outputs) == 1 and type(plan) is not Ways:
+        array = outputs[0]  # the usual answer, at half of what follows
+        if array is not None and array.size < _LARGE_ELEMENTS and not array.dtype.hasobject:
+            return False
     for way, array in zip(ways_of(plan, len(outputs)), outputs, strict=True):
         if array is None:
             continue
@@ -122,10 +128,16 @@ def is_large(plan: Plan, outputs: Sequence[Any]) -> bool:
         else:
             strings = array.dtype.hasobject
             large = array.size >= _LARGE_ELEMENTS and (strings or way is JSON)
-            large = large or (strings and way is JSON and _is_long(array))
+            large = large or (strings and way is JSON and _is_long(array)) or array.nbytes > INLINE_BYTES
         if large:
             return True
     return False
+
+
+def json_size(plan: Plan, outputs: Sequence[Any]) -> int:
+    """Tell about how many bytes of an answer are JSON."""
+    ways = zip(ways_of(plan, len(outputs)), outputs, strict=True)
+    return _JSON_TIMES * sum([int(array.nbytes) for way, array in ways if way is JSON and array is not None])
 
 
 def _is_long(array: Array) -> bool:

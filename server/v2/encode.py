@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from penstock.backends.datatypes import DATATYPES
+from penstock.batching.running.own_outputs import OwnOutputs
+from penstock.server.listening.mapped import Mapped
 
 from .finish import Finished, finish, finish_all, finish_own, store_all
-from .said import BINARY
-from .tensors import json_writer, to_binary, to_json
+from .said import BINARY, Ways
+from .tensors import json_pieces, json_writer, to_binary, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from penstock.backends.backend import Array
     from penstock.batching.request import InferRequest
+    from penstock.server.listening.mapped import Body
 
-    from .said import Plan, Way, Ways
+    from .said import Plan, Way
 
 _KEPT_PREFIXES = 256
 _LARGE_BYTES = 64 << 10
@@ -126,6 +129,31 @@ class Encoder:
         sent = [raw for raw in raws if raw]
         return (b"".join([text, *sent]), len(text)) if sent else (text, 0)
 
+    def mapped(
+        self, request_id: str, outputs: Sequence[Finished], parameters: Mapping[str, Any] | None = None
+    ) -> tuple[Body, int]:
+        """Encode as `finished` does, on a thread: Mapped, and a piece at a time."""
+        body, raws, comma = Mapped(), [], b""
+        body.put(self._opening(request_id, parameters))
+        for name, datatype, shape, array, binary in outputs:
+            prefix = comma + self._prefix(name, datatype, shape)
+            if array is None:
+                body.put(prefix[: -len(_DATA)])
+            elif binary:
+                raws.append(to_binary(datatype, array))
+                body.put(_sized(prefix, raws[-1])[:-1])
+            else:
+                body.put(prefix)
+                for piece in json_pieces(datatype, name, array):
+                    body.put(piece)
+            body.put(b"}")
+            comma = b","
+        body.put(b"]}")
+        json_bytes = body.size
+        for raw in raws:
+            body.put(raw)
+        return body.whole(), json_bytes if body.size > json_bytes else 0
+
     def _binary(self, key: tuple[Any, ...], outputs: list[Any], raws: Sequence[bytes | memoryview | None]) -> bytes:
         text = self._text("", key[0], outputs, raws)
         self._keep(key, text)
@@ -189,6 +217,16 @@ def encode_ways(encoder: Encoder, request: InferRequest, plan: Ways) -> tuple[by
     return encoder.finished(request.id, finish_all(request.model, request.wanted, plan, request.outputs or []))
 
 
+def encode_large(encoder: Encoder, request: InferRequest, plan: Plan) -> tuple[Body, int]:
+    """Encode any outputs, on a thread. Returns: as `Encoder.mixed`, but Mapped. Raises: as that does."""
+    outputs: Any = request.outputs or []
+    if type(outputs) is OwnOutputs:
+        return encoder.mapped(request.id, finish_own(request.model, request.wanted, plan, outputs), outputs.parameters)
+    if type(plan) is Ways and plan.stored:
+        return encoder.stored(request, plan), 0
+    return encoder.mapped(request.id, finish_all(request.model, request.wanted, plan, outputs))
+
+
 def encode_own(encoder: Encoder, request: InferRequest, plan: Plan) -> tuple[bytes, int]:
     """Encode what user code has answered that its signature does not tell. Returns, and raises: as `Encoder.mixed`."""
     outputs: Any = request.outputs
@@ -196,16 +234,16 @@ def encode_own(encoder: Encoder, request: InferRequest, plan: Plan) -> tuple[byt
 
 
 def encode_hooked(
-    encoder: Encoder, request: InferRequest, ways: Mapping[str, Way], outputs: Mapping[str, Array]
-) -> tuple[bytes, int]:  # fmt: skip
+    encoder: Encoder, request: InferRequest, ways: Mapping[str, Way], outputs: Mapping[str, Array], *, large: bool
+) -> tuple[Body, int]:  # fmt: skip
     """Encode of what post_inference returned, arrays by names of its own choosing, those that `told` gives `ways`.
 
-    Returns: as `Encoder.mixed`. Raises: InferError (INVALID).
+    `large`: on a thread. Returns: as `Encoder.mixed`, or Mapped. Raises: InferError (INVALID).
     """
     finished = [
         finish(request.model, (name, _datatype_of(outputs[name])), way, outputs[name]) for name, way in ways.items()
     ]
-    return encoder.finished(request.id, finished)
+    return encoder.mapped(request.id, finished) if large else encoder.finished(request.id, finished)
 
 
 def _sized(prefix: bytes, raw: bytes | memoryview) -> bytes:

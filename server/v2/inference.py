@@ -29,11 +29,12 @@ from penstock.server.answering import (
 from penstock.server.errors import HTTP_STATUS, error_body, retry_after_line
 from penstock.server.http.coding import decompress, decompress_little
 from penstock.server.http.head import HttpError
+from penstock.server.listening.mapped import LargeAnswers
 from penstock.server.restricted import Restricted
 
-from .claims import Claim, Route, bad_header, is_bulky, is_large, is_long, version_in
+from .claims import Claim, Route, bad_header, is_bulky, is_large, is_long, json_size, version_in
 from .decode import decode, decode_new, decode_raw
-from .encode import Encoder, encode_hooked, encode_own, encode_ways
+from .encode import Encoder, encode_hooked, encode_large, encode_own, encode_ways
 from .forwarding import Forwarding
 from .layout import Layouts
 from .predictions import Predictions
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
     from penstock.server.http.fastlane import FastLane
     from penstock.server.http.head import Head
     from penstock.server.http.limits import Limits
+    from penstock.server.listening.mapped import Body
+
+    from .said import Plan
 
 
 # a target of absolute form names scheme and host before its path (RFC 9112, 3.2.2)
@@ -75,7 +79,7 @@ class Inference:
         self._hooks_of = hooks_of
         self._regions = Regions() if regions is None else regions
         self._forwarding = forwarding
-        self._texts = LargeTexts()
+        self._texts, self._answers = LargeTexts(), LargeAnswers()
         self._predictions = Predictions(limits, hooks_of, self._texts, self._answer_body, self.refuse)
         self._routes: dict[tuple[str, str], Route] = {}
         self.restricted = Restricted()
@@ -204,31 +208,25 @@ class Inference:
 
     def _answer_outputs(self, connection: FastLane, claim: Claim, encoder: Encoder, request: InferRequest) -> None:
         plan, outputs = connection.plan, request.outputs or []
-        own = type(outputs) is OwnOutputs
-        if type(plan) is tuple and not own and all(plan) and not encoder.strings:
-            # all as binary: there is little to encode, however much there is, but for strings
-            self._answer_body(connection, claim, *encoder.mixed(request.id, request.wanted, plan, outputs))
-            return
-        if own:
-            encode = partial(encode_own, encoder, request, plan)
-        elif type(plan) is Ways:
-            encode = partial(encode_ways, encoder, request, plan)
-        else:
-            encode = partial(encoder.mixed, request.id, request.wanted, plan, outputs)
-        if is_large(plan, outputs):
-            work = self._answer_later(connection, claim, request, encode)
+        if (claim.route.bulky or type(plan) is Ways) and is_large(plan, outputs):
+            work = self._answer_later(connection, claim, encoder, request, plan)
             connection.task = asyncio.get_running_loop().create_task(work)
-        elif plan is None and not claim.accept and not own:
+        elif type(outputs) is OwnOutputs:
+            self._answer_body(connection, claim, *encode_own(encoder, request, plan))
+        elif type(plan) is Ways:
+            self._answer_body(connection, claim, *encode_ways(encoder, request, plan))
+        elif plan is None and not claim.accept:
             connection.answer_ok(encoder.json(request.id, request.wanted, outputs))
         else:
-            self._answer_body(connection, claim, *encode())
+            self._answer_body(connection, claim, *encoder.mixed(request.id, request.wanted, plan, outputs))
 
     async def _answer_later(
-        self, connection: FastLane, claim: Claim, request: InferRequest, encode: Callable[[], tuple[bytes, int]]
+        self, connection: FastLane, claim: Claim, encoder: Encoder, request: InferRequest, plan: Plan
     ) -> None:
         """Answer with what a thread has encoded."""
         try:
-            body, json_bytes = await asyncio.get_running_loop().run_in_executor(None, encode)
+            size = json_size(plan, request.outputs or [])
+            body, json_bytes = await self._answers.encode(size, encode_large, encoder, request, plan)
             self._answer_body(connection, claim, body, json_bytes)
         except InferError as error:
             self.refuse(connection, error)
@@ -237,7 +235,7 @@ class Inference:
         finally:
             off_task(connection)
 
-    def _answer_body(self, connection: FastLane, claim: Claim, body: bytes, json_bytes: int) -> None:
+    def _answer_body(self, connection: FastLane, claim: Claim, body: Body, json_bytes: int) -> None:
         if not claim.accept:
             connection.answer_ok(body, json_bytes)
             return
@@ -325,8 +323,12 @@ class Inference:
         request_id = request.id or claim.request_id
         outputs = await self._hooks_of(model).infer(sample, request_id, terms, options.parameters)
         ways = told(request, options.plan, outputs)
-        size = LARGE_BYTES if is_large(Ways(tuple(ways.values())), [outputs[name] for name in ways]) else 0
+        plan, arrays = Ways(tuple(ways.values())), [outputs[name] for name in ways]
         route = claim.route
         encoder = (route.encoder if route.model is model else None) or self._encoder(model)
-        body, json_bytes = await off_loop(size, encode_hooked, encoder, request, ways, outputs)
+        if is_large(plan, arrays):
+            encode = partial(encode_hooked, encoder, request, ways, outputs, large=True)
+            body, json_bytes = await self._answers.encode(json_size(plan, arrays), encode)
+        else:
+            body, json_bytes = encode_hooked(encoder, request, ways, outputs, large=False)
         self._answer_body(connection, claim, body, json_bytes)

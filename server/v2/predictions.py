@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from penstock.server.hooks.runner import Hooks
     from penstock.server.http.fastlane import FastLane
     from penstock.server.http.limits import Limits
+    from penstock.server.listening.mapped import Body
 
     from .claims import Claim
 
-Writes = Callable[["FastLane", "Claim", bytes, int], None]
+Writes = Callable[["FastLane", "Claim", "Body", int], None]
 Refuses = Callable[["FastLane", InferError], None]
 
 

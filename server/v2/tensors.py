@@ -14,7 +14,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.scheduling.admission import dims_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from penstock.backends.backend import Array
     from penstock.backends.signature import TensorSpec
@@ -32,9 +32,10 @@ MANY_TEXTS = 1 << 14
 _NO_JSON = ("FP16", "BF16")
 _SMALL = 64
 """Elements from which orjson writes an array faster through numpy than through a list (perf/micro.py)."""
-_PIECE = 1 << 17
-"""Elements that are written at a time: where one is NaN, each becomes a Python string. And where there is no memory for
-a buffer to grow, orjson does not raise, it crashes."""
+_PIECE = 1 << 14
+"""Elements that are written at a time, half a millisecond: orjson keeps the GIL, and the event loop waits for it. Where
+one is NaN, each becomes a Python string. And where there is no memory for a buffer to grow, orjson does not raise, it
+crashes."""
 
 
 def overflow(spec: TensorSpec, shape: list[int], count: int) -> InferError | None:
@@ -228,13 +229,24 @@ def json_writer(datatype: str, name: str, shape: tuple[int, ...]) -> Callable[[A
     """Give what writes arrays of one output and shape as `to_json` does, and raises as it does."""
     if datatype in _NO_JSON:
         return partial(_refuse_json, datatype, name)
+    count = math.prod(shape)
+    if count > _PIECE:
+        return lambda array: b"".join(json_pieces(datatype, name, array))
     if datatype == "BYTES":
         return partial(_strings_to_json, name)
-    count = math.prod(shape)
     if count < _SMALL:
         return _row_to_json if len(shape) == 2 and shape[0] == 1 else _few_to_json
-    write = _floats_to_json if datatype == "FP32" else _numbers_to_json
-    return write if count <= _PIECE else partial(_in_pieces, write)
+    return _floats_to_json if datatype == "FP32" else _numbers_to_json
+
+
+def json_pieces(datatype: str, name: str, array: Array) -> Iterator[bytes]:
+    """Write an array as `to_json` does, and raise as it does, a piece at a time."""
+    flat = array.ravel()
+    write = json_writer(datatype, name, flat[:_PIECE].shape)
+    for start in range(0, max(flat.size, 1), _PIECE):
+        yield b"," if start else b"["
+        yield write(flat[start : start + _PIECE])[1:-1]
+    yield b"]"
 
 
 def _refuse_json(datatype: str, name: str, array: Array) -> bytes:
@@ -250,14 +262,6 @@ def _few_to_json(array: Array) -> bytes:
     written = orjson.dumps(array.ravel().tolist())
     # orjson has no token for what is not finite
     return _with_non_finite(array) if _N in written else written
-
-
-def _in_pieces(write: Callable[[Array], bytes], array: Array) -> bytes:
-    """Write many numbers, some at a time."""
-    flat = array.ravel()
-    pieces = [write(flat[start : start + _PIECE])[1:-1] for start in range(0, flat.size, _PIECE)]
-    pieces[0], pieces[-1] = b"[" + pieces[0], pieces[-1] + b"]"
-    return b",".join(pieces)
 
 
 def _floats_to_json(array: Array) -> bytes:

@@ -507,6 +507,21 @@ def test_a_rest_gives_back_what_a_large_request_took_and_the_next_runs_as_ever(p
     np.testing.assert_array_equal(infer(binding, [small])[0], small)
 
 
+def test_many_large_outputs_are_given_back_as_one_larger_is(path: Path) -> None:
+    backend = identity(path, FLOAT, ["N", "M"])
+    binding: Any = backend.bind(batched(backend.graph), 1)
+    small, large = np.ones((1, 300_000), np.float32), np.ones((1, 1_000_000), np.float32)
+    tired = []
+    for array in [small] * 40 + [large] * 9:
+        infer(binding, [array])
+        tired.append(binding.tired)
+    binding.rest()
+    infer(binding, [large])
+
+    assert tired == [False] * 48 + [True]
+    assert not binding.tired
+
+
 def test_a_stop_that_comes_while_buffers_are_lent_harms_no_later_run(path: Path) -> None:
     contract_model("rows", path)
     backend = load(path, "cpu", {})

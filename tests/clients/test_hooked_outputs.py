@@ -221,9 +221,9 @@ class Encoders:
         watched.setattr(Outputs, "encode", self._told(Outputs.encode))
 
     def _told(self, encode: Callable[..., Any]) -> Callable[..., Any]:
-        def encoded(*args: Any) -> Any:
+        def encoded(*args: Any, **said: Any) -> Any:
             self._seen.append(threading.get_ident())
-            return encode(*args)
+            return encode(*args, **said)
 
         return encoded
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from penstock.server.listening.listener import TICK_S, Listener, ListenError, Port, make_config
+from penstock.server.listening.listener import TICK_S, Listener, ListenError, Port, bind_one, make_config
 from tests.server.http.lane import turns
 
 
@@ -162,6 +162,18 @@ def test_the_ipv6_address_of_all_is_that_of_ipv4_clients_too() -> None:
 
     if socket.has_dualstack_ipv6():
         run(main)
+
+
+def test_the_kernel_takes_little_of_what_it_cannot_send_yet() -> None:
+    with bind_one(socket.AF_INET, ("127.0.0.1", 0)) as bound, socket.socket() as client:
+        bound.listen()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        client.connect(bound.getsockname())
+        accepted, _ = bound.accept()
+        with accepted:
+            accepted.setblocking(False)
+
+            assert accepted.send(bytes(8 << 20)) < 1 << 20
 
 
 @pytest.mark.parametrize("closes", [True, False], ids=["closed", "open"])

@@ -11,6 +11,7 @@ import pytest
 
 from penstock.server.grpc.method import Call, Method, Reader, Status
 from penstock.server.http.head import HttpError
+from penstock.server.listening.mapped import Body
 from penstock.server.restricted import (
     CATEGORIES,
     GRPC_CATEGORIES,
@@ -54,12 +55,12 @@ class FakeCall:
         self.writable = True
         self.refused: list[tuple[Status, str]] = []
 
-    def answer(self, message: bytes) -> None: ...
+    def answer(self, message: Body) -> None: ...
 
     def refuse(self, status: Status, text: str, pushback_ms: int = 0) -> None:
         self.refused.append((status, text))
 
-    def send(self, message: bytes) -> None: ...
+    def send(self, message: Body) -> None: ...
 
     def finish(self) -> None: ...
 

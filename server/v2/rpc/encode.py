@@ -7,21 +7,25 @@ its data is in shared memory.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.datatypes import DATATYPES
+from penstock.server.listening.mapped import LARGE_BYTES, together
 from penstock.server.protobuf import service_pb2
 from penstock.server.v2.finish import finish_own, store_all
 from penstock.server.v2.tensors import to_binary
 
+from .outputs import is_large
 from .wire import field, field_head, varint
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from penstock.backends.backend import Array
     from penstock.backends.signature import Signature
     from penstock.batching.request import InferRequest
+    from penstock.server.listening.mapped import Body
     from penstock.server.v2.finish import Finished
     from penstock.server.v2.said import Plan, Ways
 
@@ -36,16 +40,24 @@ _LARGE_BYTES = 64 << 10
 """Data from this size on is copied once, which for less costs more than copying it twice."""
 
 
+class LargeAnswer(Exception):  # noqa: N818 - a turn of the road, not an error
+    """To encode an answer is work for a thread: `encode` does it."""
+
+    def __init__(self, encode: Callable[[], Body]) -> None:
+        super().__init__()
+        self.encode = encode
+
+
 class Encoder:
     """Encodes the answers of one model version; keeps the bytes that do not change between answers.
 
-    `strings` is whether any output is BYTES, or may hold anything: those of user code, which a step may be (`own`).
+    `own`: outputs may be those of user code, which a step may be, too.
     """
 
     def __init__(self, model: str, version: str, signature: Signature, *, own: bool = False) -> None:
         self._names = field(_NAME, model.encode()) + field(_VERSION, version.encode())
         self._outputs = [(output.name.encode(), output.datatype) for output in signature.outputs]
-        self.strings = own or any(output.datatype == "BYTES" for output in signature.outputs)
+        self.own = own
         self._singles: dict[tuple[int, tuple[int, ...]], tuple[bytes, bytes]] = {}
         self._heads: dict[tuple[Any, ...], tuple[bytes, ...]] = {}
         self._described: dict[tuple[Any, ...], bytes] = {}
@@ -55,7 +67,10 @@ class Encoder:
         return self._names + between
 
     def plain(self, wanted: tuple[int, ...], outputs: list[Any], between: bytes = b"") -> bytes:
-        """Encode outputs as they are; `between` is what stands before them, as `before` gives it."""
+        """Encode outputs as they are; `between` is what stands before them, as `before` gives it.
+
+        Raises: LargeAnswer.
+        """
         if len(outputs) == 1:
             # the usual answer: everything before the numbers is one kept prefix
             array = outputs[0]
@@ -63,7 +78,7 @@ class Encoder:
             prefix, rest = self._singles.get(key) or self._single(key)
             if rest:
                 if array.nbytes >= _LARGE_BYTES:
-                    return b"".join(self._large(wanted[0], array, rest, between))
+                    return b"".join((self._names, between, rest, to_binary(self._outputs[wanted[0]][1], array)))
                 data: bytes = array.tobytes()
                 return self._names + between + rest + data if between else prefix + data
         shapes = tuple([array.shape for array in outputs])
@@ -75,22 +90,12 @@ class Encoder:
             for head, array in zip(heads, outputs, strict=True):
                 parts += (head, array.tobytes())
             return b"".join(parts)
-        return self._several(list(map(self._outputs.__getitem__, wanted)), shapes, outputs, between)
+        names = list(map(self._outputs.__getitem__, wanted))
+        if is_large(None, outputs):
+            raise LargeAnswer(partial(self._several, names, shapes, outputs, between))
+        return bytes(self._several(names, shapes, outputs, between))
 
-    def streamed(self, wanted: tuple[int, ...], outputs: list[Any], between: bytes) -> bytes:
-        """Encode the same as `plain` as an answer of a stream: a large one is not copied once more to be wrapped."""
-        if len(outputs) == 1 and outputs[0].nbytes >= _LARGE_BYTES:
-            key = (wanted[0], outputs[0].shape)
-            rest = (self._singles.get(key) or self._single(key))[1]
-            if rest:
-                parts = self._large(wanted[0], outputs[0], rest, between)
-                return b"".join((field_head(_ANSWER, sum(map(len, parts))), *parts))
-        return stream_answer(self.plain(wanted, outputs, between))
-
-    def _large(self, position: int, array: Array, rest: bytes, between: bytes) -> tuple[bytes | memoryview, ...]:
-        return self._names, between, rest, to_binary(self._outputs[position][1], array)
-
-    def finished(self, outputs: Sequence[Finished], between: bytes = b"") -> bytes:
+    def finished(self, outputs: Sequence[Finished], between: bytes = b"") -> Body:
         """Encode outputs of which some are in shared memory or classes."""
         names = [(output.name.encode(), output.datatype) for output in outputs]
         return self._several(names, [output.shape for output in outputs], [output.array for output in outputs], between)
@@ -110,19 +115,22 @@ class Encoder:
     def _several(
         self, names: list[tuple[bytes, str]], shapes: Sequence[tuple[int, ...]], arrays: Sequence[Array | None],
         between: bytes,
-    ) -> bytes:  # fmt: skip
+    ) -> Body:  # fmt: skip
         named = zip(names, shapes, strict=True)
         described = b"".join([self.describe(name, datatype, shape) for (name, datatype), shape in named])
         kinds = zip(names, arrays, strict=True)
         raws = [b"" if array is None else to_binary(datatype, array) for (_, datatype), array in kinds]
         return self.described(described, raws, between)
 
-    def described(self, described: bytes, raws: Sequence[bytes | memoryview], between: bytes) -> bytes:
-        """Encode outputs that have been described, and are bytes."""
-        parts: list[bytes | memoryview] = [self._names, between, described]
+    def described(self, described: bytes, raws: Sequence[Body], between: bytes) -> Body:
+        """Encode outputs that have been described, and are bytes; large ones are Mapped."""
+        parts: list[Body] = [self._names, between, described]
+        whole = 0
         for raw in raws:
-            parts += (field_head(_RAW, len(raw)), raw)
-        return b"".join(parts)
+            size = len(raw)
+            parts += (field_head(_RAW, size), raw)
+            whole += size
+        return b"".join(parts) if whole < LARGE_BYTES else together(parts)
 
     def describe(self, name: bytes, datatype: str, shape: tuple[int, ...]) -> bytes:
         """Encode what there is to say of an output beside its data."""
@@ -138,7 +146,7 @@ class Encoder:
     def _single(self, key: tuple[int, tuple[int, ...]]) -> tuple[bytes, bytes]:
         """Keep all before the data of an answer with one output, with the names and without.
 
-        Nothing where its size is not its shape's.
+        Nothing where its size is not its shape's, or it is large.
         """
         heads = self._keep_heads((key[0],), (key[1],))
         kept = (self._names + heads[0], heads[0]) if heads else (b"", b"")
@@ -146,13 +154,18 @@ class Encoder:
         return kept
 
     def _keep_heads(self, wanted: tuple[int, ...], shapes: tuple[tuple[int, ...], ...]) -> tuple[bytes, ...]:
-        """Keep what stands before the data of each output; nothing where one's size is not its shape's."""
-        described, heads = b"", []
+        """Keep what stands before the data of each output.
+
+        Nothing where one's size is not its shape's, or all of them are large.
+        """
+        described, heads, whole = b"", [], 0
         for position, shape in zip(wanted, shapes, strict=True):
             name, datatype = self._outputs[position]
             described += self.describe(name, datatype, shape)
-            heads.append(field_head(_RAW, math.prod(shape) * DATATYPES[datatype].size_bytes))
-        fixed = all(DATATYPES[self._outputs[position][1]].size_bytes for position in wanted)
+            size = math.prod(shape) * DATATYPES[datatype].size_bytes
+            heads.append(field_head(_RAW, size))
+            whole += size
+        fixed = whole < LARGE_BYTES and all(DATATYPES[self._outputs[position][1]].size_bytes for position in wanted)
         kept = (described + heads[0], *heads[1:]) if heads and fixed else ()
         _keep(self._heads, (wanted, shapes), kept)
         return kept
@@ -183,16 +196,22 @@ def _parameters(said: Mapping[str, Any] | None) -> bytes:
     return written
 
 
-def encode_own(encoder: Encoder, plan: Plan, request: InferRequest, between: bytes) -> bytes:
+def encode_own(encoder: Encoder, plan: Plan, request: InferRequest, between: bytes) -> Body:
     """Encode what user code has answered that its signature does not tell. Raises: InferError (INVALID)."""
     outputs: Any = request.outputs
     finished = finish_own(request.model, request.wanted, plan, outputs)
     return encoder.finished(finished, between + _parameters(outputs.parameters))
 
 
-def stream_answer(answer: bytes) -> bytes:
+def stream_answer(answer: Body) -> Body:
     """Wrap an answer for a stream."""
-    return field_head(_ANSWER, len(answer)) + answer
+    head = field_head(_ANSWER, len(answer))
+    return head + answer if type(answer) is bytes else together((head, answer))
+
+
+def stream_answer_of(encode: Callable[[], Body]) -> Body:
+    """Encode an answer, and wrap it for a stream."""
+    return stream_answer(encode())
 
 
 def stream_error(text: str, answer: bytes) -> bytes:

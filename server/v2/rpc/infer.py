@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,12 +10,13 @@ from penstock.backends.errors import InferError
 from penstock.server.v2.regions import LargeRead
 
 from .calls import Tasks, as_refusal, refuse
-from .encode import Encoder
+from .encode import Encoder, LargeAnswer
 from .inference import LARGE_BYTES, Asked, RpcInference
 
 if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
     from penstock.server.grpc.method import Call
+    from penstock.server.listening.mapped import Body
 
 
 class ModelInfer:
@@ -87,19 +87,16 @@ class ModelInfer:
                     refuse(call, request.error)
                     continue
                 encoding = call.context
-                if type(encoding) is Encoder and not (request.id or encoding.strings):
+                if type(encoding) is Encoder and not (request.id or encoding.own):
                     call.answer(encoding.plain(request.wanted, request.outputs or []))
-                    continue
-                answer = self._inference.encode(encoding, request, b"")
-                if type(answer) is bytes:
-                    call.answer(answer)
                 else:
-                    self._tasks.start(call, partial(self._answer_slowly, call, answer), "ModelInfer")  # type: ignore[arg-type]
+                    call.answer(self._inference.encode(encoding, request, b""))
+            except LargeAnswer as large:
+                self._tasks.start(call, partial(self._answer_slowly, call, large.encode), "ModelInfer")
             except InferError as error:
                 refuse(call, error)
             except Exception as error:  # noqa: BLE001 - one answer's failure must not take its batch mates' answers
                 refuse(call, as_refusal(error, "ModelInfer", request.id))
 
-    @staticmethod
-    async def _answer_slowly(call: Call, encode: partial[bytes]) -> None:
-        call.answer(await asyncio.get_running_loop().run_in_executor(None, encode))
+    async def _answer_slowly(self, call: Call, encode: Callable[[], Body]) -> None:
+        call.answer(await self._inference.large.encode(0, encode))

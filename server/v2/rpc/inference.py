@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.running.own_outputs import OwnOutputs
+from penstock.server.listening.mapped import LargeAnswers
 from penstock.server.protobuf import service_pb2
 from penstock.server.v2.finish import finish_all
 from penstock.server.v2.regions import INLINE_BYTES, InlineRegions, Regions
@@ -23,7 +24,7 @@ from penstock.server.v2.said import Options, Ways, version_of
 
 from .calls import parsed, parsed_tensors
 from .decode import decode
-from .encode import FINAL, MORE, Encoder, before, encode_own, mark_of, stream_answer
+from .encode import FINAL, MORE, Encoder, LargeAnswer, before, encode_own, mark_of, stream_answer, stream_answer_of
 from .layout import Layouts, head_of, names_of
 from .outputs import Outputs, is_large
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.batching.request import InferRequest, Sink, Terms
     from penstock.server.engines import Serves
     from penstock.server.hooks.runner import Hooks
+    from penstock.server.listening.mapped import Body
     from penstock.server.v2.forwarding import Forwarding
 
 LARGE_BYTES = 256 << 10
@@ -93,7 +95,7 @@ class Asked:
 
 
 class RpcInference:
-    """Decodes and encodes for one server.
+    """Decodes and encodes for one server; `large` are the threads for large answers.
 
     Threads: the event loop's, but for decoding of large messages and shared memory, and encoding of large answers.
     """
@@ -106,6 +108,7 @@ class RpcInference:
         self._hooks_of = hooks_of
         self._regions = Regions() if regions is None else regions
         self.forwarding = forwarding
+        self.large = LargeAnswers()
         self._forwarded: Any = None
         self._kind = service_pb2().ModelInferRequest
         self._generation = -1
@@ -252,15 +255,15 @@ class RpcInference:
         self.engine.hold(model)
         task.add_done_callback(lambda _: self.engine.release(model))
 
-    async def pass_hooks(self, asked: Asked, metadata: Mapping[str, str], mark: bytes) -> bytes:
-        """Carry a request through its model and the hooks. Returns: the answer. Raises: InferError."""
+    async def pass_hooks(self, asked: Asked, metadata: Mapping[str, str], mark: bytes) -> Body:
+        """Carry a request through its model and the hooks. Returns: the answer, as `mark` is. Raises: InferError."""
         try:
             outputs = await self._hooks_of(asked.request.model).infer(*self._said(asked, metadata))
             return await self._encoded(asked, self._outputs(asked), outputs, mark)
         finally:
             _release(asked.options)
 
-    async def answers(self, asked: Asked, metadata: Mapping[str, str]) -> AsyncGenerator[bytes | Failed, None]:
+    async def answers(self, asked: Asked, metadata: Mapping[str, str]) -> AsyncGenerator[Body | Failed, None]:
         """Carry a request through its model and the hooks: give each answer for a stream, or why that one failed.
 
         After the last, an empty one says so, if nothing has and it is asked for. To be closed by who takes no more.
@@ -275,7 +278,7 @@ class RpcInference:
                     if answer.error is not None:
                         yield answer.error, FINAL if final else MORE
                     else:
-                        yield stream_answer(await self._encoded(asked, written, answer.outputs, mark))
+                        yield await self._encoded(asked, written, answer.outputs, mark)
             if asked.options.empty_final and not final:
                 yield stream_answer(asked.route.encoder.empty(before(request.id, FINAL)))
         finally:
@@ -298,21 +301,17 @@ class RpcInference:
     def _outputs(asked: Asked) -> Outputs:
         return Outputs(asked.route.encoder, asked.request, asked.options.plan)
 
-    @staticmethod
-    async def _encoded(asked: Asked, written: Outputs, outputs: Mapping[str, Array], mark: bytes) -> bytes:
-        between = before(asked.request.id, mark)
-        if written.take(outputs):
-            return await asyncio.get_running_loop().run_in_executor(None, written.encode, outputs, between)
-        return written.encode(outputs, between)
+    async def _encoded(self, asked: Asked, written: Outputs, outputs: Mapping[str, Array], mark: bytes) -> Body:
+        encode = partial(written.encode, outputs, before(asked.request.id, mark))
+        if mark:
+            encode = partial(stream_answer_of, encode)
+        return await self.large.encode(0, encode) if written.take(outputs) else encode()
 
     # -- encoding ----------------------------------------------------------------------------------------------
 
     @staticmethod
-    def encode(encoding: Encoder | Planned, request: InferRequest, mark: bytes) -> bytes | partial[bytes]:
-        """Encode what a request has come back with; or give what encodes it, where that is work for a thread.
-
-        With a `mark` it is an answer of a stream. Raises: InferError.
-        """
+    def encode(encoding: Encoder | Planned, request: InferRequest, mark: bytes) -> Body:
+        """Encode what a request has come back with. Raises: InferError; LargeAnswer."""
         outputs = request.outputs or []
         between = before(request.id, mark)
         encoder, plan = (encoding.encoder, encoding.plan) if isinstance(encoding, Planned) else (encoding, None)
@@ -320,20 +319,14 @@ class RpcInference:
             encode = partial(encode_own, encoder, plan, request, between)
         elif plan is not None:
             encode = partial(_encode_planned, encoder, plan, request, between)
-        elif encoder.strings:
-            encode = partial(encoder.plain, request.wanted, outputs, between)
         else:
-            return (encoder.streamed if mark else encoder.plain)(request.wanted, outputs, between)
-        if mark:
-            encode = partial(_wrapped, encode)
-        return encode if is_large(plan, outputs) else encode()
+            return encoder.plain(request.wanted, outputs, between)
+        if is_large(plan, outputs):
+            raise LargeAnswer(encode)
+        return encode()
 
 
-def _wrapped(encode: partial[bytes]) -> bytes:
-    return stream_answer(encode())
-
-
-def _encode_planned(encoder: Encoder, plan: Ways, request: InferRequest, between: bytes) -> bytes:
+def _encode_planned(encoder: Encoder, plan: Ways, request: InferRequest, between: bytes) -> Body:
     if plan.stored:
         return encoder.stored(request, plan, between)
     return encoder.finished(finish_all(request.model, request.wanted, plan, request.outputs or []), between)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.batching.running.own_outputs import own_datatype
 from penstock.server.hooks.convert import datatype_of
+from penstock.server.listening.mapped import LARGE_BYTES
 from penstock.server.v2.finish import finish, ways_of
 from penstock.server.v2.regions import INLINE_BYTES, Lease
 from penstock.server.v2.said import Classes, Ways
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.backend import Array
     from penstock.batching.request import InferRequest
+    from penstock.server.listening.mapped import Body
     from penstock.server.v2.said import Plan, Way
 
     from .encode import Encoder
@@ -52,7 +54,7 @@ class Outputs:
             self._take(form, outputs)
         return is_large(Ways(tuple(self._told.values())), [outputs[name] for name in self._told])
 
-    def encode(self, outputs: Mapping[str, Array], between: bytes) -> bytes:
+    def encode(self, outputs: Mapping[str, Array], between: bytes) -> Body:
         """Encode the answer that has been taken; `between` as Encoder has it. Raises: InferError (INVALID)."""
         if self._plan is not None:
             named = zip(self._told.items(), self._datatypes, strict=True)
@@ -77,15 +79,19 @@ class Outputs:
 
 
 def is_large(plan: Any, outputs: list[Any]) -> bool:
-    """Whether encoding an answer would hold the loop: strings, classes and shared memory."""
+    """Whether encoding an answer would hold the loop."""
+    size = 0
     for way, array in zip(ways_of(plan, len(outputs)), outputs, strict=True):
         if array is None:
             continue
         if type(way) is Lease:
             if array.nbytes > INLINE_BYTES and not way.holds(array):
                 return True
-        elif type(way) is Classes and (array.size >= _LARGE_ELEMENTS or way.count * len(array) >= _LARGE_CLASSES):
-            return True
+        elif type(way) is Classes:
+            if array.size >= _LARGE_ELEMENTS or way.count * len(array) >= _LARGE_CLASSES:
+                return True
+        else:
+            size += array.nbytes
         if array.dtype.hasobject and array.size >= _LARGE_ELEMENTS:
             return True
-    return False
+    return size >= LARGE_BYTES

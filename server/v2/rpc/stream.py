@@ -22,12 +22,13 @@ from penstock.server.health import Health
 from penstock.server.v2.regions import LargeRead
 
 from .calls import as_refusal, brief
-from .encode import FINAL, Encoder, before, stream_answer, stream_error
+from .encode import FINAL, Encoder, LargeAnswer, before, stream_answer, stream_answer_of, stream_error
 from .inference import LARGE_BYTES, Asked, RpcInference
 from .pulse import Pulse
 
 if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
+    from penstock.server.listening.mapped import Body
 
 MAX_UNDER_WAY = 4096
 MAX_UNDER_WAY_BYTES = 256 << 20
@@ -69,7 +70,7 @@ class Slot:
         self.stream = stream
         self.nbytes = nbytes
         self.id = ""
-        self.answer = b""
+        self.answer: Body = b""
         self.error: InferError | None = None
         self.encoding: Any = None
         self.names: Encoder | None = None
@@ -89,11 +90,10 @@ class Slot:
         try:
             if request.error is not None:
                 raise request.error
-            answer = RpcInference.encode(self.encoding, request, FINAL)
-            if isinstance(answer, partial):
-                self.work(partial(self._encode_slowly, answer))
-                return
-            self.answer = answer
+            self.answer = stream_answer(RpcInference.encode(self.encoding, request, FINAL))
+        except LargeAnswer as large:
+            self.work(partial(self._encode_slowly, large.encode))
+            return
         except Exception as error:  # noqa: BLE001 - one answer's failure must not take its batch mates' answers
             self.error = as_refusal(error, "ModelStreamInfer", self.id)
         self.stream.settle(self)
@@ -112,8 +112,8 @@ class Slot:
         if self.request is None:
             self.stream.settle(self)
 
-    async def _encode_slowly(self, encode: partial[bytes]) -> None:
-        self.answer = await asyncio.get_running_loop().run_in_executor(None, encode)
+    async def _encode_slowly(self, encode: Callable[[], Body]) -> None:
+        self.answer = await self.stream.large.encode(0, stream_answer_of, encode)
 
     @property
     def done(self) -> bool:
@@ -127,11 +127,12 @@ class Stream:
     Invariant: `_slots` are the requests that have no answer yet, in order; answers leave from its front. `_loose` are
     those of decoupled models, which leave as they come. `_held` are messages that wait until one before them, which may
     be of their sequence, has been decoded on a thread (`_reading`).
-    `ended` is whether the call has ended, by whichever side.
+    `ended` is whether the call has ended, by whichever side. `large` encodes large answers.
     """
 
     def __init__(self, owner: ModelStreamInfer, call: Call) -> None:
         self.call = call
+        self.large = owner.inference.large
         self.ended = False
         self._owner = owner
         self._slots: deque[Slot] = deque()
@@ -255,7 +256,7 @@ class Stream:
     async def _pass_hooks(self, slot: Slot, asked: Asked) -> None:
         inference, call = self._owner.inference, self.call
         if not asked.several:
-            slot.answer = stream_answer(await inference.pass_hooks(asked, call.metadata, FINAL))
+            slot.answer = await inference.pass_hooks(asked, call.metadata, FINAL)
             return
         async with self._room, aclosing(inference.answers(asked, call.metadata)) as answers:
             # a client that does not read makes the generator wait, to begin with and after each answer

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 from penstock.server.http2 import frames
 from penstock.server.http2.frames import DATA, DEFAULT_WINDOW, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, Fault
 from penstock.server.http2.sending import Sender
 from penstock.server.http2.stream import Stream, Unsent
+from penstock.server.listening.mapped import together
 from penstock.server.listening.untaken import Untaken
 
 from .wire import BIDI, ECHO, GIVE, HOLD, OK, Wire, message_of, payload
@@ -277,6 +280,23 @@ def test_what_waits_is_counted_whole_until_its_last_byte_has_left() -> None:
     wire.feed(frames.window_update(1, 1))
     assert wire.shared.untaken.held_bytes == 0
     assert wire.connection.streams == {}
+
+
+def test_an_answer_that_is_mapped_is_counted_and_let_go_of_like_any_other() -> None:
+    wire = Wire()
+    wire.feed(frames.window_update(0, 10**6) + wire.call(HOLD))
+    view = together([bytes(60_000), b"x" * 40_000])
+    memory = weakref.ref(view.obj)
+    wire.held.pop().answer(view)
+    del view
+    assert wire.shared.untaken.held_bytes == 100_000
+
+    wire.feed(frames.window_update(1, 100_005 - DEFAULT_WINDOW))
+    wire.loop.turn()
+    assert wire.shared.untaken.held_bytes == 0
+    sent = b"".join([frame.payload for frame in wire.frames() if frame.kind == frames.DATA])
+    assert sent == message_of(bytes(60_000) + b"x" * 40_000)
+    assert memory() is None
 
 
 @pytest.mark.parametrize("end", ["reset", "goaway", "lost"])

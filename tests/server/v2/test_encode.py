@@ -15,8 +15,9 @@ from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.request import InferRequest
+from penstock.server.listening.mapped import Body
 from penstock.server.v2.encode import Encoder, encode_ways
-from penstock.server.v2.finish import finish_all
+from penstock.server.v2.finish import Finished, finish_all
 from penstock.server.v2.regions import Regions
 from penstock.server.v2.rpc import encode as rpc
 from penstock.server.v2.said import Ways
@@ -33,9 +34,9 @@ def encoder() -> Encoder:
     return Encoder('m"é', "3", OUTPUTS)
 
 
-def read(body: bytes, json_bytes: int) -> tuple[dict[str, Any], list[Array]]:
+def read(body: Body, json_bytes: int) -> tuple[dict[str, Any], list[Array]]:
     """Read an answer as a client does, with the decoder's own readers."""
-    document = json.loads(body[: json_bytes or len(body)])
+    document = json.loads(bytes(body[: json_bytes or len(body)]))
     position, arrays = json_bytes, []
     for entry in document["outputs"]:
         spec, shape = TensorSpec(entry["name"], entry["datatype"], (-1,)), entry["shape"]
@@ -63,6 +64,20 @@ class TestThereAndBack:
             assert [entry["name"] for entry in document["outputs"]] == [OUTPUTS[position][0] for position in wanted]
             assert all(same(left, right) for left, right in zip(found, arrays, strict=True))
             assert document.get("id", "") == request_id
+
+    @given(st.data(), TEXTS)
+    @settings(max_examples=60)
+    def test_a_large_answer_has_the_bytes_of_a_small_one(self, data: st.DataObject, request_id: str) -> None:
+        wanted = tuple(data.draw(st.lists(st.integers(0, len(OUTPUTS) - 1), unique=True, max_size=4)))
+        arrays = [data.draw(tensors(OUTPUTS[position][1])) for position in wanted]
+        outputs = []
+        for position, array in zip(wanted, arrays, strict=True):
+            binary, there = position not in IN_JSON or data.draw(st.booleans()), data.draw(st.booleans())
+            outputs.append(Finished(*OUTPUTS[position], array.shape, array if there else None, binary))
+        parameters = data.draw(st.sampled_from([None, {"a": 1}]))
+
+        made = encoder()
+        assert made.mapped(request_id, outputs, parameters) == made.finished(request_id, outputs, parameters)
 
     @given(st.data(), TEXTS)
     @settings(max_examples=60)
@@ -157,7 +172,7 @@ def test_outputs_that_all_go_into_shared_memory_are_answered_as_any_that_do(
     http = Encoder("m", "1", [(spec.name, spec.datatype) for spec in specs])
     grpc = rpc.Encoder("m", "1", model.signature)
     for number in (1, 2):
-        answers = []
+        answers: list[tuple[Body, int]] = []
         for stored in (True, False):
             request = InferRequest(model, [], 1, (), (1, 0), NoSink())
             request.id, request.outputs = request_id, [np.full((1, 1), number, "f4"), np.full((1, 2), number, "i4")]

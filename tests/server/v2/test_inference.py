@@ -176,20 +176,40 @@ def test_a_request_that_takes_steps_may_follow_one_at_once() -> None:
     run(main)
 
 
-@pytest.mark.parametrize(("count", "here"), [(3, True), (20_000, False)])
-def test_many_strings_are_written_as_bytes_on_a_thread(
-    monkeypatch: pytest.MonkeyPatch, count: int, *, here: bool
+STRINGS = np.array([[b"text"]], np.object_)
+ONES = np.ones((1, 1), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("array", "count", "binary", "here"),
+    [
+        (STRINGS, 3, True, True),
+        (STRINGS, 20_000, True, False),
+        (ONES, 500_000, True, True),
+        (ONES, 600_000, True, False),
+        (ONES, 10_000, False, True),
+        (ONES, 600_000, False, False),
+    ],
+)
+def test_large_answers_are_encoded_on_a_thread(
+    monkeypatch: pytest.MonkeyPatch, array: Any, count: int, *, binary: bool, here: bool
 ) -> None:
     where = []
-    mixed = Encoder.mixed
 
-    def noted(encoder: Encoder, *given: Any) -> tuple[bytes, int]:
-        where.append(threading.current_thread() is threading.main_thread())
-        return mixed(encoder, *given)
+    def noted(name: str) -> None:
+        function = getattr(Encoder, name)
 
-    monkeypatch.setattr(Encoder, "mixed", noted)
-    asked = json.loads(BODY) | {"outputs": [{"name": "y", "parameters": {"binary_data": True}}]}
-    outputs = (TensorSpec("y", "BYTES", (-1, -1)),)
+        def encode(*given: Any) -> Any:
+            where.append(threading.current_thread() is threading.main_thread())
+            return function(*given)
+
+        monkeypatch.setattr(Encoder, name, encode)
+
+    for name in ("json", "mixed", "mapped"):
+        noted(name)
+    asked = json.loads(BODY) | {"outputs": [{"name": "y", "parameters": {"binary_data": binary}}]}
+    outputs = (TensorSpec("y", "BYTES" if array is STRINGS else "FP32", (-1, -1)),)
+    values = np.repeat(array, count, 1)
 
     async def main() -> None:
         served = Served()
@@ -197,12 +217,14 @@ def test_many_strings_are_written_as_bytes_on_a_thread(
         served.engine.loaded = fake_model(signature=Signature(inputs, outputs, batched=True))
         await served.fed(request(PATH, json.dumps(asked).encode()))
         [each] = served.engine.held
-        each.outputs = [np.array([[b"text"] * count], np.object_)]
+        each.outputs = [values]
         each.sink.deliver([each])
         if isinstance(served.protocol.task, asyncio.Task):
             await served.protocol.task
 
-        assert served.bodies[0].endswith(b"]}" + b"\4\0\0\0text" * count)
+        written = b"\4\0\0\0text" * count if array is STRINGS else values.tobytes()
+        expected = b"]}" + written if binary else b"[" + b",".join([b"1.0"] * count) + b"]}]}"
+        assert served.bodies[0].endswith(expected)
 
     run(main)
     assert where == [here]

@@ -14,7 +14,7 @@ from penstock.backends.backend import Array
 from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import TensorSpec
-from penstock.server.v2.tensors import from_binary, from_json, to_binary, to_json
+from penstock.server.v2.tensors import from_binary, from_json, json_pieces, to_binary, to_json
 from tests.server.v2.documents import ANYTHING, nested, same, tensors
 
 ALL = list(DATATYPES)
@@ -104,11 +104,25 @@ class TestThereAndBack:
         assert json.loads(to_json(datatype, "x", array)) == array.ravel().tolist()
         assert bytes(to_binary(datatype, array)) == array.tobytes()
 
-    @pytest.mark.parametrize("count", [(1 << 17) - 1, 1 << 17, (1 << 17) + 1, 3 << 17])
+    @pytest.mark.parametrize("count", [(1 << 14) - 1, 1 << 14, (1 << 14) + 1, 3 << 14])
     def test_very_many_numbers_are_one_list_wherever_it_is_cut(self, count: int) -> None:
         array = np.arange(count, dtype=np.int32).reshape(1, count)
 
         assert to_json("INT32", "x", array) == json.dumps(list(range(count)), separators=(",", ":")).encode()
+
+    @pytest.mark.parametrize("datatype", ["FP32", "INT64", "BYTES"])
+    def test_very_many_values_are_written_some_at_a_time(self, datatype: str) -> None:
+        array = np.full(100_000, b"x" if datatype == "BYTES" else 1, DATATYPES[datatype].dtype)
+        pieces = list(json_pieces(datatype, "x", array))
+
+        assert b"".join(pieces) == to_json(datatype, "x", array)
+        assert max(piece.count(b",") for piece in pieces) < 1 << 14
+
+    @pytest.mark.parametrize("count", [0, 1, 63, 64])
+    def test_a_few_values_are_a_piece_as_well(self, count: int) -> None:
+        array = np.arange(count, dtype=np.float32).reshape(1, count)
+
+        assert b"".join(json_pieces("FP32", "x", array)) == to_json("FP32", "x", array)
 
     def test_one_nan_among_very_many_numbers_does_not_make_all_of_them_strings_at_once(self) -> None:
         array = np.ones(1_000_000, np.float32)

@@ -18,6 +18,7 @@ from penstock.server.errors import GRPC_STATUS, pushback_ms
 from penstock.server.grpc.method import Method, Reader, Status
 from penstock.server.health import Health
 from penstock.server.hooks.pull import Answer
+from penstock.server.listening.mapped import Body
 from penstock.server.protobuf import service_pb2
 from penstock.server.v2.rpc.services import Parts, methods
 from tests.fakes import PATIENCE_S, fake_model
@@ -43,11 +44,11 @@ class FakeCall:
     pushback_ms: int = 0
     reads: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def answer(self, message: bytes) -> None:
+    def answer(self, message: Body) -> None:
         self.send(message)
         self.finish()
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: Body) -> None:
         if not self.ended:
             self.sent.append(bytes(message))
 

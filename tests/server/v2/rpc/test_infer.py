@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import threading
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,11 +20,12 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
 from penstock.server.grpc.method import Status
 from penstock.server.v2.regions import Regions
-from penstock.server.v2.rpc import inference
+from penstock.server.v2.rpc import encode, inference, outputs
 from penstock.server.v2.rpc.wire import field
 from penstock.server.v2.system_regions import SystemRegions
+from penstock.server.v2.tensors import to_binary
 from tests.fakes import fake_model
-from tests.server.v2.rpc.calls import ROW, FakeHooks, Services, answer, pb, request, settled
+from tests.server.v2.rpc.calls import ROW, FakeHooks, Services, answer, pb, request, settled, stream_answers
 
 NAMES = [("m", "1"), ("n", ""), ("m", ""), ("n", "1"), ("m", "2")]
 
@@ -82,6 +84,42 @@ def test_a_long_answer_of_strings_is_encoded_on_a_thread() -> None:
         assert len(answer(call).raw_output_contents[0]) == 160_000
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("rpc", ["ModelInfer", "ModelStreamInfer"])
+@pytest.mark.parametrize(("columns", "here"), [(500_000, True), (600_000, False)])
+@pytest.mark.parametrize("hooked", [True, False])
+def test_a_large_answer_is_encoded_on_a_thread(
+    monkeypatch: pytest.MonkeyPatch, rpc: str, columns: int, *, here: bool, hooked: bool
+) -> None:
+    where = set()
+
+    def noted(datatype: str, array: Array) -> bytes | memoryview:
+        where.add(threading.current_thread() is threading.main_thread())
+        return to_binary(datatype, array)
+
+    for module in (encode, outputs):
+        monkeypatch.setattr(module, "to_binary", noted)
+    values = np.arange(columns, dtype=np.float32).reshape(1, columns)
+
+    async def main() -> None:
+        services = Services(two_outputs("FP32"), hooks=FakeHooks(lambda _: {"z": values}) if hooked else None)
+        message = request(outputs=[{"name": "z"}])
+        for _ in range(2):  # the second one is remembered
+            if rpc == "ModelInfer":
+                call = services.call(rpc, message)
+            else:
+                call, reader = services.open(rpc)
+                reader.message(message.SerializeToString())
+            if not hooked:
+                services.engine.let_go(values)
+            await settled()
+
+            raw = answer(call).raw_output_contents[0] if rpc == "ModelInfer" else stream_answers(call)[0][2]
+            assert raw == values.tobytes()
+
+    asyncio.run(main())
+    assert where == {here}
 
 
 def test_a_remembered_request_is_decoded_without_protobuf(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.server.listening.mapped import Body, LargeAnswers, Mapped, together
+from tests.fakes import PATIENCE_S
+
+MIB = 1 << 20
+
+
+@given(st.integers(1, 10_000), st.lists(st.binary(max_size=9000)), st.booleans())
+def test_what_is_put_is_there_one_part_after_another(size: int, parts: list[bytes], whole: bool) -> None:
+    mapped = Mapped(size)
+    for part in [b"first", *parts]:
+        mapped.put(memoryview(part) if whole else part)
+
+    assert mapped.whole() == b"".join([b"first", *parts])
+
+
+def test_parts_of_any_size_are_put_together() -> None:
+    parts: list[Body] = [b"head", memoryview(bytes(range(256)) * 20_000), b"", b"end"]
+
+    assert together(parts) == b"".join(parts)
+
+
+def test_more_may_come_than_was_thought() -> None:
+    mapped = Mapped()
+    for number in range(9):
+        mapped.put(bytes([number]) * MIB)
+
+    assert mapped.whole() == b"".join([bytes([number]) * MIB for number in range(9)])
+
+
+def test_all_of_it_goes_back_with_the_last_view() -> None:
+    view = together([bytes(MIB)])
+    part, memory = view[MIB - 1 :], weakref.ref(view.obj)
+    assert len(view.obj) == MIB  # type: ignore[arg-type]  # what is counted of who takes a part only
+    del view
+    assert memory() is not None
+    del part
+
+    assert memory() is None
+
+
+class TestLargeAnswers:
+    @pytest.mark.parametrize(("json_bytes", "most"), [(0, 2), (9 * MIB, 1)])
+    def test_are_encoded_few_at_a_time(self, json_bytes: int, most: int) -> None:
+        threads = set()
+
+        async def main() -> None:
+            answers = LargeAnswers()
+            await asyncio.gather(
+                *(answers.encode(json_bytes, lambda: threads.add(threading.get_ident())) for _ in range(9))
+            )
+
+        asyncio.run(main())
+        assert len(threads) <= most
+        assert threading.get_ident() not in threads
+
+    def test_do_not_wait_for_what_has_long_json(self) -> None:
+        async def main() -> str:
+            answers, free = LargeAnswers(), threading.Event()
+            long = asyncio.ensure_future(answers.encode(9 * MIB, free.wait, PATIENCE_S))
+            try:
+                return await answers.encode(MIB - 1, lambda: "encoded")
+            finally:
+                assert not long.done()
+                free.set()
+                await long
+
+        assert asyncio.run(main()) == "encoded"
