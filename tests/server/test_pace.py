@@ -9,13 +9,13 @@ from penstock.server.http.fastlane import FastLane
 from penstock.server.http.head import Head
 from penstock.server.http.service import Shared
 from penstock.server.http2 import frames
-from penstock.server.listening.pace import EVERY_S, MOST_S, TOLD_S, Pace
+from penstock.server.listening.pace import BURST_S, EVERY_S, MOST_S, TOLD_S, Pace
 from tests.server.http.lane import Lane, Own, request, run, turns
 from tests.server.http2.wire import ECHO, HOLD, FakeLoop, Wire
 
 STEP_S = 0.001
 A_STEP = round(STEP_S / EVERY_S)
-AT_ONCE = math.ceil(A_STEP / 2)
+AT_ONCE = math.ceil((BURST_S + STEP_S / 2) / EVERY_S)
 """So many of one moment are due before a timer would ring."""
 FULL = request("/own/full", b"x")
 OTHER = request("/own/other", b"y")
@@ -47,7 +47,7 @@ def held(pace: Pace, client: Client) -> bool:
 
 
 class TestPace:
-    def test_as_many_as_a_timer_is_not_worth_leave_at_once_and_those_behind_them_one_in_so_long(self) -> None:
+    def test_a_burst_leaves_at_once_and_those_behind_it_one_in_so_long(self) -> None:
         loop, pace = FakeLoop(), Pace()
         clients = [Client(loop) for _ in range(AT_ONCE + 3 * A_STEP)]
         waits = [held(pace, client) for client in clients]
@@ -69,11 +69,17 @@ class TestPace:
         assert [len(client.left_at) for client in waiting] == [1] * (len(clients) - AT_ONCE)
         assert not loop.timers
 
+    def test_fewer_than_leave_in_a_second_are_not_held(self) -> None:
+        loop, pace = FakeLoop(), Pace()
+        for _ in range(1000):
+            loop.pass_time(1.1 * EVERY_S)
+            assert not held(pace, Client(loop))
+
     def test_they_leave_at_once_again_when_the_many_have_gone(self) -> None:
         loop, pace = FakeLoop(), Pace()
         for _ in range(50_000):
             held(pace, Client(loop))
-        pass_by(loop, MOST_S)
+        pass_by(loop, MOST_S + STEP_S)
 
         assert not held(pace, Client(loop))
 
