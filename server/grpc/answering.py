@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 class Answering(Stream):
     """What a method sends.
 
-    Invariants: `begun` when the response's headers are out. Once `ended`, nothing is sent but what already waits.
+    Invariants: `begun` when the response's headers are out. Once `ended`, nothing is sent but what already waits; that
+    may be `held`, a refusal (listening/pace.py), which is all that is left of its call.
     """
 
-    __slots__ = ("begun", "cancelled", "context", "deadline_ns", "ended", "request", "waiter")
+    __slots__ = ("begun", "cancelled", "context", "deadline_ns", "ended", "held", "request", "waiter")
 
     connection: GrpcConnection
     request: Request
     deadline_ns: int
+    held: bytes
     context: Any
     cancelled: Callable[[], None] | None
     ended: bool
@@ -117,8 +119,24 @@ class Answering(Stream):
             return
         if self.begun:
             self._last(answers.trailers(self.stream_id, status, text, pushback_ms))
-        else:
-            self._last(answers.trailers_only(self.stream_id, status, text, pushback_ms=pushback_ms))
+            return
+        last = answers.trailers_only(self.stream_id, status, text, pushback_ms=pushback_ms)
+        if status is not Status.UNAVAILABLE or not self.remote_ended or not self._holds():
+            self._last(last)
+            return
+        self.let_go()
+        self.held = last
+
+    def _holds(self) -> bool:
+        connection, shared = self.connection, self.connection.shared
+        return connection.is_early() and shared.pace.holds(self, shared.loop)
+
+    def send_held(self) -> None:
+        """Send the refusal that is held, if there is still somebody to have it."""
+        connection = self.connection
+        if connection.streams.get(self.stream_id) is self:
+            connection.answered += 1
+            connection.end(self, self.held)
 
     def _last(self, last: bytes) -> None:
         if not last:

@@ -14,6 +14,7 @@ from penstock.server.http2.connection import Http2Connection
 from penstock.server.http2.frames import END_STREAM
 from penstock.server.http2.headers import Fields
 from penstock.server.http2.shared import Http2Shared
+from penstock.server.listening.pace import TOLD_S
 
 from .call import GrpcCall
 from .coded import CodedCall
@@ -56,12 +57,13 @@ class GrpcShared(Http2Shared):
 class GrpcConnection(Http2Connection):
     """One connection of the gRPC lane."""
 
-    __slots__ = ("_call", "compression", "most_bytes", "stream_window_low")
+    __slots__ = ("_call", "_told_s", "compression", "most_bytes", "stream_window_low")
 
     shared: GrpcShared
 
     def __init__(self, shared: GrpcShared) -> None:
         self.compression = shared.grpc.compression
+        self._told_s = 0.0
         self._call = CodedCall if self.compression else GrpcCall
         self.most_bytes = shared.grpc.max_message_bytes
         self.stream_window_low = shared.limits.stream_window_bytes // 2
@@ -86,6 +88,12 @@ class GrpcConnection(Http2Connection):
         call.begin()
         if ended and not call.ended:
             call.received(b"", END_STREAM)
+
+    def is_early(self) -> bool:
+        """Note that a call is refused for now. Returns: whether another was just before: its client did not wait."""
+        now_s = self.shared.loop.time()
+        early, self._told_s = now_s < self._told_s, now_s + TOLD_S
+        return early
 
     def give_up(self) -> None:
         """Drop a peer that does not read, and what is compressed for it."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .connection import BUSY, DRAIN_LINGER_S, HEAD, Connection
+from penstock.server.listening.pace import TOLD_S
+
+from .connection import BUSY, DRAIN_LINGER_S, HEAD, HELD, Connection
 
 if TYPE_CHECKING:
     from penstock.server.listening.mapped import Body
@@ -14,18 +16,25 @@ if TYPE_CHECKING:
 _APART_BYTES = 64 << 10
 """A body from this size on is not copied to stand behind its head. Both leave in one write all the same: uvloop waits
 with the head until the turn ends, or until so many bytes are to be written."""
+_AGAIN = b"retry-after: "
 _BODILESS = (204, 304)
 """Statuses of answers that have no body, and so say nothing of its length. Source: RFC 9110, 8.6."""
 
 
 class Answering(Connection):
-    """What is answered. `head` is that of the request under way, or of the last one."""
+    """What is answered. `head` is that of the request under way, or of the last one.
 
-    __slots__ = ("_port", "head")
+    `_told` is which path was refused last with a Retry-After, and until when its client should not ask for it again;
+    `_held` the refusal that is held, as `answer` takes it.
+    """
+
+    __slots__ = ("_held", "_port", "_told", "head")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.head: Head | None = None
+        self._told: tuple[bytes, float] | None = None
+        self._held: tuple[int, Body, bytes, bytes] | None = None
         self._port = self.shared  # what is the class's takes longer to find
 
     def answer_ok(self, body: Body, json_bytes: int = 0) -> None:
@@ -59,6 +68,9 @@ class Answering(Connection):
         head = self.head
         if self._state != BUSY or head is None:
             return
+        if status == 503 and _AGAIN in extra and self._is_early(head) and self.shared.pace.holds(self, self.loop):
+            self._state, self._held = HELD, (status, body, content_type, extra)
+            return
         ending = self.shared.draining or self._half_closed
         # what has arrived already is answered first
         keep_alive = head.keep_alive and (not ending or bool(self._buffer))
@@ -79,6 +91,20 @@ class Answering(Connection):
         self._state = HEAD
         if self._buffer or self.flow.read_paused:
             self._continue()
+
+    def _is_early(self, head: Head) -> bool:
+        """Note what is refused. Returns: whether its client was told to wait, did not, and asks for nothing else."""
+        told, now_s = self._told, self.loop.time()
+        self._told = head.path, now_s + TOLD_S
+        return told is not None and told[0] == head.path and now_s < told[1] and not self._buffer
+
+    def send_held(self) -> None:
+        """Send the refusal that is held: its time has come, or its client wants something else."""
+        self.shared.pace.forget(self)
+        held, self._held, self._told = self._held, None, None
+        if self._state == HELD and held is not None:
+            self._state = BUSY
+            Answering.answer(self, *held)  # it has been logged
 
     def _write(self, head: bytes, body: Body) -> None:
         if len(body) < _APART_BYTES:

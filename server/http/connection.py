@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from .limits import Limits
     from .service import Shared
 
-HEAD, BODY, CHUNKS, BUSY, FOREIGN, CLOSED = range(6)
-"""States of a connection: it awaits a head, a body of known length, or one in chunks; the Service is to answer; the
-request is uvicorn's; no request is taken any more."""
+HEAD, BODY, CHUNKS, BUSY, HELD, FOREIGN, CLOSED = range(7)
+"""States of a connection: it awaits a head, a body of known length, or one in chunks; the Service is to answer; it has
+refused, and that waits for its time; the request is uvicorn's; no request is taken any more."""
 EOF_GRACE_S = 1.0
 """How long a request is still answered after its client has closed its sending side, or altogether."""
 DRAIN_LINGER_S = 0.5
@@ -102,6 +102,7 @@ class Connection(HttpToolsProtocol):
         self._state = CLOSED
         self.shared.connections.discard(self)
         self.shared.untaken.lessen(self)
+        self.shared.pace.forget(self)
         if busy:
             self._service.abandon(self)
         self.request = self.task = None
@@ -138,6 +139,10 @@ class Connection(HttpToolsProtocol):
 
     def _continue(self) -> None:
         """Go on with what has arrived meanwhile."""
+        raise NotImplementedError
+
+    def send_held(self) -> None:
+        """Send the refusal that is held."""
         raise NotImplementedError
 
     def give_up(self) -> None:
@@ -261,7 +266,7 @@ class Connection(HttpToolsProtocol):
 
     def _answer_due(self) -> bool:
         """Whether a request has arrived whole and waits for its answer."""
-        return self._state == BUSY or (self._state == FOREIGN and not self._receiving())
+        return self._state in (BUSY, HELD) or (self._state == FOREIGN and not self._receiving())
 
     def _receiving(self) -> bool:
         if self._state == FOREIGN:

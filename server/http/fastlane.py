@@ -15,7 +15,7 @@ from penstock.server.listening.landing import LARGE_BYTES, Landing, Straight
 
 from .answering import Answering
 from .chunks import ChunkedBody, too_large
-from .connection import BODY, BUSY, CHUNKS, CLOSED, DRAIN_LINGER_S, FOREIGN, HEAD, demand_asking
+from .connection import BODY, BUSY, CHUNKS, CLOSED, DRAIN_LINGER_S, FOREIGN, HEAD, HELD, demand_asking
 from .head import HttpError, TooLargeError, check_begun, parse, without_upgrade
 from .parts import PARTS, Parts
 from .unchunked import Unchunked
@@ -124,6 +124,9 @@ class FastLane(Answering):
             return self._read_chunks()
         if self._state == FOREIGN:
             return self._pass_on()
+        if self._state == HELD and self._buffer:
+            self.send_held()  # what follows is not to wait for it
+            return True
         return False
 
     def _find_head(self) -> int:

@@ -1,0 +1,304 @@
+"""Who comes again at once after a refusal: how long the next one is held, and what is never held."""
+
+from __future__ import annotations
+
+import math
+
+from penstock.server.grpc.method import Status
+from penstock.server.http.fastlane import FastLane
+from penstock.server.http.head import Head
+from penstock.server.http.service import Shared
+from penstock.server.http2 import frames
+from penstock.server.listening.pace import BURST_S, EVERY_S, MOST_S, TOLD_S, Pace
+from tests.server.http.lane import Lane, Own, request, run, turns
+from tests.server.http2.wire import ECHO, HOLD, FakeLoop, Wire
+
+STEP_S = 0.001
+A_STEP = round(STEP_S / EVERY_S)
+AT_ONCE = math.ceil((BURST_S + STEP_S / 2) / EVERY_S)
+"""So many of one moment are due before a timer would ring."""
+FULL = request("/own/full", b"x")
+OTHER = request("/own/other", b"y")
+
+
+def pass_by(loop: FakeLoop, seconds: float) -> None:
+    """Let time pass, a step of the timers at a time."""
+    for _ in range(round(seconds / STEP_S)):
+        loop.pass_time(STEP_S)
+
+
+class Client:
+    """Who is refused: notes when its refusal leaves."""
+
+    def __init__(self, loop: FakeLoop, *, broken: bool = False) -> None:
+        self.loop = loop
+        self.broken = broken
+        self.left_at: list[float] = []
+
+    def send_held(self) -> None:
+        self.left_at.append(self.loop.now)
+        if self.broken:
+            raise RuntimeError("broken")
+
+
+def held(pace: Pace, client: Client) -> bool:
+    """Have a client's refusal held, if it is to be."""
+    return pace.holds(client, client.loop)  # type: ignore[arg-type]
+
+
+class TestPace:
+    def test_a_burst_leaves_at_once_and_those_behind_it_one_in_so_long(self) -> None:
+        loop, pace = FakeLoop(), Pace()
+        clients = [Client(loop) for _ in range(AT_ONCE + 3 * A_STEP)]
+        waits = [held(pace, client) for client in clients]
+        began = loop.now
+        pass_by(loop, MOST_S)
+
+        assert waits == [False] * AT_ONCE + [True] * (3 * A_STEP)
+        waited = [round((client.left_at[0] - began) / STEP_S) for client in clients[AT_ONCE:]]
+        assert waited == sorted(waited)
+        assert [waited.count(ms) for ms in (1, 2, 3)] == [A_STEP] * 3
+
+    def test_none_is_held_for_longer_than_the_most_however_many_there_are(self) -> None:
+        loop, pace = FakeLoop(), Pace()
+        clients = [Client(loop) for _ in range(50_000)]
+        waiting = [client for client in clients if held(pace, client)]
+        assert len(loop.timers) == 1
+        pass_by(loop, MOST_S)
+
+        assert [len(client.left_at) for client in waiting] == [1] * (len(clients) - AT_ONCE)
+        assert not loop.timers
+
+    def test_fewer_than_leave_in_a_second_are_not_held(self) -> None:
+        loop, pace = FakeLoop(), Pace()
+        for _ in range(1000):
+            loop.pass_time(1.1 * EVERY_S)
+            assert not held(pace, Client(loop))
+
+    def test_they_leave_at_once_again_when_the_many_have_gone(self) -> None:
+        loop, pace = FakeLoop(), Pace()
+        for _ in range(50_000):
+            held(pace, Client(loop))
+        pass_by(loop, MOST_S + STEP_S)
+
+        assert not held(pace, Client(loop))
+
+    def test_one_that_is_forgotten_is_not_sent(self) -> None:
+        loop, pace = FakeLoop(), Pace()
+        clients = [Client(loop) for _ in range(3 * AT_ONCE)]
+        for client in clients:
+            held(pace, client)
+        pace.forget(clients[-1])
+        pass_by(loop, MOST_S)
+
+        assert [len(client.left_at) for client in clients[AT_ONCE:]] == [1] * (2 * AT_ONCE - 1) + [0]
+
+    def test_one_that_cannot_be_sent_keeps_no_other(self) -> None:
+        loop, pace = FakeLoop(), Pace()
+        clients = [Client(loop, broken=number % 2 == 0) for number in range(3 * AT_ONCE)]
+        for client in clients:
+            held(pace, client)
+        pass_by(loop, MOST_S)
+
+        assert all(client.left_at for client in clients[AT_ONCE:])
+
+
+def refuse(connection: FastLane) -> None:
+    connection.answer(503, b"full", b"text/plain", b"retry-after: 1\r\n")
+
+
+class Refusing(Own):
+    """Refuses what is asked of /own/full, and says when to come again; answers all else."""
+
+    def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
+        if head.path == b"/own/full" and not self.hold:
+            refuse(connection)
+        else:
+            super().begin(connection, head, body)
+
+
+class Crowd:
+    """A connection to a server that refuses as many re-askers as it does without holding them."""
+
+    def __init__(self) -> None:
+        self.loop = FakeLoop()
+        self.lane = Lane(own=Refusing())
+        self.lane.protocol.loop = self.loop  # type: ignore[assignment]
+        self.shared: Shared = self.lane.shared
+        self.crowd()
+
+    def crowd(self) -> None:
+        while not held(self.shared.pace, Client(self.loop)):
+            pass
+
+    @property
+    def statuses(self) -> list[int]:
+        return self.lane.statuses
+
+
+class TestConnection:
+    def test_who_asks_again_at_once_waits_for_the_next_refusal_and_gets_it_whole(self) -> None:
+        async def main() -> None:
+            crowd = Crowd()
+            crowd.lane.feed(FULL)
+            assert crowd.statuses == [503]
+            crowd.lane.feed(FULL)
+            assert crowd.statuses == [503]
+            pass_by(crowd.loop, 2 * STEP_S)
+
+            first, second = crowd.lane.answers
+            assert first == second
+            assert second.headers["retry-after"] == "1"
+
+        run(main)
+
+    def test_who_comes_when_he_was_told_to_is_refused_at_once(self) -> None:
+        async def main() -> None:
+            crowd = Crowd()
+            crowd.lane.feed(FULL)
+            pass_by(crowd.loop, TOLD_S + STEP_S)
+            crowd.crowd()
+            crowd.lane.feed(FULL)
+
+            assert crowd.statuses == [503, 503]
+
+        run(main)
+
+    def test_who_asks_for_something_else_is_answered_at_once(self) -> None:
+        async def main() -> None:
+            crowd = Crowd()
+            crowd.lane.feed(FULL, OTHER)
+
+            assert crowd.statuses == [503, 200]
+
+        run(main)
+
+    def test_what_is_asked_behind_a_refusal_that_is_held_does_not_wait_for_it(self) -> None:
+        async def main() -> None:
+            crowd = Crowd()
+            crowd.lane.feed(FULL, FULL)
+            crowd.lane.feed(OTHER)
+            assert crowd.statuses == [503, 503, 200]
+            pass_by(crowd.loop, MOST_S)
+
+            assert crowd.statuses == [503, 503, 200]
+
+        run(main)
+
+    def test_what_has_come_before_a_request_is_refused_does_not_wait_either(self) -> None:
+        async def main() -> None:
+            crowd = Crowd()
+            crowd.lane.feed(FULL)
+            crowd.lane.own.hold = True
+            crowd.lane.feed(FULL + OTHER)
+            crowd.lane.own.hold = False
+            refuse(crowd.lane.own.waiting.pop())
+
+            assert crowd.statuses == [503, 503, 200]
+
+        run(main)
+
+    def test_another_answer_to_who_waits_for_a_refusal_is_ignored(self) -> None:
+        async def main() -> None:
+            crowd = Crowd()
+            crowd.lane.feed(FULL, FULL)
+            crowd.lane.protocol.answer_ok(b"{}")
+            crowd.lane.protocol.answer(500, b"", b"text/plain")
+            pass_by(crowd.loop, MOST_S)
+
+            assert crowd.statuses == [503, 503]
+
+        run(main)
+
+    def test_a_client_that_goes_meanwhile_leaves_nothing_behind(self) -> None:
+        async def main() -> None:
+            crowd = Crowd()
+            crowd.lane.feed(FULL, FULL)
+            crowd.lane.transport.lose(None)
+            await turns()
+            pass_by(crowd.loop, MOST_S)
+
+            assert crowd.statuses == [503]
+            assert crowd.lane.own.abandoned == 0
+
+        run(main)
+
+    def test_a_client_that_sends_no_more_still_gets_it(self) -> None:
+        async def main() -> None:
+            crowd = Crowd()
+            crowd.lane.feed(FULL, FULL)
+            assert crowd.lane.protocol.eof_received()
+            pass_by(crowd.loop, 2 * STEP_S)
+
+            assert crowd.statuses == [503, 503]
+            assert crowd.lane.answers[-1].closes
+
+        run(main)
+
+
+class Calls:
+    """A gRPC connection to such a server: every call of HOLD is refused when told."""
+
+    def __init__(self) -> None:
+        self.wire = Wire()
+        self.loop = self.wire.loop
+        while not held(self.wire.shared.pace, Client(self.loop)):
+            pass
+
+    def refuse(self, stream: int, status: Status = Status.UNAVAILABLE) -> None:
+        self.wire.feed(self.wire.call(HOLD, stream=stream))
+        self.wire.held.pop().refuse(status, "full", 2)
+        self.loop.turn()
+
+    def statuses(self) -> dict[int, int]:
+        """Give the statuses of the streams that were answered since this was last asked."""
+        return {stream: status for stream, (_, status, _) in self.wire.answers().items()}
+
+
+class TestCall:
+    def test_who_calls_again_at_once_waits_for_the_next_refusal_and_his_other_calls_do_not(self) -> None:
+        calls = Calls()
+        calls.refuse(1)
+        assert calls.statuses() == {1: Status.UNAVAILABLE}
+        calls.refuse(3)
+        calls.wire.feed(calls.wire.call(ECHO, stream=5))
+        assert calls.statuses() == {5: Status.OK}
+        pass_by(calls.loop, 2 * STEP_S)
+
+        assert calls.statuses() == {3: Status.UNAVAILABLE}
+
+    def test_who_calls_when_he_was_told_to_is_refused_at_once(self) -> None:
+        calls = Calls()
+        calls.refuse(1)
+        pass_by(calls.loop, TOLD_S + STEP_S)
+        while not held(calls.wire.shared.pace, Client(calls.loop)):
+            pass
+        calls.refuse(3)
+
+        assert calls.statuses() == {1: Status.UNAVAILABLE, 3: Status.UNAVAILABLE}
+
+    def test_what_is_wrong_with_a_call_is_told_at_once(self) -> None:
+        calls = Calls()
+        calls.refuse(1)
+        calls.refuse(3, Status.INVALID_ARGUMENT)
+
+        assert calls.statuses() == {1: Status.UNAVAILABLE, 3: Status.INVALID_ARGUMENT}
+
+    def test_a_call_that_is_taken_back_meanwhile_is_not_answered(self) -> None:
+        calls = Calls()
+        calls.refuse(1)
+        calls.refuse(3)
+        calls.wire.feed(frames.reset(3, frames.Fault.CANCEL))
+        pass_by(calls.loop, MOST_S)
+
+        assert calls.statuses() == {1: Status.UNAVAILABLE}
+        assert not calls.wire.connection.streams
+
+    def test_a_connection_that_is_lost_meanwhile_is_let_go(self) -> None:
+        calls = Calls()
+        calls.refuse(1)
+        calls.refuse(3)
+        calls.wire.connection.connection_lost(None)
+        pass_by(calls.loop, MOST_S)
+
+        assert calls.statuses() == {1: Status.UNAVAILABLE}
