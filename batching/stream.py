@@ -177,7 +177,11 @@ def stream(engine: Submits, request: InferRequest) -> Iterator[Answers]:
     answers = Answers(request.model)
     request.answers = answers
     request.sink = answers
-    engine.submit(request)
+    try:
+        engine.submit(request)
+    except BaseException:
+        answers.leave()
+        raise
     try:
         yield answers
     finally:

@@ -24,13 +24,16 @@ FEW = 8
 """A number that more than one in so many requests have points at nobody."""
 MOST_VALUES = 1 << 16
 """Larger inputs are not looked through: it would take longer than a run of some models."""
+MOST_WORDS = 1000
+"""Characters; a number that is named later than that is not looked for."""
 _NUMBER = re.compile(r"(?<!error )(?<![\w.])-?\d{1,15}(?![\w.])")
 """Not a code of the runtime's, nor a part of a name."""
 
 
 def pointed_at(words: str, requests: Sequence[InferRequest]) -> list[InferRequest]:
     """Give those of some requests that hold a number which the words name, and few others do; not all of them."""
-    numbers = [int(number) for number in dict.fromkeys(_NUMBER.findall(words))] if len(requests) > 1 else []
+    found_in = _NUMBER.findall(words[:MOST_WORDS]) if len(requests) > 1 else []
+    numbers = [int(number) for number in dict.fromkeys(found_in)]
     found: set[int] = set()
     for position in range(len(requests[0].inputs)) if numbers else ():
         parts = [request.inputs[position] for request in requests]

@@ -266,7 +266,8 @@ class _Search:
     def _convict(self, part: Batch, error: Exception) -> None:
         """Answer the one request of a part that has failed."""
         request = part.requests[0]
-        if self._model.scheduler.sequences is None:  # theirs depend on what came before
+        # what comes after in a sequence depends on it; and each that is stopped apart takes the whole limit
+        if self._model.scheduler.sequences is None and not isinstance(error, RunStopped):
             self._model.quarantine.note(request)
         if not isinstance(error, InferError):
             name = self._model.name

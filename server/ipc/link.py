@@ -145,7 +145,7 @@ class Link:
                 self._loop.remove_writer(self._sock)
                 waiting, self._behind = self._behind, []
                 for go_on in waiting:
-                    go_on()
+                    self._loop.call_soon(go_on)
 
     def _readable(self) -> int:
         """Read once. Returns: how many bytes there were."""

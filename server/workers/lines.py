@@ -22,7 +22,7 @@ _PIPE_BYTES = 1 << 20
 _LEFT_BYTES = 1 << 20
 """The most that is read of a process that has ended: a child of its own may hold its output, and go on."""
 
-logger = logging.getLogger("penstock.workers")
+logger = logging.getLogger("penstock.workers.user")
 
 
 class Lines:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.backends.backend import Array
 from penstock.backends.device_array import DeviceArray
-from penstock.backends.errors import Code, DeviceLost, InferError
+from penstock.backends.errors import Code, DeviceLost, InferError, RunStopped
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
@@ -170,6 +170,21 @@ class TestWhoFailsAgain:
         assert isinstance(lost.value.error, DeviceLost)
         assert not lost.value.ran
         assert lost.value.rest.requests == [requests[0], requests[2], requests[4], requests[1], requests[3]]
+
+    def test_who_is_stopped_is_searched_for_each_time_so_that_few_runs_take_the_whole_limit(self) -> None:
+        def hang(inputs: list[Any]) -> list[Any]:
+            if (inputs[0] == GUILTY).any():
+                raise RunStopped(Code.EXPIRED, "stopped")
+            return same_and_sum(inputs)
+
+        model, backend = model_of(hang, run_limit_us=1)
+        for _ in range(3):
+            requests = requests_for(model, *[GUILTY] * 32)
+            model.events.clear()
+            run(model, backend, *requests)
+
+            assert all(request.error is not None for request in requests)
+            assert model.events["runs_stopped"] <= 8
 
     @settings(max_examples=50, deadline=None)
     @given(st.lists(st.lists(st.tuples(st.sampled_from([GUILTY, OTHER, 1, 2, 3]), st.integers(1, 3)), min_size=1)))

@@ -178,6 +178,24 @@ def test_who_leaves_a_stream_leaves_nothing_of_it_with_the_model() -> None:
     asyncio.run(scene())
 
 
+def test_who_is_refused_leaves_nothing_with_the_model() -> None:
+    class Full:
+        def submit(self, request: InferRequest) -> None:
+            raise InferError(Code.OVERLOADED, "full")
+
+        def cancel(self, request: InferRequest) -> None:
+            raise AssertionError("what was not taken in is not cancelled")
+
+    async def scene() -> None:
+        request = InferRequest.__new__(InferRequest)
+        model = request.model = Counted()
+        with pytest.raises(InferError, match="full"), stream.stream(Full(), request):
+            pass
+        assert not model.streams
+
+    asyncio.run(scene())
+
+
 def test_who_has_nothing_waiting_gets_an_answer_however_much_others_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "MOST_OF_ALL_BYTES", size_of(told(0, 1000)))
 

@@ -77,16 +77,36 @@ def test_what_differs_is_no_repeat(other: logging.LogRecord) -> None:
     assert counted.passes(other, 0.0)
 
 
-@pytest.mark.parametrize("free", [record(level=logging.INFO), record(name="users.own.code")], ids=["info", "users"])
+@pytest.mark.parametrize(
+    "free",
+    [record(level=logging.INFO), *(record(name=name) for name in ("mine", "penstock_x", "penstock.workers.user"))],
+    ids=["info", "users", "alike", "relayed"],
+)
 def test_what_only_informs_and_what_users_log_is_all_written(free: logging.LogRecord) -> None:
     assert passed(Repeats(), *[free] * 1000) == 1000
 
 
-def test_beyond_so_many_kinds_all_is_written() -> None:
+def test_beyond_so_many_kinds_only_places_and_models_are_told_apart() -> None:
     counted = Repeats()
-    passed(counted, *[record(line=line) for line in range(KINDS)])
+    passed(counted, *[record(f"{number * 'x'}") for number in range(KINDS)])
 
-    assert passed(counted, *[record(line=KINDS)] * 1000) == 1000
+    assert passed(counted, *[record(f"{number * 'y'}") for number in range(1, 101)]) == MOST
+    assert passed(counted, record(line=2), record(model="n")) == 2
+
+
+def test_different_words_of_one_place_are_different_kinds_and_numbers_make_no_difference() -> None:
+    counted = Repeats()
+
+    assert passed(counted, *[record(f"{'abcdefgh'[number % 8]} has failed") for number in range(100)]) == 100
+    assert passed(counted, *[record(f"request {number} has failed") for number in range(100)]) == MOST
+
+
+@pytest.mark.parametrize("odd", [["a"], {"a": 1}, None, 7])
+def test_what_is_odd_is_no_error_for_who_logs_it(odd: object) -> None:
+    strange = record()
+    strange.msg, strange.model = odd, odd
+
+    assert Repeats().passes(strange, 0.0)
 
 
 def test_what_is_told_says_which_model_and_holds_no_traceback() -> None:
