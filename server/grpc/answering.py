@@ -113,10 +113,15 @@ class Answering(Stream):
         """End the call with a status other than OK."""
         if self.ended:
             return
+        self.erred(status)
         if self.begun:
             self._last(answers.trailers(self.stream_id, status, text, pushback_ms))
         else:
             self._last(answers.trailers_only(self.stream_id, status, text, pushback_ms=pushback_ms))
+
+    def erred(self, status: Status) -> None:
+        """Count an error that is told, in the place of the call's status or in a message."""
+        self.connection.shared.tally.error(status.name)
 
     def _last(self, last: bytes) -> None:
         if not last:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.server.listening.tally import FIRST_ERROR
+
 from .connection import BUSY, DRAIN_LINGER_S, HEAD, Connection
 
 if TYPE_CHECKING:
@@ -57,6 +59,8 @@ class Answering(Connection):
         head = self.head
         if self._state != BUSY or head is None:
             return
+        if status >= FIRST_ERROR:
+            self.shared.tally.error(status)
         ending = self.shared.draining or self._half_closed
         # what has arrived already is answered first
         keep_alive = head.keep_alive and (not ending or bool(self._buffer))

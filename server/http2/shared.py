@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from penstock.server.listening.tally import Tally
 from penstock.server.listening.untaken import Untaken
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Http2Shared:
         self.receive_bytes = receive_bytes
         self.held_bytes = 0
         self.untaken = Untaken(loop=loop)
+        self.tally = Tally("grpc")
         self.connections: set[Lifetime] = set()
         self.dirty: list[Sender] = []
         self.draining = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -32,6 +33,7 @@ from .exposition import label_value as label_value  # noqa: PLC0414
 from .exposition import number
 from .families import FAMILIES
 from .hardware import Hardware, Sample
+from .standing import build_info, model_ready
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 
@@ -83,6 +85,11 @@ class Metrics:
         self._connections = connections or {}
         self.processes: Mapping[str, int] = {}
         """Of a server that is several: what its supervisor has counted, by metric and label."""
+        self._build = build_info()
+        self.readiness: Callable[[], Iterable[tuple[str, str, bool]]] = tuple
+        """Gives what should be served by name and version, and whether it is: failed loads have no Model."""
+        self.totals: Counter[str] = Counter()
+        """What ports have counted, by metric and labels (listening/tally.py)."""
         self.more: Callable[[], Iterable[str]] = tuple
         self.content_type = CONTENT_TYPE
         """Of the page on its own port."""
@@ -97,9 +104,11 @@ class Metrics:
         for model in self._engine.models():
             self._add_model(lines, model)
             await asyncio.sleep(0)
+        lines["penstock_model_ready"] += model_ready(self.readiness())
+        lines["penstock_build_info"].append(self._build)
         for name, count in self._connections.items():
             lines[name].append(f"{name} {count()}")
-        for name, total in self.processes.items():
+        for name, total in (*self.processes.items(), *sorted(self.totals.items())):
             lines[name.partition("{")[0]].append(f"{name} {total}")
         for name in ("nv_pinned_memory_pool_total_bytes", "nv_pinned_memory_pool_used_bytes"):
             lines[name].append(f"{name} 0")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
+import platform
 import re
 import time
 from dataclasses import replace
@@ -26,6 +28,7 @@ from penstock.server.telemetry.families import FAMILIES
 from penstock.server.telemetry.hardware import Hardware
 from penstock.server.telemetry.metrics import SHOWN_KEYS, Metrics, create_metrics_app, decimal, label_value
 from tests.fakes import fake_model
+from tests.live import live_server
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 SAMPLE = re.compile(r'([a-z_]+)(\{(?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)*\})? (-?\d+(?:\.\d+)?)')
@@ -235,6 +238,34 @@ def test_run_times_are_shown_of_the_shapes_that_ran_most() -> None:
 def test_connections_are_shown_when_they_are_known() -> None:
     assert "\npenstock_connections 7\n" in _page(connections=7)
     assert "penstock_connections" not in _page()
+
+
+def test_a_version_that_could_not_be_loaded_is_there_and_not_ready() -> None:
+    metrics = _metrics()
+    metrics.readiness = lambda: [("iris", "1", True), ("iris", "2", False), ('"broken"', "", False)]
+
+    assert _values(asyncio.run(metrics.render()).decode(), "penstock_model_ready") == {
+        '{model="iris",version="1"}': "1",
+        '{model="iris",version="2"}': "0",
+        '{model="\\"broken\\"",version=""}': "0",
+    }
+
+
+def test_a_server_tells_of_a_model_that_it_could_not_load(tmp_path: Path) -> None:
+    (tmp_path / "broken" / "1").mkdir(parents=True)
+    (tmp_path / "broken" / "1" / "model.onnx").write_bytes(b"no model")
+    with live_server(tmp_path) as live:
+        page = httpx.get(f"{live.url}/metrics").text
+
+    assert _values(page, "penstock_model_ready") == {'{model="broken",version="1"}': "0"}
+
+
+def test_the_versions_that_serve_are_labels() -> None:
+    [(labels, value)] = _values(_page(), "penstock_build_info").items()
+
+    python, own = platform.python_version(), importlib.metadata.version("penstock")
+    assert labels.startswith(f'{{version="{own}",python="{python}",onnxruntime="1.')
+    assert value == "1"
 
 
 def test_the_page_is_one_group_per_metric_each_with_its_help_and_type() -> None:

@@ -78,6 +78,18 @@ class TestLoading:
             await it.control.load("a")
             assert it.rows() == ["a 1 READY", "b"]
 
+    async def test_what_should_serve_is_known_and_whether_it_does(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx", "b/1/model.onnx", "c/1/model.onnx", "d/1/model.onnx")
+        async with house(tmp_path) as it:
+            it.engine.failures["b"] = InferError(Code.INVALID, "broken")
+            await it.control.load("a")
+            await refusal(it.control.load("b"))
+            await it.control.load("c")
+            await it.control.unload("c")
+            await it.turns(lambda: "c 1 UNAVAILABLE unloaded" in it.rows())
+
+            assert list(it.repository.readiness()) == [("a", "1", True), ("b", "1", False)]
+
     async def test_it_is_loading_meanwhile_and_the_server_not_ready(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx")
         async with house(tmp_path) as it:
