@@ -45,8 +45,8 @@ from .repository.mirrors import defaults_of
 from .repository.remote import RemoteError
 from .repository.transitions import Opens
 from .settings import Settings
-from .telemetry.metrics import create_metrics_app
 from .telemetry.observing import Observing, made_metrics
+from .telemetry.page import create_metrics_app
 from .v2.control import EXTENSIONS, control_routes
 from .v2.forwarding import Forwarding
 from .v2.generate import Generate

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from penstock.server.ipc.wire import Message
     from penstock.server.settings import Settings
     from penstock.server.telemetry.logs import Levels
-    from penstock.server.telemetry.metrics import ASGIApp
+    from penstock.server.telemetry.page import ASGIApp
 
     from .spreading import Spread
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.server.grpc.method import Method
     from penstock.server.http.connection import Connection
     from penstock.server.settings import Settings
-    from penstock.server.telemetry.metrics import ASGIApp
+    from penstock.server.telemetry.page import ASGIApp
 
 _ASKING = {"health", "metadata", "model-config", "statistics"}
 """What RPCs only ask for, by category."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from penstock.batching.histogram import HistogramSnapshot
 from penstock.batching.model import Model
@@ -24,7 +24,6 @@ from penstock.batching.statistics import (
     Duration,
     StatisticsSnapshot,
 )
-from penstock.server.errors import error_body
 from penstock.server.options.metrics_config import MetricsConfig
 from penstock.server.workers.order import ENDED, REASONS, STARTED
 
@@ -37,13 +36,8 @@ from .standing import build_info, model_ready
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 SHOWN_KEYS = 8
-"""Shapes of one model whose run times are shown: those that ran most."""
+"""Shapes of one model whose run times are shown: those that ran most, here for as long as the model is loaded."""
 
 # Model.events by name, as they are shown: metric and further labels.
 _EVENTS = {
@@ -154,25 +148,6 @@ class Metrics:
             lines[name].append(f"{name}_count{{{labels}}} {summed.count}")
 
 
-def create_metrics_app(metrics: Metrics, path: str = "/metrics") -> ASGIApp:
-    """Make the ASGI application of the metrics port: GET of one path and nothing else."""
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await _live(receive, send)
-            return
-        if scope["type"] != "http":
-            raise ValueError(f"the metrics port speaks HTTP, not {scope['type']}")
-        if scope["path"] != path:
-            await _answer(send, 404, "application/json", error_body("Not Found"))
-        elif scope["method"] != "GET":
-            await _answer(send, 405, "application/json", error_body("Method Not Allowed"))
-        else:
-            await _answer(send, 200, metrics.content_type, await metrics.render())
-
-    return app
-
-
 _LATENCY_EDGES = tuple(decimal(bound, 9) for bound in LATENCY_BOUNDS_NS)
 _ROWS_EDGES = tuple(str(bound) for bound in ROWS_BOUNDS)
 
@@ -230,7 +205,7 @@ def _add_events(lines: Mapping[str, list[str]], model: Model, labels: str) -> No
 def _add_run_times(lines: Mapping[str, list[str]], model: Model, labels: str) -> None:
     name = "penstock_run_seconds"
     with model.lock:
-        run_times = model.costs.run_times(SHOWN_KEYS)
+        run_times = model.costs.lasting_run_times(SHOWN_KEYS)
     for known in run_times:
         size = f'{labels},shapes="{_shapes(known.key)}",rows="{known.rows}"'
         for quantile, ns in (("0.5", known.mean_ns), ("0.95", known.p95_ns)):
@@ -309,17 +284,3 @@ def _add_sample(lines: Mapping[str, list[str]], sample: Sample) -> None:
         lines[name].append(f"{name} {value}")
     for name, written in sample.gpus.items():
         lines[name] += written
-
-
-async def _live(receive: Receive, send: Send) -> None:
-    while True:
-        message = await receive()
-        await send({"type": message["type"] + ".complete"})
-        if message["type"] == "lifespan.shutdown":
-            return
-
-
-async def _answer(send: Send, status: int, content_type: str, body: bytes) -> None:
-    headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
