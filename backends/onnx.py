@@ -24,7 +24,7 @@ from .errors import Code, InferError
 from .node import Node
 from .onnx_binding import OnnxBinding
 from .onnx_failures import is_absent, run_error, words
-from .onnx_file import is_pointer
+from .onnx_file import remark
 from .onnx_operators import never_empty, operators
 from .onnx_providers import CPU, said_to
 from .onnx_rows import with_free_rows
@@ -104,10 +104,7 @@ def opened(path: Path, make: Callable[[], Any], *, on_gpu: bool = False) -> Any:
         if on_gpu and type(failed) is not InferError:
             raise failed from error
         code = Code.NOT_FOUND if isinstance(error, ort.NoSuchFile) else Code.INVALID
-        text = words(error, path)
-        if is_pointer(path):
-            text = f"{text} The file is a pointer of Git LFS: `git lfs pull` fetches the model"
-        raise InferError(code, text) from error
+        raise InferError(code, f"{words(error, path)}{remark(path)}") from error
     session.disable_fallback()
     return session
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -28,13 +29,21 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 """How what Git LFS leaves in a file's place begins. Source: docs/spec.md of git-lfs."""
 
 
-def is_pointer(path: Path) -> bool:
-    """Tell whether a file is not the model, but what Git LFS leaves in its place until it is fetched."""
+def remark(path: Path) -> str:
+    """Say what of a file may be why it could not be loaded, behind ONNX Runtime's words; "" where that tells nothing.
+
+    Its words have neither the size nor, where the file may not be read, what error 13 is.
+    """
     try:
         with path.open("rb") as file:
-            return file.read(len(_POINTER)) == _POINTER
+            if file.read(len(_POINTER)) == _POINTER:
+                return " The file is a pointer of Git LFS: `git lfs pull` fetches the model"
+            size = file.seek(0, os.SEEK_END)
+    except PermissionError:
+        return f": {path}: permission denied to the user with id {os.geteuid()}"
     except OSError:
-        return False
+        return ""
+    return "" if _read(path) is not None and size else f" {path} has {size} bytes: it is cut short, or no ONNX model"
 
 
 def weight_bytes(path: Path) -> int:

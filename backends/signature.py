@@ -7,6 +7,11 @@ from functools import cached_property
 
 from .datatypes import DATATYPES, Datatype
 
+ZIPMAP = (
+    "a ZipMap: skl2onnx exports a tensor in its place with options={'zipmap': False}, and onnxmltools' "
+    "convert_lightgbm with zipmap=False"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -35,6 +40,14 @@ class TensorSpec:
     def is_tensor(self) -> bool:
         """Whether the v2 protocol can carry it."""
         return self.datatype in DATATYPES
+
+    @property
+    def advice(self) -> str:
+        """What makes a tensor of an output that is none, where that is known; "" otherwise.
+
+        Source: skl2onnx, whose converters put a ZipMap behind each classifier, and onnxmltools.
+        """
+        return ZIPMAP if self.datatype.startswith("seq(map(") else ""
 
     @property
     def type(self) -> Datatype:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .repository.scan import Defaults
     from .restricted import Restricted
     from .settings import Settings
-    from .telemetry.metrics import ASGIApp
+    from .telemetry.page import ASGIApp
     from .v2.inference import Inference
 
 

@@ -29,7 +29,7 @@ from .health import Health
 from .hooks.engine import HookedEngine
 from .isolated.loader import with_isolated
 from .listening.listener import ListenError, Port, StartError
-from .listening.ports import grpc_lane, http_lane, metrics_lane, share_untaken
+from .listening.ports import grpc_lane, http_lane, metrics_lane, share_totals, share_untaken
 from .options.cache_config import parse as parse_cache
 from .options.sharing import devices_of
 from .options.starting import obstacles
@@ -45,8 +45,8 @@ from .repository.mirrors import defaults_of
 from .repository.remote import RemoteError
 from .repository.transitions import Opens
 from .settings import Settings
-from .telemetry.metrics import create_metrics_app
 from .telemetry.observing import Observing, made_metrics
+from .telemetry.page import create_metrics_app
 from .v2.control import EXTENSIONS, control_routes
 from .v2.forwarding import Forwarding
 from .v2.generate import Generate
@@ -128,6 +128,7 @@ class Server:
         beside = Beside(self.engine, custom, self._models.hooks_of, self.control, self.observing.context_for)
         self.engine.outsides[PYTHON] = PythonModels(beside, self.environments, defaults)
         service = self._service()
+        self.metrics.readiness = self.repository.readiness
         self.metrics.content_type = self._dialect.metrics_type or self.metrics.content_type
         self.metrics.more = lambda: (*custom.render(), *self._dialect.render())
         app = self.app()
@@ -140,6 +141,7 @@ class Server:
         parts = CloudParts(self.app, self.engine, self.repository, self.control, self._inference)
         self._more = [*self._dialect.ports(app), *self.clouds.ports(parts)]
         share_untaken(settings, self._ports)
+        share_totals(self.metrics.totals, self._serving)
 
     def _inference(self, kind: type[Inference] = Inference, forwarded: str = "") -> Inference:
         """Make what answers inference over HTTP; `forwarded`: the pattern of header fields that are parameters."""

@@ -229,7 +229,7 @@ def _from_file(name: str, given: SampleInput, path: Path) -> Array:
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise InferError(Code.INVALID, f"failed to open text file for read {path.name}: {error.strerror}") from error
+        raise InferError(Code.INVALID, f"failed to open text file for read {path}: {error.strerror}") from error
     datatype, count = DATATYPES[given.datatype], math.prod(given.shape)
     if datatype.name == "BYTES":
         return _strings(name, raw, count, path.name).reshape(given.shape)

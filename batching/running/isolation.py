@@ -269,13 +269,16 @@ class _Search:
         # what comes after in a sequence depends on it; and each that is stopped apart takes the whole limit
         if self._model.scheduler.sequences is None and not isinstance(error, RunStopped):
             self._model.quarantine.note(request)
+        name = self._model.name
+        about = {"request_id": request.id, "model": name}
         if not isinstance(error, InferError):
-            name = self._model.name
-            logger.error("model %s failed", name, exc_info=error, extra={"request_id": request.id})
+            logger.error("model %s failed", name, exc_info=error, extra=about)
             error = InferError(Code.INTERNAL, f"inference failed in '{name}': {type(error).__name__}")
         elif isinstance(error, OutOfMemory):
             self._events["out_of_memory"] += 1
             self._absolve(self._suspects.left)
+        elif error.code is Code.INTERNAL:  # what the runtime blames on the request is the client's to read
+            logger.error("model %s failed: %s", name, error.message, extra=about)
         _fail(request, error)
         part.exec_end_ns = time.monotonic_ns()
         self._ran.append(part)

@@ -7,7 +7,7 @@ the time. How one Key's run times become a prediction is in curve.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.batching.request import Key
 
@@ -46,14 +46,36 @@ class CostModel:
     def __init__(self, allowed: Sequence[int] = ()) -> None:
         self._allowed = tuple(sorted(allowed))
         self._curves: dict[Key, Curve] = {}
+        self._lasting: dict[Key, None] = {}
 
     def run_times(self, keys: int = MAX_KEYS) -> list[RunTime]:
         """Give what is known, of the Keys that ran most and at most so many of them; sizes rise within a Key."""
-        most_used = sorted(self._curves.items(), key=lambda item: -item[1].runs)[:keys]
+        return [known for key in self._most_used()[:keys] for known in self._known(key)]
+
+    def lasting_run_times(self, keys: int) -> list[RunTime]:
+        """Give the same of Keys that stay the same: so many that ran most are chosen, as they come, and no others ever.
+
+        `rows` is the biggest size that counts as one with those that ran. So neither shapes nor sizes that clients
+        choose give names to ever more series.
+        """
+        for key in self._most_used():
+            if len(self._lasting) >= keys:
+                break
+            self._lasting[key] = None
+        return [
+            replace(known, rows=self._curves[key].size_of(known.rows))
+            for key in self._lasting
+            for known in self._known(key)
+        ]
+
+    def _most_used(self) -> list[Key]:
+        return sorted(self._curves, key=lambda key: -self._curves[key].runs)
+
+    def _known(self, key: Key) -> list[RunTime]:
+        curve = self._curves.get(key)
         return [
             RunTime(key, max(round(point.rows), 1), point.runs, round(centre_ns), round(tail_ns))
-            for key, curve in most_used
-            for point, centre_ns, tail_ns in curve.known()
+            for point, centre_ns, tail_ns in (curve.known() if curve is not None else ())
         ]
 
     def observe(self, key: Key, rows: int, ns: int, now_ns: int) -> bool:

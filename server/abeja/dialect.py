@@ -18,7 +18,7 @@ from .service import AbejaService
 if TYPE_CHECKING:
     from penstock.server.http.head import HttpError
     from penstock.server.listening.listener import Port
-    from penstock.server.telemetry.metrics import ASGIApp
+    from penstock.server.telemetry.page import ASGIApp
 
 
 class Abeja(Dialect):

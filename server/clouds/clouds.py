@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.server.repository.control import ModelControl
     from penstock.server.repository.repository import Repository
     from penstock.server.settings import Settings
-    from penstock.server.telemetry.metrics import ASGIApp
+    from penstock.server.telemetry.page import ASGIApp
 
 
 @dataclass(frozen=True, slots=True)

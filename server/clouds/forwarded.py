@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from penstock.server.http.connection import Connection
     from penstock.server.http.fastlane import FastLane
-    from penstock.server.telemetry.metrics import ASGIApp
+    from penstock.server.telemetry.page import ASGIApp
     from penstock.server.v2.claims import Claim
     from penstock.server.v2.inference import Inference
 

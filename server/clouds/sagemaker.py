@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.server.listening.mapped import Body
     from penstock.server.restricted import Restricted
     from penstock.server.settings import Settings
-    from penstock.server.telemetry.metrics import ASGIApp
+    from penstock.server.telemetry.page import ASGIApp
     from penstock.server.v2.claims import Claim
 
     from .archives import Archives

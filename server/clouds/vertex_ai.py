@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from penstock.server.http.head import Head
-    from penstock.server.telemetry.metrics import ASGIApp
+    from penstock.server.telemetry.page import ASGIApp
     from penstock.server.v2.claims import Claim
     from penstock.server.v2.inference import Inference
 

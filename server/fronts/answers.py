@@ -305,6 +305,9 @@ class _RpcAnswer:
     def finish(self) -> None:
         self._end(Status.OK, "", 0)
 
+    def erred(self, status: Status) -> None:
+        """Count nothing: the front end does."""
+
     def refuse(self, status: Status, text: str, pushback_ms: int = 0) -> None:
         if status == Status.NOT_FOUND and self._answers.loading():
             self._refused(InferError(Code.NOT_READY, COMING, RETRY_NS))

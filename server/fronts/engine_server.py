@@ -176,7 +176,9 @@ class Front:
                 self.service.forget(model)
             self._owner.published.take(self.link, kind, number, body)
         elif kind == CONNECTIONS:
-            self.connections = json.loads(body)
+            said = json.loads(body)
+            self.connections = said["open"]
+            self._owner.server.metrics.totals.update(said["totals"])
 
     def close(self) -> None:
         """Cancel what it has under way, and give it up."""

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from penstock.server.grpc.tls import TlsError, context_for
 from penstock.server.health import Health
 from penstock.server.ipc.link import Link
 from penstock.server.listening.listener import ListenError, Port, StartError
-from penstock.server.listening.ports import grpc_lane, http_lane, share_untaken
+from penstock.server.listening.ports import grpc_lane, http_lane, share_totals, share_untaken
 from penstock.server.restricted import GRPC_PREFIX, Restricted
 from penstock.server.tracing.config import OPENTELEMETRY
 from penstock.server.tracing.config import parse as parse_tracing
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from penstock.server.ipc.wire import Message
     from penstock.server.settings import Settings
     from penstock.server.telemetry.logs import Levels
-    from penstock.server.telemetry.metrics import ASGIApp
+    from penstock.server.telemetry.page import ASGIApp
 
     from .spreading import Spread
 
@@ -108,6 +109,8 @@ class FrontServer:
         for port in self._ports:
             port.reuse_port = True
         share_untaken(settings, self._ports)
+        self._totals: Counter[str] = Counter()
+        share_totals(self._totals, self._ports)
         self._spread = spread
         if spread is not None:
             spread.join((self._http, self._grpc))
@@ -241,14 +244,18 @@ class FrontServer:
                 logger.exception("the engine has said what cannot be (kind %d)", kind)
 
     def _count(self) -> None:
-        """Tell the engine how many connections there are, if that has changed."""
         self._clock = self._loop.call_later(COUNT_S, self._count)
         if self._spread is not None:
             self._spread.each_second()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell the engine how many connections there are, and what its ports have counted, if that has changed."""
         counted = [port.connections if port else 0 for port in (self._http, self._grpc)]
-        if counted != self._counted and self._link is not None:
+        if (counted != self._counted or self._totals) and self._link is not None:
             self._counted = counted
-            self._link.send(CONNECTIONS, 0, json.dumps(counted).encode())
+            self._link.send(CONNECTIONS, 0, json.dumps({"open": counted, "totals": self._totals}).encode())
+            self._totals.clear()
 
     # -- the end -----------------------------------------------------------------------------------------------
 
@@ -278,6 +285,7 @@ class FrontServer:
             unfinished = max(unfinished, hooked)
         await asyncio.gather(*(port.leave() for port in self._ports))
         dropped = self.engine.stop()
+        self._tell()
         # what was counted last leaves at the end of the loop turn
         await asyncio.sleep(0)
         return max(unfinished, dropped)

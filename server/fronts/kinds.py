@@ -26,7 +26,7 @@ ACKNOWLEDGED = 40
 GONE = 41
 """Front end: nobody there needs the model of this number any more."""
 CONNECTIONS = 42
-"""Front end: how many connections it has, over HTTP and over gRPC. Body: JSON."""
+"""Front end: how many connections it has, over HTTP and over gRPC, and what its ports have counted. Body: JSON."""
 
 ASK = 64
 """Front end: a call of the control plane. PARTs answer it, and END."""

@@ -117,6 +117,7 @@ class Answering(Stream):
         """End the call with a status other than OK."""
         if self.ended:
             return
+        self.erred(status)
         if self.begun:
             self._last(answers.trailers(self.stream_id, status, text, pushback_ms))
             return
@@ -137,6 +138,10 @@ class Answering(Stream):
         if connection.streams.get(self.stream_id) is self:
             connection.answered += 1
             connection.end(self, self.held)
+
+    def erred(self, status: Status) -> None:
+        """Count an error that is told, in the place of the call's status or in a message."""
+        self.connection.shared.tally.error(status.name)
 
     def _last(self, last: bytes) -> None:
         if not last:

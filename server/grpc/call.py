@@ -264,6 +264,7 @@ class GrpcCall(Answering):
             self.let_go()
             self.connection.answered += 1
             refusal = request.refusal
+            self.erred(refusal.status)
             last = answers.trailers_only(self.stream_id, refusal.status, refusal.text, refusal.http)
             self.connection.end(self, last)
             return

@@ -66,6 +66,9 @@ class Call(Protocol):
         Units: `pushback_ms` is when the client may try again, 0: as it likes, -1: never.
         """
 
+    def erred(self, status: Status) -> None:
+        """Count an error that a message of a stream tells; `refuse` does so itself."""
+
     def send(self, message: Body) -> None:
         """Send one message of a stream. It is kept until flow control lets it go; see `writable`."""
 

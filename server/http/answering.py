@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.server.listening.pace import TOLD_S
+from penstock.server.listening.tally import FIRST_ERROR
 
 from .connection import BUSY, DRAIN_LINGER_S, HEAD, HELD, Connection
 
@@ -71,6 +72,8 @@ class Answering(Connection):
         if status == 503 and _AGAIN in extra and self._is_early(head) and self.shared.pace.holds(self, self.loop):
             self._state, self._held = HELD, (status, body, content_type, extra)
             return
+        if status >= FIRST_ERROR:
+            self.shared.tally.error(status)
         ending = self.shared.draining or self._half_closed
         # what has arrived already is answered first
         keep_alive = head.keep_alive and (not ending or bool(self._buffer))

@@ -90,6 +90,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self.shared.connections.add(self)
         if len(self.shared.connections) > self.shared.limits.max_connections:
+            self.shared.tally.full(self.shared.limits.max_connections)
             self._refuse(HttpError(503, "too many connections"))
             self.transport.close()
         elif self.shared.draining:
@@ -184,6 +185,7 @@ class Connection(HttpToolsProtocol):
             self._close()
             return
         status, content_type, body = self.shared.refusal(error)
+        self.shared.tally.error(status)
         lines = self.shared.answers.head(status, self.server_state.default_headers)
         again = _SOON if status == HTTPStatus.SERVICE_UNAVAILABLE else b""
         self.transport.write(

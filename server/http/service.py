@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.server.errors import error_body
 from penstock.server.listening.landing import SCRATCH_BYTES
 from penstock.server.listening.pace import Pace
+from penstock.server.listening.tally import Tally
 from penstock.server.listening.untaken import Untaken
 
 from .answers import Answers
@@ -66,6 +67,7 @@ class Shared:
         self.draining = False
         self.untaken = Untaken()
         self.pace = Pace()
+        self.tally = Tally("http")
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.refusal: Callable[[HttpError], tuple[int, bytes, bytes]] = refused
 

@@ -73,6 +73,7 @@ class Lifetime(Pings):
         self.transport = transport
         connections = self.shared.connections
         if len(connections) >= self.limits.max_connections:
+            self.shared.tally.full(self.limits.max_connections)
             self.closed = True
             self.transport.abort()
             return

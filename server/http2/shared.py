@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from penstock.server.listening.pace import Pace
+from penstock.server.listening.tally import Tally
 from penstock.server.listening.untaken import Untaken
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Http2Shared:
         self.held_bytes = 0
         self.untaken = Untaken(loop=loop)
         self.pace = Pace()
+        self.tally = Tally("grpc")
         self.connections: set[Lifetime] = set()
         self.dirty: list[Sender] = []
         self.draining = False

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from .tally import Tally
+
 logger = logging.getLogger("penstock.serve")
 
 AT_ONCE = 64
@@ -45,7 +47,8 @@ class Accepting:
     """Accepts on listening sockets. `elsewhere` is asked first: where it takes a connection, this process forgets it.
 
     `counted` is told how many connections there are whenever that changes: those that are open, and those on their way
-    to `connection_made`, handshakes of TLS included. Above `most` of them, further ones are closed.
+    to `connection_made`, handshakes of TLS included. Above `most` of them, further ones are closed,
+    as `tally` counts.
     Threads: the event loop's.
     """
 
@@ -53,12 +56,13 @@ class Accepting:
 
     def __init__(
         self, make_protocol: Callable[[], asyncio.BaseProtocol], elsewhere: Callable[[socket.socket], bool],
-        counted: Callable[[int], None],
+        counted: Callable[[int], None], tally: Tally,
     ) -> None:  # fmt: skip
         self._loop = asyncio.get_running_loop()
         self._make_protocol = make_protocol
         self._elsewhere = elsewhere
         self._counted = counted
+        self._tally = tally
         self._tls: ssl.SSLContext | None = None
         self._listening: set[socket.socket] = set()
         self._arriving: dict[Any, asyncio.Task[None]] = {}
@@ -107,12 +111,16 @@ class Accepting:
             except ConnectionAbortedError:
                 continue
             except OSError as error:
+                self._tally.exhausted()
                 logger.error("no connection can be accepted: %s", error.strerror)  # noqa: TRY400 - that is all
                 self._loop.remove_reader(listening)
                 self._loop.call_later(AGAIN_S, self._resume, listening)
                 return
-            if self._elsewhere(sock) or self._count >= self.most:
+            if self._elsewhere(sock):
                 sock.close()
+            elif self._count >= self.most:
+                sock.close()
+                self._tally.full(self.most)
             else:
                 self.serve(sock)
 

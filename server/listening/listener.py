@@ -25,6 +25,7 @@ from uvicorn.server import ServerState
 
 from .accepting import Accepting
 from .handshakes import keep_little, keep_out_new, somebody_waits
+from .tally import Tally
 
 if TYPE_CHECKING:
     from penstock.server.http.service import Shared
@@ -78,6 +79,7 @@ class Port:
         self.address = address
         self.port = port
         self.shared = shared
+        self.tally = shared.tally if shared is not None else Tally("http")
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.AbstractServer] = []
         self._clock: asyncio.TimerHandle | None = None
@@ -97,7 +99,7 @@ class Port:
 
     def share(self, elsewhere: Callable[[socket.socket], bool], counted: Callable[[int], None]) -> None:
         """Let other processes have connections that are accepted here, as Accepting says; before `open`."""
-        self.accepting = Accepting(self.make_protocol, elsewhere, counted)
+        self.accepting = Accepting(self.make_protocol, elsewhere, counted, self.tally)
         self.keep_connections(self.accepting.open)
 
     @property
@@ -130,9 +132,8 @@ class Port:
             if self.accepting is not None:
                 self.accepting.begin(bound, BACKLOG, self.tls)
                 continue
-            self._servers.append(
-                await loop.create_server(self.make_protocol, sock=bound, backlog=BACKLOG, ssl=self.tls)
-            )
+            server = await loop.create_server(self.make_protocol, sock=bound, backlog=BACKLOG, ssl=self.tls)
+            self._servers.append(server)
 
     def _tick(self, loop: asyncio.AbstractEventLoop, last: float) -> None:
         now = loop.time()
@@ -152,6 +153,7 @@ class Port:
             os.close(os.dup(self._sockets[0].fileno()))
         except OSError as error:
             self._full = True
+            self.tally.exhausted()
             if not was_full:
                 logger.error("%s: no connection can be accepted: %s", self.name, error.strerror)  # noqa: TRY400
 

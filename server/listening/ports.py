@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from penstock.server.http.service import Service, Shared
 from penstock.server.restricted import GRPC_CATEGORIES
 
 from .listener import Listener, Port, make_config
+from .tally import counted
 from .untaken import Untaken
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.server.grpc.method import Method
     from penstock.server.http.connection import Connection
     from penstock.server.settings import Settings
-    from penstock.server.telemetry.metrics import ASGIApp
+    from penstock.server.telemetry.page import ASGIApp
 
 _ASKING = {"health", "metadata", "model-config", "statistics"}
 """What RPCs only ask for, by category."""
@@ -78,6 +80,12 @@ def share_untaken(settings: Settings, ports: Iterable[Port]) -> None:
             port.shared.untaken = untaken
 
 
+def share_totals(totals: Counter[str], ports: Iterable[Port]) -> None:
+    """Have all ports count together."""
+    for port in ports:
+        port.tally.totals = totals
+
+
 def shared_of(settings: Settings, service: Service, dialect: Dialect) -> Shared:
     """Make what the connections to a dialect's Service share."""
     shared = Shared(service, settings.limits(), loud=dialect.loud)
@@ -93,7 +101,9 @@ def listener_of(
     if settings.access_log:
         lane = LoggedFastLane if logged else QuietFastLane
     protocol = type("Connection", (lane,), {"shared": shared})
-    config = make_config(app, protocol, idle_s=settings.http_idle_timeout_secs, access_log=settings.access_log)
+    config = make_config(
+        counted(app, shared.tally), protocol, idle_s=settings.http_idle_timeout_secs, access_log=settings.access_log
+    )
     listener = Listener(name, *place, config, shared)
     listener.reuse_port = bool(settings.http_workers)
     return listener

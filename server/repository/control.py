@@ -10,6 +10,7 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -235,15 +236,10 @@ class ModelControl:
             found, print_ = await asyncio.to_thread(self._repository.read, name)
             if found is None:
                 continue
-            failed = None
             with self._dependents.kept(found.needs):
                 await self._load_needs(found, (*above, name))
-                try:
+                with suppress(LoadFailedError):  # the log has why
                     await self._load_entry(found, print_, needed=True)
-                except LoadFailedError as error:
-                    failed = error
-            if failed is not None:
-                logger.error("%s", failed)
 
     async def _load_entry(
         self, read: Entry, print_: bytes, said: Any = None, *, needed: bool = False

@@ -78,7 +78,8 @@ def _columns(title: str, texts: list[str]) -> list[str]:
 
 def _tensor(tensor: TensorSpec) -> str:
     if not tensor.is_tensor:
-        return f"{tensor.name}: {tensor.datatype}, for hooks only"
+        advice = f"; {tensor.advice}" if tensor.advice else ""
+        return f"{tensor.name}: {tensor.datatype}, for hooks only{advice}"
     return f"{tensor.name}: {tensor.datatype} {list(tensor.shape)}{', optional' if tensor.optional else ''}"
 
 

@@ -89,4 +89,6 @@ def is_there(path: Path) -> bool:
 def log_all(findings: Iterable[Finding]) -> None:
     """Write findings to the log."""
     for finding in findings:
-        logger.log(logging.ERROR if finding.mistake else logging.WARNING, "%s", finding)
+        about = {"model": finding.model, "version": str(finding.version or "")}
+        about = {name: said for name, said in about.items() if said}
+        logger.log(logging.ERROR if finding.mistake else logging.WARNING, "%s", finding, extra=about)

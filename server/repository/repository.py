@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,16 @@ class Repository:
                     row["reason"] = held.reason
                 rows.append(row)
         return rows
+
+    def readiness(self) -> Iterator[tuple[str, str, bool]]:
+        """Give the name and the version of all that should be served, and whether it is; "": a model as a whole."""
+        for name in sorted({*self._names, *self.records}):
+            listed = self.records[name].listed() if name in self.records else []
+            if not listed and self._names[name] > 1:
+                yield name, "", False
+            for held in listed:
+                if held.wanted:
+                    yield name, str(held.version or ""), held.state is State.READY
 
     def config(self, model: Model) -> Any:
         """Give the ModelConfig a loaded model runs with."""

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -107,16 +108,14 @@ class Transitions:
         self._serving[record.name] = opened
         leaving = record.serve(int(model.version) for model in opened)
         for model in opened:
-            logger.info("model %s version %s: ready", model.name, model.version)
+            about = {"model": model.name, "version": model.version}
+            logger.info("model %s version %s: ready", model.name, model.version, extra=about)
         return self.own(self._leave(record, leaving, self._engine.publish(record.name, opened, absent), folder))
 
     async def try_up(self, record: Record, entry: Entry, *, whole: bool) -> asyncio.Task[None] | None:
-        """Do the same, but log what keeps it from being done. Returns: None then."""
-        try:
+        """Do the same. Returns: None where it cannot be done; why has been logged, for each version."""
+        with suppress(LoadFailedError):
             return await self.bring_up(record, entry, whole=whole)
-        except LoadFailedError as error:
-            failed = error
-        logger.error("%s", failed)
         return None
 
     async def _resize(self, record: Record, entry: Entry, contents: bytes) -> asyncio.Task[None] | None:
@@ -147,7 +146,8 @@ class Transitions:
                 made.append(change)
             whole = True
         except Exception as error:
-            reason = error.message if isinstance(error, InferError) else f"{type(error).__name__}: {error}"
+            reason = _words(error)
+            _log_failed(spec, reason)
             raise LoadFailedError(entry.name, {spec.version: hidden(reason, entry)}, unread=False) from error
         finally:
             if not whole:
@@ -163,16 +163,14 @@ class Transitions:
                 for left in range(self._retries, -1, -1):
                     try:
                         model = await self._engine.open(spec)
-                    except InferError as error:
-                        reason = error.message
-                    except Exception as error:
-                        logger.exception("model %s version %d: failed to load", spec.name, spec.version)
-                        reason = f"{type(error).__name__}: {error}"
+                    except Exception as error:  # noqa: BLE001 - of what is unknown the traceback is logged
+                        unknown = None if isinstance(error, InferError) else error
+                        reason = _words(error)
+                        again = f"; trying again, at most {left} times" if left else ""
+                        _log_failed(spec, f"{reason}{again}", unknown)
                     else:
                         opened.append(model)
                         return
-                    again = f"; trying again, at most {left} times" if left else ""
-                    logger.error("failed to load '%s' version %d: %s%s", spec.name, spec.version, reason, again)
             failures[spec.version] = hidden(reason, entry)
 
         await asyncio.gather(*map(open_one, entry.specs))
@@ -254,6 +252,17 @@ class Transitions:
 
 async def _all(ends: Iterable[asyncio.Task[None]]) -> None:
     await asyncio.gather(*ends)
+
+
+def _words(error: Exception) -> str:
+    return error.message if isinstance(error, InferError) else f"{type(error).__name__}: {error}"
+
+
+def _log_failed(spec: ModelSpec, reason: str, unknown: Exception | None = None) -> None:
+    """Say in the log, once, why a version cannot be loaded; of what nobody has foreseen with its traceback."""
+    about = {"model": spec.name, "version": str(spec.version)}
+    text = "failed to load '%s' version %d: %s"
+    logger.error(text, spec.name, spec.version, reason, exc_info=unknown, extra=about)
 
 
 def _mistakes(entry: Entry) -> dict[int, str]:

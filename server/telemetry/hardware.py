@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import resource
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -167,9 +168,20 @@ def _memory(proc: Path) -> Values:
 
 
 def _process(proc: Path) -> Values:
-    values = {"process_cpu_seconds_total": f"{time.process_time():.6f}"}
-    try:
-        pages = int((proc / "self" / "statm").read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):
-        return values
-    return {**values, "process_resident_memory_bytes": str(pages * os.sysconf("SC_PAGE_SIZE"))}
+    """Tell of this process, by the names that Prometheus' own clients use."""
+    values = {
+        "process_cpu_seconds_total": f"{time.process_time():.6f}",
+        "process_max_fds": str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+    }
+    own = proc / "self"
+    with suppress(OSError, ValueError, IndexError):
+        pages = int((own / "statm").read_text(encoding="ascii").split()[1])
+        values["process_resident_memory_bytes"] = str(pages * os.sysconf("SC_PAGE_SIZE"))
+    with suppress(OSError):
+        values["process_open_fds"] = str(sum(1 for _ in (own / "fd").iterdir()))
+    with suppress(OSError, ValueError, IndexError, StopIteration):
+        booted = next(line for line in (proc / "stat").read_text("ascii").splitlines() if line.startswith("btime "))
+        # proc(5): the 22nd field; the second, a name in brackets, may hold anything
+        ticks = int((own / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19])
+        values["process_start_time_seconds"] = f"{int(booted.split()[1]) + ticks / os.sysconf('SC_CLK_TCK'):.2f}"
+    return values

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from penstock.batching.histogram import HistogramSnapshot
 from penstock.batching.model import Model
@@ -23,7 +24,6 @@ from penstock.batching.statistics import (
     Duration,
     StatisticsSnapshot,
 )
-from penstock.server.errors import error_body
 from penstock.server.options.metrics_config import MetricsConfig
 from penstock.server.workers.order import ENDED, REASONS, STARTED
 
@@ -32,16 +32,12 @@ from .exposition import label_value as label_value  # noqa: PLC0414
 from .exposition import number
 from .families import FAMILIES
 from .hardware import Hardware, Sample
+from .standing import build_info, model_ready
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 SHOWN_KEYS = 8
-"""Shapes of one model whose run times are shown: those that ran most."""
+"""Shapes of one model whose run times are shown: those that ran most, here for as long as the model is loaded."""
 
 # Model.events by name, as they are shown: metric and further labels.
 _EVENTS = {
@@ -83,6 +79,11 @@ class Metrics:
         self._connections = connections or {}
         self.processes: Mapping[str, int] = {}
         """Of a server that is several: what its supervisor has counted, by metric and label."""
+        self._build = build_info()
+        self.readiness: Callable[[], Iterable[tuple[str, str, bool]]] = tuple
+        """Gives what should be served by name and version, and whether it is: failed loads have no Model."""
+        self.totals: Counter[str] = Counter()
+        """What ports have counted, by metric and labels (listening/tally.py)."""
         self.more: Callable[[], Iterable[str]] = tuple
         self.content_type = CONTENT_TYPE
         """Of the page on its own port."""
@@ -97,9 +98,11 @@ class Metrics:
         for model in self._engine.models():
             self._add_model(lines, model)
             await asyncio.sleep(0)
+        lines["penstock_model_ready"] += model_ready(self.readiness())
+        lines["penstock_build_info"].append(self._build)
         for name, count in self._connections.items():
             lines[name].append(f"{name} {count()}")
-        for name, total in self.processes.items():
+        for name, total in (*self.processes.items(), *sorted(self.totals.items())):
             lines[name.partition("{")[0]].append(f"{name} {total}")
         for name in ("nv_pinned_memory_pool_total_bytes", "nv_pinned_memory_pool_used_bytes"):
             lines[name].append(f"{name} 0")
@@ -143,25 +146,6 @@ class Metrics:
                 lines[name].append(f'{name}{{{labels},quantile="{quantile}"}} {text}')
             lines[name].append(f"{name}_sum{{{labels}}} {decimal(summed.ns, 3)}")
             lines[name].append(f"{name}_count{{{labels}}} {summed.count}")
-
-
-def create_metrics_app(metrics: Metrics, path: str = "/metrics") -> ASGIApp:
-    """Make the ASGI application of the metrics port: GET of one path and nothing else."""
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await _live(receive, send)
-            return
-        if scope["type"] != "http":
-            raise ValueError(f"the metrics port speaks HTTP, not {scope['type']}")
-        if scope["path"] != path:
-            await _answer(send, 404, "application/json", error_body("Not Found"))
-        elif scope["method"] != "GET":
-            await _answer(send, 405, "application/json", error_body("Method Not Allowed"))
-        else:
-            await _answer(send, 200, metrics.content_type, await metrics.render())
-
-    return app
 
 
 _LATENCY_EDGES = tuple(decimal(bound, 9) for bound in LATENCY_BOUNDS_NS)
@@ -221,7 +205,7 @@ def _add_events(lines: Mapping[str, list[str]], model: Model, labels: str) -> No
 def _add_run_times(lines: Mapping[str, list[str]], model: Model, labels: str) -> None:
     name = "penstock_run_seconds"
     with model.lock:
-        run_times = model.costs.run_times(SHOWN_KEYS)
+        run_times = model.costs.lasting_run_times(SHOWN_KEYS)
     for known in run_times:
         size = f'{labels},shapes="{_shapes(known.key)}",rows="{known.rows}"'
         for quantile, ns in (("0.5", known.mean_ns), ("0.95", known.p95_ns)):
@@ -300,17 +284,3 @@ def _add_sample(lines: Mapping[str, list[str]], sample: Sample) -> None:
         lines[name].append(f"{name} {value}")
     for name, written in sample.gpus.items():
         lines[name] += written
-
-
-async def _live(receive: Receive, send: Send) -> None:
-    while True:
-        message = await receive()
-        await send({"type": message["type"] + ".complete"})
-        if message["type"] == "lifespan.shutdown":
-            return
-
-
-async def _answer(send: Send, status: int, content_type: str, body: bytes) -> None:
-    headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

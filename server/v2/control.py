@@ -23,6 +23,7 @@ from penstock.batching.running.outsides import says_ready
 from penstock.server.health import EXITING, Health
 from penstock.server.telemetry.metrics import CONTENT_TYPE as METRICS_TYPE
 from penstock.server.telemetry.metrics import Metrics
+from penstock.server.telemetry.page import coded
 
 from . import openapi
 from .metadata import Models, counted_models, model_metadata, model_statistics, run_times
@@ -155,7 +156,10 @@ class _Control:
         raise HTTPException(404)
 
     async def metrics(self, request: Request) -> Response:
-        return Response(await self._metrics.render(), headers={"content-type": METRICS_TYPE})
+        accept = ",".join(request.headers.getlist("accept-encoding"))
+        body, headers = await coded(await self._metrics.render(), accept.encode("latin-1"))
+        said = {name.decode(): value.decode() for name, value in headers.items()}
+        return Response(body, headers=said | {"content-type": METRICS_TYPE})
 
     def _model(self, request: Request) -> tuple[Model, str]:
         name, version = asked(request)

@@ -70,8 +70,10 @@ def is_own(model: Model, name: str, *, hooks: bool = True) -> bool:
 
 def unexpected(model: Model, name: str) -> InferError:
     """Make the refusal of an output that there is not, or not as a tensor."""
-    if name in model.signature.output:
-        text = f"output '{name}' of model '{model.name}' is no tensor; only hooks see it"
+    spec = model.signature.output.get(name)
+    if spec is not None:
+        advice = f". It is {spec.advice}" if spec.advice else ""
+        text = f"output '{name}' of model '{model.name}' is no tensor; only hooks see it{advice}"
         return InferError(Code.UNSUPPORTED, text)
     return invalid(f"unexpected inference output '{name}' for model '{model.name}'")
 

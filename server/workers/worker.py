@@ -303,8 +303,9 @@ class Worker:
         if not self.why:
             self.reason, self.why, self._code = ending
         if not orderly:
-            unwanted = opening and self.reason == "killed"  # nobody has waited for it
-            logger.log(logging.DEBUG if unwanted else logging.WARNING, "%s", self.why, extra=dict(self.order.about))
+            # nobody has waited for it, or who did says why it was not opened
+            told = self.reason == "open" or (opening and self.reason == "killed")
+            logger.log(logging.DEBUG if told else logging.WARNING, "%s", self.why, extra=dict(self.order.about))
         self._settle()
         self._begun.close()
         if not self.ended.done():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from penstock.backends.backend import Array
 from penstock.backends.cpus import usable_cpus
 from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError
-from penstock.backends.onnx import OnnxBackend, load, session_options
+from penstock.backends.onnx import OnnxBackend, load, opened, session_options
 from penstock.batching.devices.memory import resident_bytes
 from tests.backends import gil
 from tests.backends.contract import BackendContract, batched, float_rows, infer
@@ -341,13 +342,34 @@ class TestRefusals:
         assert caught.value.code is Code.INTERNAL
         assert "/" not in caught.value.message
 
-    def test_to_load_say_why_without_the_folder(self, path: Path) -> None:
+    def test_to_load_say_why_and_what_the_file_is(self, path: Path) -> None:
         path.write_bytes(b"no model")
 
         error = refusal(path)
 
         assert error.code is Code.INVALID
-        assert error.message == "onnx runtime error 7: Load model from model.onnx failed:Protobuf parsing failed."
+        assert error.message == (
+            "onnx runtime error 7: Load model from model.onnx failed:Protobuf parsing failed. "
+            f"{path} has 8 bytes: it is cut short, or no ONNX model"
+        )
+
+    def test_of_a_whole_model_say_nothing_of_its_file(self, path: Path) -> None:
+        save(path, [node("Nope", ["x"], ["y"])], [value("x", FLOAT, ["N"])], [value("y", FLOAT, ["N"])])
+
+        assert "bytes" not in refusal(path).message
+
+    def test_of_a_file_that_may_not_be_read_say_to_whom(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def forbidden(*_: Any) -> Any:
+            raise PermissionError(13, "Permission denied")
+
+        def make() -> Any:
+            raise ValueError("Load model from model.onnx failed:system error number 13")
+
+        monkeypatch.setattr(Path, "open", forbidden)
+        with pytest.raises(InferError, match=r"error number 13: .*permission denied") as caught:
+            opened(path, make)
+
+        assert caught.value.message.endswith(f"13: {path}: permission denied to the user with id {os.geteuid()}")
 
     def test_of_a_pointer_of_git_lfs_say_what_to_do(self, path: Path) -> None:
         path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")

@@ -251,6 +251,24 @@ class TestABatchThatFails:
         assert [getattr(record, "request_id", "") for record in caplog.records] == ["r1"]
         assert "/secret/path" in caplog.text
 
+    @pytest.mark.parametrize(("code", "told"), [(Code.INTERNAL, ["model m failed: onnx runtime error 6"]),
+                                                (Code.INVALID, [])])  # fmt: skip
+    def test_what_the_runtime_blames_on_itself_is_in_the_log_and_on_the_request_is_not(
+        self, caplog: pytest.LogCaptureFixture, code: Code, told: list[str]
+    ) -> None:
+        def function(inputs: list[Any]) -> list[Any]:
+            raise InferError(code, "onnx runtime error 6")
+
+        model, backend = model_of(function)
+        request = fake_request(model)
+        request.id = "r1"
+        run(model, backend, request)
+
+        assert error_of(request) == (code, "onnx runtime error 6")
+        assert caplog.messages == told
+        about = [(record.levelname, vars(record)["request_id"], vars(record)["model"]) for record in caplog.records]
+        assert about == [("ERROR", "r1", "m")] * len(told)
+
     @pytest.mark.parametrize("rows", [0, 1, 3])
     def test_a_wrong_number_of_output_rows_is_the_models_error(self, rows: int) -> None:
         model, backend = model_of(lambda inputs: [inputs[0], np.zeros(rows, np.float32)])

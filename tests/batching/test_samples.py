@@ -166,8 +166,9 @@ class TestFiles:
     def test_a_file_that_is_not_there_is_refused(self, tmp_path: Path) -> None:
         text = refusal(sample(x=SampleInput("FP32", (3,), tmp_path / "raw")))
 
-        assert (
-            text == "failed to run warmup sample 's': failed to open text file for read raw: No such file or directory"
+        place = tmp_path / "raw"
+        assert text == (
+            f"failed to run warmup sample 's': failed to open text file for read {place}: No such file or directory"
         )
 
 

@@ -16,6 +16,7 @@ import tritonclient.http as triton_http
 from onnx import helper
 from tritonclient.utils import InferenceServerException
 
+from penstock.backends.signature import ZIPMAP
 from penstock.server.v2 import inference
 from penstock.server.v2.encode import encode_hooked
 from penstock.server.v2.rpc.outputs import Outputs
@@ -155,7 +156,7 @@ def test_an_output_that_is_no_tensor_may_be_named_where_a_hook_makes_it_one(live
 
 def test_an_output_that_is_no_tensor_is_refused_where_nobody_makes_it_one(live: Live, over: str) -> None:
     for model, parameters in (("only-maps", {}), ("mapped", {"hooks": False})):
-        text = f"output 'maps' of model '{model}' is no tensor; only hooks see it"
+        text = f"output 'maps' of model '{model}' is no tensor; only hooks see it. It is {ZIPMAP}"
         assert refused(live, over, model, ["maps"], parameters=parameters) == text
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import resource
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -78,7 +80,11 @@ def _absent() -> Any:
 def proc(tmp_path: Path) -> Path:
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "statm").write_text("1000 250 30 1 0 100 0\n")
-    (tmp_path / "stat").write_text("cpu  10 0 10 70 10 0 0 0 0 0\ncpu0 1 2 3 4\n")
+    (tmp_path / "self" / "fd").mkdir()
+    for number in range(3):
+        (tmp_path / "self" / "fd" / str(number)).touch()
+    (tmp_path / "self" / "stat").write_text(f"7 (a ) name) S {'0 ' * 18}{250 * os.sysconf('SC_CLK_TCK')} 0 0\n")
+    (tmp_path / "stat").write_text("cpu  10 0 10 70 10 0 0 0 0 0\ncpu0 1 2 3 4\nbtime 1700000000\n")
     (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 100 kB\nMemAvailable: 600 kB\nHugePages_Total: 0\n")
     return tmp_path
 
@@ -116,7 +122,7 @@ def test_utilization_is_counted_between_two_samples(proc: Path) -> None:
 def test_a_machine_without_proc_still_has_its_cpu_time(tmp_path: Path) -> None:
     (sample,) = _samples(Hardware(tmp_path / "absent", _absent))
 
-    assert set(sample.machine) == {"process_cpu_seconds_total"}
+    assert set(sample.machine) == {"process_cpu_seconds_total", "process_max_fds"}
 
 
 def test_without_a_gpu_there_are_no_gpu_lines_and_nvml_is_not_tried_again(proc: Path) -> None:
@@ -259,7 +265,18 @@ def test_what_is_not_to_be_watched_is_not_asked_and_the_process_still_is(proc: P
     (sample,) = _samples(Hardware(proc, lambda: nvml, watch=Watch(machine=False, gpus=False)))
 
     assert (sample.gpus, nvml.asked) == ({}, 0)
-    assert set(sample.machine) == {"process_cpu_seconds_total", "process_resident_memory_bytes"}
+    assert set(sample.machine) == {
+        "process_cpu_seconds_total", "process_max_fds", "process_open_fds", "process_resident_memory_bytes",
+        "process_start_time_seconds",
+    }  # fmt: skip
+
+
+def test_the_process_is_told_of_as_prometheus_own_clients_do(proc: Path) -> None:
+    [sample] = _samples(Hardware(proc, _absent))
+
+    assert sample.machine["process_open_fds"] == "3"
+    assert sample.machine["process_start_time_seconds"] == "1700000250.00"
+    assert sample.machine["process_max_fds"] == str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def test_values_are_kept_for_as_long_as_the_interval_says(proc: Path) -> None:

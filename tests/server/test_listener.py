@@ -13,6 +13,7 @@ import pytest
 import uvloop
 
 from penstock.server.listening.listener import TICK_S, Listener, ListenError, Port, bind_one, make_config
+from penstock.server.listening.tally import Tally
 from tests.server.http.lane import turns
 
 
@@ -59,6 +60,7 @@ class Swept:
 
     def __init__(self) -> None:
         self.elapsed: list[float] = []
+        self.tally = Tally("http")
 
     def sweep(self, elapsed_s: float) -> None:
         self.elapsed.append(elapsed_s)
@@ -227,6 +229,7 @@ def test_that_no_connection_can_be_accepted_is_said_once_each_time_it_begins(
                     if full:
                         patched.setattr(os, "dup", refuse)
                     listener._look_for_descriptors()
+            assert sum(listener.tally.totals.values()) == 3
 
     run(main)
     assert caplog.messages == ["test: no connection can be accepted: Too many open files"] * 2

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
+import platform
 import re
+import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +26,14 @@ from penstock.batching.spec import HookSpec
 from penstock.batching.statistics import REJECTED
 from penstock.server.options.metrics_config import DEFAULT_QUANTILES, parse
 from penstock.server.settings import SettingError, Settings
+from penstock.server.telemetry import page
 from penstock.server.telemetry.families import FAMILIES
 from penstock.server.telemetry.hardware import Hardware
-from penstock.server.telemetry.metrics import SHOWN_KEYS, Metrics, create_metrics_app, decimal, label_value
+from penstock.server.telemetry.metrics import SHOWN_KEYS, Metrics, decimal, label_value
+from penstock.server.telemetry.page import create_metrics_app
 from tests.fakes import fake_model
+from tests.live import live_server
+from tests.server.fronts.living import live_front
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 SAMPLE = re.compile(r'([a-z_]+)(\{(?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)*\})? (-?\d+(?:\.\d+)?)')
@@ -232,9 +240,53 @@ def test_run_times_are_shown_of_the_shapes_that_ran_most() -> None:
     assert shown == [str(width) for width in range(39, 39 - SHOWN_KEYS, -1)]
 
 
+def test_shapes_and_sizes_that_clients_choose_add_no_series_to_those_that_were_shown() -> None:
+    model = fake_model("iris")
+    for width in range(1, SHOWN_KEYS):
+        _learn(model, ((width,),), 9, US)
+    first = _values(_page(model), "penstock_run_seconds").keys()
+    for width in range(100, 150):
+        _learn(model, ((width,),), 1, US, runs=9)
+        _learn(model, ((1,),), 10, US)
+    later = _values(_page(model), "penstock_run_seconds").keys()
+
+    assert first <= {line for line in later if 'rows="10"' in line}
+    assert len({re.sub(",rows.*", "", line) for line in later}) == SHOWN_KEYS
+    _learn(model, ((999,),), 1, US, runs=999)
+    assert _values(_page(model), "penstock_run_seconds").keys() == later
+
+
 def test_connections_are_shown_when_they_are_known() -> None:
     assert "\npenstock_connections 7\n" in _page(connections=7)
     assert "penstock_connections" not in _page()
+
+
+def test_a_version_that_could_not_be_loaded_is_there_and_not_ready() -> None:
+    metrics = _metrics()
+    metrics.readiness = lambda: [("iris", "1", True), ("iris", "2", False), ('"broken"', "", False)]
+
+    assert _values(asyncio.run(metrics.render()).decode(), "penstock_model_ready") == {
+        '{model="iris",version="1"}': "1",
+        '{model="iris",version="2"}': "0",
+        '{model="\\"broken\\"",version=""}': "0",
+    }
+
+
+def test_a_server_tells_of_a_model_that_it_could_not_load(tmp_path: Path) -> None:
+    (tmp_path / "broken" / "1").mkdir(parents=True)
+    (tmp_path / "broken" / "1" / "model.onnx").write_bytes(b"no model")
+    with live_server(tmp_path) as live:
+        page = httpx.get(f"{live.url}/metrics").text
+
+    assert _values(page, "penstock_model_ready") == {'{model="broken",version="1"}': "0"}
+
+
+def test_the_versions_that_serve_are_labels() -> None:
+    [(labels, value)] = _values(_page(), "penstock_build_info").items()
+
+    python, own = platform.python_version(), importlib.metadata.version("penstock")
+    assert labels.startswith(f'{{version="{own}",python="{python}",onnxruntime="1.')
+    assert value == "1"
 
 
 def test_the_page_is_one_group_per_metric_each_with_its_help_and_type() -> None:
@@ -401,11 +453,11 @@ def test_the_pinned_pool_that_is_not_there_is_empty() -> None:
 # -- the metrics port ------------------------------------------------------------------------------------------
 
 
-def _call(method: str, path: str, served: str = "/metrics") -> httpx.Response:
+def _call(method: str, path: str, served: str = "/metrics", accept: str = "identity") -> httpx.Response:
     async def main() -> httpx.Response:
         transport = httpx.ASGITransport(create_metrics_app(_metrics(fake_model("iris")), served))
         async with httpx.AsyncClient(transport=transport, base_url="http://penstock") as client:
-            return await client.request(method, path)
+            return await client.request(method, path, headers={"accept-encoding": accept})
 
     return asyncio.run(main())
 
@@ -416,6 +468,39 @@ def test_the_metrics_port_answers_metrics() -> None:
     assert (response.status_code, response.headers["content-type"]) == (200, "text/plain; charset=utf-8")
     assert int(response.headers["content-length"]) == len(response.content)
     assert response.text.startswith("# HELP nv_inference_request_success ")
+
+
+@pytest.mark.parametrize(("accept", "coding"), [("gzip", "gzip"), ("deflate, gzip;q=0.5", "deflate"), ("br", None)])
+def test_the_page_is_compressed_as_its_client_asks(accept: str, coding: str | None) -> None:
+    response = _call("GET", "/metrics", accept=accept)
+
+    assert (response.headers.get("content-encoding"), response.headers["vary"]) == (coding, "accept-encoding")
+    assert (int(response.headers["content-length"]) < len(response.content) / 5) == (coding is not None)
+    assert response.text.startswith("# HELP nv_inference_request_success ")
+
+
+def test_a_large_page_is_compressed_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+
+    def compressed(body: bytes, coding: bytes) -> bytes:
+        threads.append(threading.get_ident())
+        return body
+
+    monkeypatch.setattr(page, "compress", compressed)
+    asyncio.run(page.coded(b"x" * 1000, b"gzip"))
+    asyncio.run(page.coded(b"x" * 100_000, b"gzip"))
+
+    assert [thread == threading.get_ident() for thread in threads] == [True, False]
+
+
+@pytest.mark.parametrize("serving", [live_server, partial(live_front, count=1)], ids=["server", "front end"])
+def test_the_page_on_the_http_port_is_compressed_too(serving: Any, tmp_path: Path) -> None:
+    with serving(tmp_path) as live:
+        response = httpx.get(f"{live.url}/metrics", headers={"accept-encoding": "gzip"})
+        plain = httpx.get(f"{live.url}/metrics", headers={"accept-encoding": "identity"})
+
+    assert (response.headers["content-encoding"], plain.headers.get("content-encoding")) == ("gzip", None)
+    assert response.text.startswith("# HELP ")
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,8 @@ def traceback_text(error: BaseException) -> str:
 
 def line_in(file: str, error: BaseException) -> int:
     """Give the line of a file where an exception has come from, 0 for none."""
+    if isinstance(error, SyntaxError) and error.filename == file:
+        return error.lineno or 0
     lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
     return lines[-1] if lines else 0
 

@@ -78,7 +78,7 @@ class PythonModel:
             if not hasattr(self._model, "execute"):  # in Triton the first request is told
                 raise WrongAnswerError(f"Python model {self._file} does not implement `execute` method.")
         except BaseException as error:
-            self._log("error", error)
+            self._log("info", error)  # the traceback; that it could not be loaded is the server's to say
             raise InferError(Code.INTERNAL, failure_text(error)) from error
         self._outside.serving = True
         return dumps({"config": None, "asked": hasattr(self._model, "is_ready")}), None

@@ -297,6 +297,7 @@ class Stream:
         if self._closes:
             self._close(GRPC_STATUS[error.code], text)
         else:
+            self.call.erred(GRPC_STATUS[error.code])
             self.call.send(stream_error(text, slot.names.empty(between) if slot.names is not None else between))
 
     # -- endings -----------------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ def test_a_malformed_content_type_is_refused(client: httpx.Client, content_type:
 @pytest.mark.parametrize(
     ("path", "there", "not_there"),
     [
-        ("metrics", "nv_inference_request_success", "error"), ("v2/models/stats", "subadd", "error"),
+        ("metrics", "nv_inference_request_success", '{"error"'), ("v2/models/stats", "subadd", "error"),
         ("v2/models/subadd/stats", "subadd", "addsub"), ("v2/health/live", "", "error"),
         ("v2/health/ready", "", "error"), ("v2/models/addsub/ready", "", "error"), ("v2", "extensions", "error"),
         ("v2/models/addsub", "platform", "error"), ("v2/models/addsub/config", "version_policy", "error"),

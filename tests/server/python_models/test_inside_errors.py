@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.server.python_models.dealings import Dealings
-from penstock.server.python_models.inside.errors import failure_text, traceback_text
+from penstock.server.python_models.inside.errors import failure_text, line_in, traceback_text
 from penstock.server.python_models.messages import LOG
 
 
@@ -44,6 +44,7 @@ def test_a_syntax_error_is_one_line(tmp_path: Path) -> None:
     error = failure(file)
 
     assert failure_text(error) == traceback_text(error) == "SyntaxError: invalid syntax (model.py, line 1)"
+    assert line_in(str(file), error) == 1
 
 
 def test_a_traceback_stands_in_the_log_as_those_of_the_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import queue
 import sys
 import time
@@ -216,6 +217,19 @@ def test_a_model_loads_and_unloads_another(http: Any) -> None:
 def test_what_cannot_be_loaded_is_the_models_error(http: Any) -> None:
     with pytest.raises(InferenceServerException, match="failed to load 'nobody'"):
         ask(http, "driver", 1, parameters={"do": "load", "model": "nobody"})
+
+
+def test_the_log_says_once_that_a_model_does_not_initialize(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    code = "class TritonPythonModel:\n    def initialize(self, args):\n        raise ValueError('no table')\n"
+    write_model(tmp_path, "broken", code, ONE)
+    with live_server(tmp_path):
+        pass
+
+    told = [record for record in caplog.records if "no table" in record.getMessage()]
+    assert [record.levelname for record in told] == ["INFO", "ERROR"]
+    assert "in initialize" in (told[0].exc_text or "")
+    assert (vars(told[1])["model"], vars(told[1])["version"]) == ("broken", "1")
 
 
 def test_a_client_that_goes_away_ends_what_it_asked_for(live: Live) -> None:

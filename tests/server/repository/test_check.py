@@ -55,7 +55,8 @@ def test_prints_what_would_be_served(tmp_path: Path) -> None:
         f"m version 1, onnxruntime, {tmp_path}/m/1/model.onnx\n"
         "  inputs     x: FP32 [-1, 4]\n"
         "  outputs    y: FP32 [-1, 3]\n"
-        "             maps: seq(map(int64,tensor(float))), for hooks only\n"
+        "             maps: seq(map(int64,tensor(float))), for hooks only; a ZipMap: skl2onnx exports a tensor in its "
+        "place with options={'zipmap': False}, and onnxmltools' convert_lightgbm with zipmap=False\n"
         "  batching   up to 8 rows, preferred 4, waits up to 50 us, capped at 6, queue of 1024 rows\n"
         "  instances  1 on cpu\n"
         "  runtime    intra_op_thread_count 2\n"
@@ -187,7 +188,7 @@ def test_a_mistake_that_only_the_model_shows_has_the_line_of_what_it_names(tmp_p
     [
         ("data_type: TYPE_INT32 dims: 4 zero_data: true", "data-type is 'INT32'"),
         ("data_type: TYPE_FP32 dims: 5 zero_data: true", "unexpected shape for input 'x'"),
-        ("data_type: TYPE_FP32 dims: 4 input_data_file: 'gone'", "failed to open text file for read gone"),
+        ("data_type: TYPE_FP32 dims: 4 input_data_file: 'gone'", "m/warmup/gone: No such file or directory"),
     ],
 )
 def test_a_sample_that_does_not_fit_the_model_is_a_mistake(tmp_path: Path, given: str, why: str) -> None:

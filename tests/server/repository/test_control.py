@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import logging
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -77,6 +78,18 @@ class TestLoading:
             assert it.repository.ready()
             await it.control.load("a")
             assert it.rows() == ["a 1 READY", "b"]
+
+    async def test_what_should_serve_is_known_and_whether_it_does(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx", "b/1/model.onnx", "c/1/model.onnx", "d/1/model.onnx")
+        async with house(tmp_path) as it:
+            it.engine.failures["b"] = InferError(Code.INVALID, "broken")
+            await it.control.load("a")
+            await refusal(it.control.load("b"))
+            await it.control.load("c")
+            await it.control.unload("c")
+            await it.turns(lambda: "c 1 UNAVAILABLE unloaded" in it.rows())
+
+            assert list(it.repository.readiness()) == [("a", "1", True), ("b", "1", False)]
 
     async def test_it_is_loading_meanwhile_and_the_server_not_ready(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx")
@@ -178,6 +191,31 @@ class TestLoading:
             await it.control.unload("a")
             await it.control.load("a")
             assert len(it.engine.opened) == 3
+
+    @pytest.mark.parametrize("failure", [InferError(Code.INVALID, "broken"), ValueError("broken")])
+    async def test_the_log_says_once_why_a_version_does_not_load_and_of_which_model(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, failure: Exception
+    ) -> None:
+        caplog.set_level(logging.INFO)
+        make(tmp_path, "a/1/model.onnx", "b/2/model.onnx")
+        async with house(tmp_path, Choices(mode="none"), start=False) as it:
+            it.engine.failures["a"] = failure
+            await it.control.start()
+
+        (told,) = [record for record in caplog.records if "broken" in record.getMessage()]
+        assert (told.levelname, vars(told)["model"], vars(told)["version"]) == ("ERROR", "a", "1")
+        assert (told.exc_info is None) == isinstance(failure, InferError)
+        (ready,) = [record for record in caplog.records if record.getMessage() == "model b version 2: ready"]
+        assert (vars(ready)["model"], vars(ready)["version"]) == ("b", "2")
+
+    async def test_a_mistake_in_a_configuration_is_said_once(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        make(tmp_path, "a/1/model.onnx", a="max_batch_sice: 1")
+        async with house(tmp_path, Choices(mode="none")):
+            pass
+
+        assert len([message for message in caplog.messages if "max_batch_sice" in message]) == 1
 
     async def test_a_version_that_does_not_load_is_tried_again(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture

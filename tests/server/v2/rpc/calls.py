@@ -42,6 +42,7 @@ class FakeCall:
     status: Status | None = None
     text: str = ""
     pushback_ms: int = 0
+    erred_with: list[Status] = field(default_factory=list)
     reads: asyncio.Event = field(default_factory=asyncio.Event)
 
     def answer(self, message: Body) -> None:
@@ -54,6 +55,10 @@ class FakeCall:
 
     def finish(self) -> None:
         self._end(Status.OK, "")
+
+    def erred(self, status: Status) -> None:
+        """Keep it, too."""
+        self.erred_with.append(status)
 
     def refuse(self, status: Status, text: str, pushback_ms: int = 0) -> None:
         self.pushback_ms = pushback_ms

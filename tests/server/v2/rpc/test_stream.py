@@ -61,6 +61,7 @@ def test_a_wrong_request_is_answered_in_its_turn_and_the_stream_goes_on() -> Non
         for (text, *_), expected in zip(sent(call), texts, strict=True):
             assert text.startswith(expected)
         assert [each[1] for each in sent(call)] == ["good", "bad", "", "next"]
+        assert call.erred_with == [Status.NOT_FOUND, Status.INVALID_ARGUMENT, Status.UNAVAILABLE]
         assert not call.ended
 
     run(main)

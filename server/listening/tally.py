@@ -1,0 +1,72 @@
+"""Tally: what a port counts of answers that are errors, and of connections that it does not take.
+
+Each port has one, and those of a server add to the same totals, which are lines of the metrics page by their names and
+labels. Nothing is counted of a request that is served well.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.server.telemetry.page import ASGIApp
+
+logger = logging.getLogger("penstock.serve")
+
+FIRST_ERROR = 400
+"""The first HTTP status that is an error."""
+
+
+class Tally:
+    """What one port counts. `protocol` is `http` or `grpc`.
+
+    Threads: the event loop's.
+    """
+
+    def __init__(self, protocol: str) -> None:
+        self.protocol = protocol
+        self.totals: Counter[str] = Counter()
+
+    def error(self, code: int | str) -> None:
+        """Count an answer that is an error, by its HTTP status or the name of its gRPC status."""
+        self.totals[f'penstock_errors_total{{protocol="{self.protocol}",code="{code}"}}'] += 1
+
+    def full(self, most: int) -> None:
+        """Count a connection that is turned away because so many are open, and say so."""
+        self._refused("limit")
+        setting = f"--{self.protocol}-max-connections"
+        logger.warning("a connection is turned away: %d are open, which is all that %s allows", most, setting)
+
+    def exhausted(self) -> None:
+        """Count a second in which no connection could be accepted: how many came nobody is told."""
+        self._refused("descriptors")
+
+    def _refused(self, reason: str) -> None:
+        self.totals[f'penstock_connections_refused_total{{protocol="{self.protocol}",reason="{reason}"}}'] += 1
+
+
+def counted(app: ASGIApp, tally: Tally) -> ASGIApp:
+    """Have the errors that an application answers counted."""
+
+    async def told(scope: Any, receive: Any, send: Callable[[Any], Awaitable[None]]) -> None:
+        begun = False
+
+        def look(message: Any) -> Awaitable[None]:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                if message["status"] >= FIRST_ERROR:
+                    tally.error(message["status"])
+            return send(message)
+
+        try:
+            await app(scope, receive, look)
+        except Exception:
+            if not begun:
+                tally.error(500)  # as uvicorn answers then
+            raise
+
+    return told

@@ -1,0 +1,39 @@
+"""Standing: lines of the metrics page about the server itself: what it is made of, which models can be served.
+
+Called by metrics.py.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Iterable
+from contextlib import suppress
+
+from .exposition import label_value
+
+ONNX_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
+"""The distributions that bring it; without importing it, since a server may have none of its models."""
+
+
+def build_info() -> str:
+    """Give the line of the versions that serve."""
+    versions = {"version": _version("penstock"), "python": platform.python_version(),
+                "onnxruntime": _version(*ONNX_RUNTIMES)}  # fmt: skip
+    labels = ",".join(f'{name}="{label_value(version)}"' for name, version in versions.items())
+    return f"penstock_build_info{{{labels}}} 1"
+
+
+def model_ready(standing: Iterable[tuple[str, str, bool]]) -> list[str]:
+    """Give a line for each name, version, and whether it is ready."""
+    return [
+        f'penstock_model_ready{{model="{label_value(name)}",version="{version}"}} {int(ready)}'
+        for name, version, ready in standing
+    ]
+
+
+def _version(*distributions: str) -> str:
+    for name in distributions:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return ""

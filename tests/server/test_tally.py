@@ -1,0 +1,180 @@
+"""What is counted of answers that are errors, and of connections that are not taken."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.server.grpc.method import Status
+from penstock.server.http.limits import Limits
+from penstock.server.listening.accepting import Accepting
+from penstock.server.listening.tally import Tally, counted
+from tests.fakes import PATIENCE_S, FakeBackend, fake_loader
+from tests.live import Live, live_server
+from tests.server.fronts.living import live_front
+from tests.server.http.lane import Lane, run, turns
+from tests.server.http2.wire import HOLD, Wire, message_of, payload
+
+GRAPH = Signature((TensorSpec("x", "FP32", (-1, 2)),), (TensorSpec("y", "FP32", (-1, 2)),))
+LOADERS = {"onnxruntime": fake_loader(FakeBackend(GRAPH, list))}
+GOOD = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}
+WRONG = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}
+INFER = "/v2/models/a/infer"
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    (tmp_path / "a" / "1").mkdir(parents=True)
+    (tmp_path / "a" / "1" / "model.onnx").touch()
+    return tmp_path
+
+
+def errors(url: str) -> dict[str, int]:
+    lines = [line.removeprefix("penstock_errors_total") for line in httpx.get(f"{url}/metrics").text.splitlines()]
+    return {line.split()[0]: int(line.split()[1]) for line in lines if line.startswith("{protocol")}
+
+
+def err(live: Live) -> None:
+    """Have each way of answering answer errors."""
+    assert httpx.post(live.url + INFER, json=GOOD).status_code == 200
+    for _ in range(3):
+        assert httpx.post(live.url + INFER, json=WRONG).status_code == 400
+    assert httpx.get(f"{live.url}/v2/models/none").status_code == 404
+    assert httpx.get(f"{live.url}/nowhere").status_code == 404
+    with grpc.insecure_channel(live.grpc_address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=PATIENCE_S).live
+        for ask, message in (
+            (stub.ModelInfer, service_pb2.ModelInferRequest(model_name="a")),
+            (stub.ModelMetadata, service_pb2.ModelMetadataRequest(name="none")),
+            (channel.unary_unary("/not/There"), b""),
+        ):
+            with pytest.raises(grpc.RpcError):
+                ask(message, timeout=PATIENCE_S)
+
+
+ERRED = {
+    '{protocol="http",code="400"}': 3,
+    '{protocol="http",code="404"}': 2,
+    '{protocol="grpc",code="INVALID_ARGUMENT"}': 1,
+    '{protocol="grpc",code="NOT_FOUND"}': 1,
+    '{protocol="grpc",code="UNIMPLEMENTED"}': 1,
+}
+
+
+def test_answers_that_are_errors_are_counted_by_protocol_and_code(models: Path) -> None:
+    with live_server(models, loaders=LOADERS) as live:
+        assert errors(live.url) == {}
+        err(live)
+
+        assert errors(live.url) == ERRED
+
+
+def test_those_of_all_front_ends_are_counted_together(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.server.fronts.front.COUNT_S", 0.01)
+    with live_front(models, loaders=LOADERS, count=2) as live:
+        err(live)
+        assert httpx.post(live.url_of(1) + INFER, json=WRONG).status_code == 400
+        expected = ERRED | {'{protocol="http",code="400"}': 4}
+        asked = 0
+        while errors(live.url) != expected and asked < 500:
+            asked += 1
+
+        assert errors(live.url) == expected
+
+
+def test_what_can_be_no_request_is_counted_and_so_is_a_connection_too_many(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        lane = Lane(Limits(max_connections=1))
+        Lane(shared=lane.shared)
+        await lane.fed(b"nonsense\r\n\r\n")
+        await turns()
+
+        assert lane.shared.tally.totals == {
+            'penstock_connections_refused_total{protocol="http",reason="limit"}': 1,
+            'penstock_errors_total{protocol="http",code="400"}': 1,
+            'penstock_errors_total{protocol="http",code="503"}': 1,
+        }
+
+    run(main)
+    assert caplog.messages == [
+        "a connection is turned away: 1 are open, which is all that --http-max-connections allows"
+    ]
+
+
+def test_a_grpc_connection_too_many_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    wire = Wire(max_connections=1)
+    wire.connect()
+
+    assert wire.shared.tally.totals == {'penstock_connections_refused_total{protocol="grpc",reason="limit"}': 1}
+    assert caplog.messages[0].endswith("all that --grpc-max-connections allows")
+
+
+def test_a_call_that_has_ended_is_no_error_once_more() -> None:
+    wire = Wire()
+    wire.feed(wire.headers(__path=HOLD, grpc_timeout="1S") + payload(message_of(b""), end=True))
+    wire.loop.pass_time(2.0)
+    wire.held[0].refuse(Status.INTERNAL, "too late")
+
+    assert wire.shared.tally.totals == {'penstock_errors_total{protocol="grpc",code="DEADLINE_EXCEEDED"}': 1}
+
+
+def test_an_application_that_fails_before_it_answers_has_answered_500() -> None:
+    async def fails(scope: Any, receive: Any, send: Any) -> None:
+        raise ZeroDivisionError
+
+    async def send(message: Mapping[str, Any]) -> None: ...
+
+    async def main() -> None:
+        tally = Tally("http")
+        with pytest.raises(ZeroDivisionError):
+            await counted(fails, tally)({}, send, send)  # type: ignore[arg-type]
+
+        assert tally.totals == {'penstock_errors_total{protocol="http",code="500"}': 1}
+
+    run(main)
+
+
+class Listening:
+    """A listening socket on which one connection waits, or the process has no descriptor for it."""
+
+    def __init__(self, error: OSError | None) -> None:
+        self.error = error
+        self.waiting = 1
+
+    def accept(self) -> tuple[socket.socket, None]:
+        if self.error is not None:
+            raise self.error
+        if not self.waiting:
+            raise BlockingIOError
+        self.waiting -= 1
+        return socket.socket(), None
+
+    def fileno(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(None, "limit"), (OSError(errno.EMFILE, "Too many open files"), "descriptors")]
+)
+def test_connections_that_are_not_accepted_are_counted_by_reason(error: OSError | None, reason: str) -> None:
+    async def main() -> None:
+        tally = Tally("grpc")
+        accepting = Accepting(asyncio.Protocol, lambda _sock: False, lambda _count: None, tally)
+        accepting.most = 0
+        accepting._accept(Listening(error))  # type: ignore[arg-type]
+
+        line = f'penstock_connections_refused_total{{protocol="grpc",reason="{reason}"}}'
+        assert tally.totals == {line: 1}
+
+    run(main)
