@@ -36,7 +36,8 @@ from .options.starting import obstacles
 from .python_models.dealings import Beside
 from .python_models.loading import PythonModels
 from .python_models.metrics import CustomMetrics
-from .repository.control import Choices, ModelControl
+from .repository.choices import Choices
+from .repository.control import ModelControl
 from .repository.fields.batching import hold_requests
 from .repository.fields.identity import PYTHON
 from .repository.fields.sequences import HOLD_BACKLOG

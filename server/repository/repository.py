@@ -34,6 +34,7 @@ class Repository:
         self._defaults = defaults or Defaults()
         self._names: Counter[str] = Counter()
         self._unread: dict[Path, str] = {}
+        self._held: Mapping[Path, list[str]] = {}
         self.records: dict[str, Record] = {}
         self.loaded = False
 
@@ -48,7 +49,11 @@ class Repository:
         return *scan(self._paths, self._defaults), prints
 
     def fingerprints(self) -> dict[str, bytes]:
-        """Give the fingerprint of each model on disk, what cannot be looked at as it was read last; it blocks."""
+        """Give the fingerprint of each model on disk, what cannot be looked at as it was read last; it blocks.
+
+        So does a repository that holds no models any more, if it did at the look before: a share that is away may look
+        like an empty folder.
+        """
         prints, unread = self._looked()
         for place in unread.keys() - self._unread:
             logger.error("%s: cannot be read: %s; what is served of it stays as it is", place, unread[place])
@@ -57,11 +62,23 @@ class Repository:
 
     def _looked(self) -> tuple[dict[str, bytes], dict[Path, str]]:
         unread: dict[Path, str] = {}
-        prints = {name: self.fingerprint(name) for name in list_names(self._paths, unread)}
+        found = {path: list_names([path], unread) for path in self._paths}
+        prints = {name: self.fingerprint(name) for names in found.values() for name in names}
         known = {name: record.fingerprint for name, record in list(self.records.items())}
         whole = any(path.absolute() in unread for path in self._paths)
-        kept = known if whole else known.keys() & {place.name for place in unread}
-        return {name: known[name] for name in kept} | prints, unread
+        kept = {*known} if whole else {place.name for place in unread} | self._away(found, unread)
+        return {name: known[name] for name in kept & known.keys()} | prints, unread
+
+    def _away(self, found: Mapping[Path, list[str]], unread: Iterable[Path]) -> set[str]:
+        """Give the models of the repositories that hold none at this look, and did at the look before."""
+        unseen = {path for path in found for place in unread if place.is_relative_to(path.absolute())}
+        empty = [path for path, names in found.items() if not names and path.is_dir() and path not in unseen]
+        away = {name for path in empty for name in self._held.get(path, ())}
+        for path in empty:
+            if self._held.get(path):
+                logger.warning("%s: holds no models any more; if the next look finds none, they are unloaded", path)
+        self._held = {path: self._held.get(path, []) if path in unseen else names for path, names in found.items()}
+        return away
 
     def fingerprint(self, name: str) -> bytes:
         """Give the fingerprint of one model, of what was copied of it if it is remote; it blocks."""
