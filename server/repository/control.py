@@ -80,14 +80,16 @@ class ModelControl:
         entries, stray, prints = await asyncio.to_thread(self._repository.scan)
         self._repository.note(entry.name for entry in entries)
         self._seen = prints
-        log_all(stray)
+        mistakes = self._tell(stray)
         await self._bring_in_order([(entry, prints.get(entry.name, b"")) for entry in entries], whole=False)
         for record in self._repository.records.values():
             record.asked = True
-        return [str(finding) for finding in stray if finding.mistake]
+        return mistakes
 
     async def _start_named(self) -> list[str]:
-        self._repository.note(await asyncio.to_thread(self._repository.names))
+        there = await asyncio.to_thread(self._repository.names)
+        self._repository.note(there)
+        wrong = [] if there else self._tell((await asyncio.to_thread(self._repository.scan))[1])
         names = list(dict.fromkeys(self._choices.names))
         asked, missing = set(names), []
         found: list[tuple[Entry, bytes]] = []
@@ -105,7 +107,13 @@ class ModelControl:
         reasons = [str(LoadFailedError(name, {}, unread=True)) for name in missing]
         for reason in reasons:
             logger.error("%s", reason)
-        return reasons
+        return wrong + reasons
+
+    def _tell(self, stray: list[Finding]) -> list[str]:
+        """Log what was found that concerns no model. Returns: the mistakes, which keep the server from being ready."""
+        log_all(stray)
+        self._repository.mistakes = [finding for finding in stray if finding.mistake]
+        return [str(finding) for finding in self._repository.mistakes]
 
     async def _bring_in_order(self, read: Iterable[tuple[Entry, bytes]], *, whole: bool) -> None:
         """Bring up what was read, each model as soon as those that it needs have been; `whole`, if it serves."""
@@ -200,6 +208,7 @@ class ModelControl:
             raise
         if gone is not None:
             await gone
+        await asyncio.to_thread(self._repository.review)
         self.asked(name, {"config": config, "files": bool(files)})
 
     async def _load_needs(self, entry: Entry, above: tuple[str, ...]) -> None:
@@ -307,6 +316,7 @@ class ModelControl:
         """
         prints = await asyncio.to_thread(self._repository.fingerprints)
         self._repository.note(prints)
+        await asyncio.to_thread(self._repository.review)
         records = self._repository.records
         before, self._seen = self._seen, prints
         changed = [

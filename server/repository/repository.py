@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class Repository:
 
     Invariant: what cannot be served is UNAVAILABLE with its reason, and stops nothing else.
     `loaded` is whether what is loaded at start has been. `records` has what was loaded or was to be, by name.
+    `mistakes` are those that concern no model: a path that is no repository.
     Threads: the event loop's, but for what says that it blocks, which touches the disk and nothing else.
     """
 
@@ -36,6 +37,7 @@ class Repository:
         self._unread: dict[Path, str] = {}
         self._held: Mapping[Path, list[str]] = {}
         self.records: dict[str, Record] = {}
+        self.mistakes: Sequence[Finding] = ()
         self.loaded = False
 
     # -- the disk ----------------------------------------------------------------------------------------------
@@ -47,6 +49,15 @@ class Repository:
         """
         prints, self._unread = self._looked()
         return *scan(self._paths, self._defaults), prints
+
+    def review(self) -> None:
+        """Forget the mistakes that are no more; it blocks."""
+        if self.mistakes:
+            now = {str(finding) for finding in self._stray_now()}
+            self.mistakes = [finding for finding in self.mistakes if str(finding) in now]
+
+    def _stray_now(self) -> list[Finding]:
+        return scan(self._paths, self._defaults)[1]
 
     def fingerprints(self) -> dict[str, bytes]:
         """Give the fingerprint of each model on disk, what cannot be looked at as it was read last; it blocks.
@@ -123,14 +134,17 @@ class Repository:
         return self.records.setdefault(name, Record(name))
 
     def ready(self, strict: bool = True) -> bool:
-        """Tell whether everything that should be served is; not strict: whether loading has ended."""
+        """Tell whether all that should be served is, and no path a mistake; not strict: whether loading has ended."""
         if not self.loaded:
             return False
         # probes come every second, and there may be hundreds of models: in no order, and the usual case first
-        return not strict or all(
-            held.state is State.READY or not held.wanted
-            for record in self.records.values()
-            for held in record.versions.values()
+        return not strict or (
+            not self.mistakes
+            and all(
+                held.state is State.READY or not held.wanted
+                for record in self.records.values()
+                for held in record.versions.values()
+            )
         )
 
     def index(self, ready: bool = False) -> list[dict[str, str]]:
