@@ -197,7 +197,10 @@ class _Process:
         await server.close()
         if dropped:
             logger.critical("exit timeout: %d requests or connections were unfinished and are dropped", dropped)
-        return 1 if dropped or failed else 0
+        status = 1 if dropped or failed else 0
+        left = f"{dropped} requests or connections dropped" if dropped else "all that was accepted is finished"
+        logger.info("stopped: %s, exit status %d", left, status)
+        return status
 
     async def _until_asked(self, server: Serving) -> bool:
         """Serve until a signal comes. Returns: whether it ends for what could not be loaded."""

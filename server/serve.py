@@ -36,7 +36,8 @@ from .options.starting import obstacles
 from .python_models.dealings import Beside
 from .python_models.loading import PythonModels
 from .python_models.metrics import CustomMetrics
-from .repository.control import Choices, ModelControl
+from .repository.choices import Choices
+from .repository.control import ModelControl
 from .repository.fields.batching import hold_requests
 from .repository.fields.identity import PYTHON
 from .repository.fields.sequences import HOLD_BACKLOG
@@ -249,7 +250,7 @@ class Server:
                 os.killpg(pid, signal.SIGKILL)
 
     async def open(self) -> None:
-        """Listen, and answer: live, not yet ready. If the Dialect is `late`, `load` does that.
+        """Listen, and answer: live, not yet ready; where that is late, `load` does.
 
         Raises: StartError.
         """
@@ -267,16 +268,22 @@ class Server:
         except (TlsError, RemoteError, MistakesError) as error:
             raise StartError(str(error)) from error
         self.engine.await_more(coming=True)
-        if not self._dialect.late:
-            await self._listen()
+        await self._listen(late=False)
 
-    async def _listen(self) -> None:
+    async def _listen(self, *, late: bool) -> None:
+        """Open the ports whose turn it is: before or after everything is loaded."""
         try:
             for port in self._ports:
-                await port.open()
+                if self._is_late(port) == late:
+                    await port.open()
         except ListenError as error:
             raise StartError(str(error)) from error
-        self._listens = True
+        self._listens = late or not any(map(self._is_late, self._ports))
+
+    def _is_late(self, port: Port) -> bool:
+        """Whether a port opens once everything is loaded: who shares it with others is asked in their place."""
+        shared = self._settings.reuse_http_port, self._settings.reuse_grpc_port
+        return self._dialect.late or (port is self._http and shared[0]) or (port is self._grpc and shared[1])
 
     async def load(self) -> list[str]:
         """Read the repository and load what is in it.
@@ -289,8 +296,8 @@ class Server:
             raise StartError("\n".join([lacking, *failures]))
         if failures and self._dialect.alone and not self.engine.models():
             raise StartError("\n".join([f"no {self._dialect.alone} can be served:", *failures]))
-        if self._dialect.late:
-            await self._listen()
+        if not (failures and self._settings.exit_on_error):  # which ends at once, and takes no requests from others
+            await self._listen(late=True)
         self.faults.begin()
         return failures
 

@@ -14,6 +14,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from penstock.server.settings import Settings
+
 ROOT = Path(__file__).parents[1]
 KINDS = ("cpu", "gpu")
 LOCKS = (*KINDS, "build")
@@ -43,6 +45,16 @@ def _locked(kind: str) -> list[tuple[Requirement, int]]:
     text = (ROOT / "deploy" / f"requirements-{kind}.txt").read_text().replace("\\\n", " ")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     return [(Requirement(line.partition(" --hash")[0]), line.count("--hash=sha256:")) for line in lines]
+
+
+def test_the_manifest_waits_for_load_balancers_and_then_for_what_was_accepted() -> None:
+    manifest = yaml.safe_load((ROOT / "docs" / "images.md").read_text().split("```yaml\n")[1].split("```")[0])
+    (container,) = manifest["containers"]
+    (delay,) = [each["value"] for each in container["env"] if each["name"] == "PENSTOCK_DRAIN_DELAY_SECS"]
+
+    settings = Settings(drain_delay_secs=float(delay))
+    assert settings.drain_delay_secs > 0
+    assert manifest["terminationGracePeriodSeconds"] > settings.drain_delay_secs + settings.exit_timeout_secs
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,6 +5,7 @@ Source: oslo.config 9, iniparser.py and cfg.py: what a line means, where files a
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -90,7 +91,7 @@ def default_folders(environ: Mapping[str, str], program: str) -> list[Path]:
 
 
 def _first_of(environ: Mapping[str, str], names: tuple[str, ...]) -> Iterator[Path]:
-    home = Path(environ.get("HOME") or Path.home())
+    home = Path(environ.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111 - without a home, "~" as it is, as there
     places = [home / ".deepaas", home, Path("/etc/deepaas"), Path("/etc")]
     places += [Path(environ[snap], "etc", "deepaas") for snap in ("SNAP_COMMON", "SNAP") if environ.get(snap)]
     for name in names:

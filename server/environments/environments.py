@@ -36,7 +36,10 @@ WHOLE = "whole.json"
 
 
 def default_folder(environ: Mapping[str, str]) -> Path:
-    """Give where environments are kept unless the settings say otherwise. Source: XDG Base Directory, "cache"."""
+    """Give where environments are kept unless the settings say otherwise. Source: XDG Base Directory, "cache".
+
+    Raises: RuntimeError where there is no home folder.
+    """
     cache = Path(environ.get("XDG_CACHE_HOME", ""))
     root = cache if cache.is_absolute() else Path.home() / ".cache"
     return root / "penstock" / "environments"
@@ -48,11 +51,13 @@ class Environments:
     Invariants: an environment that is handed out is whole. It is made where it stays, since its scripts name that
     place, and counts from when WHOLE is there; what was interrupted is removed by who comes next. One process at a
     time makes it (`FOLDER/KEY.lock`), the others wait. `offline`: nothing is fetched.
+    Without `folder` they are in the user's cache folder, which is looked for when one is needed: the user of a
+    container has often no home.
     Threads: any; it blocks, for minutes where an environment is made.
     """
 
     def __init__(self, folder: Path | None = None, *, offline: bool = False, needs: Sequence[str] = NEEDS) -> None:
-        self._folder = folder or default_folder(os.environ)
+        self._given = folder
         self._offline = offline
         self._needs = tuple(needs)
         self._closed = threading.Event()
@@ -90,10 +95,19 @@ class Environments:
                 label, recipe.source, recipe.python, base.path, base.spelled,
             )  # fmt: skip
         needs = must if recipe.packed else self._needs
-        folder = self._folder / _key(recipe, base, needs)
+        folder = self._root(label) / _key(recipe, base, needs)
         if (kept := _kept(folder)) is None:
             kept = self._made(folder, recipe, base, label, needs, oldest)
         return kept
+
+    def _root(self, label: str) -> Path:
+        try:
+            return self._given or default_folder(os.environ)
+        except RuntimeError as error:
+            text = (
+                f"{label}: its environment cannot be kept: the user has no home folder; say where with --environments"
+            )
+            raise InferError(Code.INVALID, text) from error
 
     def close(self) -> None:
         """End what is being made. Threads: any; returns at once."""
@@ -106,11 +120,11 @@ class Environments:
         if self._offline and not recipe.packed:
             raise InferError(
                 Code.INVALID,
-                f"{label}: the environment of {recipe.source} is not kept in {self._folder}, and --offline says that "
+                f"{label}: the environment of {recipe.source} is not kept in {folder.parent}, and --offline says that "
                 f"nothing is fetched: start once without it, with this file and Python {base.spelled} ({base.path})",
             )
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
             with Lock(folder.with_suffix(".lock"), self._closed, label) as lock:
                 if (kept := _kept(folder)) is not None:
                     return kept
@@ -127,7 +141,7 @@ class Environments:
                 logger.info("%s: its environment is made, in %.0f s", label, time.monotonic() - start)
                 return python
         except OSError as error:
-            text = f"{label}: its environment cannot be kept in {self._folder} (--environments): {error}"
+            text = f"{label}: its environment cannot be kept in {folder.parent} (--environments): {error}"
             raise InferError(Code.INVALID, text) from error
 
 

@@ -76,8 +76,7 @@ class Port:
 
     def __init__(self, name: str, address: str, port: int, shared: Shared | Http2Shared | None = None) -> None:
         self.name = name
-        self.address = address
-        self.port = port
+        self.address, self.port = address, port
         self.shared = shared
         self.tally = shared.tally if shared is not None else Tally("http")
         self._sockets: list[socket.socket] = []
@@ -131,9 +130,9 @@ class Port:
         for bound in self._sockets:
             if self.accepting is not None:
                 self.accepting.begin(bound, BACKLOG, self.tls)
-                continue
-            server = await loop.create_server(self.make_protocol, sock=bound, backlog=BACKLOG, ssl=self.tls)
-            self._servers.append(server)
+            else:
+                server = await loop.create_server(self.make_protocol, sock=bound, backlog=BACKLOG, ssl=self.tls)
+                self._servers.append(server)
 
     def _tick(self, loop: asyncio.AbstractEventLoop, last: float) -> None:
         now = loop.time()

@@ -21,7 +21,8 @@ class ProcessSettings(CloudSettings):
     )  # fmt: skip
     reuse_http_port: bool = setting(
         False, "Processes", "Let other servers of the same user that say so listen on the HTTP port, too "
-        "(SO_REUSEPORT). The kernel shares out connections, whatever the servers serve.",
+        "(SO_REUSEPORT). The kernel shares out connections, whatever the servers serve; the port is listened on once "
+        "all models are loaded.",
     )  # fmt: skip
     reuse_grpc_port: bool = setting(False, "Processes", "The same for the gRPC port.")
     write_memory_bytes: int = setting(

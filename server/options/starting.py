@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.server.grpc.tls import TlsError, context_for
 from penstock.server.repository.control import EVERY
 from penstock.server.supervisor.ports import wanted
+from penstock.server.tracing.config import TRITON, parse
 
 from .cloud_settings import parse_range
 
@@ -21,7 +24,7 @@ _EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 - what is listened on is compa
 
 def obstacles(settings: Settings) -> list[str]:
     """Say why a server of these settings would not start. No port is opened; certificates are read."""
-    found = [*_of_models(settings), *_of_ports(settings), *_of_clouds(settings)]
+    found = [*_of_models(settings), *_of_ports(settings), *_of_clouds(settings), *_of_traces(settings)]
     if settings.http_workers and not hasattr(os, "pidfd_open"):
         found.append("--http-workers needs Linux")
     if settings.http_workers and (settings.reuse_http_port or settings.reuse_grpc_port):
@@ -39,6 +42,24 @@ def _of_models(settings: Settings) -> Iterator[str]:
         yield "--load-model needs --model-control-mode explicit"
     if EVERY in settings.load_model and len(settings.load_model) > 1:
         yield f"--load-model {EVERY} loads every model: it can not be given with another --load-model"
+
+
+def _of_traces(settings: Settings) -> Iterator[str]:
+    """Say why the file of traces cannot be written; nothing is written to it before there is one."""
+    config = parse(settings.trace_config)
+    if config.mode != TRITON or not config.file:
+        return
+    file = Path(config.file)
+    there = file.exists()
+    if there and file.is_dir():
+        number = errno.EISDIR
+    elif not there and not file.parent.is_dir():
+        number = errno.ENOTDIR if file.parent.exists() else errno.ENOENT
+    elif not os.access(file if there else file.parent, os.W_OK):
+        number = errno.EACCES
+    else:
+        return
+    yield f"--trace-config file={file}: failed to open trace file: {os.strerror(number)}"
 
 
 def _of_ports(settings: Settings) -> Iterator[str]:

@@ -1,4 +1,6 @@
-"""Completing: whether a model.py has a say in its configuration, read without running it. Called by loading.py.
+"""Completing: whether a model.py has a say in its configuration, read without running it, and a class at all.
+
+Called by loading.py, and by `penstock check`.
 
 To ask it takes a process that imports all that it imports, and does nothing else: for many models half of their load.
 """
@@ -32,6 +34,14 @@ def may_complete(file: Path) -> bool:
     if len(found) != 1 or found[0].bases or found[0].keywords or found[0].decorator_list:
         return True
     return any(_binds(node) for node in ast.walk(tree) if node is not found[0])
+
+
+def lacks_class(tree: ast.AST) -> bool:
+    """Tell whether a model.py has certainly no TritonPythonModel: nothing in it names one, or may bring it."""
+    dynamic = {"modules", "__getattr__"}
+    return not any(
+        _binds(node) or dynamic & {getattr(node, "name", None), getattr(node, "attr", None)} for node in ast.walk(tree)
+    )
 
 
 def _binds(node: ast.AST) -> bool:

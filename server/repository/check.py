@@ -23,6 +23,7 @@ from penstock.batching.model import Model
 from penstock.batching.running.outsides import complete_outside
 from penstock.batching.spec import ModelSpec
 from penstock.server.hooks.loading import check_file
+from penstock.server.python_models.completing import lacks_class
 
 from .described import count, described
 from .fields.identity import PYTHON
@@ -206,10 +207,12 @@ def _said(spec: ModelSpec) -> ModelSpec:
 
 def _parse(path: Path) -> None:
     try:
-        ast.parse(path.read_bytes(), path)
+        tree = ast.parse(path.read_bytes(), path)
     except (SyntaxError, ValueError) as error:
         text = f"line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else str(error)
         raise InferError(Code.INVALID, text) from error
+    if lacks_class(tree):
+        raise InferError(Code.INVALID, "has no class TritonPythonModel")
 
 
 def _find_interpreter(spec: ModelSpec) -> None:

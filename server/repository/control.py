@@ -11,13 +11,13 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.settings import Settings
 
 from . import overrides
+from .choices import Choices
 from .dependents import Dependents, Locks
 from .findings import Finding, log_all
 from .order import put_in_order
@@ -30,25 +30,6 @@ logger = logging.getLogger("penstock.repository")
 
 NOT_ALLOWED = "explicit model load / unload is not allowed if polling is enabled"
 EVERY = "*"
-
-
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """How models come and go: the settings of that name. `names` are those to load at start in mode explicit."""
-
-    mode: str = "none"
-    names: tuple[str, ...] = ()
-    threads: int = 4
-    retries: int = 0
-    poll_s: float = 15.0
-
-    @classmethod
-    def of(cls, settings: Settings) -> Choices:
-        """Take them from a server's settings."""
-        return cls(
-            settings.model_control_mode, settings.load_model, settings.model_load_thread_count,
-            settings.model_load_retry_count, settings.repository_poll_secs,
-        )  # fmt: skip
 
 
 class ModelControl:
@@ -66,6 +47,7 @@ class ModelControl:
         self._transitions = Transitions(engine, self._choices.threads, self._choices.retries)
         self._locks: Locks = weakref.WeakValueDictionary()
         self._dependents = Dependents(repository, self._transitions, self._locks)
+        self._seen: Mapping[str, bytes] = {}
         self.asked: Callable[[str, dict[str, Any]], None] = lambda _name, _how: None
         """Called when a load or an unload that was asked for has been done."""
 
@@ -98,14 +80,17 @@ class ModelControl:
     async def _start_all(self) -> list[str]:
         entries, stray, prints = await asyncio.to_thread(self._repository.scan)
         self._repository.note(entry.name for entry in entries)
-        log_all(stray)
+        self._seen = prints
+        mistakes = self._tell(stray)
         await self._bring_in_order([(entry, prints.get(entry.name, b"")) for entry in entries], whole=False)
         for record in self._repository.records.values():
             record.asked = True
-        return [str(finding) for finding in stray if finding.mistake]
+        return mistakes
 
     async def _start_named(self) -> list[str]:
-        self._repository.note(await asyncio.to_thread(self._repository.names))
+        there = await asyncio.to_thread(self._repository.names)
+        self._repository.note(there)
+        wrong = [] if there else self._tell((await asyncio.to_thread(self._repository.scan))[1])
         names = list(dict.fromkeys(self._choices.names))
         asked, missing = set(names), []
         found: list[tuple[Entry, bytes]] = []
@@ -123,7 +108,13 @@ class ModelControl:
         reasons = [str(LoadFailedError(name, {}, unread=True)) for name in missing]
         for reason in reasons:
             logger.error("%s", reason)
-        return reasons
+        return wrong + reasons
+
+    def _tell(self, stray: list[Finding]) -> list[str]:
+        """Log what was found that concerns no model. Returns: the mistakes, which keep the server from being ready."""
+        log_all(stray)
+        self._repository.mistakes = [finding for finding in stray if finding.mistake]
+        return [str(finding) for finding in self._repository.mistakes]
 
     async def _bring_in_order(self, read: Iterable[tuple[Entry, bytes]], *, whole: bool) -> None:
         """Bring up what was read, each model as soon as those that it needs have been; `whole`, if it serves."""
@@ -218,6 +209,7 @@ class ModelControl:
             raise
         if gone is not None:
             await gone
+        await asyncio.to_thread(self._repository.review)
         self.asked(name, {"config": config, "files": bool(files)})
 
     async def _load_needs(self, entry: Entry, above: tuple[str, ...]) -> None:
@@ -314,16 +306,24 @@ class ModelControl:
     # -- as files change ---------------------------------------------------------------------------------------
 
     async def poll(self) -> None:
-        """Look at the disk once, and load and unload what has changed since."""
+        """Look at the disk once: unload what is gone, and load what has changed, once two looks have seen the same.
+
+        What is being copied is otherwise at each look, and half of a model is none.
+        """
         prints = await asyncio.to_thread(self._repository.fingerprints)
         self._repository.note(prints)
+        await asyncio.to_thread(self._repository.review)
         records = self._repository.records
+        before, self._seen = self._seen, prints
         changed = [
-            name for name, print_ in prints.items() if name not in records or records[name].fingerprint != print_
+            name
+            for name, print_ in prints.items()
+            if before.get(name) == print_ and (name not in records or records[name].fingerprint != print_)
         ]
         missing = [name for name in records if name not in prints]
         read = await asyncio.gather(*(asyncio.to_thread(self._repository.read, name) for name in changed))
-        found = [(entry, print_) for entry, print_ in read if entry is not None]
+        # one that has changed since the look is left to the next ones; without a fingerprint it could not be read
+        found = [(entry, print_) for entry, print_ in read if entry is not None and print_ in {prints[entry.name], b""}]
         await asyncio.gather(self._bring_in_order(found, whole=True), *map(self._forget, missing))
         await asyncio.gather(*map(self._dependents.revise, (*changed, *missing)))
 

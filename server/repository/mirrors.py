@@ -179,6 +179,9 @@ class MirroredRepository(Repository):
         failed = [_unread(name, finding) for name, finding in self._failures.items()]
         return sorted([*kept, *failed], key=lambda entry: entry.name), [*findings, *self._stray], prints
 
+    def _stray_now(self) -> list[Finding]:
+        return [*super()._stray_now(), *self._stray]
+
     def fingerprints(self) -> dict[str, bytes]:
         """Bring all copies up to date and give the fingerprints of the models; it blocks."""
         before = {str(finding) for finding in (*self._failures.values(), *self._stray)}

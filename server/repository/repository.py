@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class Repository:
 
     Invariant: what cannot be served is UNAVAILABLE with its reason, and stops nothing else.
     `loaded` is whether what is loaded at start has been. `records` has what was loaded or was to be, by name.
+    `mistakes` are those that concern no model: a path that is no repository.
     Threads: the event loop's, but for what says that it blocks, which touches the disk and nothing else.
     """
 
@@ -34,7 +35,9 @@ class Repository:
         self._defaults = defaults or Defaults()
         self._names: Counter[str] = Counter()
         self._unread: dict[Path, str] = {}
+        self._held: Mapping[Path, list[str]] = {}
         self.records: dict[str, Record] = {}
+        self.mistakes: Sequence[Finding] = ()
         self.loaded = False
 
     # -- the disk ----------------------------------------------------------------------------------------------
@@ -47,8 +50,21 @@ class Repository:
         prints, self._unread = self._looked()
         return *scan(self._paths, self._defaults), prints
 
+    def review(self) -> None:
+        """Forget the mistakes that are no more; it blocks."""
+        if self.mistakes:
+            now = {str(finding) for finding in self._stray_now()}
+            self.mistakes = [finding for finding in self.mistakes if str(finding) in now]
+
+    def _stray_now(self) -> list[Finding]:
+        return scan(self._paths, self._defaults)[1]
+
     def fingerprints(self) -> dict[str, bytes]:
-        """Give the fingerprint of each model on disk, what cannot be looked at as it was read last; it blocks."""
+        """Give the fingerprint of each model on disk, what cannot be looked at as it was read last; it blocks.
+
+        So does a repository that holds no models any more, if it did at the look before: a share that is away may look
+        like an empty folder.
+        """
         prints, unread = self._looked()
         for place in unread.keys() - self._unread:
             logger.error("%s: cannot be read: %s; what is served of it stays as it is", place, unread[place])
@@ -57,11 +73,23 @@ class Repository:
 
     def _looked(self) -> tuple[dict[str, bytes], dict[Path, str]]:
         unread: dict[Path, str] = {}
-        prints = {name: self.fingerprint(name) for name in list_names(self._paths, unread)}
+        found = {path: list_names([path], unread) for path in self._paths}
+        prints = {name: self.fingerprint(name) for names in found.values() for name in names}
         known = {name: record.fingerprint for name, record in list(self.records.items())}
         whole = any(path.absolute() in unread for path in self._paths)
-        kept = known if whole else known.keys() & {place.name for place in unread}
-        return {name: known[name] for name in kept} | prints, unread
+        kept = {*known} if whole else {place.name for place in unread} | self._away(found, unread)
+        return {name: known[name] for name in kept & known.keys()} | prints, unread
+
+    def _away(self, found: Mapping[Path, list[str]], unread: Iterable[Path]) -> set[str]:
+        """Give the models of the repositories that hold none at this look, and did at the look before."""
+        unseen = {path for path in found for place in unread if place.is_relative_to(path.absolute())}
+        empty = [path for path, names in found.items() if not names and path.is_dir() and path not in unseen]
+        away = {name for path in empty for name in self._held.get(path, ())}
+        for path in empty:
+            if self._held.get(path):
+                logger.warning("%s: holds no models any more; if the next look finds none, they are unloaded", path)
+        self._held = {path: self._held.get(path, []) if path in unseen else names for path, names in found.items()}
+        return away
 
     def fingerprint(self, name: str) -> bytes:
         """Give the fingerprint of one model, of what was copied of it if it is remote; it blocks."""
@@ -106,14 +134,17 @@ class Repository:
         return self.records.setdefault(name, Record(name))
 
     def ready(self, strict: bool = True) -> bool:
-        """Tell whether everything that should be served is; not strict: whether loading has ended."""
+        """Tell whether all that should be served is, and no path a mistake; not strict: whether loading has ended."""
         if not self.loaded:
             return False
         # probes come every second, and there may be hundreds of models: in no order, and the usual case first
-        return not strict or all(
-            held.state is State.READY or not held.wanted
-            for record in self.records.values()
-            for held in record.versions.values()
+        return not strict or (
+            not self.mistakes
+            and all(
+                held.state is State.READY or not held.wanted
+                for record in self.records.values()
+                for held in record.versions.values()
+            )
         )
 
     def index(self, ready: bool = False) -> list[dict[str, str]]:

@@ -24,7 +24,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from .config import TraceConfig
 from .trace import Trace
 
-FLUSH_TIMEOUT_MS = 3000
+FLUSH_TIMEOUT_MS = 2000
 _SERVICE = "triton-inference-server"
 _COMPUTE = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
 

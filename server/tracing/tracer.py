@@ -10,7 +10,9 @@ import itertools
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,7 +30,7 @@ logger = logging.getLogger("penstock.tracing")
 QUEUE_TRACES = 8192
 QUEUE_BYTES = 64 << 20
 """What may wait for the thread; more is dropped and counted."""
-STOP_TIMEOUT_S = 5.0
+STOP_TIMEOUT_S = 2.0
 _AT_ONCE = 256
 _NOTHING = range(0)
 
@@ -199,11 +201,13 @@ class Tracer:
         """Write what is queued; waits for a file or a collector that is stuck no longer than STOP_TIMEOUT_S. Blocks."""
         self._traced.trace = None
         if self._writer is not None:
-            try:
+            deadline_s = time.monotonic() + STOP_TIMEOUT_S
+            with suppress(queue.Full):
                 self._traces.put(None, timeout=STOP_TIMEOUT_S)
-            except queue.Full:
-                return
-            self._writer.join(STOP_TIMEOUT_S)
+            self._writer.join(max(0.0, deadline_s - time.monotonic()))
+            if self._writer.is_alive():
+                place = self._config.endpoint if self._propagates else self._config.file
+                logger.warning("traces are lost: %s has not taken them within %g s", place, STOP_TIMEOUT_S)
             self._writer = None
 
     # -- the thread --------------------------------------------------------------------------------------------
@@ -261,7 +265,8 @@ def _write(sink: TraceSink, traces: Sequence[Trace], lost: int) -> int:
         sink.write(traces)
     except OSError as error:
         if not lost:
-            logger.error("traces cannot be written: %s", error)  # noqa: TRY400 - that is all
+            place = f"{error.filename}: " if error.filename else ""
+            logger.error("traces cannot be written: %s%s", place, error.strerror or error)  # noqa: TRY400 - that is all
         return lost + len(traces)
     except Exception:
         logger.exception("%d traces were not written", len(traces))

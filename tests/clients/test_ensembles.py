@@ -29,6 +29,7 @@ from tests.clients import ensembles, sequence_models
 from tests.clients.ensembles import CHAIN, config, step, write_ensemble, write_plus
 from tests.fakes import PATIENCE_S, FakeBackend, Gate
 from tests.live import Live, live_server
+from tests.server.repository.folders import look_twice
 
 pytestmark = pytest.mark.slow
 
@@ -363,15 +364,15 @@ class TestComingAndGoing:
             http.InferenceServerClient(live.address) as client,
         ):
             write_plus(tmp_path, "plus", 10, version=2)
-            live.call(live.server.control.poll())
+            live.call(look_twice(live.server.control))
             assert infer_with(http, client, "chain", in_=row(1))["out"][0, 0] == 12
             write_plus(tmp_path, "plus", 20, version=3, width=5)
-            live.call(live.server.control.poll())
+            live.call(look_twice(live.server.control))
             (entry,) = [each for each in client.get_model_repository_index() if each["name"] == "chain"]
             assert entry["state"] == "UNAVAILABLE"
             assert entry["reason"].startswith("in ensemble chain, ensemble tensor mid: inconsistent shape")
             shutil.rmtree(tmp_path / "plus" / "3")
-            live.call(live.server.control.poll())
+            live.call(look_twice(live.server.control))
             assert infer_with(http, client, "chain", in_=row(1))["out"][0, 0] == 12
 
     def test_steps_are_swapped_under_load_and_nothing_fails(self, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from tests.clients.asking import Asking
 from tests.clients.gated import Gated
 from tests.fakes import PATIENCE_S
 from tests.live import Live, live_server
+from tests.server.repository.folders import look_twice
 
 pytestmark = pytest.mark.slow
 
@@ -190,7 +191,7 @@ def test_versions_come_and_go_with_their_folders(tmp_path: Path, mode: str) -> N
 
         def look() -> None:
             if mode == "poll":
-                live.call(live.server.control.poll())
+                live.call(look_twice(live.server.control))
             else:
                 client.load_model("m")
 

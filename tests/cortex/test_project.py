@@ -17,6 +17,7 @@ from penstock.server.listening.listener import StartError
 from tests.cortex.projects import FLOWER, SAMPLE, Project, ask, post, write_iris
 from tests.live import Live, live_server
 from tests.server.environments.places import repack, write_wheel
+from tests.server.repository.folders import look_twice
 
 pytestmark = pytest.mark.slow
 
@@ -296,12 +297,12 @@ class TestChanges:
             assert post(port, "/predict", FLOWER).json == 1
 
             project.file("handler.py", "def post_inference(prediction, metadata): return 2")
-            live.call(live.server.control.poll())
+            live.call(look_twice(live.server.control))
             assert post(port, "/iris/one", FLOWER).json == 2
 
             project.resources[1] |= {"endpoint": "/new", "tracker": {"model_type": "classification"}}
             project.api("two", "models/m.onnx")
-            live.call(live.server.control.poll())
+            live.call(look_twice(live.server.control))
             assert post(port, "/new", FLOWER).json == 2
             assert answer(live, "two")[0] == [0]
             assert [post(port, path, FLOWER).status for path in ("/iris/one", "/predict")] == [500, 500]
@@ -309,12 +310,12 @@ class TestChanges:
 
             project.resources.append({"kind": "mistake"})
             project.write()
-            live.call(live.server.control.poll())
+            live.call(look_twice(live.server.control))
             assert post(port, "/new", FLOWER).json == 2
 
             del project.resources[1], project.resources[-1]
             project.write()
-            live.call(live.server.control.poll())
+            live.call(look_twice(live.server.control))
             assert post(port, "/new", FLOWER).status == 500
             assert post(port, "/predict", FLOWER).json[0] == [0]
 
@@ -322,7 +323,7 @@ class TestChanges:
         project.api("one", "models/m.onnx", "def post_inference(prediction, metadata): return 1")
         with served(project, model_control_mode="poll", repository_poll_secs=3600) as live:
             project.file("handler.py", "def post_inference(prediction, nonsense): return 2")
-            live.call(live.server.control.poll())
+            live.call(look_twice(live.server.control))
 
             assert answer(live) == 1
             assert ask(live.http_port, "GET", "/healthz").status == 200

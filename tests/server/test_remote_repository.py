@@ -24,6 +24,7 @@ from penstock.server.listening.listener import StartError
 from tests.backends.onnx_models import FLOAT, floats, node, save, value
 from tests.forking import Forker
 from tests.live import Live, live_server
+from tests.server.repository.folders import look_twice
 
 
 def model(folder: Path, offset: float) -> bytes:
@@ -99,15 +100,15 @@ def test_polling_serves_what_the_store_has(bucket: Bucket) -> None:
 
         bucket.put("a", 2)
         bucket.put("b", 1)
-        live.call(live.server.control.poll())
+        live.call(look_twice(live.server.control))
         assert (answer(client, "a"), answer(client, "b")) == (("2", 2), ("1", 1))
 
         bucket.put("b", 1, 5)
-        live.call(live.server.control.poll())
+        live.call(look_twice(live.server.control))
         assert answer(client, "b") == ("1", 5)
 
         bucket.remove("a")
-        live.call(live.server.control.poll())
+        live.call(look_twice(live.server.control))
         assert states(client) == [("b", "1", "READY")]
         with pytest.raises(InferenceServerException, match="has no available versions"):
             answer(client, "a")
@@ -208,7 +209,7 @@ def test_a_folder_that_a_web_server_lists_is_a_repository(tmp_path: Path) -> Non
             assert answer(client, "a") == ("1", 1)
             file.write_bytes(model(tmp_path, 3))
             os.utime(file, (1e9, 1e9))  # a web server tells the time of a change in seconds
-            live.call(live.server.control.poll())
+            live.call(look_twice(live.server.control))
             assert answer(client, "a") == ("1", 3)
     finally:
         web.shutdown()

@@ -30,6 +30,7 @@ from penstock.server.serve import Server
 from tests.fakes import FakeBackend, fake_loader
 from tests.forking import the_forker
 from tests.live import live_server, settings_for
+from tests.originals import free_port
 from tests.server.http.lane import turns
 
 IRIS = Path(__file__).parents[2] / "examples" / "iris"
@@ -294,6 +295,7 @@ def test_who_connects_to_a_shared_port_while_one_server_stops_comes_to_another(t
             await asyncio.to_thread(gate.entered.wait, 10)
             other = Server(settings_for(id="other", http_port=server.http_port, reuse_http_port=True), {})
             await other.open()
+            await other.load()
 
             draining = asyncio.ensure_future(server.drain())
             await turns(100)
@@ -445,6 +447,7 @@ def test_a_signal_ends_the_process_with_status_0(number: int) -> None:
         assert server.line_with("serving") == "ready, serving iris/1"
         server.signal(number)
 
+        assert server.line_with("stopped") == "stopped: all that was accepted is finished, exit status 0"
         assert server.status() == 0
 
 
@@ -544,6 +547,7 @@ def test_servers_that_say_so_listen_on_the_same_ports() -> None:
                 server = Server(settings_for(**settings), {})
                 until.push_async_callback(server.close)
                 await server.open()
+                await server.load()
                 return server
 
             one = await opened(**shared)
@@ -558,6 +562,47 @@ def test_servers_that_say_so_listen_on_the_same_ports() -> None:
                 answer = await asyncio.to_thread(asking, service_pb2.ServerMetadataRequest(), timeout=30)
 
         assert (json.loads(told)["name"], answer.name) == ("two", "two")
+
+    run(main)
+
+
+@pytest.mark.parametrize("name", ["http", "grpc"])
+def test_a_port_that_others_share_is_listened_on_once_all_is_loaded(name: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        port = free_port()
+        server = Server(
+            settings_for(write_models(tmp_path, "a"), **{f"{name}_port": port, f"reuse_{name}_port": True}),
+            Gate().loaders,
+        )
+        try:
+            await server.open()
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection("127.0.0.1", port)
+            assert server.places is None
+            # the others answer meanwhile
+            place = server.grpc_port if name == "http" else server.http_port
+            (await asyncio.open_connection("127.0.0.1", place))[1].close()
+            await server.load()
+            (await asyncio.open_connection("127.0.0.1", port))[1].close()
+            assert server.places is not None
+        finally:
+            await server.close()
+
+    run(main)
+
+
+def test_a_server_that_ends_for_what_it_could_not_load_takes_no_share_of_a_port(tmp_path: Path) -> None:
+    async def main() -> None:
+        port = free_port()
+        shared = settings_for(write_models(tmp_path, "a"), http_port=port, reuse_http_port=True, exit_on_error=True)
+        server = Server(shared, {})
+        try:
+            await server.open()
+            assert await server.load() != []
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection("127.0.0.1", port)
+        finally:
+            await server.close()
 
     run(main)
 

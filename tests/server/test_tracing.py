@@ -22,8 +22,10 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.running.batch import Batch
+from penstock.server.options.starting import obstacles
 from penstock.server.settings import SettingError, Settings, resolve
 from penstock.server.telemetry.observing import open_sink
+from penstock.server.tracing import tracer as tracing
 from penstock.server.tracing.config import Sampling, TraceConfig, parse
 from penstock.server.tracing.file import TraceFile
 from penstock.server.tracing.trace import Trace, asks_for_trace, context_of
@@ -281,6 +283,50 @@ def test_a_full_disk_is_told_once_and_how_many_traces_it_cost_when_it_is_not_any
     tracer.stop()
 
     assert caplog.messages == ["traces cannot be written: the disk is full", "traces are written again; 3 were not"]
+
+
+def test_who_does_not_take_traces_is_told_of_at_the_end_and_not_waited_for_longer(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stuck(Kept):
+        def write(self, traces: Sequence[Trace]) -> None:
+            assert over.wait(10)
+
+    monkeypatch.setattr(tracing, "STOP_TIMEOUT_S", 0.01)
+    over = threading.Event()
+    tracer = Tracer(parse(["level=TIMESTAMPS", "rate=1", "triton,file=x"]), FakeEngine(), lambda config: Stuck())
+    model = fake_model()
+    tracer.record(model, batch_of(fake_request(model)), 1_070)
+    tracer.stop()
+
+    assert caplog.messages == ["traces are lost: x has not taken them within 0.01 s"]
+    over.set()
+
+
+def test_a_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
+    def told(file: Path) -> list[str]:
+        return [text.partition(": ")[2] for text in obstacles(Settings(trace_config=(f"triton,file={file}",)))]
+
+    (tmp_path / "file").touch()
+    failed = "failed to open trace file: "
+    assert obstacles(Settings(trace_config=("triton,file=/no/such/x.json",))) == [
+        f"--trace-config file=/no/such/x.json: {failed}No such file or directory"
+    ]
+    assert told(tmp_path) == [f"{failed}Is a directory"]
+    assert told(tmp_path / "file" / "x.json") == [f"{failed}Not a directory"]
+    assert told(tmp_path / "file") == told(tmp_path / "new") == []
+
+
+def test_a_file_that_cannot_be_written_later_is_told_by_its_place(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "gone" / "x.json"
+    tracer = Tracer(parse(["level=TIMESTAMPS", "rate=1", f"triton,file={file}"]), FakeEngine(), open_sink)
+    model = fake_model()
+    tracer.record(model, batch_of(fake_request(model)), 1_070)
+    tracer.stop()
+
+    assert caplog.messages == [f"traces cannot be written: {file}: No such file or directory"]
 
 
 # -- W3C context -----------------------------------------------------------------------------------------------

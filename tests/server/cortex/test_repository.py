@@ -13,11 +13,12 @@ import pytest
 from penstock.batching.spec import HookSpec, ModelSpec
 from penstock.server.cortex.models import Models
 from penstock.server.cortex.repository import CortexRepository
-from penstock.server.repository.control import Choices, ModelControl
+from penstock.server.repository.choices import Choices
+from penstock.server.repository.control import ModelControl
 from penstock.server.repository.gpus import Gpus
 from penstock.server.repository.scan import Defaults, Entry
 from tests.cortex.projects import Project
-from tests.server.repository.folders import FakeEngine
+from tests.server.repository.folders import FakeEngine, look_twice
 
 HANDLER = "def post_inference(prediction, signature, metadata):\n    return 1\n"
 STATEFUL = (
@@ -324,7 +325,7 @@ class TestChanges:
             assert set(engine.served) == {"classifier"}
 
             project.api("b", "models/m.onnx")
-            await control.poll()
+            await look_twice(control)
 
             assert set(engine.served) == {"classifier", "b"}
             await control.stop()

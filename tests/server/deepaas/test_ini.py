@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,12 @@ def test_of_each_default_file_the_first_that_is_there_is_read(tmp_path: Path) ->
         tmp_path / "deepaas-run.conf",
     ]
     assert default_folders({"HOME": str(tmp_path)}, "deepaas-run") == [tmp_path / "deepaas.conf.d"]
+
+
+def test_a_user_without_a_home_folder_has_none_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+
+    assert default_folders({}, "deepaas-run-of-nobody") == []
 
 
 def test_the_files_of_a_folder_are_those_that_end_in_conf_by_their_names(tmp_path: Path) -> None:

@@ -320,6 +320,25 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, spec: WorkerSpe
         Environments(tmp_path / "file" / "kept").interpreter(spec, LABEL)
 
 
+def test_a_user_without_a_home_folder_is_told_so_where_an_environment_has_to_be_kept_and_not_before(
+    kept: Path, spec: WorkerSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nobody)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    homeless = Environments()
+
+    assert homeless.interpreter(WorkerSpec(), LABEL) == ""
+    with pytest.raises(InferError) as refused:
+        homeless.interpreter(spec, LABEL)
+    assert refused.value.message == (
+        f"{LABEL}: its environment cannot be kept: the user has no home folder; say where with --environments"
+    )
+    assert Path(Environments(kept).interpreter(spec, LABEL)).exists()
+
+
 def test_a_server_that_stops_ends_what_it_makes_and_leaves_nothing(
     kept: Path, spec: WorkerSpec, python: FakePython, tmp_path: Path
 ) -> None:

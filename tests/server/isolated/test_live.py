@@ -21,6 +21,7 @@ from tests.backends.onnx_models import contract_model
 from tests.live import Live, live_server
 from tests.processes import lives
 from tests.server.isolated.stage import PATIENCE_S, nothing_left, onnx_loader, until
+from tests.server.repository.folders import look_twice
 
 pytestmark = pytest.mark.slow
 CALLERS = 6
@@ -118,7 +119,7 @@ def test_instances_come_and_go_in_one_worker(tmp_path: Path) -> None:
         callers, pid = Callers(live.http_port), backend_of(live).pid
         for count in (3, 1, 4, 2):
             config.write_text(f"instance_group [ {{ count: {count} kind: KIND_CPU }} ]")
-            live.call(live.server.control.poll())
+            live.call(look_twice(live.server.control))
             served = callers.right
             until(lambda most=served + 50: callers.right > most)  # type: ignore[misc]
             until(lambda wanted=count: len(live.server.engine.model("m").instances) == wanted)  # type: ignore[misc]

@@ -11,6 +11,7 @@ from typing import Any
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.loading.completion import complete
 from penstock.batching.spec import InstanceGroup, ModelSpec
+from penstock.server.repository.control import ModelControl
 from penstock.server.repository.repository import Repository
 
 GRAPH = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),))
@@ -110,3 +111,9 @@ def make(root: Path, *files: str, **texts: str) -> Path:
 def native(root: Path, model: str, text: str) -> None:
     """Write `<model>/penstock.toml`."""
     (root / model / "penstock.toml").write_text(text, encoding="utf-8")
+
+
+async def look_twice(control: ModelControl) -> None:
+    """Poll as often as it takes until what has changed is loaded."""
+    await control.poll()
+    await control.poll()

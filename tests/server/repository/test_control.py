@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.repository.control import NOT_ALLOWED, Choices, ModelControl
+from penstock.server.repository.choices import Choices
+from penstock.server.repository.control import NOT_ALLOWED, ModelControl
 from penstock.server.repository.repository import Repository
-from tests.server.repository.folders import FakeEngine, make
+from tests.server.repository.folders import FakeEngine, look_twice, make
 
 pytestmark = pytest.mark.anyio
 EXPLICIT = Choices(mode="explicit")
@@ -590,8 +591,8 @@ class TestOtherInstances:
         async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
             it.engine.changes = True
             make(tmp_path, a=of(2))
-            await it.control.poll()
-            await it.control.poll()
+            await look_twice(it.control)
+            await look_twice(it.control)
 
             assert it.engine.changed == [("committed", 2)]
             assert len(it.engine.opened) == 1
@@ -601,15 +602,15 @@ class TestPolling:
     async def test_it_loads_what_changed_and_nothing_else(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", "b/1/model.onnx")
         async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
-            await it.control.poll()
+            await look_twice(it.control)
             assert len(it.engine.opened) == 2
             (tmp_path / "a" / "penstock.toml").write_text("[batching]\nmax_batch_size = 3\n")
             make(tmp_path, "b/2/model.onnx", "c/1/model.onnx")
-            await it.control.poll()
+            await look_twice(it.control)
             assert sorted(it.engine.opened[2:]) == [("a", 1), ("b", 2), ("c", 1)]
             assert it.rows() == ["a 1 READY", "b 1 UNAVAILABLE unloaded", "b 2 READY", "c 1 READY"]
 
-    async def test_what_is_gone_is_unloaded_and_forgotten(self, tmp_path: Path) -> None:
+    async def test_what_is_gone_is_unloaded_and_forgotten_at_once(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", "b/1/model.onnx")
         async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
             shutil.rmtree(tmp_path / "a")
@@ -623,20 +624,20 @@ class TestPolling:
         async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
             it.engine.failures["a"] = InferError(Code.INVALID, "no good")
             (tmp_path / "a" / "1" / "model.onnx").write_bytes(b"half")
-            await it.control.poll()
-            await it.control.poll()
+            await look_twice(it.control)
+            await look_twice(it.control)
             assert len(it.engine.opened) == 2
             assert it.rows() == ["a 1 READY"]
             it.engine.failures.clear()
             (tmp_path / "a" / "1" / "model.onnx").write_bytes(b"whole")
-            await it.control.poll()
+            await look_twice(it.control)
             assert len(it.engine.opened) == 3
 
     async def test_a_version_that_goes_gives_way_to_the_one_before(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", "a/2/model.onnx")
         async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
             shutil.rmtree(tmp_path / "a" / "2")
-            await it.control.poll()
+            await look_twice(it.control)
             assert it.rows() == ["a 1 READY", "a 2 UNAVAILABLE unloaded"]
 
     async def test_a_repository_that_is_away_for_a_moment_takes_nothing_away(
@@ -645,15 +646,15 @@ class TestPolling:
         root = make(tmp_path / "models", "a/1/model.onnx")
         async with house(root, Choices("poll", poll_s=3600)) as it:
             root.rename(tmp_path / "away")
-            await it.control.poll()
-            await it.control.poll()
+            await look_twice(it.control)
+            await look_twice(it.control)
             assert it.rows() == ["a 1 READY"]
             assert [line for line in caplog.messages if "cannot be read" in line] == [
                 f"{root}: cannot be read: No such file or directory; what is served of it stays as it is"
             ]
             (tmp_path / "away").rename(root)
             shutil.rmtree(root / "a")
-            await it.control.poll()
+            await look_twice(it.control)
             assert it.rows() == []
 
     async def test_a_folder_that_cannot_be_looked_into_changes_nothing_of_itself_or_the_others(
@@ -664,7 +665,7 @@ class TestPolling:
             refuse(monkeypatch, tmp_path / "a", tmp_path / "lost+found")
             (tmp_path / "b" / "penstock.toml").write_text("[batching]\nmax_batch_size = 3\n")
             shutil.rmtree(tmp_path / "c")
-            await it.control.poll()
+            await look_twice(it.control)
             assert it.engine.opened[3:] == [("b", 1)]
             assert it.rows() == ["a 1 READY", "b 1 READY"]
             assert it.repository.ready()
@@ -675,7 +676,7 @@ class TestPolling:
         make(tmp_path, "a/1/model.onnx", "b/1/model.onnx")
         async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
             refuse(monkeypatch, tmp_path, tmp_path / "a", tmp_path / "b")
-            await it.control.poll()
+            await look_twice(it.control)
             assert it.rows() == ["a 1 READY", "b 1 READY"]
 
     async def test_what_could_not_be_read_is_tried_again_though_nothing_has_changed_since(
@@ -688,10 +689,71 @@ class TestPolling:
                 # where the versions of a model are listed; whether it is one is seen by its configuration
                 make(tmp_path, a="", b="")
                 refuse(patch, tmp_path / "a")
-                await it.control.poll()
+                await look_twice(it.control)
                 assert it.rows() == ["a 1 READY", "b 1 UNAVAILABLE unloaded", "b 2 READY"]
-            await it.control.poll()
+            await look_twice(it.control)
             assert it.rows() == ["a 1 UNAVAILABLE unloaded", "a 2 READY", "b 1 UNAVAILABLE unloaded", "b 2 READY"]
+
+    async def test_what_is_being_copied_is_tried_once_two_looks_have_seen_the_same_of_it(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        make(tmp_path, "a/1/model.onnx")
+        async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
+            begun = len(it.engine.opened)
+            for folder in (tmp_path / "a" / "2", tmp_path / "new" / "1"):
+                folder.mkdir(parents=True)
+            for length in (0, 1, 2, 3):
+                for folder in (tmp_path / "a" / "2", tmp_path / "new" / "1"):
+                    (folder / "model.onnx").write_bytes(b"x" * length)
+                await it.control.poll()
+                assert it.engine.opened[begun:] == []
+                assert it.repository.ready()
+            await it.control.poll()
+
+            assert sorted(it.engine.opened[begun:]) == [("a", 2), ("new", 1)]
+            assert it.rows() == ["a 1 UNAVAILABLE unloaded", "a 2 READY", "new 1 READY"]
+            assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+
+    async def test_what_changes_between_a_look_and_its_reading_waits_for_the_next_looks(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file = make(tmp_path, "a/1/model.onnx") / "a" / "1" / "model.onnx"
+        async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
+            begun = len(it.engine.opened)
+            file.write_bytes(b"half")
+            await it.control.poll()
+            read = it.repository.read
+            with monkeypatch.context() as patch:
+                patch.setattr(it.repository, "read", lambda name: (file.write_bytes(b"whole"), read(name))[1])
+                await it.control.poll()
+            assert it.engine.opened[begun:] == []
+            await look_twice(it.control)
+
+            assert it.engine.opened[begun:] == [("a", 1)]
+
+    async def test_a_repository_that_is_empty_all_at_once_is_believed_at_the_second_look(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        root = make(tmp_path / "models", "a/1/model.onnx", "b/1/model.onnx")
+        async with house(root, Choices("poll", poll_s=3600)) as it:
+            root.rename(tmp_path / "share")
+            root.mkdir()
+            await it.control.poll()
+            assert it.rows() == ["a 1 READY", "b 1 READY"]
+            root.rmdir()
+            (tmp_path / "share").rename(root)
+            await look_twice(it.control)
+            assert it.rows() == ["a 1 READY", "b 1 READY"]
+            assert len(it.engine.opened) == 2
+            shutil.rmtree(root)
+            root.mkdir()
+            await it.control.poll()
+            assert it.rows() == ["a 1 READY", "b 1 READY"]
+            await it.control.poll()
+            assert it.rows() == []
+
+        warning = f"{root}: holds no models any more; if the next look finds none, they are unloaded"
+        assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [warning] * 2
 
 
 def refuse(patch: pytest.MonkeyPatch, *folders: Path) -> None:

@@ -18,11 +18,13 @@ from penstock.backends.errors import InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.engine import Engine
 from penstock.server.hooks.engine import HookedEngine
-from penstock.server.repository.control import Choices, ModelControl
+from penstock.server.repository.choices import Choices
+from penstock.server.repository.control import ModelControl
 from penstock.server.repository.repository import Repository
 from penstock.server.repository.scan import Entry
 from tests.clients.ensembles import config, step, write_ensemble
 from tests.fakes import PATIENCE_S, FakeBackend
+from tests.server.repository.folders import look_twice
 
 NEEDS = {"a": (), "b": (), "ab": ("a", "b"), "abb": ("ab", "b"), "aa": ("a", "a")}
 SIDES = (TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),)
@@ -200,15 +202,15 @@ class TestFilesThatChangeMeanwhile:
     async def test_polling_comes_back_to_an_ensemble_whose_new_step_comes_later(
         self, house: House, tmp_path: Path
     ) -> None:
-        await house.control.poll()
+        await look_twice(house.control)
         assert house.ready() == set(NEEDS)
         text = config("aa", ["x"], ["y"], [step("late", [("x", "x")], [("y", "y")])])
         (tmp_path / "aa" / "config.pbtxt").write_text(text)
         (tmp_path / "aa" / "1").rename(tmp_path / "aa" / "2")
-        await house.control.poll()
+        await look_twice(house.control)
         assert house.versions("aa") == ["1"]
         (tmp_path / "b").rename(tmp_path / "late")
-        await house.control.poll()
+        await look_twice(house.control)
 
         assert house.versions("aa") == ["2"]
         assert house.ready() == {"a", "aa", "late"}

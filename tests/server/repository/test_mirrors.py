@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.repository.control import Choices, ModelControl
+from penstock.server.repository.choices import Choices
+from penstock.server.repository.control import ModelControl
 from penstock.server.repository.mirrors import MirroredRepository, Mirrors, defaults_of
 from penstock.server.repository.repository import Repository
 from penstock.server.repository.scan import Defaults
 from penstock.server.settings import Settings
-from tests.server.repository.folders import FakeEngine, make
+from tests.server.repository.folders import FakeEngine, look_twice, make
 from tests.server.repository.stores import URL, Store, put, registered
 
 pytestmark = pytest.mark.anyio
@@ -92,17 +93,17 @@ class TestPolling:
     async def test_what_changes_in_the_store_changes_what_is_served(self, store: type[Store]) -> None:
         async with house(URL, mode="poll") as control:
             put({"b/1/model.onnx": "b", "a/2/model.onnx": "a"})
-            await control.poll()
+            await look_twice(control)
             assert await rows(control) == ["a 1 UNAVAILABLE unloaded", "a 2 READY", "b 1 READY"]
 
             Store().rm(f"{URL}/a", recursive=True)
-            await control.poll()
+            await look_twice(control)
             assert await rows(control) == ["b 1 READY"]
 
     async def test_nothing_happens_while_nothing_changes(self, store: type[Store]) -> None:
         async with house(URL, mode="poll") as control:
             store.fetched.clear()
-            await control.poll()
+            await look_twice(control)
             assert store.fetched == []
 
     async def test_a_store_that_is_down_takes_nothing_away(
@@ -111,8 +112,8 @@ class TestPolling:
         async with house(tmp_path, URL, mode="poll") as control:
             store.fails["/bucket/models"] = ConnectionError("down")
             make(tmp_path, "b/1/model.onnx")
-            await control.poll()
-            await control.poll()
+            await look_twice(control)
+            await look_twice(control)
             assert await rows(control) == ["a 1 READY", "b 1 READY"]
             assert sum("ConnectionError: down" in record.getMessage() for record in caplog.records) == 1
 
@@ -120,13 +121,13 @@ class TestPolling:
         async with house(URL, mode="poll") as control:
             put({"a/2/model.onnx": "a", "b/1/model.onnx": "b"})
             store.fails.update(dict.fromkeys(("/bucket/models/a/2", "/bucket/models/b/1"), OSError("slow down")))
-            await control.poll()
-            await control.poll()
+            await look_twice(control)
+            await look_twice(control)
             text = f"b: cannot be copied: {URL}/b: OSError: slow down"
             assert await rows(control) == ["a 1 READY", f"b UNAVAILABLE {text}"]
 
             store.fails.clear()
-            await control.poll()
+            await look_twice(control)
             assert await rows(control) == ["a 1 UNAVAILABLE unloaded", "a 2 READY", "b 1 READY"]
 
 

@@ -17,7 +17,7 @@ max_batch_size: 8
 input [ { name: "x" data_type: TYPE_FP32 dims: [ 2 ] } ]
 output [ { name: "y" data_type: TYPE_FP32 dims: [ 2 ] } ]
 """
-EXPLODES = "raise SystemExit('this code must not run')\n"
+EXPLODES = "raise SystemExit('this code must not run')\nclass TritonPythonModel: ...\n"
 
 
 def written(root: Path, config: str | None = CONFIG, toml: str = "", *, name: str = "model.py") -> Path:
@@ -248,6 +248,25 @@ def test_check_finds_a_syntax_error(tmp_path: Path) -> None:
     assert [str(each) for each in check([tmp_path], LOADERS).mistakes] == [
         f"{folder}/1/model.py: line 2: invalid syntax"
     ]
+
+
+@pytest.mark.parametrize(
+    ("source", "lacks"),
+    [
+        ("class TritonPythonModels:\n    pass\n", True), ("# TritonPythonModel\n", True), ("", True),
+        ("from x import TritonPythonModel\n", False), ("from x import Model as TritonPythonModel\n", False),
+        ("from x import *\n", False), ("import x\nTritonPythonModel = x.Model\n", False),
+        ("if 1:\n    class TritonPythonModel:\n        pass\n", False),
+        ("globals()['Triton' + 'PythonModel'] = object\n", False), ("def __getattr__(name):\n    ...\n", False),
+        ("import sys\nsys.modules[__name__] = object()\n", False),
+    ],
+)  # fmt: skip
+def test_check_finds_where_there_is_certainly_no_class(tmp_path: Path, source: str, lacks: bool) -> None:
+    folder = written(tmp_path)
+    (folder / "1" / "model.py").write_text(source)
+
+    told = [f"{folder}/1/model.py: has no class TritonPythonModel"] if lacks else []
+    assert [str(each) for each in check([tmp_path], LOADERS).mistakes] == told
 
 
 def test_check_finds_an_interpreter_that_is_not_there(tmp_path: Path) -> None:

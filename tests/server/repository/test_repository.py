@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.loading.completion import complete
 from penstock.batching.spec import InstanceGroup, ModelSpec
-from penstock.server.repository.control import Choices, ModelControl
+from penstock.server.repository.choices import Choices
+from penstock.server.repository.control import ModelControl
 from penstock.server.repository.pbtxt import model_config_pb2
 from penstock.server.repository.repository import Repository
 from tests.server.repository.folders import FakeEngine, make, native
@@ -52,6 +54,46 @@ class TestStates:
             {"name": "b", "version": "1", "state": "READY"},
             {"name": "b", "version": "2", "state": "READY"},
         ]
+
+    @pytest.mark.parametrize("path", ["m", "m/1"])
+    @pytest.mark.parametrize("mode", ["none", "poll", "explicit"])
+    def test_a_path_that_is_a_part_of_a_repository_keeps_it_from_being_ready(
+        self, tmp_path: Path, path: str, mode: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        repository = Repository([make(tmp_path, "m/1/model.onnx", "m/config.pbtxt") / path])
+        control = ModelControl(repository, FakeEngine(GRAPH), Choices(mode, poll_s=0))
+        (reason,) = asyncio.run(control.start())
+
+        assert reason.endswith(f": {tmp_path}")  # the path that was meant
+        assert caplog.messages == [reason]
+        assert not repository.ready()
+        assert repository.ready(strict=False)
+
+    def test_an_empty_repository_is_ready_with_a_warning(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        repository, _, reasons = loaded(tmp_path)
+
+        assert reasons == []
+        assert repository.ready()
+        assert caplog.messages == [f"{tmp_path}: warning: holds no models"]
+
+    @pytest.mark.parametrize("mode", ["poll", "explicit"])
+    def test_a_path_that_is_mended_keeps_nobody_from_being_ready(self, tmp_path: Path, mode: str) -> None:
+        root = make(tmp_path / "models", "1/model.onnx", "config.pbtxt")
+        repository = Repository([root])
+        control = ModelControl(repository, FakeEngine(GRAPH), Choices(mode, poll_s=0))
+
+        async def mend() -> None:
+            await control.start()
+            assert not repository.ready()
+            shutil.rmtree(root)
+            make(root, "m/1/model.onnx")
+            await (control.load("m") if mode == "explicit" else control.poll())
+
+        asyncio.run(mend())
+
+        assert repository.ready()
 
     def test_a_model_is_loading_until_it_is_loaded(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx")

@@ -19,6 +19,7 @@ import pytest
 from penstock.server.listening.listener import StartError
 from penstock.server.serve import Server
 from tests.live import Live, live_server, settings_for
+from tests.server.repository.folders import look_twice
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +66,7 @@ def test_a_changed_file_is_served_where_files_are_watched(folder: Path) -> None:
         assert sums(live) == [[2, 3]]
 
         (folder / "Adds.py").write_text(CLASS.format(10))
-        live.call(live.server.control.poll())
+        live.call(look_twice(live.server.control))
 
         assert sums(live) == [[11, 12]]
 
@@ -73,7 +74,7 @@ def test_a_changed_file_is_served_where_files_are_watched(folder: Path) -> None:
 def test_a_file_that_has_become_wrong_changes_nothing(folder: Path) -> None:
     with live_server(folder, dialect="seldon", model_control_mode="poll", repository_poll_secs=86400.0) as live:
         (folder / "Adds.py").write_text("class Adds:\n    def __init__(self):\n        raise ValueError\n")
-        live.call(live.server.control.poll())
+        live.call(look_twice(live.server.control))
 
         assert sums(live) == [[2, 3]]
 

@@ -1,0 +1,26 @@
+"""Choices: how models come and go. Made from the settings for ModelControl."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.server.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """How models come and go: the settings of that name. `names` are those to load at start in mode explicit."""
+
+    mode: str = "none"
+    names: tuple[str, ...] = ()
+    threads: int = 4
+    retries: int = 0
+    poll_s: float = 15.0
+
+    @classmethod
+    def of(cls, settings: Settings) -> Choices:
+        """Take them from a server's settings."""
+        return cls(
+            settings.model_control_mode, settings.load_model, settings.model_load_thread_count,
+            settings.model_load_retry_count, settings.repository_poll_secs,
+        )  # fmt: skip
