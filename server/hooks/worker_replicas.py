@@ -18,7 +18,7 @@ from penstock.batching.spec import HookSpec
 from penstock.server.workers.backoff import Backoff
 from penstock.server.workers.order import Order
 
-from .call import Call, Form, MovedError
+from .call import Call, Form, MovedError, log
 from .loading import POST
 from .packing import FORGET, pack, write_signature
 from .plan import Plan
@@ -209,6 +209,7 @@ class WorkerReplicas(Replicas):
             self._serve(replica)
             return
         if isinstance(error, InferError):
+            log(error.message, {"model": self._model.name})
             # a file that has gone wrong is not the client's mistake
             self._unmade(InferError(Code.NOT_READY, error.message))
         self.lost(replica)
