@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import mmap
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,6 +27,12 @@ _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 Body = bytes | memoryview
 """An answer. What is no bytes is Mapped."""
 T = TypeVar("T")
+_left: ContextVar[threading.Event | None] = ContextVar("left", default=None)
+"""Set once nobody takes what is encoded here."""
+
+
+class LeftError(Exception):
+    """Nobody takes the answer any more."""
 
 
 class Mapped:
@@ -43,7 +51,10 @@ class Mapped:
         self.size = 0
 
     def put(self, part: Body) -> None:
-        """Add bytes; without the GIL, which a memoryview would keep while it copies."""
+        """Add bytes; without the GIL, which a memoryview would keep while it copies. Raises: LeftError."""
+        left = _left.get()
+        if left is not None and left.is_set():
+            raise LeftError
         if not part:
             return
         end = self.size + len(part)
@@ -81,4 +92,14 @@ class LargeAnswers:
     async def encode(self, json_bytes: int, function: Callable[..., T], *args: Any) -> T:
         """Call on a thread what encodes an answer with about so much JSON."""
         executor = self._long if json_bytes >= _LONG_BYTES else self._others
-        return await asyncio.get_running_loop().run_in_executor(executor, function, *args)
+        left = threading.Event()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(executor, _call, left, function, args)
+        except asyncio.CancelledError:
+            left.set()  # who is next need not wait for what nobody takes
+            raise
+
+
+def _call(left: threading.Event, function: Callable[..., T], args: Sequence[Any]) -> T:
+    _left.set(left)
+    return function(*args)

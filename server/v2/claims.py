@@ -104,10 +104,12 @@ def is_bulky(model: Model) -> bool:
     """Whether some answer of a model may be large, as far as its signature tells, or have what that does not tell."""
     if model.spec.takes_parameters:
         return True
+    size = 0
     for position in model.all_outputs:
         spec = model.signature.outputs[position]
         dims = spec.shape[1:] if model.signature.batched else spec.shape
-        if spec.datatype == "BYTES" or -1 in dims or math.prod(dims) * model.request_rows >= _LARGE_ELEMENTS:
+        size += math.prod(dims) * model.request_rows
+        if spec.datatype == "BYTES" or -1 in dims or size >= _LARGE_ELEMENTS:
             return True
     return False
 
@@ -118,6 +120,7 @@ def is_large(plan: Plan, outputs: Sequence[Any]) -> bool:
         array = outputs[0]  # the usual answer, at half of what follows
         if array is not None and array.size < _LARGE_ELEMENTS and not array.dtype.hasobject:
             return False
+    numbers = nbytes = 0
     for way, array in zip(ways_of(plan, len(outputs)), outputs, strict=True):
         if array is None:
             continue
@@ -127,9 +130,10 @@ def is_large(plan: Plan, outputs: Sequence[Any]) -> bool:
             large = _is_much(way.count, array)
         else:
             strings = array.dtype.hasobject
-            large = array.size >= _LARGE_ELEMENTS and (strings or way is JSON)
-            large = large or (strings and way is JSON and _is_long(array)) or array.nbytes > INLINE_BYTES
-        if large:
+            numbers += array.size if strings or way is JSON else 0
+            nbytes += array.nbytes
+            large = strings and way is JSON and _is_long(array)
+        if large or numbers >= _LARGE_ELEMENTS or nbytes > INLINE_BYTES:
             return True
     return False
 

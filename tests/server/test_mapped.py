@@ -75,3 +75,27 @@ class TestLargeAnswers:
                 await long
 
         assert asyncio.run(main()) == "encoded"
+
+    def test_end_when_nobody_takes_them_any_more(self) -> None:
+        async def main() -> tuple[int, str]:
+            answers, begun, go_on = LargeAnswers(), threading.Event(), threading.Event()
+            mapped = Mapped()
+
+            def encode() -> None:
+                mapped.put(b"first")
+                begun.set()
+                go_on.wait(PATIENCE_S)
+                for _ in range(1000):
+                    mapped.put(b"more")
+
+            left = asyncio.ensure_future(answers.encode(9 * MIB, encode))
+            while not begun.is_set():
+                await asyncio.sleep(0)
+            left.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await left
+            go_on.set()
+            following = await answers.encode(9 * MIB, lambda: bytes(together((b"taken",))).decode())
+            return mapped.size, following
+
+        assert asyncio.run(main()) == (len(b"first"), "taken")

@@ -66,7 +66,7 @@ class Encoder:
         """Encode an answer without outputs."""
         return self._names + between
 
-    def plain(self, wanted: tuple[int, ...], outputs: list[Any], between: bytes = b"") -> bytes:
+    def plain(self, wanted: tuple[int, ...], outputs: list[Any], between: bytes = b"") -> Body:
         """Encode outputs as they are; `between` is what stands before them, as `before` gives it.
 
         Raises: LargeAnswer.
@@ -93,7 +93,7 @@ class Encoder:
         names = list(map(self._outputs.__getitem__, wanted))
         if is_large(None, outputs):
             raise LargeAnswer(partial(self._several, names, shapes, outputs, between))
-        return bytes(self._several(names, shapes, outputs, between))
+        return self._several(names, shapes, outputs, between)
 
     def finished(self, outputs: Sequence[Finished], between: bytes = b"") -> Body:
         """Encode outputs of which some are in shared memory or classes."""

@@ -230,6 +230,33 @@ def test_large_answers_are_encoded_on_a_thread(
     assert where == [here]
 
 
+@pytest.mark.parametrize("columns", [-1, 10_000], ids=["free", "fixed"])
+@pytest.mark.parametrize(
+    ("binary", "count", "here"), [(True, 50, True), (True, 60, False), (False, 1, True), (False, 2, False)]
+)
+def test_outputs_that_are_large_together_are_encoded_on_a_thread(
+    columns: int, count: int, *, binary: bool, here: bool
+) -> None:
+    names = [f"y{number}" for number in range(60)]
+    asked = [{"name": name, "parameters": {"binary_data": binary}} for name in names[:count]]
+
+    async def main() -> None:
+        served = Served()
+        inputs = served.engine.loaded.signature.inputs
+        outputs = tuple(TensorSpec(name, "FP32", (-1, columns)) for name in names)
+        served.engine.loaded = fake_model(signature=Signature(inputs, outputs, batched=True))
+        await served.fed(request(PATH, json.dumps(json.loads(BODY) | {"outputs": asked}).encode()))
+        [each] = served.engine.held
+        each.outputs = [np.ones((1, 10_000), np.float32) for _ in range(count)]
+        each.sink.deliver([each])
+        assert isinstance(served.protocol.task, asyncio.Task) is not here
+        if isinstance(served.protocol.task, asyncio.Task):
+            await served.protocol.task
+        assert len(served.bodies[0]) > 40_000 * count
+
+    run(main)
+
+
 def test_a_large_request_is_not_turned_away_for_a_model_that_has_given_way() -> None:
     async def main() -> None:
         served = Served()
