@@ -182,7 +182,7 @@ def test_a_sample_of_no_rows_is_skipped(tmp_path: Path, caplog: pytest.LogCaptur
         (warmup(data("")), "warmup setting expects input 'x' to have input_data_type set"),
         (warmup(data(ZERO, datatype="TYPE_INVALID")), "warmup setting expects input 'x' to have data_type set"),
         (warmup(data(FILE)), "warmup setting expects 12 bytes, but the data provided from raw only has 5 bytes"),
-        (warmup(data('input_data_file: "gone"')), "failed to open text file for read warmup/gone: No such file or directory"),
+        (warmup(data('input_data_file: "gone"')), "failed to open text file for read warmup/gone: No such file"),
         (warmup(data('input_data_file: "../config.pbtxt"')), "'../config.pbtxt' lies outside the model's folder"),
         (warmup(data('input_data_file: "/etc/hostname"')), "'/etc/hostname' lies outside the model's folder warmup"),
     ],

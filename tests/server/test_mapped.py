@@ -89,8 +89,7 @@ class TestLargeAnswers:
                     mapped.put(b"more")
 
             left = asyncio.ensure_future(answers.encode(9 * MIB, encode))
-            while not begun.is_set():
-                await asyncio.sleep(0)
+            assert await asyncio.to_thread(begun.wait, PATIENCE_S)
             left.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await left
