@@ -50,16 +50,22 @@ def _of_traces(settings: Settings) -> Iterator[str]:
     if config.mode != TRITON or not config.file:
         return
     file = Path(config.file)
+    try:
+        number = _unwritable(file)
+    except OSError as error:
+        number = error.errno or errno.EIO
+    if number:
+        yield f"--trace-config file={file}: failed to open trace file: {os.strerror(number)}"
+
+
+def _unwritable(file: Path) -> int:
+    """Give the number of the error that writing to a file would be, 0 for none. Raises: OSError."""
     there = file.exists()
     if there and file.is_dir():
-        number = errno.EISDIR
-    elif not there and not file.parent.is_dir():
-        number = errno.ENOTDIR if file.parent.exists() else errno.ENOENT
-    elif not os.access(file if there else file.parent, os.W_OK):
-        number = errno.EACCES
-    else:
-        return
-    yield f"--trace-config file={file}: failed to open trace file: {os.strerror(number)}"
+        return errno.EISDIR
+    if not there and not file.parent.is_dir():
+        return errno.ENOTDIR if file.parent.exists() else errno.ENOENT
+    return 0 if os.access(file if there else file.parent, os.W_OK) else errno.EACCES
 
 
 def _of_ports(settings: Settings) -> Iterator[str]:

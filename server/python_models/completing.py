@@ -40,7 +40,10 @@ def lacks_class(tree: ast.AST) -> bool:
     """Tell whether a model.py has certainly no TritonPythonModel: nothing in it names one, or may bring it."""
     dynamic = {"modules", "__getattr__"}
     return not any(
-        _binds(node) or dynamic & {getattr(node, "name", None), getattr(node, "attr", None)} for node in ast.walk(tree)
+        _binds(node)
+        or dynamic & {getattr(node, "name", None), getattr(node, "attr", None)}
+        or (isinstance(node, ast.ClassDef) and node.decorator_list)  # which may do with it what it likes
+        for node in ast.walk(tree)
     )
 
 

@@ -111,10 +111,10 @@ class ModelControl:
         return wrong + reasons
 
     def _tell(self, stray: list[Finding]) -> list[str]:
-        """Log what was found that concerns no model. Returns: the mistakes, which keep the server from being ready."""
+        """Log what concerns no model. Returns: the mistakes; those of whole paths keep the server from being ready."""
         log_all(stray)
-        self._repository.mistakes = [finding for finding in stray if finding.mistake]
-        return [str(finding) for finding in self._repository.mistakes]
+        self._repository.mistakes = [finding for finding in stray if finding.whole]
+        return [str(finding) for finding in stray if finding.mistake]
 
     async def _bring_in_order(self, read: Iterable[tuple[Entry, bytes]], *, whole: bool) -> None:
         """Bring up what was read, each model as soon as those that it needs have been; `whole`, if it serves."""
@@ -322,8 +322,12 @@ class ModelControl:
         ]
         missing = [name for name in records if name not in prints]
         read = await asyncio.gather(*(asyncio.to_thread(self._repository.read, name) for name in changed))
-        # one that has changed since the look is left to the next ones; without a fingerprint it could not be read
+        # what has changed since, or needs what is not loaded yet, is left to later looks; b"": it could not be read
         found = [(entry, print_) for entry, print_ in read if entry is not None and print_ in {prints[entry.name], b""}]
+        later = prints.keys() - records.keys() - {entry.name for entry, _ in found}
+        while waiting := {entry.name for entry, _ in found if entry.needs & later}:
+            found = [each for each in found if each[0].name not in waiting]
+            later |= waiting
         await asyncio.gather(self._bring_in_order(found, whole=True), *map(self._forget, missing))
         await asyncio.gather(*map(self._dependents.revise, (*changed, *missing)))
 

@@ -20,7 +20,7 @@ class Finding:
     """One thing to say about one file or folder.
 
     `line` 0 where there is none to give. A `mistake` keeps something from being served: `version` of `model`, or all
-    of it when `version` is 0; the rest are warnings.
+    of it when `version` is 0; the rest are warnings. `whole`: a PATH that was given is no repository.
     """
 
     path: Path
@@ -29,6 +29,7 @@ class Finding:
     mistake: bool = True
     model: str = ""
     version: int = 0
+    whole: bool = False
 
     def __str__(self) -> str:
         """`path:line: message`, as compilers do."""

@@ -118,7 +118,7 @@ class Mirrors:
             try:
                 reasons = remote.refresh_all()
             except RemoteError as error:
-                stray.append(Finding(remote.root, f"cannot be brought up to date: {error}"))
+                stray.append(Finding(remote.root, f"cannot be brought up to date: {error}", whole=True))
             else:
                 failures |= {name: _failure(remote, name, reason) for name, reason in reasons.items()}
         return failures, stray
@@ -180,7 +180,7 @@ class MirroredRepository(Repository):
         return sorted([*kept, *failed], key=lambda entry: entry.name), [*findings, *self._stray], prints
 
     def _stray_now(self) -> list[Finding]:
-        return [*super()._stray_now(), *self._stray]
+        return [*super()._stray_now(), *self._mirrors.refresh_all()[1]]
 
     def fingerprints(self) -> dict[str, bytes]:
         """Bring all copies up to date and give the fingerprints of the models; it blocks."""

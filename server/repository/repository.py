@@ -26,7 +26,7 @@ class Repository:
 
     Invariant: what cannot be served is UNAVAILABLE with its reason, and stops nothing else.
     `loaded` is whether what is loaded at start has been. `records` has what was loaded or was to be, by name.
-    `mistakes` are those that concern no model: a path that is no repository.
+    `mistakes`: the paths that are no repository.
     Threads: the event loop's, but for what says that it blocks, which touches the disk and nothing else.
     """
 
@@ -53,8 +53,8 @@ class Repository:
     def review(self) -> None:
         """Forget the mistakes that are no more; it blocks."""
         if self.mistakes:
-            now = {str(finding) for finding in self._stray_now()}
-            self.mistakes = [finding for finding in self.mistakes if str(finding) in now]
+            now = {finding.path for finding in self._stray_now() if finding.whole}
+            self.mistakes = [finding for finding in self.mistakes if finding.path in now]
 
     def _stray_now(self) -> list[Finding]:
         return scan(self._paths, self._defaults)[1]
@@ -127,7 +127,7 @@ class Repository:
 
     def note(self, names: Iterable[str]) -> None:
         """Note what names there are, for the index; one that is there twice, twice."""
-        self._names = Counter(names)
+        self._names = Counter(iter(names))  # of a mapping its values would be the counts
 
     def record(self, name: str) -> Record:
         """Give a model's Record, a new one if need be."""

@@ -69,9 +69,9 @@ def scan(paths: Iterable[Path], defaults: Defaults) -> tuple[list[Entry], list[F
             elif path.is_dir():
                 found, more = _repository(path, defaults)
             else:
-                found, more = [], [Finding(path, no_path(path))]
+                found, more = [], [Finding(path, no_path(path), whole=True)]
         except OSError as error:
-            found, more = [], [Finding(path, f"cannot be read: {error.strerror}")]
+            found, more = [], [Finding(path, f"cannot be read: {error.strerror}", whole=True)]
         entries += found
         findings += more
     return _unique(entries), findings
@@ -161,7 +161,8 @@ def _repository(root: Path, defaults: Defaults) -> tuple[list[Entry], list[Findi
     known = ("*.onnx", python.PYTHON_FILE, tensorflow.SAVED_MODEL_FILE, *tensorflow.GRAPH_FILES)
     inside = [path for name in known for path in root.glob(f"*/{name}")]
     if (root / CONFIG_FILE).is_file() or any(VERSION.fullmatch(path.parent.name) for path in inside):
-        return [], [Finding(root, f"is the folder of one model; give the folder that holds it: {root.parent}")]
+        text = f"is the folder of one model; give the folder that holds it: {root.parent}"
+        return [], [Finding(root, text, whole=True)]
     entries: list[Entry] = []
     findings: list[Finding] = []
     for path in sorted(root.iterdir()):
@@ -194,7 +195,7 @@ def _beside_models(path: Path) -> Iterator[Finding]:
 def _without_models(root: Path, known: Iterable[str], findings: list[Finding]) -> list[Finding]:
     """Say why there is nothing in a repository, beside what was found; a version's folder may be meant."""
     if VERSION.fullmatch(root.name) and any(path for name in known for path in root.glob(name)):
-        return [Finding(root, one_version(root))]
+        return [Finding(root, one_version(root), whole=True)]
     return [*findings, Finding(root, "holds no models", mistake=False)]
 
 
@@ -202,7 +203,7 @@ def _single(path: Path, defaults: Defaults) -> tuple[list[Entry], list[Finding]]
     """Read a model that is one .onnx file, or one SavedModel."""
     name, what = name_of(path), "SavedModel" if path.is_dir() else ".onnx file"
     if (problem := bad_single(path)) is not None:
-        return [], [Finding(path, problem)]
+        return [], [Finding(path, problem, whole=True)]
     own = path.with_name(f"{name}.toml")
     beside = [place for place in (own, path.parent / NATIVE_FILE) if place.is_file()]
     findings: list[Finding] = []

@@ -309,6 +309,7 @@ def test_a_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
 
     (tmp_path / "file").touch()
     failed = "failed to open trace file: "
+    assert told(tmp_path / ("x" * 300)) == [failed + "File name too long"]
     assert obstacles(Settings(trace_config=("triton,file=/no/such/x.json",))) == [
         f"--trace-config file=/no/such/x.json: {failed}No such file or directory"
     ]

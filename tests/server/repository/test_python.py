@@ -258,6 +258,7 @@ def test_check_finds_a_syntax_error(tmp_path: Path) -> None:
         ("from x import *\n", False), ("import x\nTritonPythonModel = x.Model\n", False),
         ("if 1:\n    class TritonPythonModel:\n        pass\n", False),
         ("globals()['Triton' + 'PythonModel'] = object\n", False), ("def __getattr__(name):\n    ...\n", False),
+        ("import x\n@x.serves\nclass Model:\n    pass\n", False),
         ("import sys\nsys.modules[__name__] = object()\n", False),
     ],
 )  # fmt: skip

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,6 +78,40 @@ class TestStates:
         assert repository.ready()
         assert caplog.messages == [f"{tmp_path}: warning: holds no models"]
 
+    @pytest.mark.parametrize("mode", ["none", "poll", "explicit"])
+    @pytest.mark.parametrize("beside", [True, False], ids=["models", "empty"])
+    def test_a_folder_of_it_that_is_no_model_or_cannot_be_read_does_not(
+        self, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch, *, beside: bool
+    ) -> None:
+        make(tmp_path, "lost+found/x", "bad\nname/1/model.onnx", *(["m/1/model.onnx"] if beside else []))
+        iterate = Path.iterdir
+
+        def refused(path: Path) -> Iterator[Path]:
+            if path.name == "lost+found":
+                raise PermissionError(13, "Permission denied")
+            return iterate(path)
+
+        monkeypatch.setattr(Path, "iterdir", refused)
+        repository = Repository([tmp_path])
+        asyncio.run(ModelControl(repository, FakeEngine(GRAPH), Choices(mode, poll_s=0)).start())
+
+        assert repository.ready()
+
+    def test_while_a_new_model_waits_for_its_second_look_the_index_has_its_name(self, tmp_path: Path) -> None:
+        repository = Repository([make(tmp_path, "m/1/model.onnx")])
+        control = ModelControl(repository, FakeEngine(GRAPH), Choices("poll", poll_s=0))
+
+        async def look() -> None:
+            await control.start()
+            make(tmp_path, "new/1/model.onnx")
+            await control.poll()
+
+        asyncio.run(look())
+
+        assert [each["name"] for each in repository.index()] == ["m", "new"]
+        assert ("new", "1") not in {each[:2] for each in repository.readiness()}
+        assert repository.ready()
+
     @pytest.mark.parametrize("mode", ["poll", "explicit"])
     def test_a_path_that_is_mended_keeps_nobody_from_being_ready(self, tmp_path: Path, mode: str) -> None:
         root = make(tmp_path / "models", "1/model.onnx", "config.pbtxt")
@@ -149,7 +183,16 @@ class TestStates:
     def test_few_models_load_at_the_same_time(self, tmp_path: Path) -> None:
         make(tmp_path, *(f"m{number}/1/model.onnx" for number in range(9)))
         repository, engine = Repository([tmp_path]), FakeEngine(GRAPH)
-        asyncio.run(ModelControl(repository, engine, Choices(threads=3)).start())
+
+        async def start() -> None:
+            engine.gate = asyncio.Event()
+            starting = asyncio.create_task(ModelControl(repository, engine, Choices(threads=3)).start())
+            while engine.now < 3:
+                await asyncio.to_thread(lambda: None)
+            engine.gate.set()
+            await starting
+
+        asyncio.run(start())
 
         assert engine.most == 3
 
