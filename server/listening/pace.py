@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.server")
 
-EVERY_S = 0.000_2
-"""One such refusal leaves in so long: 5,000 a second, about a fifth of a core."""
+EVERY_S = 0.000_125
+"""One such refusal leaves in so long: 8,000 a second, about a third of a core."""
 BURST_S = 0.004
-"""So long they may be ahead of that, which is 20 at once: a pool of connections brings them so, and as many users."""
-MOST_S = 0.008
+"""So long they may be ahead of that, which is 32 at once: a pool of connections brings them so, and as many users."""
+MOST_S = 0.007
 """None is held for longer, however many there are: with 20 ms more would be left for others, but who measures how fast
 he is refused may ask again at once, too."""
 TOLD_S = 1.0
