@@ -187,8 +187,9 @@ class TestStates:
         async def start() -> None:
             engine.gate = asyncio.Event()
             starting = asyncio.create_task(ModelControl(repository, engine, Choices(threads=3)).start())
-            while engine.now < 3:
-                await asyncio.to_thread(lambda: None)
+            async with asyncio.timeout(10):
+                while engine.now < 3:
+                    await asyncio.to_thread(lambda: None)
             engine.gate.set()
             await starting
 
