@@ -335,7 +335,7 @@ def test_a_front_end_that_leaves_serves_what_it_has_been_sent_and_gives_away_wha
         assert not first._elsewhere(HTTP, late[0])
         await until(lambda: served.counts[1] == 5)
 
-        assert early[1].recv(1) == bytes([1])
+        assert await asyncio.to_thread(early[1].recv, 1) == bytes([1])  # older uvloops write in the next turn
         for each in (*early, *late):
             each.close()
         leave(clients)
