@@ -17,8 +17,8 @@ logger = logging.getLogger("penstock.server")
 EVERY_S = 0.000_125
 """One such refusal leaves in so long: 8,000 a second, about a third of a core."""
 BURST_S = 0.02
-"""So long they may be ahead of that, which is 160 at once: an open load comes in bursts, as do many users behind a pool of
-connections, while clients that ask again for each refusal that they get never let it grow back."""
+"""So long they may be ahead of that, which is 160 at once: an open load comes in bursts, as do many users behind a
+pool of connections, while clients that ask again for each refusal that they get never let it grow back."""
 MOST_S = 0.007
 """None is held for longer, however many there are: with 20 ms more would be left for others, but who measures how fast
 he is refused may ask again at once, too."""
