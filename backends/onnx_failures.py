@@ -88,4 +88,4 @@ def words(error: Exception, model: Path | None = None) -> str:
     if model is not None:
         for folder in (model.parent, model.parent.resolve()):
             text = text.replace(f"{folder}/", "")
-    return _STATUS.sub(r"onnx runtime error \1: ", text)
+    return _STATUS.sub(r"onnx runtime error \1: ", text).rstrip()

@@ -13,7 +13,7 @@ import pytest
 from penstock.backends.backend import FREE_ROWS
 from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, RunStopped
 from penstock.backends.onnx import OnnxBackend, load
-from penstock.backends.onnx_failures import is_absent, run_error
+from penstock.backends.onnx_failures import is_absent, run_error, words
 from tests.backends.contract import batched, infer
 from tests.backends.onnx_models import FLOAT, INT64, floats, ints, node, save, value
 
@@ -50,6 +50,13 @@ LOST = [
     "CUDA failure 100: no CUDA-capable device is detected ; GPU=0",
     "CUDA failure 46: CUDA-capable device(s) is/are busy or unavailable ; GPU=0",
 ]
+
+
+def test_words_end_where_they_end() -> None:
+    # as StringNormalizer says that a locale is not there: `penstock check` printed an empty line behind it
+    assert words(RuntimeError("[ONNXRuntimeError] : 1 : FAIL : configure locales\n\n")) == (
+        "onnx runtime error 1: configure locales"
+    )
 
 
 class TestWhatWordsMean:
