@@ -267,13 +267,24 @@ def test_why_requests_share_no_batches_is_said(
     assert f"  batching   none: {why}\n" in printed
 
 
-def test_a_model_without_an_axis_for_rows_is_told_as_such(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("inputs", "output", "which"),
+    [
+        (((4,),), TensorSpec("y", "FP32", (3,)), "'x0' is [4]"),
+        (((-1, 4), (2, -1)), TensorSpec("y", "FP32", (-1, 3)), "'x1' is [2, -1]"),
+        (((-1, 4),), TensorSpec("label", "INT64", (1,)), "'label' is [1]"),  # as onnxmltools exports LightGBM's
+        (((-1, 4),), TensorSpec("y", "seq(tensor(float))", ()), "'y' is seq(tensor(float))"),
+    ],
+)
+def test_what_keeps_a_model_from_having_rows_is_named(
+    tmp_path: Path, inputs: tuple[tuple[int, ...], ...], output: TensorSpec, which: str
+) -> None:
     make(tmp_path, "m/1/model.onnx", m="max_batch_size: 0")
-    graph = Signature((TensorSpec("x", "FP32", (4,)),), (TensorSpec("y", "FP32", (3,)),))
+    graph = Signature(tuple(TensorSpec(f"x{at}", "FP32", shape) for at, shape in enumerate(inputs)), (output,))
 
     printed = str(check([tmp_path], {"onnxruntime": Loads(graph=graph)}, Defaults(max_batch_rows=0)))
 
-    assert "  batching   none: the model has no axis for rows\n" in printed
+    assert f"  batching   none: the model has no axis for rows: {which}\n" in printed
 
 
 def test_an_ensemble_without_rows_has_none_said(tmp_path: Path) -> None:
