@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from penstock.backends.signature import TensorSpec
 from penstock.batching.devices.fallback import CPU_FALLBACK
-from penstock.batching.loading.agreement import has_row_axis
 from penstock.batching.loading.completion import UNSAID_ROWS
 from penstock.batching.scheduling.room import queue_rows
 from penstock.batching.spec import BatchPolicy, ModelSpec, PaddedAxis, SequenceSpec, WorkerSpec
@@ -89,7 +88,7 @@ def _batching(spec: ModelSpec, unbatched: str) -> str:
     if not policy.max_batch_rows:
         if spec.ensemble is not None or spec.backend == PYTHON:
             unbatched = UNSAID_ROWS
-        return f"none: {unbatched or f'the model has no axis for rows{_obstacle(spec)}'}"
+        return f"none: {unbatched or 'the model has no axis for rows'}"
     parts = [f"up to {count(policy.max_batch_rows, 'row')}"]
     if spec.ensemble is not None:
         return parts[0]
@@ -101,15 +100,6 @@ def _batching(spec: ModelSpec, unbatched: str) -> str:
     if policy.allowed_rows:
         parts.append(f"only of {shown(policy.allowed_rows)} rows")
     return ", ".join([*parts, *_terms(policy), f"queue of {queue_rows(policy)} rows"])
-
-
-def _obstacle(spec: ModelSpec) -> str:
-    """Say which tensor keeps a model from having rows, or that the server may yet free them."""
-    inputs, outputs = spec.signature.inputs, spec.signature.outputs  # type: ignore[union-attr]
-    if spec.frees_rows and any(tensor.shape[:1] == (1,) for tensor in inputs):
-        return ", unless running it shows that its 1 is one"
-    fixed = next((tensor for tensor in (*inputs, *outputs) if not has_row_axis(tensor)), None)
-    return "" if fixed is None else f": '{fixed.name}' is {list(fixed.shape) if fixed.is_tensor else fixed.datatype}"
 
 
 def _terms(policy: BatchPolicy) -> list[str]:

@@ -252,6 +252,7 @@ DECLARED = (
     [
         (None, "[batching]\nmax_batch_size = 0\n", 4, "max_batch_size is 0"),
         (f"max_batch_size: 0 {DECLARED}", None, 4, "max_batch_size is not said, or 0"),
+        (DECLARED.partition("output")[0], None, 4, "the dims that are declared hold every axis"),
         (None, None, 0, "default-max-batch-size is 0"),
     ],
 )
@@ -273,6 +274,7 @@ def test_why_requests_share_no_batches_is_said(
         (((4,),), TensorSpec("y", "FP32", (3,)), "'x0' is [4]"),
         (((-1, 4), (2, -1)), TensorSpec("y", "FP32", (-1, 3)), "'x1' is [2, -1]"),
         (((-1, 4),), TensorSpec("label", "INT64", (1,)), "'label' is [1]"),  # as onnxmltools exports LightGBM's
+        (((-1, 4), ()), TensorSpec("y", "FP32", (-1, 3)), "'x1' is []"),
         (((-1, 4),), TensorSpec("y", "seq(tensor(float))", ()), "'y' is seq(tensor(float))"),
     ],
 )
