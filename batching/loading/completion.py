@@ -74,7 +74,7 @@ def _max_batch_rows(spec: ModelSpec, graph: Signature) -> int:
 
 
 def why_unbatched(spec: ModelSpec, graph: Signature) -> str:
-    """Say why `complete` gives a model no rows: a tensor of its own, what is said of it, or the default; "": neither."""
+    """Say why `complete` gives a model no rows: a tensor of its own, what is said of it, or the default; else ""."""
     obstacle = _obstacle(spec, graph)
     if obstacle is not None:
         text = "the model has no axis for rows"
