@@ -35,6 +35,7 @@ _ABSENT = re.compile(
     r"|CUDA_PATH is set but CUDA"
     r"|Please install TensorRT libraries"
 )
+_UNREGISTERED = "is not a registered function/op"
 _LOST = re.compile(
     r"CUDA (?:failure|error) (?:" + "|".join(map(str, sorted(LOST))) + r")\b"
     r"|an illegal memory access was encountered|unspecified launch failure|device-side assert triggered"
@@ -75,6 +76,14 @@ def kind(error: InferError) -> str:
 def bare(error: InferError) -> str:
     """Give the words of a failure as a run with all bound tells them: without a status."""
     return re.sub(r"^onnx runtime error \d+: ", "", error.message)
+
+
+def advice(text: str) -> str:
+    """Say behind ONNX Runtime's words what to do about them, where they do not; else ""."""
+    if _UNREGISTERED in text:
+        setting = "runtime.custom_op_libraries in penstock.toml"
+        return f"; if it is no operator of ONNX Runtime's, name the library that has it: {setting}"
+    return ""
 
 
 def words(error: Exception, model: Path | None = None) -> str:
