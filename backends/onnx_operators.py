@@ -18,6 +18,8 @@ _DEEPEST = 64
 _NEVER_EMPTY = frozenset({"LSTM", "GRU", "DynamicQuantizeLSTM"})
 _ONCE = frozenset({"Einsum", "OneHot", "TopK"})
 _MENDED = (1, 31)
+SHARED_SCALES = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
+"""Operators whose every number depends on the largest and the smallest that they are given, of whatever row."""
 
 
 def never_empty(version: str) -> frozenset[str]:

@@ -178,9 +178,18 @@ def _completed(spec: ModelSpec, loaders: Mapping[str, Loader], invariance: bool)
         done = complete(spec, backend.graph)
         check_samples(Model(done, [backend], lambda *_: None))
         why = "" if done.policy.max_batch_rows else why_unbatched(spec, backend.graph)
-        return done, str(probe(done, backend)) if invariance else "", why
+        return done, _invariance(done, backend, str(probe(done, backend)) if invariance else ""), why
     finally:
         backend.close()
+
+
+def _invariance(done: ModelSpec, backend: Backend, probed: str) -> str:
+    """Say what was found out of rows that change each other, and what needs no run to be known."""
+    operator = getattr(backend, "shared_scale", "")
+    if not operator or done.policy.invariant or (done.policy.max_batch_rows or 0) < 2:
+        return probed
+    known = f"not by itself: {operator} takes its scale from all rows of a batch; max_batch_size = 1 keeps them apart"
+    return f"{known}; {probed}" if probed else known
 
 
 def _loaded(spec: ModelSpec, loader: Loader) -> tuple[ModelSpec, Backend]:

@@ -123,6 +123,17 @@ def test_the_numbers_of_a_forest_are_not_read_one_by_one(tmp_path: Path, monkeyp
     assert len(read) < 100
 
 
+def test_a_model_that_takes_a_scale_from_all_rows_says_so(tmp_path: Path) -> None:
+    outputs = ["y", "scale", "zero"]
+    path = save(
+        tmp_path / "model.onnx", [node("DynamicQuantizeLinear", ["x"], outputs)], [value("x", FLOAT, ["N", 3])],
+        [value("y", TensorProto.UINT8, ["N", 3])],
+    )  # fmt: skip
+
+    assert load(path, "cpu", {}).shared_scale == "DynamicQuantizeLinear"
+    assert load(recurrent(tmp_path / "other.onnx", "RNN"), "cpu", {}).shared_scale == ""
+
+
 def test_a_file_that_is_not_there_has_none(tmp_path: Path) -> None:
     assert operators(tmp_path / "none.onnx") == frozenset()
 

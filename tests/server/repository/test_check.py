@@ -25,15 +25,17 @@ GRAPH = Signature(
 class Loads:
     """A Loader that fails for the models named."""
 
-    def __init__(self, *broken: str, graph: Signature = GRAPH) -> None:
+    def __init__(self, *broken: str, graph: Signature = GRAPH, **also: str) -> None:
         self.broken = broken
         self.graph = graph
+        self.also = also
         self.backends: list[FakeBackend] = []
 
     def __call__(self, path: Path, device: str, options: Mapping[str, str]) -> Backend:
         if path.parent.parent.name in self.broken:
             raise InferError(Code.INVALID, "onnx runtime error 7: no graph")
         backend = FakeBackend(self.graph, lambda inputs: [np.zeros((1, 3)), []])
+        vars(backend).update(self.also)
         self.backends.append(backend)
         return backend
 
@@ -287,6 +289,28 @@ def test_what_keeps_a_model_from_having_rows_is_named(
     printed = str(check([tmp_path], {"onnxruntime": Loads(graph=graph)}, Defaults(max_batch_rows=0)))
 
     assert f"  batching   none: the model has no axis for rows: {which}\n" in printed
+
+
+@pytest.mark.parametrize(
+    ("toml", "told"),
+    [
+        ("", True),
+        ("[batching]\nmax_batch_size = 2\n", True),
+        ("[batching]\nmax_batch_size = 1\n", False),
+        ("[batching]\nmax_batch_size = 0\n", False),
+        ('[batching]\ninvariance = "strict"\n', False),
+    ],
+)
+def test_a_model_that_was_quantised_dynamically_is_told_where_its_requests_share_batches(
+    tmp_path: Path, toml: str, told: bool
+) -> None:
+    # `--invariance` does not try one with free axes, which encoders of texts are
+    make(tmp_path, "m/1/model.onnx")
+    native(tmp_path, "m", toml)
+
+    printed = str(check([tmp_path], {"onnxruntime": Loads(shared_scale="DynamicQuantizeLinear")}))
+
+    assert ("  invariance not by itself: DynamicQuantizeLinear takes its scale from all rows" in printed) is told
 
 
 def test_an_ensemble_without_rows_has_none_said(tmp_path: Path) -> None:
