@@ -147,7 +147,7 @@ def _model(path: Path, options: Mapping[str, str], made: Any) -> tuple[str | byt
 def session_options(options: Mapping[str, str]) -> Any:
     """Make the session's options from the model's."""
     made = onnxruntime.SessionOptions()
-    made.log_severity_level = 3  # errors; a warning per folded node helps nobody
+    made.log_severity_level = 4  # a warning per folded node helps nobody, and an exception says what an error does
     made.intra_op_num_threads = _count(options, "intra_op_thread_count") or usable_cpus()
     made.execution_mode = _choice(options, "execution_mode", _EXECUTION_MODES, "0")
     parallel = made.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL
