@@ -313,6 +313,16 @@ def test_a_model_that_was_quantised_dynamically_is_told_where_its_requests_share
     assert ("  invariance not by itself: DynamicQuantizeLinear takes its scale from all rows" in printed) is told
 
 
+def test_one_that_invariance_was_asked_of_and_cannot_be_tried_is_told_so_too(tmp_path: Path) -> None:
+    make(tmp_path, "m/1/model.onnx")
+    graph = Signature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, 3)),))
+    loads = Loads(graph=graph, shared_scale="DynamicQuantizeLinear")
+
+    printed = str(check([tmp_path], {"onnxruntime": loads}, invariance=True))
+
+    assert "  invariance not by itself: DynamicQuantizeLinear takes its scale from all rows" in printed
+
+
 def test_an_ensemble_without_rows_has_none_said(tmp_path: Path) -> None:
     ends = DECLARED.replace('"x"', '"a"').replace('"y"', '"b"')
     maps = 'input_map { key: "x" value: "a" } output_map { key: "y" value: "b" }'
