@@ -23,9 +23,9 @@ from .datatypes import BY_ONNX_NAME
 from .errors import Code, InferError
 from .node import Node
 from .onnx_binding import OnnxBinding
-from .onnx_failures import is_absent, run_error, words
+from .onnx_failures import advice, is_absent, run_error, words
 from .onnx_file import remark
-from .onnx_operators import never_empty, operators
+from .onnx_operators import SHARED_SCALES, never_empty, operators
 from .onnx_providers import CPU, said_to
 from .onnx_rows import with_free_rows
 from .signature import Signature, TensorSpec
@@ -69,7 +69,9 @@ def load(path: Path, device: str, options: Mapping[str, str]) -> OnnxBackend:
     else:
         model, made, freed = prepared(path, options)
         backend = OnnxBackend(opened(path, lambda: start(model, made, [(CPU, {})])), options, freed)
-    backend.never_empty = min(operators(path) & never_empty(onnxruntime.__version__), default="")
+    found = operators(path)
+    backend.never_empty = min(found & never_empty(onnxruntime.__version__), default="")
+    backend.shared_scale = min(found & SHARED_SCALES, default="")
     return backend
 
 
@@ -104,7 +106,8 @@ def opened(path: Path, make: Callable[[], Any], *, on_gpu: bool = False) -> Any:
         if on_gpu and type(failed) is not InferError:
             raise failed from error
         code = Code.NOT_FOUND if isinstance(error, ort.NoSuchFile) else Code.INVALID
-        raise InferError(code, f"{words(error, path)}{remark(path)}") from error
+        said = words(error, path)
+        raise InferError(code, f"{said}{remark(path)}{advice(said)}") from error
     session.disable_fallback()
     return session
 
@@ -144,7 +147,7 @@ def _model(path: Path, options: Mapping[str, str], made: Any) -> tuple[str | byt
 def session_options(options: Mapping[str, str]) -> Any:
     """Make the session's options from the model's."""
     made = onnxruntime.SessionOptions()
-    made.log_severity_level = 3  # errors; a warning per folded node helps nobody
+    made.log_severity_level = 4  # a warning per folded node helps nobody, and an exception says what an error does
     made.intra_op_num_threads = _count(options, "intra_op_thread_count") or usable_cpus()
     made.execution_mode = _choice(options, "execution_mode", _EXECUTION_MODES, "0")
     parallel = made.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL
@@ -167,6 +170,8 @@ class OnnxBackend:
     """What it runs on."""
     never_empty = ""
     """An operator that no input without elements may reach, if the model has one."""
+    shared_scale = ""
+    """An operator that takes its scale from all rows of a batch, if the model has one."""
     described: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, session: Any, options: Mapping[str, str], freed: Collection[str] = ()) -> None:

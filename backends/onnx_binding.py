@@ -151,6 +151,7 @@ class OnnxBinding:
             if buffer is not None:
                 buffer.fill(b"" if buffer.dtype.hasobject else 0)
         usual, self._run_options = self._run_options, onnxruntime.RunOptions()
+        self._run_options.log_severity_level = 4  # as `usual` has it: that zeros are nothing for it is no news
         self._run_options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         try:
             with contextlib.suppress(InferError):  # there is no arena, or zeros are nothing for this model

@@ -35,6 +35,7 @@ _ABSENT = re.compile(
     r"|CUDA_PATH is set but CUDA"
     r"|Please install TensorRT libraries"
 )
+_UNREGISTERED = "is not a registered function/op"
 _LOST = re.compile(
     r"CUDA (?:failure|error) (?:" + "|".join(map(str, sorted(LOST))) + r")\b"
     r"|an illegal memory access was encountered|unspecified launch failure|device-side assert triggered"
@@ -77,6 +78,14 @@ def bare(error: InferError) -> str:
     return re.sub(r"^onnx runtime error \d+: ", "", error.message)
 
 
+def advice(text: str) -> str:
+    """Say behind ONNX Runtime's words what to do about them, where they do not; else ""."""
+    if _UNREGISTERED in text:
+        setting = "runtime.custom_op_libraries in penstock.toml"
+        return f"; if it is no operator of ONNX Runtime's, name the library that has it: {setting}"
+    return ""
+
+
 def words(error: Exception, model: Path | None = None) -> str:
     """Give ONNX Runtime's words, its source folders, the model's folder and the machine's name left out.
 
@@ -88,4 +97,4 @@ def words(error: Exception, model: Path | None = None) -> str:
     if model is not None:
         for folder in (model.parent, model.parent.resolve()):
             text = text.replace(f"{folder}/", "")
-    return _STATUS.sub(r"onnx runtime error \1: ", text)
+    return _STATUS.sub(r"onnx runtime error \1: ", text).rstrip()

@@ -10,12 +10,16 @@ from .protobuf_fields import fields
 
 _GRAPH, _FUNCTION, _NODE_OF_GRAPH, _NODE_OF_FUNCTION = 7, 25, 1, 7
 _OPERATOR, _ATTRIBUTE, _GRAPHS_OF_ATTRIBUTE = 4, 5, (6, 11)
-"""Numbers of fields. Source: onnx.proto of the ONNX IR specification."""
+_OTHER_VALUES = frozenset({2, 3, 4, 5, 7, 8, 9, 10, 14, 15, 22, 23})
+"""Numbers of fields; the last are what an attribute may hold in place of graphs. Source: onnx.proto of the ONNX IR
+specification, which has each attribute hold values of one kind."""
 _WITH_LENGTH = 2
 _DEEPEST = 64
 _NEVER_EMPTY = frozenset({"LSTM", "GRU", "DynamicQuantizeLSTM"})
 _ONCE = frozenset({"Einsum", "OneHot", "TopK"})
 _MENDED = (1, 31)
+SHARED_SCALES = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
+"""Operators whose every number depends on the largest and the smallest that they are given, of whatever row."""
 
 
 def never_empty(version: str) -> frozenset[str]:
@@ -60,9 +64,16 @@ def _of_nodes(model: memoryview, start: int, stop: int, node: int, deepest: int)
             if part == _OPERATOR:
                 yield str(model[first:last], "utf-8", "replace")
             elif part == _ATTRIBUTE and deepest:
-                for value, low, high in _fields(model, first, last):
-                    if value in _GRAPHS_OF_ATTRIBUTE:
-                        yield from _of_nodes(model, low, high, _NODE_OF_GRAPH, deepest - 1)
+                yield from _of_attribute(model, first, last, deepest)
+
+
+def _of_attribute(model: memoryview, start: int, stop: int, deepest: int) -> Iterator[str]:
+    """Name the operators of an attribute's graphs. One of numbers is left: a forest has millions, each a field."""
+    for head, low, high in fields(model, start, stop):
+        if head >> 3 in _GRAPHS_OF_ATTRIBUTE:
+            yield from _of_nodes(model, low, high, _NODE_OF_GRAPH, deepest - 1)
+        elif head >> 3 in _OTHER_VALUES:
+            return
 
 
 def _fields(model: memoryview, start: int, stop: int) -> Iterator[tuple[int, int, int]]:

@@ -60,9 +60,7 @@ def _max_batch_rows(spec: ModelSpec, graph: Signature) -> int:
     said = spec.policy.max_batch_rows
     if said == 0 or (spec.inputs and spec.outputs):
         return said or 0
-    others = _without_rows(spec)
-    tensors = (tensor for tensor in (*graph.inputs, *graph.outputs) if tensor.name not in others)
-    obstacle = next((tensor for tensor in tensors if not has_row_axis(tensor)), None)
+    obstacle = _obstacle(spec, graph)
     if obstacle is not None:
         if said is None:
             return 0
@@ -76,17 +74,30 @@ def _max_batch_rows(spec: ModelSpec, graph: Signature) -> int:
 
 
 def why_unbatched(spec: ModelSpec, graph: Signature) -> str:
-    """Say why a model that `complete` gives no rows might have some: what is said of it, or is the default; else ""."""
-    others = _without_rows(spec)
-    if not all(has_row_axis(tensor) for tensor in (*graph.inputs, *graph.outputs) if tensor.name not in others):
-        return ""
+    """Say why `complete` gives a model no rows: a tensor of its own, what is said of it, or the default; else ""."""
+    obstacle = _obstacle(spec, graph)
+    if obstacle is not None:
+        text = "the model has no axis for rows"
+        if spec.frees_rows and any(tensor.shape[:1] == (1,) for tensor in graph.inputs):
+            return f"{text}, unless running it shows that its 1 is one"
+        shape = list(obstacle.shape) if obstacle.is_tensor else obstacle.datatype
+        return f"{text}: '{obstacle.name}' is {shape}"
     policy = spec.policy
     if policy.max_batch_rows == 0:
         return "max_batch_size is 0"
     if not spec.auto_complete if spec.backend == TENSORFLOW else spec.inputs and spec.outputs:
         return UNSAID_ROWS
     otherwise = replace(spec, policy=replace(policy, default_max_batch_rows=1))
-    return "default-max-batch-size is 0" if _max_batch_rows(otherwise, graph) else ""
+    if _max_batch_rows(otherwise, graph):
+        return "default-max-batch-size is 0"
+    return "the dims that are declared hold every axis" if _declares_row_axis(spec, graph) else ""
+
+
+def _obstacle(spec: ModelSpec, graph: Signature) -> TensorSpec | None:
+    """Find a tensor that can have no rows."""
+    others = _without_rows(spec)
+    tensors = (tensor for tensor in (*graph.inputs, *graph.outputs) if tensor.name not in others)
+    return next((tensor for tensor in tensors if not has_row_axis(tensor)), None)
 
 
 def _without_rows(spec: ModelSpec) -> set[str]:

@@ -62,7 +62,7 @@ class Probed:
         else:
             itself = f"by itself only in batches of {_listed(self.natural)}"
         if not self.fixed:
-            return f"{itself}; at no fixed size: strict, each request would run alone"
+            return f"{itself}; at no fixed size that was tried: strict, each request would run alone"
         return f"{itself}; at a fixed size of {_listed(tuple(sorted(self.fixed)))}"
 
 
@@ -83,7 +83,7 @@ def settle(spec: ModelSpec, backends: Sequence[Backend]) -> ModelSpec:
         fixed = found.fixed if fixed is None else {size: ns for size, ns in fixed.items() if size in found.fixed}
     took_ms = (time.monotonic_ns() - start_ns) // 1_000_000
     if not fixed:
-        why = reason or "its answers change with who shares their batch, at every size"
+        why = reason or "no size was found in time at which its answers do not change with who shares their batch"
         logger.info("model %s: each request runs alone: %s (probed in %d ms)", spec.name, why, took_ms)
         return replace(spec, policy=replace(policy, cap_rows=1, preferred_rows=(), max_queue_delay_us=0))
     size = _best(fixed)

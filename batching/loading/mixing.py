@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 
 LENGTHS = (4, 1)
 """What free axes are tried with; 1 where it does not run on more, or hides what it makes of them."""
+LONGER = (64, 640)
+"""What they are tried with where it runs on neither: sides of images are often multiples of 32, and what cuts a sound
+into frames takes no less than some hundred samples."""
+MOST_ELEMENTS = 1 << 22
+"""How many elements of an input one row of them may have: images of 640 x 640, but nothing with another free axis."""
 ORDER = (1, 0, 0)
 """How two rows stand in the second run: in another order, and not as often. What is the largest, and what the smallest
 number of a run stay the same: a model that was quantised dynamically takes its scale from these."""
@@ -57,13 +63,24 @@ def mixing(model: Model) -> str:
 
 def _look(model: Model, binding: Binding) -> str:
     strings = any(each.datatype == "BYTES" for each in model.signature.inputs)
+    end_ns = time.monotonic_ns() + BUDGET_NS
     # a 0 tells rows of integers apart, but may be no valid length or divisor: then they are all 1
-    for texts, length, zeros in product(TEXTS if strings else TEXTS[:1], LENGTHS, (True, False)):
+    for texts, length, zeros in product(TEXTS if strings else TEXTS[:1], _lengths(model.signature), (True, False)):
         try:
             return _tried(model, binding, _two(model.signature, length, texts, zeros=zeros))
-        except Exception:  # noqa: BLE001, S112 - drawn numbers may be no valid indices, or so many no valid length
-            continue
+        except Exception:  # noqa: BLE001 - drawn numbers may be no valid indices, or so many no valid length
+            if time.monotonic_ns() > end_ns:
+                break
     return ""
+
+
+def _lengths(signature: Signature) -> list[int]:
+    """Give the lengths to try: one where no axis is free."""
+    tails = [each.shape[1:] for each in signature.inputs]
+    if all(dim >= 0 for tail in tails for dim in tail):
+        return [1]
+    sizes = {length: max(prod(length if dim < 0 else dim for dim in tail) for tail in tails) for length in LONGER}
+    return [*LENGTHS, *(length for length, size in sizes.items() if size <= MOST_ELEMENTS)]
 
 
 def _tried(model: Model, binding: Binding, rows: Inputs) -> str:

@@ -16,7 +16,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.devices.fallback import falls_back, moved
 from penstock.batching.ensembles.steps import link
 from penstock.batching.loading.completion import complete, why_unbatched
-from penstock.batching.loading.invariance import probe
+from penstock.batching.loading.invariance import Probed, probe
 from penstock.batching.loading.opening import complete_ensemble
 from penstock.batching.loading.samples import check_samples
 from penstock.batching.model import Model
@@ -178,9 +178,20 @@ def _completed(spec: ModelSpec, loaders: Mapping[str, Loader], invariance: bool)
         done = complete(spec, backend.graph)
         check_samples(Model(done, [backend], lambda *_: None))
         why = "" if done.policy.max_batch_rows else why_unbatched(spec, backend.graph)
-        return done, str(probe(done, backend)) if invariance else "", why
+        return done, _invariance(done, backend, probe(done, backend) if invariance else None), why
     finally:
         backend.close()
+
+
+def _invariance(done: ModelSpec, backend: Backend, probed: Probed | None) -> str:
+    """Say what was found out of rows that change each other, or what needs no run to be known."""
+    operator = getattr(backend, "shared_scale", "")
+    shared = operator and not done.policy.invariant and (done.policy.max_batch_rows or 0) > 1
+    if shared and (probed is None or probed.reason):
+        return (
+            f"not by itself: {operator} takes its scale from all rows of a batch; max_batch_size = 1 keeps them apart"
+        )
+    return "" if probed is None else str(probed)
 
 
 def _loaded(spec: ModelSpec, loader: Loader) -> tuple[ModelSpec, Backend]:

@@ -88,9 +88,7 @@ def _batching(spec: ModelSpec, unbatched: str) -> str:
     if not policy.max_batch_rows:
         if spec.ensemble is not None or spec.backend == PYTHON:
             unbatched = UNSAID_ROWS
-        found = spec.frees_rows and any(tensor.shape[:1] == (1,) for tensor in spec.signature.inputs)  # type: ignore[union-attr]
-        freed = ", unless running it shows that its 1 is one" if found else ""
-        return f"none: {unbatched or f'the model has no axis for rows{freed}'}"
+        return f"none: {unbatched or 'the model has no axis for rows'}"
     parts = [f"up to {count(policy.max_batch_rows, 'row')}"]
     if spec.ensemble is not None:
         return parts[0]

@@ -189,7 +189,8 @@ def _beside_models(path: Path) -> Iterator[Finding]:
     if path.is_symlink() and not path.exists():
         yield Finding(path, no_path(path), mistake=False)
     elif path.suffix == ".onnx":
-        yield Finding(path, f"is not served: in a repository a model is <name>/<version>/{MODEL_FILE}", mistake=False)
+        text = f"is not served: in a repository a model is <name>/<version>/{MODEL_FILE}; PATH may be the file, too"
+        yield Finding(path, text, mistake=False)
 
 
 def _without_models(root: Path, known: Iterable[str], findings: list[Finding]) -> list[Finding]:

@@ -529,6 +529,26 @@ def test_a_rest_gives_back_what_a_large_request_took_and_the_next_runs_as_ever(p
     np.testing.assert_array_equal(infer(binding, [small])[0], small)
 
 
+def test_a_rest_of_a_model_that_is_given_too_little_for_it_tells_nobody(
+    path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    in_sevens = {"to": np.array([-1, 7])}
+    save(
+        path,
+        [node("Reshape", ["x", "to"], ["y"])],
+        [value("x", FLOAT, ["N", "M"])],
+        [value("y", FLOAT, ["K", 7])],
+        in_sevens,
+    )
+    binding: Any = load(path, "cpu", {}).bind(batched(load(path, "cpu", {}).graph), 1)
+    infer(binding, [np.ones((1, 9_100_000), np.float32)])
+    tired = binding.tired
+    binding.rest()
+
+    assert (tired, binding.tired) == (True, False)
+    assert capfd.readouterr().err == ""
+
+
 def test_many_large_outputs_are_given_back_as_one_larger_is(path: Path) -> None:
     backend = identity(path, FLOAT, ["N", "M"])
     binding: Any = backend.bind(batched(backend.graph), 1)

@@ -13,9 +13,9 @@ import pytest
 from penstock.backends.backend import FREE_ROWS
 from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, RunStopped
 from penstock.backends.onnx import OnnxBackend, load
-from penstock.backends.onnx_failures import is_absent, run_error
+from penstock.backends.onnx_failures import is_absent, run_error, words
 from tests.backends.contract import batched, infer
-from tests.backends.onnx_models import FLOAT, INT64, floats, ints, node, save, value
+from tests.backends.onnx_models import FLOAT, INT64, STRING, floats, ints, node, save, value
 
 NODE = "Non-zero status code returned while running Conv node. Name:'c' Status Message: "
 
@@ -50,6 +50,24 @@ LOST = [
     "CUDA failure 100: no CUDA-capable device is detected ; GPU=0",
     "CUDA failure 46: CUDA-capable device(s) is/are busy or unavailable ; GPU=0",
 ]
+
+
+def test_words_end_where_they_end() -> None:
+    # as StringNormalizer says that a locale is not there: `penstock check` printed an empty line behind it
+    assert words(RuntimeError("[ONNXRuntimeError] : 1 : FAIL : configure locales\n\n")) == (
+        "onnx runtime error 1: configure locales"
+    )
+
+
+def test_a_load_that_fails_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    # ONNX Runtime wrote it to stderr in red, beside the server's log of JSON lines and what check prints
+    lowered = node("StringNormalizer", ["x"], ["y"], case_change_action="LOWER", locale="none.SUCH")
+    path = save(tmp_path / "model.onnx", [lowered], [value("x", STRING, ["N"])], [value("y", STRING, ["N"])])
+
+    with pytest.raises(InferError, match="Failed to construct locale"):
+        load(path, "cpu", {})
+
+    assert capfd.readouterr().err == ""
 
 
 class TestWhatWordsMean:

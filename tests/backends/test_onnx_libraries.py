@@ -6,14 +6,16 @@ import ctypes
 import subprocess
 from pathlib import Path
 
+import onnx
 import pytest
+from onnx import helper
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.loading import load_onnx
 from tests.backends.cudart_stub import needs_compiler
 from tests.backends.fake_cuda import FakeRuntime
 from tests.backends.fake_session import fake_cuda_loader
-from tests.backends.onnx_models import contract_model
+from tests.backends.onnx_models import STRING, contract_model, node, value
 
 SOURCE = "int registrations; void *RegisterCustomOps(void *options, const void *api) { registrations++; return 0; }"
 """A library that adds no operator and counts its registrations; a null status is success."""
@@ -63,3 +65,18 @@ def test_one_that_cannot_be_registered_is_told_without_its_folder(path: Path, li
         f"option 'custom_op_library': '{name}' cannot be registered: onnx runtime error 1: {why}"
     )
     assert "/" not in error.message
+
+
+def test_an_operator_that_none_has_is_told_with_where_to_name_its_library(tmp_path: Path) -> None:
+    nodes = [node("StringLower", ["x"], ["y"], domain="ai.onnx.contrib")]
+    graph = helper.make_graph(nodes, "g", [value("x", STRING, ["N"])], [value("y", STRING, ["N"])])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.contrib", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), tmp_path / "model.onnx")
+
+    with pytest.raises(InferError) as caught:
+        load_onnx(tmp_path / "model.onnx", "cpu", {})
+
+    assert caught.value.message.endswith(
+        "ai.onnx.contrib:StringLower(-1) is not a registered function/op; if it is no operator of ONNX Runtime's, "
+        "name the library that has it: runtime.custom_op_libraries in penstock.toml"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from onnx import TensorProto, helper
 from penstock.backends.errors import Code, InferError
 from penstock.backends.onnx import load
 from penstock.backends.onnx_operators import never_empty, operators
+from penstock.backends.protobuf_fields import fields
 from tests.backends.contract import batched, infer
 from tests.backends.onnx_models import FLOAT, INT64, node, save, value
 
@@ -101,6 +103,35 @@ def test_operators_are_found_in_branches_and_functions_too(tmp_path: Path) -> No
     onnx.save(model, path)
 
     assert operators(path) == {"Add", "Loop", "If", "LSTM", "Mul"}
+
+
+def test_the_numbers_of_a_forest_are_not_read_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # 500 trees of scikit-learn, of which each number is a field, took 3 to 6 s of the interpreter
+    forest = helper.make_node("TreeEnsembleRegressor", ["x"], ["y"], nodes_values=[0.5] * 10_000)
+    graph = helper.make_graph([forest], "forest", [value("x", FLOAT, [2])], [value("y", FLOAT, [1])])
+    onnx.save(helper.make_model(graph), tmp_path / "model.onnx")
+    read = []
+
+    def counted(message: bytes | memoryview, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+        for field in fields(message, at, end):
+            read.append(field)
+            yield field
+
+    monkeypatch.setattr("penstock.backends.onnx_operators.fields", counted)
+
+    assert operators(tmp_path / "model.onnx") == {"TreeEnsembleRegressor"}
+    assert len(read) < 100
+
+
+def test_a_model_that_takes_a_scale_from_all_rows_says_so(tmp_path: Path) -> None:
+    outputs = ["y", "scale", "zero"]
+    path = save(
+        tmp_path / "model.onnx", [node("DynamicQuantizeLinear", ["x"], outputs)], [value("x", FLOAT, ["N", 3])],
+        [value("y", TensorProto.UINT8, ["N", 3])],
+    )  # fmt: skip
+
+    assert load(path, "cpu", {}).shared_scale == "DynamicQuantizeLinear"
+    assert load(recurrent(tmp_path / "other.onnx", "RNN"), "cpu", {}).shared_scale == ""
 
 
 def test_a_file_that_is_not_there_has_none(tmp_path: Path) -> None:

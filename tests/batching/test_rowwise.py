@@ -173,6 +173,35 @@ def test_one_that_runs_on_no_row_alone_does() -> None:
     assert mixed(change) == 0
 
 
+def test_one_that_takes_only_images_whose_sides_are_multiples_of_32_does() -> None:
+    def change(images: Any) -> Any:
+        if images.shape[2] % 32 or images.shape[3] % 32:
+            raise InferError(Code.INTERNAL, "non concat axis dimensions must match")
+        return _normalised(images)
+
+    assert mixed(change, (-1, 3, -1, -1)) == 0
+
+
+def test_one_that_takes_only_sounds_of_a_frame_and_more_does() -> None:
+    def change(channels: Any) -> Any:
+        if channels.shape[1] < 512:
+            raise InferError(Code.INTERNAL, "kernel is larger than input")
+        return channels - channels.mean(axis=0)
+
+    assert mixed(change, (-1, -1)) == 0
+
+
+def test_no_length_is_tried_that_would_make_a_row_of_many_free_axes_huge() -> None:
+    seen = set()
+
+    def change(rows: Any) -> Any:
+        seen.add(rows.shape[1:])
+        raise InferError(Code.INTERNAL, "not of these")
+
+    assert mixed(change, (-1, -1, -1, -1)) == 64
+    assert seen == {(length,) * 3 for length in (1, 4, 64)}
+
+
 def test_one_whose_integers_are_never_zero_does() -> None:
     def function(inputs: list[Any]) -> list[Any]:
         rows, lengths = inputs

@@ -25,15 +25,17 @@ GRAPH = Signature(
 class Loads:
     """A Loader that fails for the models named."""
 
-    def __init__(self, *broken: str, graph: Signature = GRAPH) -> None:
+    def __init__(self, *broken: str, graph: Signature = GRAPH, **also: str) -> None:
         self.broken = broken
         self.graph = graph
+        self.also = also
         self.backends: list[FakeBackend] = []
 
     def __call__(self, path: Path, device: str, options: Mapping[str, str]) -> Backend:
         if path.parent.parent.name in self.broken:
             raise InferError(Code.INVALID, "onnx runtime error 7: no graph")
         backend = FakeBackend(self.graph, lambda inputs: [np.zeros((1, 3)), []])
+        vars(backend).update(self.also)
         self.backends.append(backend)
         return backend
 
@@ -252,6 +254,7 @@ DECLARED = (
     [
         (None, "[batching]\nmax_batch_size = 0\n", 4, "max_batch_size is 0"),
         (f"max_batch_size: 0 {DECLARED}", None, 4, "max_batch_size is not said, or 0"),
+        (DECLARED.partition("output")[0], None, 4, "the dims that are declared hold every axis"),
         (None, None, 0, "default-max-batch-size is 0"),
     ],
 )
@@ -267,13 +270,57 @@ def test_why_requests_share_no_batches_is_said(
     assert f"  batching   none: {why}\n" in printed
 
 
-def test_a_model_without_an_axis_for_rows_is_told_as_such(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("inputs", "output", "which"),
+    [
+        (((4,),), TensorSpec("y", "FP32", (3,)), "'x0' is [4]"),
+        (((-1, 4), (2, -1)), TensorSpec("y", "FP32", (-1, 3)), "'x1' is [2, -1]"),
+        (((-1, 4),), TensorSpec("label", "INT64", (1,)), "'label' is [1]"),  # as onnxmltools exports LightGBM's
+        (((-1, 4), ()), TensorSpec("y", "FP32", (-1, 3)), "'x1' is []"),
+        (((-1, 4),), TensorSpec("y", "seq(tensor(float))", ()), "'y' is seq(tensor(float))"),
+    ],
+)
+def test_what_keeps_a_model_from_having_rows_is_named(
+    tmp_path: Path, inputs: tuple[tuple[int, ...], ...], output: TensorSpec, which: str
+) -> None:
     make(tmp_path, "m/1/model.onnx", m="max_batch_size: 0")
-    graph = Signature((TensorSpec("x", "FP32", (4,)),), (TensorSpec("y", "FP32", (3,)),))
+    graph = Signature(tuple(TensorSpec(f"x{at}", "FP32", shape) for at, shape in enumerate(inputs)), (output,))
 
     printed = str(check([tmp_path], {"onnxruntime": Loads(graph=graph)}, Defaults(max_batch_rows=0)))
 
-    assert "  batching   none: the model has no axis for rows\n" in printed
+    assert f"  batching   none: the model has no axis for rows: {which}\n" in printed
+
+
+@pytest.mark.parametrize(
+    ("toml", "told"),
+    [
+        ("", True),
+        ("[batching]\nmax_batch_size = 2\n", True),
+        ("[batching]\nmax_batch_size = 1\n", False),
+        ("[batching]\nmax_batch_size = 0\n", False),
+        ('[batching]\ninvariance = "strict"\n', False),
+    ],
+)
+def test_a_model_that_was_quantised_dynamically_is_told_where_its_requests_share_batches(
+    tmp_path: Path, toml: str, told: bool
+) -> None:
+    # `--invariance` does not try one with free axes, which encoders of texts are
+    make(tmp_path, "m/1/model.onnx")
+    native(tmp_path, "m", toml)
+
+    printed = str(check([tmp_path], {"onnxruntime": Loads(shared_scale="DynamicQuantizeLinear")}))
+
+    assert ("  invariance not by itself: DynamicQuantizeLinear takes its scale from all rows" in printed) is told
+
+
+def test_one_that_invariance_was_asked_of_and_cannot_be_tried_is_told_so_too(tmp_path: Path) -> None:
+    make(tmp_path, "m/1/model.onnx")
+    graph = Signature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, 3)),))
+    loads = Loads(graph=graph, shared_scale="DynamicQuantizeLinear")
+
+    printed = str(check([tmp_path], {"onnxruntime": loads}, invariance=True))
+
+    assert "  invariance not by itself: DynamicQuantizeLinear takes its scale from all rows" in printed
 
 
 def test_an_ensemble_without_rows_has_none_said(tmp_path: Path) -> None:

@@ -138,6 +138,16 @@ class TestFiles:
         assert versions(entry) == [1]
         assert entry.config.default_model_filename == "net.onnx"
 
+    def test_a_file_that_lies_in_a_repository_is_told_both_ways_to_be_served(self, tmp_path: Path) -> None:
+        _, findings = scan([make(tmp_path, "m/1/model.onnx", "net.onnx")], Defaults())
+
+        assert [(finding.path.name, finding.message) for finding in findings] == [
+            (
+                "net.onnx",
+                "is not served: in a repository a model is <name>/<version>/model.onnx; PATH may be the file, too",
+            )
+        ]
+
     @pytest.mark.parametrize("name", ["net.toml", "penstock.toml"])
     def test_a_single_file_has_its_toml_beside_it(self, tmp_path: Path, name: str) -> None:
         make(tmp_path, "net.onnx", "hooks.py")

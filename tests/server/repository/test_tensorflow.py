@@ -452,7 +452,7 @@ class TestChecking:
             ('input { name: "x" }', "  inputs     x: FP32 [-1, 4]"),
             ('input { name: "x" format: FORMAT_NHWC }', "  inputs     x: FP32 [-1, 4]"),
             ('output { name: "y" data_type: TYPE_FP32 }', "  outputs    y: FP32 [-1, 3]"),
-            ('input { name: "x" dims: [ -1, 4 ] }', "  batching   none: the model has no axis for rows"),
+            ('input { name: "x" dims: [ -1, 4 ] }', "  batching   none: the dims that are declared hold every axis"),
             ('input { name: "z" }', "unable to load model 'm', configuration expects 2 inputs, model provides 1"),
             ('input { name: "x" data_type: TYPE_INT8 }', "m/config.pbtxt:2: unable to load model 'm', configuration"),
         ],
