@@ -31,7 +31,7 @@ from penstock.server.tracing.file import TraceFile
 from penstock.server.tracing.trace import Trace, asks_for_trace, context_of
 from penstock.server.tracing.tracer import Tracer
 from penstock.server.v2.tracing import TraceSettings
-from tests.fakes import fake_model, fake_request
+from tests.fakes import fake_model, fake_request, no_more_threads
 from tests.processes import descriptors
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -242,6 +242,17 @@ def test_what_cannot_be_written_soon_is_dropped_and_counted(monkeypatch: pytest.
     tracer.stop()
 
     assert (tracer.dropped, kept.traces, kept.closed) == (1, [], True)
+
+
+def test_a_trace_for_which_no_thread_is_to_be_had_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracer, kept, _ = tracer_with("level=TIMESTAMPS", "rate=1", "triton,file=x")
+    model = fake_model()
+    with monkeypatch.context() as patch:
+        no_more_threads(patch)
+        tracer.record(model, batch_of(fake_request(model)), 1_070)
+
+    assert tracer.dropped == 1
+    assert traced(tracer, kept, model, [1]) == ["1"]
 
 
 def test_a_sink_that_fails_ends_neither_the_thread_nor_the_server() -> None:
