@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from penstock.backends.errors import Code, InferError
 
 from .http.coding import MIN_BYTES, compress, decompress, decompress_little
-from .threads import Threads
+from .threads import Threads, begin
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model
@@ -53,7 +53,7 @@ class LargeTexts:
     async def read(self, size: int | None, function: Callable[..., T], *args: Any) -> T:
         """Call on a thread, on that one unless a text of `size` is not that large; None for a size not known yet."""
         executor = self._thread if size is None or size >= _ALONE_BYTES else None
-        return await asyncio.get_running_loop().run_in_executor(executor, function, *args)
+        return await begin(executor, function, *args)
 
 
 async def unpacked(

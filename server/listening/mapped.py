@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from penstock.server.threads import Threads
+from penstock.server.threads import Threads, begin
 
 LARGE_BYTES = 2 << 20
 """What the event loop itself may put together: half a millisecond."""
@@ -95,7 +95,7 @@ class LargeAnswers:
         executor = self._long if json_bytes >= _LONG_BYTES else self._others
         left = threading.Event()
         try:
-            return await asyncio.get_running_loop().run_in_executor(executor, _call, left, function, args)
+            return await begin(executor, _call, left, function, args)
         except asyncio.CancelledError:
             left.set()  # who is next need not wait for what nobody takes
             raise

@@ -20,9 +20,14 @@ from tests.live import settings_for
 
 def test_work_waits_for_a_thread_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     threads, gate = Threads(4), threading.Event()
+    with monkeypatch.context() as patch:
+        no_more_threads(patch)
+        with pytest.raises(RuntimeError):
+            threads.submit(gate.set)
     first = threads.submit(gate.wait, PATIENCE_S)
     no_more_threads(monkeypatch)
     second = threads.submit(str, "done")
+    assert not gate.is_set()
     gate.set()
 
     assert (first.result(PATIENCE_S), second.result(PATIENCE_S)) == (True, "done")
