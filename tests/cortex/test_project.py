@@ -156,7 +156,7 @@ class TestLog:
             answer(live)
             post(live.http_port, "/iris/one", [1])
 
-        lines = [record.getMessage() for record in caplog.records if record.name == "uvicorn.access"]
+        lines = [record.getMessage() for record in caplog.records if record.name == "penstock.access"]
         assert [line.partition('"')[2] for line in lines] == [
             'POST /iris/one HTTP/1.1" 200', 'POST /iris/one HTTP/1.1" 406',
         ]  # fmt: skip

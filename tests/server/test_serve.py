@@ -358,7 +358,7 @@ def test_all_models_and_one_of_them_cannot_both_be_asked_for(tmp_path: Path) -> 
 def test_the_access_log_has_every_request_once_and_only_when_asked_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "uvicorn.access")
+    caplog.set_level(logging.INFO, "penstock.access")
     for asked in (True, False):
         caplog.clear()
         with live_server(write_models(tmp_path / str(asked), "a"), loaders=Gate().loaders, access_log=asked) as live:
@@ -379,7 +379,7 @@ def test_the_access_log_has_every_request_once_and_only_when_asked_for(
 def test_the_access_log_has_the_metrics_port_unless_it_is_said(
     logged: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "uvicorn.access")
+    caplog.set_level(logging.INFO, "penstock.access")
 
     with live_server(tmp_path, access_log=True, metrics_access_log=logged) as live:
         ask(live.metrics_port, "GET", "/metrics")
