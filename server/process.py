@@ -23,7 +23,8 @@ from .listening.binding import StartError
 from .options.dialect_settings import DIALECTS
 from .settings import Settings
 from .signals import listen
-from .telemetry.logs import LogFileError, Logs
+from .telemetry.log_file import LogFileError
+from .telemetry.logs import Logs
 from .threads import new_loop
 
 logger = logging.getLogger("penstock.serve")

@@ -572,6 +572,25 @@ def test_with_a_log_frequency_so_many_traces_go_into_each_numbered_file(tmp_path
     assert found == {"trace.json.0": [1, 2], "trace.json.1": [3, 4], "trace.json.2": [5]}
 
 
+def test_of_a_numbered_file_that_a_full_disk_takes_in_part_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(path: Path, text: bytes) -> int:
+        with path.open("wb") as opened:
+            opened.write(text[: len(text) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = TraceFile(tmp_path / "trace.json")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", half)
+        with pytest.raises(OSError, match="No space left"):
+            file.write([trace_of(1, log_frequency=1)])
+    file.write([trace_of(2, log_frequency=1)])
+    file.close()
+
+    assert ids_in(tmp_path) == {"trace.json.1": [2]}
+
+
 def ids_in(folder: Path) -> dict[str, list[int]]:
     return {path.name: sorted({entry["id"] for entry in json.loads(path.read_text())}) for path in folder.iterdir()}
 
