@@ -25,6 +25,7 @@ from .node import Node
 from .onnx_binding import OnnxBinding
 from .onnx_failures import advice, is_absent, run_error, words
 from .onnx_file import remark
+from .onnx_log import route_log
 from .onnx_operators import SHARED_SCALES, never_empty, operators
 from .onnx_providers import CPU, said_to
 from .onnx_rows import with_free_rows
@@ -85,6 +86,7 @@ def prepared(path: Path, options: Mapping[str, str]) -> tuple[str | bytes, Any, 
 
 def start(model: str | bytes, made: Any, providers: Sequence[tuple[str, dict[str, str]]]) -> Any:
     """Make a session. Raises: what ONNX Runtime does."""
+    route_log()
     # enable_fallback: else a provider that fails is replaced by the CPU, with a print
     return onnxruntime.InferenceSession(model, made, providers=list(providers), enable_fallback=0)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import onnxruntime
 
 from .errors import Code, InferError
+from .onnx_log import route_log
 
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
@@ -135,6 +136,7 @@ def _both_installed() -> str:
 @cache
 def _preload() -> None:
     # ONNX Runtime's own logger writes beside what it raises, the machine's name with it, and warns of every load
+    route_log()  # which sets its own
     onnxruntime.set_default_logger_severity(_FATAL)
     preload = getattr(onnxruntime, "preload_dlls", None)
     if preload is not None:

@@ -20,6 +20,7 @@ from .onnx_file import row_shapes
 from .onnx_providers import OURS, ROWS, own_options, said_to
 
 ENGINES = "penstock.engine_cache"
+_PATHS = ("trt_engine_cache_path", "trt_timing_cache_path")
 _LIBRARIES = ("libnvinfer.so.10", "libnvinfer.so.11", "libnvinfer.so")
 _NOT_IN_NAMES = re.compile(r"[^\w.-]+")
 
@@ -29,21 +30,17 @@ def tensorrt_options(
 ) -> dict[str, str]:  # fmt: skip
     """Make the options of the TensorRT provider: engines and timings are kept; `tensorrt.<name>` goes before ours.
 
-    Raises: InferError (INVALID) for what Penstock decides itself, and for a folder that cannot be made.
+    Raises: InferError (INVALID) for what Penstock decides itself, and for a folder that cannot be made or is nobody's.
     """
     said = said_to(options, "tensorrt.")
     for name in OURS:
         if name in said:
             raise InferError(Code.INVALID, f"option 'tensorrt.{name}' is Penstock's to set")
-    folder = str(_folder(options) / engine_key(path, device, runtime))
-    made = {
-        "trt_engine_cache_enable": "1",
-        "trt_engine_cache_path": folder,
-        "trt_timing_cache_enable": "1",
-        "trt_timing_cache_path": folder,
-    }
+    made = {"trt_engine_cache_enable": "1", "trt_timing_cache_enable": "1"}
+    if unsaid := [name for name in _PATHS if name not in said]:
+        made |= dict.fromkeys(unsaid, str(_folder(options) / engine_key(path, device, runtime)))
     made |= profiles(path, options.get(ROWS, "")) | said | own_options(device, stream)
-    for name in ("trt_engine_cache_path", "trt_timing_cache_path"):
+    for name in _PATHS:
         _make(Path(made[name]))
     return made
 
@@ -89,10 +86,15 @@ def profiles(path: Path, rows: str) -> dict[str, str]:
 
 
 def _folder(options: Mapping[str, str]) -> Path:
+    """Give where engines are kept. Source: XDG Base Directory, "cache". Raises: InferError."""
     said = options.get(ENGINES)
     if said:
         return Path(said)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "tensorrt"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "tensorrt"
+    except RuntimeError as error:
+        text = "TensorRT's engines cannot be kept: the user has no home folder; say where with XDG_CACHE_HOME"
+        raise InferError(Code.INVALID, f"{text}, or with {' and '.join(_PATHS)}") from error
 
 
 def _version() -> str:

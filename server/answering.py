@@ -10,12 +10,12 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.backends.errors import Code, InferError
 
 from .http.coding import MIN_BYTES, compress, decompress, decompress_little
+from .threads import Threads, begin
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model
@@ -48,12 +48,12 @@ class LargeTexts:
     """
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "penstock-json")
+        self._thread = Threads(1, "penstock-json")
 
     async def read(self, size: int | None, function: Callable[..., T], *args: Any) -> T:
         """Call on a thread, on that one unless a text of `size` is not that large; None for a size not known yet."""
         executor = self._thread if size is None or size >= _ALONE_BYTES else None
-        return await asyncio.get_running_loop().run_in_executor(executor, function, *args)
+        return await begin(executor, function, *args)
 
 
 async def unpacked(

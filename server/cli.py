@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from .options.backend_config import without_effect
 from .options.foreign_flags import foreign, lengthened, renamed, sifted
+from .options.idle import idle
 from .options.setting import FALSE_WORDS, TRUE_WORDS, Setting, shown
 from .settings import SettingError, Settings, known_settings, nearest, resolve
 
@@ -133,7 +134,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except SettingError as error:
         print(f"penstock: {error}", file=sys.stderr)
         return USAGE_STATUS
-    for text in (*ignored, *without_effect(settings.backend_config)):
+    for text in (*ignored, *without_effect(settings.backend_config), *idle(settings)):
         print(f"penstock: warning: {text}", file=sys.stderr)
     return _answer(args, settings)
 

@@ -19,13 +19,13 @@ from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-import uvloop
-
-from .listening.listener import StartError
+from .listening.binding import StartError
 from .options.dialect_settings import DIALECTS
 from .settings import Settings
 from .signals import listen
-from .telemetry.logs import LogFileError, Logs
+from .telemetry.log_file import LogFileError
+from .telemetry.logs import Logs
+from .threads import new_loop
 
 logger = logging.getLogger("penstock.serve")
 
@@ -126,9 +126,13 @@ def run(settings: Settings) -> int:
     except LogFileError as error:
         sys.stderr.write(f"penstock: {error}\n")
         return 1
-    logs.start()
+    try:
+        logs.start()
+        loop = new_loop()
+    except RuntimeError as error:
+        sys.stderr.write(f"penstock: {error}: the limit of processes and threads is too low (pids.max, ulimit -u)\n")
+        return 1
     prepare()
-    loop = uvloop.new_event_loop()
     try:
         return loop.run_until_complete(_Process(settings, logs).run())
     finally:

@@ -28,7 +28,8 @@ from .grpc.tls import TlsError, context_for
 from .health import Health
 from .hooks.engine import HookedEngine
 from .isolated.loader import with_isolated
-from .listening.listener import ListenError, Port, StartError
+from .listening.binding import StartError
+from .listening.listener import Port
 from .listening.ports import grpc_lane, http_lane, metrics_lane, share_totals, share_untaken
 from .options.cache_config import parse as parse_cache
 from .options.sharing import devices_of
@@ -271,13 +272,12 @@ class Server:
         await self._listen(late=False)
 
     async def _listen(self, *, late: bool) -> None:
-        """Open the ports whose turn it is: before or after everything is loaded."""
-        try:
-            for port in self._ports:
-                if self._is_late(port) == late:
-                    await port.open()
-        except ListenError as error:
-            raise StartError(str(error)) from error
+        """Open the ports whose turn it is: before or after everything is loaded. Raises: StartError."""
+        for port in self._ports:
+            if self._is_late(port) == late:
+                await port.open()
+            elif not late:
+                await port.bind()  # that it is taken is told before everything is loaded
         self._listens = late or not any(map(self._is_late, self._ports))
 
     def _is_late(self, port: Port) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from penstock.backends.backend import Array, Backend, Binding, Loader
 from penstock.backends.errors import Code, RunStopped
@@ -159,6 +160,15 @@ class ListSink:
                 self._arrived.clear()
                 await self._arrived.wait()
         return self.requests
+
+
+def no_more_threads(patch: pytest.MonkeyPatch) -> None:
+    """Have no thread start from now on, as at a limit of processes and threads."""
+
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    patch.setattr(threading.Thread, "start", start)
 
 
 class Gate:

@@ -22,7 +22,11 @@ def patiently(name: str, devices: Collection[str], end: Callable[[], None]) -> N
         end()
         return
     ending = threading.Thread(target=end, name=f"{name} ends", daemon=True)
-    ending.start()
+    try:
+        ending.start()
+    except RuntimeError:  # no thread can be had now
+        end()
+        return
     ending.join(PATIENCE_S)
     if ending.is_alive():
         text = "model %s: its device has not answered for %.0f s, what it holds there is freed only when it does"

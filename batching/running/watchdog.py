@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 
 from penstock.backends.backend import Binding
 
@@ -73,8 +74,10 @@ class Watchdog:
                 self._wakes_ns = over_ns
                 self._changed.notify()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._main, name="watchdog", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._main, name="watchdog", daemon=True)
+                with suppress(RuntimeError):  # none can be had now: a later run tries again
+                    thread.start()
+                    self._thread = thread
 
     def end(self, binding: Binding) -> None:
         """Note that its run has ended."""

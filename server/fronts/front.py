@@ -25,7 +25,8 @@ from penstock.server.faults import Faults, own_workers
 from penstock.server.grpc.tls import TlsError, context_for
 from penstock.server.health import Health
 from penstock.server.ipc.link import Link
-from penstock.server.listening.listener import ListenError, Port, StartError
+from penstock.server.listening.binding import StartError
+from penstock.server.listening.listener import Port
 from penstock.server.listening.ports import grpc_lane, http_lane, share_totals, share_untaken
 from penstock.server.restricted import GRPC_PREFIX, Restricted
 from penstock.server.tracing.config import OPENTELEMETRY
@@ -179,7 +180,7 @@ class FrontServer:
                 self._grpc.tls = context_for(self._settings)
             for port in self._ports:
                 await port.open()
-        except (ListenError, TlsError) as error:
+        except TlsError as error:
             raise StartError(str(error)) from error
         if self._spread is not None:
             self._spread.open()

@@ -117,16 +117,16 @@ class Answering(Stream):
         """End the call with a status other than OK."""
         if self.ended:
             return
-        self.erred(status)
         if self.begun:
-            self._last(answers.trailers(self.stream_id, status, text, pushback_ms))
-            return
-        last = answers.trailers_only(self.stream_id, status, text, pushback_ms=pushback_ms)
-        if status is not Status.UNAVAILABLE or not self.remote_ended or not self._holds():
-            self._last(last)
-            return
-        self.let_go()
-        self.held = last
+            last = answers.trailers(self.stream_id, status, text, pushback_ms)
+        else:
+            last = answers.trailers_only(self.stream_id, status, text, pushback_ms=pushback_ms)
+            if status is Status.UNAVAILABLE and self.remote_ended and self._holds():
+                self.let_go()
+                self.held = last
+                return
+        self.erred(status)
+        self._last(last)
 
     def _holds(self) -> bool:
         connection, shared = self.connection, self.connection.shared
@@ -136,6 +136,7 @@ class Answering(Stream):
         """Send the refusal that is held, if there is still somebody to have it."""
         connection = self.connection
         if connection.streams.get(self.stream_id) is self:
+            self.erred(Status.UNAVAILABLE)
             connection.answered += 1
             connection.end(self, self.held)
 

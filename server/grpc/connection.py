@@ -34,7 +34,8 @@ _TO_HTTP1 = (
 class GrpcShared(Http2Shared):
     """What the connections of one port share: methods by path, limits, deadlines.
 
-    `asking` are the paths of methods that begin no work: they are answered to who comes while the port is drained, too.
+    `calls` are the kinds of calls, without and with compressed answers. `asking` are the paths of methods that begin no
+    work: they are answered to who comes while the port is drained, too.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class GrpcShared(Http2Shared):
         self.methods = methods
         self.asking = asking
         self.deadlines = Deadlines(loop, clock)
+        self.calls: tuple[type[GrpcCall], type[CodedCall]] = (GrpcCall, CodedCall)
 
 
 class GrpcConnection(Http2Connection):
@@ -64,7 +66,7 @@ class GrpcConnection(Http2Connection):
     def __init__(self, shared: GrpcShared) -> None:
         self.compression = shared.grpc.compression
         self._told_s = 0.0
-        self._call = CodedCall if self.compression else GrpcCall
+        self._call = shared.calls[bool(self.compression)]
         self.most_bytes = shared.grpc.max_message_bytes
         self.stream_window_low = shared.limits.stream_window_bytes // 2
         super().__init__(shared)

@@ -46,10 +46,11 @@ class Request:
     client said of its whole body, or -1.
     """
 
-    __slots__ = ("coding", "length", "metadata", "method", "quick", "refusal", "timeout_ns", "unary", "wanted")
+    __slots__ = ("coding", "length", "metadata", "method", "path", "quick", "refusal", "timeout_ns", "unary", "wanted")
 
     def __init__(self, metadata: Mapping[str, str]) -> None:
         self.metadata = metadata
+        self.path = ""
         self.method: Method | None = None
         self.unary: Any = None
         self.refusal: Refusal | None = None
@@ -87,6 +88,7 @@ def read(fields: Fields, methods: Mapping[str, Method]) -> Request | None:
     metadata = {name.decode("latin-1"): value.decode("latin-1") for name, value in regular.items()}
     metadata[":authority"] = pseudo.get(b":authority", regular.get(b"host", b"")).decode("latin-1")
     request = Request(metadata)
+    request.path = pseudo[b":path"].decode("latin-1")
     request.length = int(length) if length else -1
     request.refusal = _refusal(pseudo, regular) or _understand(request, pseudo[b":path"], regular, methods)
     request.quick = request.unary is not None and request.refusal is None and not request.timeout_ns

@@ -31,7 +31,7 @@ class Bench:
     call is put at a time, unless it has the bench to itself; then there is one thread. A thread whose hook is past its
     limit is abandoned, with the replica whose hook it is and no other: a fresh one takes its place.
     What comes in one turn of the loop is begun at the turn's end: woken sooner, the threads would only wait for the
-    interpreter. `wanted` is how many threads there are to be while so many calls wait.
+    interpreter. `wanted` is how many threads there are to be while so many calls wait; `stopped`: they end.
     Threads: the event loop's, but for what `_run` calls. An `async` hook runs on an asyncio loop that the thread keeps
     running, so that its tasks live on between calls.
     """
@@ -48,7 +48,7 @@ class Bench:
         self._lost: list[Seat] = []
         self._open = self._due_ns = 0
         self._lock = threading.Lock()
-        self._ringing = self._woken = self._stopping = False
+        self._ringing = self._woken = self.stopped = False
         self._timer: asyncio.TimerHandle | None = None
 
     # -- on the event loop -------------------------------------------------------------------------------------
@@ -57,11 +57,6 @@ class Bench:
     def awaited(self) -> bool:
         """Whether a call waits for one that runs to end. Threads: any."""
         return bool(self._line)
-
-    @property
-    def seats(self) -> int:
-        """How many threads take calls."""
-        return len(self._seats)
 
     def join(self, replica: Replica) -> None:
         """Run the calls of a replica from now on."""
@@ -72,17 +67,18 @@ class Bench:
         if not self._seats:
             self._seat()
 
-    @property
-    def stopped(self) -> bool:
-        """Whether its threads end, or have ended."""
-        return self._stopping
-
     def _seat(self) -> None:
+        """Have one thread more; where none can be had those that there are go on. Raises: RuntimeError without any."""
         seat = Seat(self._run, self._name)
-        with self._lock:
-            self._open += 1
-        self._seats.append(seat)
-        seat.thread.start()
+        try:
+            with self._lock:  # which it takes before it ends
+                seat.thread.start()
+                self._open += 1
+        except RuntimeError:
+            if not self._seats:
+                raise
+        else:
+            self._seats.append(seat)
 
     def put(self, call: Call, *, at_once: bool) -> None:
         """Have a call run; `at_once`: no other comes in this turn of the loop."""
@@ -123,7 +119,7 @@ class Bench:
                 self._ring()
 
     def _stop(self) -> None:
-        self._stopping = True
+        self.stopped = True
         for seat in tuple(self._seats):
             seat.ring()
         if self._timer is not None:
@@ -135,11 +131,9 @@ class Bench:
 
     def take_back(self, replica: Replica) -> list[Call]:
         """Give the calls of a replica that have not begun."""
-        taken = [call for call in tuple(self._line) if call.replica is replica]
         back = []
-        for call in taken:
-            # a thread may take it first
-            with contextlib.suppress(ValueError):
+        for call in [each for each in tuple(self._line) if each.replica is replica]:
+            with contextlib.suppress(ValueError):  # a thread may take it first
                 self._line.remove(call)
                 back.append(call)
         return back
@@ -151,7 +145,7 @@ class Bench:
         while done:
             call = done.popleft()
             call.replica.settle(call)
-        if not self._stopping:
+        if not self.stopped:
             for seat in tuple(self._seats):
                 if seat.ended and seat in self._seats:
                     self._seats.remove(seat)
@@ -169,7 +163,14 @@ class Bench:
         if not self._replicas:
             self._stop()
         elif not self._seats:
-            self._seat()
+            try:
+                self._seat()
+            except RuntimeError:
+                others, self._replicas = self._replicas, []
+                self._stop()
+                for each in others:  # whose calls are handed back, and refused where no replica can be made
+                    each.died(None)
+                    each.shut()
 
     def _look(self) -> None:
         """Look after the running hooks. One timer, however many calls; it goes off now and then."""
@@ -199,7 +200,7 @@ class Bench:
 
     def _watch(self, seat: Seat, now_ns: int) -> int:
         running = seat.running
-        if self._stopping or not any(replica.waiting for replica in self._replicas):
+        if self.stopped or not any(replica.waiting for replica in self._replicas):
             return 0
         shared = len(self._replicas) > 1
         if running is None:
@@ -274,7 +275,7 @@ class Bench:
                     runner.run(self._serve_async(seat))
                 return False
             del call  # or what it brought would stay until the next one comes
-        return not self._stopping
+        return not self.stopped
 
     def _next(self, seat: Seat) -> Call | None:
         line = self._line
@@ -282,11 +283,10 @@ class Bench:
             try:
                 return line.popleft()
             except IndexError:
-                if self._stopping or (len(self._seats) > 1 and self._is_spare(seat)):
+                if self.stopped or (len(self._seats) > 1 and self._is_spare(seat)):
                     return None
             seat.asleep = True
-            # what was put before that rings nobody
-            if not line and not self._stopping:
+            if not line and not self.stopped:  # what was put before that rings nobody
                 seat.bell.get()
             seat.asleep = False
 
@@ -313,7 +313,7 @@ class Bench:
             try:
                 call = self._line.popleft()
             except IndexError:
-                if self._stopping:
+                if self.stopped:
                     return
                 await arrived.wait()
                 continue
@@ -347,4 +347,4 @@ class Bench:
                 self._loop.call_soon_threadsafe(self._drain)
             except RuntimeError:
                 # the loop is closed, and nobody waits
-                self._stopping = True
+                self.stopped = True

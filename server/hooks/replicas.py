@@ -269,7 +269,12 @@ class Replicas:
             return
         self._refusing = False
         bench = None if self._bench is None or self._bench.stopped else self._bench
-        self._making = Replica(self._model, self._spec, self._loop, self, bench)
+        try:
+            self._making = Replica(self._model, self._spec, self._loop, self, bench)
+        except RuntimeError as error:  # at the system's limit of threads
+            if not self._live:
+                self._refuse(InferError(Code.OVERLOADED, f"no thread for the hooks of '{self._model.name}': {error}"))
+            return
         self._making.ready.add_done_callback(self._made)
 
     def _refuse_to_grow(self) -> None:

@@ -1,42 +1,120 @@
-"""The access log of the fast lane, in the form and under the name of uvicorn's own, for --access-log."""
+"""The access log of the fast lane, for --access-log: a line for each answer, once it is sent."""
 
 from __future__ import annotations
 
-import logging
+import asyncio
+import re
+import time
+import weakref
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_to_bytes
 
-from uvicorn.protocols.utils import get_remote_addr
+from penstock.server.listening.access import tell
 
+from .connection import HEAD
 from .fastlane import FastLane
 
 if TYPE_CHECKING:
     from penstock.server.listening.mapped import Body
 
-logger = logging.getLogger("uvicorn.access")
+    from .head import Head
 
-
-class QuietFastLane(FastLane):
-    """A connection that logs nothing, also not what uvicorn answers, although others do."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.access_log = False
+_MODEL = re.compile(rb"/v2/(?:repository/)?models/([^/]+)")
 
 
 class LoggedFastLane(FastLane):
-    """A connection that logs each request as it is answered: one that uvicorn answers is logged by uvicorn."""
+    """A connection that logs each answer: its own as they are written, uvicorn's when they are whole.
+
+    `request` notes the id of what a Service submits, which is in a body that nobody else reads.
+    """
+
+    __slots__ = ("_began_s", "_request", "_request_id", "_sent")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._began_s = time.perf_counter()
+        self._request_id = ""
+        self._sent: _Sent | None = None
+        super().__init__(*args, **kwargs)
+        self.access_logger = weakref.proxy(self)
+
+    @property
+    def request(self) -> Any:
+        """What the Service has submitted, its own to say."""
+        return self._request
+
+    @request.setter
+    def request(self, request: Any) -> None:
+        self._request = request
+        self._request_id = getattr(request, "id", "") or self._request_id
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes, and note when a request begins."""
+        if self._state == HEAD and not self._buffer:
+            self._began_s = time.perf_counter()
+        super().data_received(data)
 
     def answer_ok(self, body: Body, json_bytes: int = 0) -> None:
         """Answer 200 by the way that logs."""
         self._answer_ok(body, json_bytes)
 
-    def answer(self, status: int, body: Body, content_type: bytes, extra: bytes = b"") -> None:
-        """Log and answer."""
-        head = self.head
-        if head is not None and self.busy:
-            address = get_remote_addr(self.transport)
-            client = f"{address[0]}:{address[1]}" if address else ""
-            version = "1.0" if head.old else "1.1"
-            path, method = head.path.decode("latin-1"), head.method.decode("latin-1")
-            logger.info('%s - "%s %s HTTP/%s" %d', client, method, path, version, status)
-        super().answer(status, body, content_type, extra)
+    def _write(self, head: bytes, body: Body) -> None:
+        super()._write(head, body)
+        self._tell(int(head[9:12]), len(body), self.head if self._state != HEAD else None)
+
+    def info(self, text: str, *said: Any) -> None:
+        """Stand for uvicorn's logger of accesses: an answer of its own begins, with the status that is said last."""
+        self.shared.heard.info(text, *said)
+        if self.cycle is not None:
+            self.cycle.transport = self._sent = _Sent(self.cycle.transport, said[-1])  # type: ignore[assignment]
+
+    def on_response_complete(self) -> None:
+        """Log what uvicorn has answered."""
+        self._tell_sent()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Log what was sent of an answer that is not whole."""
+        self._tell_sent()
+        super().connection_lost(exc)
+
+    def _tell_sent(self) -> None:
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            self._tell(sent.status, sent.size, self.head)
+
+    def _tell(self, status: int, size: int, head: Head | None) -> None:
+        asked, model, request_id = "-", "", self._request_id
+        if head is not None:
+            target = b"%b %b%b HTTP/%b" % (
+                head.method, head.path, b"?" + head.query if head.query else b"", b"1.0" if head.old else b"1.1"
+            )  # fmt: skip
+            asked, found = target.decode("latin-1"), _MODEL.search(head.path)
+            model = unquote_to_bytes(found[1]).decode("utf-8", "replace") if found else ""
+            request_id = request_id or head.header.get(b"x-request-id", b"").decode("latin-1")[:128]
+        tell(self.transport, asked, status, self._began_s, size, {"model": model, "request_id": request_id})
+        self._began_s, self._request_id = time.perf_counter(), ""
+
+
+class _Sent(asyncio.WriteTransport):
+    """Stands before the transport for one answer of uvicorn's, which writes its head first, and counts the rest."""
+
+    def __init__(self, transport: asyncio.WriteTransport, status: int) -> None:
+        super().__init__()
+        self.status = status
+        self.size = 0
+        self._transport = transport
+        self._begun = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Write, and count."""
+        self.size += len(data) if self._begun else 0
+        self._begun = True
+        self._transport.write(data)
+
+    def close(self) -> None:
+        """Close the transport."""
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """Tell whether the transport is closing."""
+        return self._transport.is_closing()

@@ -72,7 +72,7 @@ class Answering(Connection):
         if status == 503 and _AGAIN in extra and self._is_early(head) and self.shared.pace.holds(self, self.loop):
             self._state, self._held = HELD, (status, body, content_type, extra)
             return
-        if status >= FIRST_ERROR:
+        if status >= FIRST_ERROR and not self.transport.is_closing():
             self.shared.tally.error(status)
         ending = self.shared.draining or self._half_closed
         # what has arrived already is answered first

@@ -20,6 +20,8 @@ from .head import HttpError
 if TYPE_CHECKING:
     import asyncio
 
+    from penstock.server.listening.mapped import Body
+
     from .chunks import ChunkedBody
     from .head import Head
     from .limits import Limits
@@ -70,6 +72,7 @@ class Connection(HttpToolsProtocol):
         self.task: Cancellable | None = None
         self.plan: Any = None
         self._service = self.shared.service
+        self.access_log, self.access_logger = True, self.shared.heard  # type: ignore[assignment]  # told of uvicorn's
         self._state = HEAD
         self._buffer = bytearray()
         self._missing = 0
@@ -188,11 +191,13 @@ class Connection(HttpToolsProtocol):
         self.shared.tally.error(status)
         lines = self.shared.answers.head(status, self.server_state.default_headers)
         again = _SOON if status == HTTPStatus.SERVICE_UNAVAILABLE else b""
-        self.transport.write(
-            b"%bconnection: close\r\n%bcontent-type: %b\r\ncontent-length: %d\r\n\r\n%b"
-            % (lines, again, content_type, len(body), body)
-        )
+        last = b"connection: close\r\n%bcontent-type: %b\r\ncontent-length: %d\r\n\r\n"
+        self._write(lines + last % (again, content_type, len(body)), body)
         self._part()
+
+    def _write(self, head: bytes, body: Body) -> None:
+        """Write an answer."""
+        raise NotImplementedError
 
     def _withdraw(self) -> bool:
         """Take a request back from uvicorn; False when it has begun to answer."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.server.errors import error_body
 from penstock.server.listening.landing import SCRATCH_BYTES
 from penstock.server.listening.pace import Pace
-from penstock.server.listening.tally import Tally
+from penstock.server.listening.tally import Heard, Tally
 from penstock.server.listening.untaken import Untaken
 
 from .answers import Answers
@@ -68,6 +68,7 @@ class Shared:
         self.untaken = Untaken()
         self.pace = Pace()
         self.tally = Tally("http")
+        self.heard = Heard(self.tally)
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.refusal: Callable[[HttpError], tuple[int, bytes, bytes]] = refused
 

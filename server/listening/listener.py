@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import socket
@@ -24,7 +23,8 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from .accepting import Accepting
-from .handshakes import keep_little, keep_out_new, somebody_waits
+from .binding import bind_all, bind_one, refused
+from .handshakes import keep_out_new, somebody_waits
 from .tally import Tally
 
 if TYPE_CHECKING:
@@ -42,17 +42,6 @@ LEAVE_S = 1.0
 _MOST_TURNS = 1000
 _END_S = 1.0
 """How long what is done for clients that are gone may take to end."""
-_SERVICES = {"gRPC": "GRPC", "metrics": "Metrics"}
-"""What Triton calls them where a port is in use, if not what we do. Source: Triton server, main.cc."""
-_ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
-
-
-class StartError(Exception):
-    """Why a server cannot start, for the operator: a line for each reason."""
-
-
-class ListenError(Exception):
-    """A port that cannot be listened on; the message is for the operator."""
 
 
 class Port:
@@ -79,6 +68,7 @@ class Port:
         self.address, self.port = address, port
         self.shared = shared
         self.tally = shared.tally if shared is not None else Tally("http")
+        self._bound: list[socket.socket] = []
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.AbstractServer] = []
         self._clock: asyncio.TimerHandle | None = None
@@ -112,11 +102,18 @@ class Port:
         address = f"[{self.address}]" if ":" in self.address else self.address
         return f"{self.scheme}://{address}:{self.port}"
 
-    async def open(self) -> None:
-        """Bind, and accept connections from now on; port 0 becomes the one the system chose.
+    async def bind(self) -> None:
+        """Take the port, on which nobody can connect yet; port 0 becomes the one the system chose.
 
         Raises: ListenError.
         """
+        if not self._bound:
+            bind = partial(bind_one, reuse_port=self.reuse_port)
+            self._bound = await bind_all(self.name, self.address, self.port, bind)
+            self.port = self._bound[0].getsockname()[1]
+
+    async def open(self) -> None:
+        """Bind, if that has not been done, and accept connections from now on. Raises: ListenError."""
         loop = asyncio.get_running_loop()
         self._tick(loop, loop.time())
         if self.tls is not None and self.accepting is None:
@@ -124,15 +121,18 @@ class Port:
             self.share(lambda _sock: False, lambda _count: None)
         if self.accepting is not None:
             self.accepting.most = self.most
-        bind = partial(bind_one, reuse_port=self.reuse_port)
-        self._sockets = await bind_all(self.name, self.address, self.port, bind)
-        self.port = self._sockets[0].getsockname()[1]
-        for bound in self._sockets:
-            if self.accepting is not None:
-                self.accepting.begin(bound, BACKLOG, self.tls)
-            else:
-                server = await loop.create_server(self.make_protocol, sock=bound, backlog=BACKLOG, ssl=self.tls)
-                self._servers.append(server)
+        await self.bind()
+        self._sockets, self._bound = self._bound, []
+        try:
+            for bound in self._sockets:
+                if self.accepting is not None:
+                    self.accepting.begin(bound, BACKLOG, self.tls)
+                else:
+                    bound.listen(BACKLOG)  # uvloop does not tell that it cannot
+                    server = await loop.create_server(self.make_protocol, sock=bound, backlog=BACKLOG, ssl=self.tls)
+                    self._servers.append(server)
+        except OSError as error:  # somebody else has listened there since it was bound
+            raise refused(self.name, self.address, self.port, error) from error
 
     def _tick(self, loop: asyncio.AbstractEventLoop, last: float) -> None:
         now = loop.time()
@@ -177,7 +177,8 @@ class Port:
         for bound in self._sockets:
             keep_out_new(bound)
         await self._accept_waiting()
-        closing, self._sockets = self._sockets, []  # the clock looks at them in any turn of the loop
+        closing = self._sockets + self._bound
+        self._sockets, self._bound = [], []  # the clock looks at them in any turn of the loop
         for server in self._servers:
             server.close()
         if self.accepting is not None:
@@ -290,61 +291,3 @@ def make_config(
         server_header=False,
         timeout_keep_alive=idle_s,  # type: ignore[arg-type]  # goes to loop.call_later, fractions are fine
     )
-
-
-async def bind_all(
-    name: str, address: str, port: int, bind: Callable[[int, Any], socket.socket]
-) -> list[socket.socket]:
-    """Bind every address that a name stands for, all on one port; `bind` takes family and address.
-
-    Raises: ListenError.
-    """
-    loop = asyncio.get_running_loop()
-
-    def refused(why: str | None) -> ListenError:
-        return ListenError(f"cannot listen for {name} on {address}, port {asked}: {why}")
-
-    asked = port
-    try:
-        found = await loop.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except socket.gaierror as error:
-        raise refused(error.strerror) from error
-    sockets: list[socket.socket] = []
-    absent = ""
-    for family, _, _, _, where in dict.fromkeys(found):
-        try:
-            sockets.append(bind(family, (where[0], port, *where[2:])))
-        except OSError as error:
-            # A name such as localhost may stand for an IPv6 address that this machine does not have.
-            absent = os.strerror(error.errno or 0)
-            if error.errno in _ABSENT:
-                continue
-            for other in sockets:
-                other.close()
-            if error.errno == errno.EADDRINUSE:
-                service = _SERVICES.get(name, name)
-                text = f"failed to start {service} service: Unavailable - Socket '{address}:{asked}' already in use"
-                raise ListenError(text) from error
-            raise refused(absent) from error
-        port = sockets[0].getsockname()[1]
-    if not sockets:
-        raise refused(absent)
-    return sockets
-
-
-def bind_one(family: int, address: Any, *, reuse_port: bool = False) -> socket.socket:
-    """Bind one address. Raises: OSError."""
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        keep_little(listening)
-        if reuse_port:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if family == socket.AF_INET6:
-            # `::` is every address, of IPv4 too, as gRPC has it; a name has its IPv4 addresses beside it
-            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address[0] != "::")
-        listening.bind(address)
-    except OSError:
-        listening.close()
-        raise
-    return listening

@@ -10,12 +10,13 @@ import asyncio
 import mmap
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import numpy as np
+
+from penstock.server.threads import Threads, begin
 
 LARGE_BYTES = 2 << 20
 """What the event loop itself may put together: half a millisecond."""
@@ -86,15 +87,15 @@ class LargeAnswers:
     """
 
     def __init__(self) -> None:
-        self._others = ThreadPoolExecutor(2, "penstock-answer")
-        self._long = ThreadPoolExecutor(1, "penstock-json-answer")
+        self._others = Threads(2, "penstock-answer")
+        self._long = Threads(1, "penstock-json-answer")
 
     async def encode(self, json_bytes: int, function: Callable[..., T], *args: Any) -> T:
         """Call on a thread what encodes an answer with about so much JSON."""
         executor = self._long if json_bytes >= _LONG_BYTES else self._others
         left = threading.Event()
         try:
-            return await asyncio.get_running_loop().run_in_executor(executor, _call, left, function, args)
+            return await begin(executor, _call, left, function, args)
         except asyncio.CancelledError:
             left.set()  # who is next need not wait for what nobody takes
             raise

@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from penstock.server.grpc.access import LoggedCall, LoggedCodedCall, noted
 from penstock.server.grpc.connection import GrpcShared
 from penstock.server.grpc.listening import GrpcListener
-from penstock.server.http.access import LoggedFastLane, QuietFastLane
+from penstock.server.http.access import LoggedFastLane
 from penstock.server.http.fastlane import FastLane
 from penstock.server.http.service import Service, Shared
 from penstock.server.restricted import GRPC_CATEGORIES
 
 from .listener import Listener, Port, make_config
-from .tally import counted
 from .untaken import Untaken
 
 if TYPE_CHECKING:
@@ -66,7 +66,10 @@ def metrics_lane(settings: Settings, app: ASGIApp) -> Listener:
 def grpc_lane(settings: Settings, methods: Mapping[str, Method], loop: asyncio.AbstractEventLoop) -> GrpcListener:
     """Make the gRPC port, with RPCs by path."""
     asking = frozenset(path for path in methods if GRPC_CATEGORIES.get(path) in _ASKING)
-    shared = GrpcShared(dict(methods), settings.grpc_limits(), asking=asking, loop=loop)
+    known = noted(methods) if settings.access_log else dict(methods)
+    shared = GrpcShared(known, settings.grpc_limits(), asking=asking, loop=loop)
+    if settings.access_log:
+        shared.calls = LoggedCall, LoggedCodedCall
     listener = GrpcListener(settings.grpc_address, settings.grpc_port, shared)
     listener.reuse_port = bool(settings.http_workers) or settings.reuse_grpc_port
     return listener
@@ -97,13 +100,9 @@ def listener_of(
     settings: Settings, name: str, place: tuple[str, int], app: ASGIApp, shared: Shared, *, logged: bool = True
 ) -> Listener:  # fmt: skip
     """Make a port of HTTP."""
-    lane: type[FastLane] = FastLane
-    if settings.access_log:
-        lane = LoggedFastLane if logged else QuietFastLane
+    lane = LoggedFastLane if settings.access_log and logged else FastLane
     protocol = type("Connection", (lane,), {"shared": shared})
-    config = make_config(
-        counted(app, shared.tally), protocol, idle_s=settings.http_idle_timeout_secs, access_log=settings.access_log
-    )
+    config = make_config(app, protocol, idle_s=settings.http_idle_timeout_secs, access_log=settings.access_log)
     listener = Listener(name, *place, config, shared)
     listener.reuse_port = bool(settings.http_workers)
     return listener

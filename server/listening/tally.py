@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from penstock.server.telemetry.page import ASGIApp
+from typing import Any
 
 logger = logging.getLogger("penstock.serve")
 
@@ -48,25 +44,16 @@ class Tally:
         self.totals[f'penstock_connections_refused_total{{protocol="{self.protocol}",reason="{reason}"}}'] += 1
 
 
-def counted(app: ASGIApp, tally: Tally) -> ASGIApp:
-    """Have the errors that an application answers counted."""
+class Heard:
+    """Stands where uvicorn has the logger of accesses, which hears of each answer as it is sent, and of no other.
 
-    async def told(scope: Any, receive: Any, send: Callable[[Any], Awaitable[None]]) -> None:
-        begun = False
+    An application may answer once more who has gone, or was told something else meanwhile: that leaves nowhere.
+    """
 
-        def look(message: Any) -> Awaitable[None]:
-            nonlocal begun
-            if message["type"] == "http.response.start":
-                begun = True
-                if message["status"] >= FIRST_ERROR:
-                    tally.error(message["status"])
-            return send(message)
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
 
-        try:
-            await app(scope, receive, look)
-        except Exception:
-            if not begun:
-                tally.error(500)  # as uvicorn answers then
-            raise
-
-    return told
+    def info(self, _text: str, *said: Any) -> None:
+        """Count an answer that is an error; its status is what is said last."""
+        if said[-1] >= FIRST_ERROR:
+            self._tally.error(said[-1])

@@ -65,4 +65,8 @@ class ObservingSettings(GrpcSettings):
     log_info: bool = setting(True, "Logs", "Log informational messages.")
     log_warning: bool = setting(True, "Logs", "Log warnings.")
     log_error: bool = setting(True, "Logs", "Log errors.")
-    access_log: bool = setting(False, "Logs", "Log every HTTP request. Costs throughput.")
+    access_log: bool = setting(
+        False,
+        "Logs",
+        "Log every answer, over HTTP and gRPC, with status, duration, bytes, model and request id. Costs throughput.",
+    )

@@ -20,6 +20,7 @@ from . import overrides
 from .choices import Choices
 from .dependents import Dependents, Locks
 from .findings import Finding, log_all
+from .looks import Looks
 from .order import put_in_order
 from .repository import Repository
 from .scan import Entry
@@ -47,7 +48,7 @@ class ModelControl:
         self._transitions = Transitions(engine, self._choices.threads, self._choices.retries)
         self._locks: Locks = weakref.WeakValueDictionary()
         self._dependents = Dependents(repository, self._transitions, self._locks)
-        self._seen: Mapping[str, bytes] = {}
+        self._looks = Looks()
         self.asked: Callable[[str, dict[str, Any]], None] = lambda _name, _how: None
         """Called when a load or an unload that was asked for has been done."""
 
@@ -80,7 +81,7 @@ class ModelControl:
     async def _start_all(self) -> list[str]:
         entries, stray, prints = await asyncio.to_thread(self._repository.scan)
         self._repository.note(entry.name for entry in entries)
-        self._seen = prints
+        self._looks.first(prints)
         mistakes = self._tell(stray)
         await self._bring_in_order([(entry, prints.get(entry.name, b"")) for entry in entries], whole=False)
         for record in self._repository.records.values():
@@ -136,10 +137,12 @@ class ModelControl:
         if before:
             await asyncio.wait(before)
         async with self._locks.setdefault(entry.name, asyncio.Lock()):
-            entry, print_ = await self._as_it_is_now(entry, print_)
+            entry, now = await self._as_it_is_now(entry, print_)
+            if whole and now != print_:
+                return  # it is being copied, and waits for two looks that see the same
             log_all(entry.findings)
             record = self._repository.record(entry.name)
-            record.fingerprint = print_
+            record.fingerprint = now
             gone = await self._transitions.try_up(record, entry, whole=whole and bool(record.ready))
             if gone is None and record.ready and entry.needs:
                 # what it needs may come later, and is no change of its own files
@@ -314,12 +317,9 @@ class ModelControl:
         self._repository.note(prints)
         await asyncio.to_thread(self._repository.review)
         records = self._repository.records
-        before, self._seen = self._seen, prints
-        changed = [
-            name
-            for name, print_ in prints.items()
-            if before.get(name) == print_ and (name not in records or records[name].fingerprint != print_)
-        ]
+        same = self._looks.same(prints)
+        self._repository.restless = self._looks.restless
+        changed = [name for name in same if name not in records or records[name].fingerprint != prints[name]]
         missing = [name for name in records if name not in prints]
         read = await asyncio.gather(*(asyncio.to_thread(self._repository.read, name) for name in changed))
         # what has changed since, or needs what is not loaded yet, is left to later looks; b"": it could not be read

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,15 @@ from .states import Record, State
 
 logger = logging.getLogger("penstock.repository")
 
+RESTLESS = "its files are different at each look"
+
 
 class Repository:
     """All models under some paths.
 
     Invariant: what cannot be served is UNAVAILABLE with its reason, and stops nothing else.
     `loaded` is whether what is loaded at start has been. `records` has what was loaded or was to be, by name.
-    `mistakes`: the paths that are no repository.
+    `mistakes`: the paths that are no repository. `restless`: the models whose files do not stop changing (looks.py).
     Threads: the event loop's, but for what says that it blocks, which touches the disk and nothing else.
     """
 
@@ -38,6 +40,7 @@ class Repository:
         self._held: Mapping[Path, list[str]] = {}
         self.records: dict[str, Record] = {}
         self.mistakes: Sequence[Finding] = ()
+        self.restless: Collection[str] = ()
         self.loaded = False
 
     # -- the disk ----------------------------------------------------------------------------------------------
@@ -150,14 +153,14 @@ class Repository:
     def index(self, ready: bool = False) -> list[dict[str, str]]:
         """List every version with its state, as `POST /v2/repository/index` does; `ready`: only those that are.
 
-        What was never loaded is there by its name, unless it could not be loaded since it is there twice.
+        What was never loaded is there by its name, with why if it is there twice, or does not stop changing.
         """
         rows: list[dict[str, str]] = []
         for name in sorted({*self._names, *self.records}):
             listed = self.records[name].listed() if name in self.records else []
             if not listed and not ready:
-                twice = {"state": State.UNAVAILABLE.value, "reason": TWICE} if self._names[name] > 1 else {}
-                rows.append({"name": name, **twice})
+                why = TWICE if self._names[name] > 1 else RESTLESS if name in self.restless else ""
+                rows.append({"name": name, **({"state": State.UNAVAILABLE.value, "reason": why} if why else {})})
             for held in listed:
                 if ready and held.state is not State.READY:
                     continue

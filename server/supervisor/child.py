@@ -19,11 +19,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import uvloop
-
 from penstock.server.ipc.link import Link
-from penstock.server.listening.listener import StartError
+from penstock.server.listening.binding import StartError
 from penstock.server.signals import listen
+from penstock.server.threads import new_loop
 
 from .fleet import ANSWERS, READY
 from .kinds import (
@@ -232,7 +231,7 @@ def main(words: list[str]) -> int:
     _name("starting")
     if os.getppid() != int(parent):
         return 1
-    loop = uvloop.new_event_loop()
+    loop = new_loop()
     logs: list[Logs] = []
 
     async def run() -> int:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from penstock.server.listening.binding import bind_all, bind_one
 from penstock.server.listening.handshakes import keep_out_new
-from penstock.server.listening.listener import bind_all, bind_one
 from penstock.server.settings import Settings
 
 _SETTINGS = {"HTTP": "http_port", "gRPC": "grpc_port", "metrics": "metrics_port"}

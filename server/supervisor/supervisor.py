@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.server.ipc.wire import Message
-from penstock.server.listening.listener import ListenError, StartError
+from penstock.server.listening.binding import StartError
 from penstock.server.settings import Settings
 
 from .children import Child, told_end
@@ -90,10 +90,7 @@ class Supervisor:
         """Hold the ports, start everything, and wait until front ends answer. Raises: StartError."""
         if not hasattr(os, "pidfd_open"):
             raise StartError("--http-workers needs Linux")
-        try:
-            self._settings = await self._ports.hold_for(self._settings)
-        except ListenError as error:
-            raise StartError(str(error)) from error
+        self._settings = await self._ports.hold_for(self._settings)
         self._clock = asyncio.ensure_future(self._keep_time())
         self.fleet.begin()
         await self._begun(ANSWERS)

@@ -131,7 +131,10 @@ class _Reading:
             with suppress(RuntimeError):  # the loop has closed: the server is gone
                 loop.call_soon_threadsafe(finish, values)
 
-        threading.Thread(target=run, name="hardware", daemon=True).start()
+        try:
+            threading.Thread(target=run, name="hardware", daemon=True).start()
+        except RuntimeError:  # no thread can be had now: the page goes without it
+            finish({})
         return pending
 
 

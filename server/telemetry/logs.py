@@ -17,11 +17,11 @@ import threading
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, TextIO
 
 from penstock.server.settings import Settings
 
+from .log_file import LogFile
 from .repeats import WINDOW_S, Repeats
 
 QUEUE_RECORDS = 10_000
@@ -165,18 +165,6 @@ class _Enqueue(logging.Handler):
             self.dropped += 1
 
 
-class LogFileError(Exception):
-    """A log file that cannot be opened; the message is for the operator."""
-
-
-def _opened(path: str) -> TextIO:
-    """Open a log file. Each line is one write to its end: the processes of a server share it. Raises: LogFileError."""
-    try:
-        return Path(path).open("a", buffering=1, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise LogFileError(f"--log-file {path}: failed to open log file: {error.strerror}") from error
-
-
 class Logs:
     """The process's logging from `start` to `stop`.
 
@@ -186,9 +174,11 @@ class Logs:
 
     def __init__(self, settings: Settings, stream: TextIO, process: str = "") -> None:
         """Open the log file, if there is to be one; `stream` takes the log otherwise. Raises: LogFileError."""
-        self._stream = stream = _opened(settings.log_file) if settings.log_file else stream
-        self._owned = bool(settings.log_file)
-        text = settings.log_format == "text" or (settings.log_format != "json" and stream.isatty())
+        self._beside = stream
+        self._file = LogFile(settings.log_file) if settings.log_file else None
+        self._stream: LogFile | TextIO = self._file or stream
+        self._lost = 0
+        text = settings.log_format == "text" or (settings.log_format != "json" and self._stream.isatty())
         self._chosen = TextFormatter() if text else JsonFormatter()
         self._formatter: logging.Formatter = self._chosen
         self._levels = Levels.of(settings)
@@ -239,9 +229,9 @@ class Logs:
                 message = f"{dropped - told} log records dropped: more was logged than could be written"
                 self._write(logging.makeLogRecord({"name": "penstock.logs", "levelname": "WARNING", "msg": message}))
                 told = dropped
-        if self._owned:
+        if self._file is not None:
             with contextlib.suppress(OSError):
-                self._stream.close()
+                self._file.close()
 
     def _next(self) -> logging.LogRecord | None:
         while True:
@@ -250,8 +240,27 @@ class Logs:
             self._door.tell_repeats(time.monotonic())
 
     def _write(self, record: logging.LogRecord) -> None:
-        # A closed or full stream must not end the writer; there is nowhere to say so.
-        with contextlib.suppress(OSError, ValueError):
+        # A closed or full stream must not end the writer.
+        try:
             self._stream.write(self._formatter.format(record) + "\n")
             if self._records.empty():
                 self._stream.flush()
+        except (OSError, ValueError) as error:
+            self._lost += 1
+            if self._lost == 1:
+                self._tell_lost(error)
+            return
+        if self._lost:
+            lost, self._lost = self._lost, 0
+            message = f"{lost} log records are lost: the log could not be written"
+            self._write(logging.makeLogRecord({"name": "penstock.logs", "levelname": "WARNING", "msg": message}))
+
+    def _tell_lost(self, error: OSError | ValueError) -> None:
+        """Say on the stream why the file cannot be written; of the stream itself there is nowhere to say it."""
+        if self._file is not None and isinstance(error, OSError):
+            text = (
+                f"penstock: --log-file {self._file.path}: {error.strerror}; what is logged is lost until that is mended"
+            )
+            with contextlib.suppress(OSError, ValueError):
+                self._beside.write(f"{text}\n")
+                self._beside.flush()

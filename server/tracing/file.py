@@ -116,7 +116,13 @@ class TraceFile:
 
     def _write_numbered(self) -> None:
         lines, self._gathered, self._gathered_traces = self._gathered, [], 0
-        self._next_path().write_bytes(b"[" + b",\n".join(lines) + b"]")
+        path = self._next_path()
+        try:
+            path.write_bytes(b"[" + b",\n".join(lines) + b"]")
+        except OSError:
+            with suppress(OSError):
+                path.unlink()  # a part of it can be read by nobody
+            raise
 
     def _next_path(self) -> Path:
         path = self._path.with_name(f"{self._path.name}.{self._index}")

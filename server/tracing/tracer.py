@@ -184,10 +184,10 @@ class Tracer:
         if chosen.count_number:
             trace = trace._replace(count_number=chosen.count_number, last=chosen.last)
         self._number += 1 + len(trace.steps)
-        if self._writer is None:
-            self._writer = threading.Thread(target=self._write_all, name="penstock-traces", daemon=True)
-            self._writer.start()
         held = trace.nbytes
+        if self._writer is None and not self._start_writer():
+            self.dropped += 1
+            return
         if held and self._waiting_bytes + held > QUEUE_BYTES:
             self.dropped += 1
             return
@@ -196,6 +196,14 @@ class Tracer:
             self._waiting_bytes += held
         except queue.Full:
             self.dropped += 1
+
+    def _start_writer(self) -> bool:
+        """Start the thread, if one can be had now."""
+        writer = threading.Thread(target=self._write_all, name="penstock-traces", daemon=True)
+        with suppress(RuntimeError):
+            writer.start()
+            self._writer = writer
+        return self._writer is not None
 
     def stop(self) -> None:
         """Write what is queued; waits for a file or a collector that is stuck no longer than STOP_TIMEOUT_S. Blocks."""

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.batching.loading import closing
 from tests.batching.overlapping import ROWS, Stream, opened
-from tests.fakes import PATIENCE_S
+from tests.fakes import PATIENCE_S, no_more_threads
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +53,14 @@ def test_a_device_that_does_not_take_its_memory_back_holds_up_nobody_either() ->
 
         assert not stream.closed
         answers.set()
+
+
+def test_a_device_is_waited_for_here_where_no_thread_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    where: list[str] = []
+    no_more_threads(monkeypatch)
+    closing.patiently("m", ["cuda:0"], lambda: where.append(threading.current_thread().name))
+
+    assert where == [threading.current_thread().name]
 
 
 def test_a_cpu_is_waited_for_on_the_thread_that_closes() -> None:

@@ -24,7 +24,7 @@ from penstock.batching.running.watchdog import AGAIN_NS, Runs, Watchdog
 from penstock.batching.spec import BatchPolicy, ModelSpec
 from tests.backends.contract import ENDLESS
 from tests.backends.onnx_models import contract_model
-from tests.fakes import PATIENCE_S, FakeBackend, ListSink, fake_loader
+from tests.fakes import PATIENCE_S, FakeBackend, ListSink, fake_loader, no_more_threads
 
 pytestmark = pytest.mark.anyio
 
@@ -155,6 +155,21 @@ class TestWatchdog:
             assert watchdog._runs.nearest_ns() > now[0]
 
         assert binding.stopped.is_set() == (used_ns > 0)
+        watchdog.stop()
+
+    def test_tries_again_to_have_a_thread_and_ends_without_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        watchdog, first, second = Watchdog(), puppet(), puppet()
+        with monkeypatch.context() as patch:
+            no_more_threads(patch)
+            watchdog.begin(first, 1, 0)
+            watchdog.stop()
+        watchdog = Watchdog()
+        with monkeypatch.context() as patch:
+            no_more_threads(patch)
+            watchdog.begin(first, 1, 0)
+        watchdog.begin(second, 1, 0)
+
+        assert first.stopped.wait(PATIENCE_S)
         watchdog.stop()
 
     def test_has_no_thread_before_anything_is_limited(self) -> None:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from penstock.server.environments.environments import NEEDS
-from penstock.server.listening.listener import StartError
+from penstock.server.listening.binding import StartError
 from tests.cortex.projects import FLOWER, SAMPLE, Project, ask, post, write_iris
 from tests.live import Live, live_server
 from tests.server.environments.places import repack, write_wheel
@@ -156,7 +156,7 @@ class TestLog:
             answer(live)
             post(live.http_port, "/iris/one", [1])
 
-        lines = [record.getMessage() for record in caplog.records if record.name == "uvicorn.access"]
+        lines = [record.getMessage() for record in caplog.records if record.name == "penstock.access"]
         assert [line.partition('"')[2] for line in lines] == [
             'POST /iris/one HTTP/1.1" 200', 'POST /iris/one HTTP/1.1" 406',
         ]  # fmt: skip

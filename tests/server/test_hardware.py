@@ -18,6 +18,7 @@ from penstock.server.gpus.device_times import Used
 from penstock.server.telemetry import hardware
 from penstock.server.telemetry.hardware import Hardware, Sample, Watch
 from penstock.server.telemetry.metrics import Metrics
+from tests.fakes import no_more_threads
 
 
 class FakeClock:
@@ -255,6 +256,13 @@ def test_values_too_old_are_no_longer_shown(proc: Path) -> None:
         released.set()
 
     assert ["nv_gpu_utilization" in sample.gpus for sample in samples] == [True, True, False]
+
+
+def test_a_page_for_which_no_thread_is_to_be_had_goes_without_it(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_more_threads(monkeypatch)
+    (sample,) = _samples(Hardware(proc, _absent))
+
+    assert sample == Sample({}, {})
 
 
 # -- what is watched -------------------------------------------------------------------------------------------

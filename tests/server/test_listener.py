@@ -12,7 +12,8 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from penstock.server.listening.listener import TICK_S, Listener, ListenError, Port, bind_one, make_config
+from penstock.server.listening.binding import ListenError, bind_one
+from penstock.server.listening.listener import TICK_S, Listener, Port, make_config
 from penstock.server.listening.tally import Tally
 from tests.server.http.lane import turns
 

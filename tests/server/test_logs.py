@@ -3,6 +3,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.server.settings import Settings
-from penstock.server.telemetry.logs import MAX_TEXT_CHARS, QUEUE_RECORDS, LogFileError, Logs, escaped
+from penstock.server.telemetry.log_file import LogFile, LogFileError
+from penstock.server.telemetry.logs import MAX_TEXT_CHARS, QUEUE_RECORDS, Logs, escaped
 
 logger = logging.getLogger("penstock.test")
 
@@ -239,3 +242,61 @@ def test_a_log_file_that_cannot_be_opened_is_one_clear_line(tmp_path: Path, name
 
     with pytest.raises(LogFileError, match=f"--log-file {path}: failed to open log file: {why}"):
         Logs(Settings(log_file=str(path)), io.StringIO())
+
+
+FULL = """
+import logging, resource, sys
+from penstock.server.settings import Settings
+from penstock.server.telemetry.logs import Logs
+
+path, most = sys.argv[1], resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most))
+logs = Logs(Settings(log_format="text", log_file=path), sys.stderr)
+logs.start()
+for number in range(9):
+    logging.getLogger("penstock.test").info("%d %s", number, 150 * "x")
+while logs._lost < 3:
+    pass
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+logging.getLogger("penstock.test").info("again")
+logs.stop()
+"""
+
+
+def test_a_full_disk_is_told_once_on_stderr_and_the_log_goes_on_when_there_is_space(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.log"
+    words = [sys.executable, "-c", FULL, str(path)]
+    said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stderr
+
+    text = f"penstock: --log-file {path}: File too large; what is logged is lost until that is mended\n"
+    assert said == text
+    # 5 is the one that was torn
+    lines = [line.partition(": ")[2].split(" x")[0] for line in path.read_text().splitlines()]
+    assert lines == ["0", "1", "2", "3", "4", "5", "again", "3 log records are lost: the log could not be written"]
+
+
+def test_a_file_that_takes_half_a_line_has_it_whole_before_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, room = LogFile(str(tmp_path / "log")), [8]
+
+    class Disk:
+        def write(self, text: bytes) -> int:
+            taken = text[: room[0]]
+            room[0] -= len(taken)
+            if not taken:
+                raise OSError(28, "No space left on device")
+            written.extend(taken)
+            return len(taken)
+
+    written = bytearray()
+    file.close()
+    monkeypatch.setattr(file, "_file", Disk())
+    file.write("first\n")
+    file.write("second\n")
+    with pytest.raises(OSError, match="No space"):
+        file.write("lost\n")
+    room[0] = 100
+    file.write("third\n")
+
+    assert written == b"first\nsecond\nthird\n"

@@ -293,6 +293,7 @@ class TestCall:
 
         assert calls.statuses() == {1: Status.UNAVAILABLE}
         assert not calls.wire.connection.streams
+        assert [*calls.wire.shared.tally.totals.values()] == [1]
 
     def test_a_connection_that_is_lost_meanwhile_is_let_go(self) -> None:
         calls = Calls()

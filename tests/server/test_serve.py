@@ -24,7 +24,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from penstock.backends.backend import Array, Backend, Loader
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.server.listening.listener import Listener, Port, StartError
+from penstock.server.listening.binding import StartError
+from penstock.server.listening.listener import Listener, Port
 from penstock.server.process import as_triton_says
 from penstock.server.serve import Server
 from tests.fakes import FakeBackend, fake_loader
@@ -358,7 +359,7 @@ def test_all_models_and_one_of_them_cannot_both_be_asked_for(tmp_path: Path) -> 
 def test_the_access_log_has_every_request_once_and_only_when_asked_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "uvicorn.access")
+    caplog.set_level(logging.INFO, "penstock.access")
     for asked in (True, False):
         caplog.clear()
         with live_server(write_models(tmp_path / str(asked), "a"), loaders=Gate().loaders, access_log=asked) as live:
@@ -379,7 +380,7 @@ def test_the_access_log_has_every_request_once_and_only_when_asked_for(
 def test_the_access_log_has_the_metrics_port_unless_it_is_said(
     logged: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "uvicorn.access")
+    caplog.set_level(logging.INFO, "penstock.access")
 
     with live_server(tmp_path, access_log=True, metrics_access_log=logged) as live:
         ask(live.metrics_port, "GET", "/metrics")
@@ -585,6 +586,39 @@ def test_a_port_that_others_share_is_listened_on_once_all_is_loaded(name: str, t
             await server.load()
             (await asyncio.open_connection("127.0.0.1", port))[1].close()
             assert server.places is not None
+        finally:
+            await server.close()
+
+    run(main)
+
+
+def test_that_a_port_others_share_is_taken_by_one_who_does_not_is_told_before_anything_is_loaded() -> None:
+    async def main() -> None:
+        for name in ("http", "grpc"):
+            with socket.create_server(("127.0.0.1", 0)) as taken:
+                port = taken.getsockname()[1]
+                server = Server(settings_for(**{f"{name}_port": port, f"reuse_{name}_port": True}), {})
+                try:
+                    with pytest.raises(StartError, match=f"Socket '127.0.0.1:{port}' already in use"):
+                        await server.open()
+                finally:
+                    await server.close()
+
+    run(main)
+
+
+def test_that_one_has_come_to_listen_meanwhile_is_told_when_all_is_loaded() -> None:
+    async def main() -> None:
+        port = free_port()
+        server = Server(settings_for(http_port=port, reuse_http_port=True), {})
+        try:
+            await server.open()
+            with socket.socket() as other:
+                other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                other.bind(("127.0.0.1", port))
+                other.listen()
+                with pytest.raises(StartError, match=f"Socket '127.0.0.1:{port}' already in use"):
+                    await server.load()
         finally:
             await server.close()
 

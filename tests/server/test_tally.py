@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,11 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.server.grpc.method import Status
 from penstock.server.http.limits import Limits
 from penstock.server.listening.accepting import Accepting
-from penstock.server.listening.tally import Tally, counted
+from penstock.server.listening.tally import Tally
 from tests.fakes import PATIENCE_S, FakeBackend, fake_loader
 from tests.live import Live, live_server
 from tests.server.fronts.living import live_front
-from tests.server.http.lane import Lane, run, turns
+from tests.server.http.lane import App, Lane, Own, request, run, turns
 from tests.server.http2.wire import HOLD, Wire, message_of, payload
 
 GRAPH = Signature((TensorSpec("x", "FP32", (-1, 2)),), (TensorSpec("y", "FP32", (-1, 2)),))
@@ -129,18 +128,49 @@ def test_a_call_that_has_ended_is_no_error_once_more() -> None:
     assert wire.shared.tally.totals == {'penstock_errors_total{protocol="grpc",code="DEADLINE_EXCEEDED"}': 1}
 
 
-def test_an_application_that_fails_before_it_answers_has_answered_500() -> None:
-    async def fails(scope: Any, receive: Any, send: Any) -> None:
+class Failing(App):
+    """Fails: before it answers, or when it learns that it has been answered for, and then answers that it has."""
+
+    def __init__(self, *, at_once: bool) -> None:
+        super().__init__()
+        self._at_once = at_once
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        while not self._at_once and (await receive())["type"] != "http.disconnect":
+            pass
+        if not self._at_once:
+            await send({"type": "http.response.start", "status": 500, "headers": []})
         raise ZeroDivisionError
 
-    async def send(message: Mapping[str, Any]) -> None: ...
 
+@pytest.mark.parametrize(
+    ("at_once", "raw", "code"), [(True, request("/app"), 500), (False, request("/app", b"body")[:-1], 408)]
+)
+def test_an_application_that_fails_is_counted_by_what_its_client_is_told(at_once: bool, raw: bytes, code: int) -> None:
     async def main() -> None:
-        tally = Tally("http")
-        with pytest.raises(ZeroDivisionError):
-            await counted(fails, tally)({}, send, send)  # type: ignore[arg-type]
+        lane = Lane(app=Failing(at_once=at_once))
+        await lane.fed(raw)
+        lane.tick(lane.shared.limits.receive_timeout_s + 2)
+        await turns()
 
-        assert tally.totals == {'penstock_errors_total{protocol="http",code="500"}': 1}
+        assert lane.statuses == [code]
+        assert lane.shared.tally.totals == {f'penstock_errors_total{{protocol="http",code="{code}"}}': 1}
+
+    run(main)
+
+
+def test_what_is_answered_to_who_has_gone_is_not_counted() -> None:
+    async def main() -> None:
+        lane = Lane(app=Failing(at_once=False))
+        await lane.fed(request("/app", b"body"))
+        lane.transport.lose(None)
+        await turns()
+        own = Lane(own=Own(hold=True), shared=None)
+        await own.fed(request("/own"))
+        own.transport.lose(None)
+        own.own.waiting[0].answer(503, b"", b"")
+
+        assert (lane.shared.tally.totals, own.shared.tally.totals) == ({}, {})
 
     run(main)
 

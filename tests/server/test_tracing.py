@@ -31,7 +31,7 @@ from penstock.server.tracing.file import TraceFile
 from penstock.server.tracing.trace import Trace, asks_for_trace, context_of
 from penstock.server.tracing.tracer import Tracer
 from penstock.server.v2.tracing import TraceSettings
-from tests.fakes import fake_model, fake_request
+from tests.fakes import fake_model, fake_request, no_more_threads
 from tests.processes import descriptors
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -242,6 +242,17 @@ def test_what_cannot_be_written_soon_is_dropped_and_counted(monkeypatch: pytest.
     tracer.stop()
 
     assert (tracer.dropped, kept.traces, kept.closed) == (1, [], True)
+
+
+def test_a_trace_for_which_no_thread_is_to_be_had_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracer, kept, _ = tracer_with("level=TIMESTAMPS", "rate=1", "triton,file=x")
+    model = fake_model()
+    with monkeypatch.context() as patch:
+        no_more_threads(patch)
+        tracer.record(model, batch_of(fake_request(model)), 1_070)
+
+    assert tracer.dropped == 1
+    assert traced(tracer, kept, model, [1]) == ["1"]
 
 
 def test_a_sink_that_fails_ends_neither_the_thread_nor_the_server() -> None:
@@ -559,6 +570,25 @@ def test_with_a_log_frequency_so_many_traces_go_into_each_numbered_file(tmp_path
 
     found = {path.name: sorted({entry["id"] for entry in json.loads(path.read_text())}) for path in tmp_path.iterdir()}
     assert found == {"trace.json.0": [1, 2], "trace.json.1": [3, 4], "trace.json.2": [5]}
+
+
+def test_of_a_numbered_file_that_a_full_disk_takes_in_part_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(path: Path, text: bytes) -> int:
+        with path.open("wb") as opened:
+            opened.write(text[: len(text) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = TraceFile(tmp_path / "trace.json")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", half)
+        with pytest.raises(OSError, match="No space left"):
+            file.write([trace_of(1, log_frequency=1)])
+    file.write([trace_of(2, log_frequency=1)])
+    file.close()
+
+    assert ids_in(tmp_path) == {"trace.json.1": [2]}
 
 
 def ids_in(folder: Path) -> dict[str, list[int]]:

@@ -17,6 +17,7 @@ from penstock.server.hooks.call import Call
 from penstock.server.hooks.plan import DEFAULT_REPLICAS
 from penstock.server.hooks.runner import Hooks
 from penstock.server.hooks.waits import FEW, WINDOW
+from tests.fakes import no_more_threads
 from tests.server.hooks.stage import Act, PuppetEngine, Stage, is_set, refusal
 
 REMEMBERS = """
@@ -124,7 +125,56 @@ class TestTogether:
             later = await self.begun(hooks, engine, DEFAULT_REPLICAS)
             engine.run()
             assert await asyncio.gather(*later) == [b"[%d,%d.0]" % (x, x) for x in range(DEFAULT_REPLICAS)]
-            assert replicas_of(hooks)._bench.seats == 1
+            assert len(replicas_of(hooks)._bench._seats) == 1
+
+        act(scene)
+
+    def test_hooks_that_get_no_thread_more_wait_for_the_one_there_is(
+        self, act: Act, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def scene(stage: Stage) -> None:
+            engine = PuppetEngine()
+            hooks = await stage.load(REMEMBERS, engine)
+            calls = await self.begun(hooks, engine, 3)
+            slow = stage.sample(9)
+            waiting = asyncio.create_task(hooks.predict(slow))
+            await is_set(slow["began"])
+            engine.run()
+            await asyncio.sleep(0)
+            with monkeypatch.context() as patch:
+                no_more_threads(patch)
+                hooks.watch(time.monotonic_ns() + 2 * SLOW_NS)
+            slow["gate"].set()
+            await engine.gather(1)
+            engine.run()
+
+            assert await asyncio.gather(*calls, waiting) == [b"[%d,%d.0]" % (x, x) for x in (0, 1, 2, 9)]
+
+        act(scene)
+
+    def test_who_waits_behind_one_that_hangs_is_refused_where_no_thread_is_to_be_had(
+        self, act: Act, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def scene(stage: Stage) -> None:
+            engine = PuppetEngine()
+            hooks = await stage.load(REMEMBERS, engine)
+            calls = await self.begun(hooks, engine, 3)
+            stuck = stage.sample(9)
+            hanging = asyncio.create_task(hooks.predict(stuck))
+            await is_set(stuck["began"])
+            engine.run()
+            await asyncio.sleep(0)
+            with monkeypatch.context() as patch:
+                no_more_threads(patch)
+                hooks.watch(time.monotonic_ns() + 31_000_000_000)
+                late = asyncio.create_task(hooks.predict({"x": 1}))
+                assert (await refusal(late))[0] is Code.OVERLOADED
+            assert (await refusal(hanging))[0] is Code.EXPIRED
+            assert {(await refusal(call))[0] for call in calls} <= {Code.OVERLOADED, Code.INTERNAL}
+            later = asyncio.create_task(hooks.predict({"x": 4}))
+            await engine.gather(1)
+            engine.run()
+            assert await later == b"[4,4.0]"
 
         act(scene)
 
@@ -184,7 +234,7 @@ class TestTogether:
             await engine.gather(1)
             engine.run()
             assert await waiting == b"[9,9.0]"
-            await until(lambda: replicas_of(hooks)._bench.seats == 1)
+            await until(lambda: len(replicas_of(hooks)._bench._seats) == 1)
 
         act(scene)
 
@@ -209,7 +259,7 @@ class TestTogether:
             calls = await self.begun(hooks, engine, DEFAULT_REPLICAS)
             engine.run()
             await asyncio.gather(*calls)
-            await until(lambda: replicas_of(hooks)._bench.seats == 1)
+            await until(lambda: len(replicas_of(hooks)._bench._seats) == 1)
 
         act(scene)
 

@@ -208,14 +208,17 @@ class Answer:
 class Lane:
     """One connection, and all that belongs to it. To be made on a running loop."""
 
-    def __init__(self, limits: Limits | None = None, own: Own | None = None, shared: Shared | None = None) -> None:
+    def __init__(
+        self, limits: Limits | None = None, own: Own | None = None, shared: Shared | None = None,
+        app: App | None = None, kind: type[FastLane] = FastLane,
+    ) -> None:  # fmt: skip
         self.own = own or Own()
-        self.app = App()
+        self.app = app or App()
         self.shared = shared or Shared(self.own, limits or Limits())
         self.state = ServerState()
         self.state.default_headers = [(b"date", b"today")]
         config = make_config(self.app, "httptools", idle_s=5, access_log=False)
-        connection = type("Connection", (FastLane,), {"shared": self.shared})
+        connection = type("Connection", (kind,), {"shared": self.shared})
         self.protocol: FastLane = connection(config=config, server_state=self.state, app_state={})
         self.transport = FakeTransport(self.protocol)
         self.protocol.connection_made(self.transport)

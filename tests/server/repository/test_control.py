@@ -19,7 +19,8 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.server.repository.choices import Choices
 from penstock.server.repository.control import NOT_ALLOWED, ModelControl
-from penstock.server.repository.repository import Repository
+from penstock.server.repository.looks import RESTLESS_LOOKS
+from penstock.server.repository.repository import RESTLESS, Repository
 from tests.server.repository.folders import FakeEngine, look_twice, make
 
 pytestmark = pytest.mark.anyio
@@ -730,6 +731,25 @@ class TestPolling:
             await look_twice(it.control)
 
             assert it.engine.opened[begun:] == [("a", 1)]
+
+    async def test_what_changes_at_each_look_is_told_once_in_the_log_and_why_in_the_index(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        make(tmp_path, "a/1/model.onnx")
+        async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
+            file = make(tmp_path, "new/1/model.onnx") / "new" / "1" / "model.onnx"
+            said = []
+            for length in range(RESTLESS_LOOKS + 2):
+                file.write_bytes(b"x" * length)
+                await it.control.poll()
+                said.append(it.rows()[1])
+            assert said == ["new"] * (RESTLESS_LOOKS - 1) + [f"new UNAVAILABLE {RESTLESS}"] * 3
+            await it.control.poll()
+
+            assert it.rows() == ["a 1 READY", "new 1 READY"]
+        assert [record.getMessage() for record in caplog.records if record.levelno > logging.INFO] == [
+            "model new: its files were different at each of 10 looks; it is loaded once two looks see the same"
+        ]
 
     async def test_a_repository_that_is_empty_all_at_once_is_believed_at_the_second_look(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture

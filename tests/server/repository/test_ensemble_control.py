@@ -17,6 +17,8 @@ from penstock.backends.backend import Backend
 from penstock.backends.errors import InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.engine import Engine
+from penstock.batching.model import Model
+from penstock.batching.spec import ModelSpec
 from penstock.server.hooks.engine import HookedEngine
 from penstock.server.repository.choices import Choices
 from penstock.server.repository.control import ModelControl
@@ -214,6 +216,33 @@ class TestFilesThatChangeMeanwhile:
 
         assert house.versions("aa") == ["2"]
         assert house.ready() == {"a", "aa", "late"}
+
+    async def test_an_ensemble_that_changes_while_its_step_is_loaded_waits_for_the_next_looks(
+        self, house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        open_, file = house.models.open, tmp_path / "aa" / "config.pbtxt"
+
+        async def copied_meanwhile(spec: ModelSpec) -> Model:
+            file.write_text('name: "aa"\nplatf')
+            return await open_(spec)
+
+        await look_twice(house.control)
+        whole = file.read_text()
+        file.write_text(f"{whole}\n")
+        (tmp_path / "a" / "1").rename(tmp_path / "a" / "2")
+        (tmp_path / "aa" / "1").rename(tmp_path / "aa" / "2")
+        with monkeypatch.context() as patch:
+            patch.setattr(house.models, "open", copied_meanwhile)
+            await look_twice(house.control)
+        assert house.versions("a") == ["2"]
+        assert (house.versions("aa"), [each.getMessage() for each in caplog.records if each.levelno > 20]) == (
+            ["1"],
+            [],
+        )
+        file.write_text(whole)
+        await look_twice(house.control)
+
+        assert house.versions("aa") == ["2"]
 
     async def test_a_step_that_an_ensemble_under_way_needs_does_not_go_with_another(self, house: House) -> None:
         await house.control.load("aa")

@@ -12,7 +12,8 @@ from typing import Any
 from penstock.server.fronts.spreading import Spread
 from penstock.server.ipc.link import Link
 from penstock.server.ipc.wire import Message
-from penstock.server.listening.listener import Port, StartError
+from penstock.server.listening.binding import StartError
+from penstock.server.listening.listener import Port
 from penstock.server.settings import Settings
 from penstock.server.supervisor.child import Told
 

@@ -1,0 +1,110 @@
+"""The access log of the gRPC lane, for --access-log: a line for each call that is answered, once it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from penstock.backends.protobuf_fields import fields
+from penstock.server.listening.access import tell
+
+from .call import GrpcCall
+from .coded import CodedCall
+from .method import Call, Method, Status, Unary
+
+if TYPE_CHECKING:
+    from penstock.server.listening.mapped import Body
+
+    from .connection import GrpcConnection
+    from .request import Request
+
+_TRITON = "/inference.GRPCInferenceService/"
+_NAMES = ((f"{_TRITON}RepositoryModel", 2), (f"{_TRITON}Model", 1))
+"""Which field of a message has the name of a model, by how the path begins."""
+_ID = {f"{_TRITON}ModelInfer": 3}
+
+
+class LoggedCall(GrpcCall):
+    """A call that is logged. `_said` is its status, `_sent` the bytes of its messages, before they are compressed."""
+
+    def __init__(self, connection: GrpcConnection, stream_id: int, request: Request) -> None:
+        super().__init__(connection, stream_id, request)
+        self._began_s = time.perf_counter()
+        self._model, self._request_id = "", request.metadata.get("x-request-id", "")[:128]
+        self._said, self._sent = Status.OK, 0
+
+    def note(self, message: bytes, name: int, request_id: int) -> None:
+        """Note the model that a message names, and the id that it has, in these fields."""
+        with suppress(IndexError, KeyError):  # it is none of protobuf's
+            for head, start, stop in fields(message, 0, len(message)):
+                if head == name << 3 | 2:
+                    self._model = message[start:stop].decode("utf-8", "replace")
+                elif head == request_id << 3 | 2:
+                    self._request_id = message[start:stop].decode("utf-8", "replace")
+
+    def begin(self) -> None:
+        """Begin, and log what is refused before that."""
+        super().begin()
+        if self.request.refusal is not None:
+            self._said = self.request.refusal.status
+            self._tell()
+
+    def answer(self, message: Body) -> None:
+        """Send the one message of a unary answer, and OK."""
+        self.send(message)
+        self.finish()
+
+    def send(self, message: Body, flag: int = 0, coding: bytes = b"") -> None:
+        """Send one message of a stream."""
+        if not self.ended:
+            self._sent += len(message)
+        super().send(message, flag, coding)
+
+    def refuse(self, status: Status, text: str, pushback_ms: int = 0) -> None:
+        """End the call with a status other than OK."""
+        if not self.ended:
+            self._said = status
+        super().refuse(status, text, pushback_ms)
+
+    def send_held(self) -> None:
+        """Send the refusal that is held, if there is still somebody to have it."""
+        there = self.connection.streams.get(self.stream_id) is self
+        super().send_held()
+        if there:
+            self._tell()
+
+    def _last(self, last: bytes) -> None:
+        super()._last(last)
+        self._tell()
+
+    def _tell(self) -> None:
+        asked = f"POST {self.request.path} HTTP/2"
+        named = {"model": self._model, "request_id": self._request_id}
+        tell(self.connection.transport, asked, self._said.name, self._began_s, self._sent, named)
+
+
+class LoggedCodedCall(LoggedCall, CodedCall):
+    """One of a port that compresses its answers."""
+
+
+def noted(methods: Mapping[str, Method]) -> dict[str, Method]:
+    """Have calls note which models their messages name."""
+    return {path: _noted(method) for path, method in methods.items()}
+
+
+def _noted(method: Method) -> Method:
+    unary, name = method.unary, next((field for begin, field in _NAMES if method.path.startswith(begin)), 0)
+    if unary is None or not name:
+        return method
+    return Method(method.path, _noting(unary, name, _ID.get(method.path, 0)))
+
+
+def _noting(unary: Unary, name: int, request_id: int) -> Unary:
+    def begin(call: Call, message: bytes) -> None:
+        if isinstance(call, LoggedCall):
+            call.note(message, name, request_id)
+        unary(call, message)
+
+    return begin

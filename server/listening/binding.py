@@ -1,0 +1,83 @@
+"""Binding: the sockets of a port, before anybody can connect to them. Called by Ports and by the supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from .handshakes import keep_little
+
+_SERVICES = {"gRPC": "GRPC", "metrics": "Metrics"}
+"""What Triton calls them where a port is in use, if not what we do. Source: Triton server, main.cc."""
+_ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+
+
+class StartError(Exception):
+    """Why a server cannot start, for the operator: a line for each reason."""
+
+
+class ListenError(StartError):
+    """A port that cannot be listened on; the message is for the operator."""
+
+
+def refused(name: str, address: str, port: int, error: OSError) -> ListenError:
+    """Say why a port cannot be listened on."""
+    if error.errno == errno.EADDRINUSE:
+        service = _SERVICES.get(name, name)
+        return ListenError(f"failed to start {service} service: Unavailable - Socket '{address}:{port}' already in use")
+    why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+    return ListenError(f"cannot listen for {name} on {address}, port {port}: {why}")
+
+
+async def bind_all(
+    name: str, address: str, port: int, bind: Callable[[int, Any], socket.socket]
+) -> list[socket.socket]:
+    """Bind every address that a name stands for, all on one port; `bind` takes family and address.
+
+    Raises: ListenError.
+    """
+    loop = asyncio.get_running_loop()
+    asked = port
+    try:
+        found = await loop.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise refused(name, address, asked, error) from error
+    sockets: list[socket.socket] = []
+    absent: OSError | None = None
+    for family, _, _, _, where in dict.fromkeys(found):
+        try:
+            sockets.append(bind(family, (where[0], port, *where[2:])))
+        except OSError as error:
+            # A name such as localhost may stand for an IPv6 address that this machine does not have.
+            absent = error
+            if error.errno in _ABSENT:
+                continue
+            for other in sockets:
+                other.close()
+            raise refused(name, address, asked, error) from error
+        port = sockets[0].getsockname()[1]
+    if not sockets:
+        raise refused(name, address, asked, absent or OSError(errno.EADDRNOTAVAIL, ""))
+    return sockets
+
+
+def bind_one(family: int, address: Any, *, reuse_port: bool = False) -> socket.socket:
+    """Bind one address. Raises: OSError."""
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keep_little(listening)
+        if reuse_port:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            # `::` is every address, of IPv4 too, as gRPC has it; a name has its IPv4 addresses beside it
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address[0] != "::")
+        listening.bind(address)
+    except OSError:
+        listening.close()
+        raise
+    return listening

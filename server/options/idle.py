@@ -1,0 +1,42 @@
+"""Idle: settings that were said and do nothing, since another one that they are for was not. Told by the CLI."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.server.settings import Settings
+
+_RULES: tuple[tuple[tuple[str, ...], Callable[[Settings], bool], str], ...] = (
+    (
+        ("grpc_server_cert", "grpc_server_key", "grpc_root_cert"),
+        lambda settings: settings.grpc_use_ssl or settings.grpc_use_ssl_mutual,
+        "--grpc-use-ssl: gRPC is served without TLS",
+    ),
+    (
+        ("grpc_root_cert",),
+        lambda settings: settings.grpc_use_ssl_mutual or not settings.grpc_use_ssl,
+        "--grpc-use-ssl-mutual: no client is asked for a certificate",
+    ),
+    (
+        ("rate_limit_resource",),
+        lambda settings: settings.rate_limit == "execution_count",
+        "--rate-limit=execution_count: nothing is limited",
+    ),
+    (
+        ("repository_poll_secs",),
+        lambda settings: settings.model_control_mode == "poll",
+        "--model-control-mode=poll: the files are not looked at",
+    ),
+)
+"""Settings, when they count, and what they lack otherwise."""
+
+
+def idle(settings: Settings) -> Iterator[str]:
+    """Say which settings have no effect, and why."""
+    said = {each.name for each in fields(settings) if getattr(settings, each.name) != each.default}
+    for names, counts, lacking in _RULES:
+        if not counts(settings):
+            yield from (f"--{name.replace('_', '-')} has no effect without {lacking}" for name in names if name in said)

@@ -1,0 +1,46 @@
+"""Where TensorRT's engines are kept, and what becomes of that where there is no home folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.onnx_tensorrt import ENGINES, tensorrt_options
+from tests.backends.fake_cuda import FakeRuntime
+from tests.backends.onnx_models import contract_model
+
+PATHS = ("trt_engine_cache_path", "trt_timing_cache_path")
+
+
+def paths(tmp_path: Path, **said: str) -> set[str]:
+    runtime: Any = FakeRuntime()
+    options = {name.replace("__", "."): value for name, value in said.items()}
+    made = tensorrt_options(contract_model("rows", tmp_path / "model.onnx"), 0, options, 1, runtime)
+    return {str(Path(made[name]).relative_to(tmp_path).parts[0]) for name in PATHS}
+
+
+def test_they_are_kept_in_the_users_cache_folder_or_where_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    assert paths(tmp_path) == {"cache"}
+    assert paths(tmp_path, **{ENGINES: str(tmp_path / "engines")}) == {"engines"}
+    assert paths(tmp_path, tensorrt__trt_engine_cache_path=str(tmp_path / "said")) == {"said", "cache"}
+
+
+def test_who_has_no_home_is_told_so_unless_it_is_said_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", nobody)
+    said = {f"tensorrt__{name}": str(tmp_path / "said") for name in PATHS}
+
+    assert paths(tmp_path, **said) == {"said"}
+    with pytest.raises(InferError, match="TensorRT's engines cannot be kept: the user has no home folder; ") as caught:
+        paths(tmp_path)
+    assert caught.value.code is Code.INVALID

@@ -1,0 +1,140 @@
+"""The access log: a line of the same fields for each answer, over HTTP and gRPC, and none for what was not sent."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from penstock.server.grpc.access import LoggedCall, LoggedCodedCall
+from penstock.server.grpc.method import Status
+from penstock.server.http.access import LoggedFastLane
+from penstock.server.http2 import frames
+from penstock.server.settings import Settings
+from penstock.server.telemetry.logs import Logs
+from tests.fakes import PATIENCE_S
+from tests.live import live_server
+from tests.server.http.lane import Lane, Own, request, run, turns
+from tests.server.http2.wire import BIDI, ECHO, HOLD, Wire, message_of, payload
+from tests.server.test_tally import GOOD, INFER, LOADERS, WRONG, models
+
+__all__ = ["models"]
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "penstock.access")
+    return caplog
+
+
+def about(said: pytest.LogCaptureFixture) -> list[tuple[Any, ...]]:
+    """Give status, bytes, model and id of each line."""
+    names = ("status", "bytes", "model", "request_id")
+    return [tuple(vars(each).get(name) for name in names) for each in said.records if each.name == "penstock.access"]
+
+
+def infer(request_id: str) -> Any:
+    message = service_pb2.ModelInferRequest(model_name="a", id=request_id, raw_input_contents=[bytes(8)])
+    message.inputs.add(name="x", datatype="FP32", shape=[1, 2])
+    return message
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_both_protocols_have_the_same_fields_in_either_form(form: str, models: Path) -> None:
+    text = io.StringIO()
+    logs = Logs(Settings(log_format=form), text)
+    logs.start()
+    with live_server(models, loaders=LOADERS, access_log=True) as live:
+        body = httpx.post(live.url + INFER, json={**GOOD, "id": "seven"}).content
+        with grpc.insecure_channel(live.grpc_address) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            answers = [stub.ModelInfer(infer("eight"), timeout=PATIENCE_S).ByteSize() for _ in range(2)]
+    logs.stop()
+
+    lines = [line for line in text.getvalue().splitlines() if "penstock.access" in line or " access: " in line]
+    if form == "text":
+        fields = [dict(word.split("=") for word in line.split() if "=" in word) for line in lines]
+    else:
+        fields = [{name: str(value) for name, value in json.loads(line).items()} for line in lines]
+    told = [[each[name] for name in ("status", "bytes", "model", "request_id")] for each in fields]
+    assert all(float(each["duration_ms"]) > 0 for each in fields)
+    assert told == [
+        ["200", str(len(body)), "a", "seven"],
+        *(["OK", str(size), "a", "eight"] for size in answers),
+    ]
+
+
+def test_what_fails_and_what_is_no_inference_is_told_likewise(models: Path, said: pytest.LogCaptureFixture) -> None:
+    with live_server(models, loaders=LOADERS, access_log=True) as live:
+        wrong = httpx.post(live.url + INFER, json=WRONG, headers={"x-request-id": "mine"}).content
+        config = httpx.get(f"{live.url}/v2/models/a/config?x=1").content
+        lost = httpx.get(f"{live.url}/nowhere").content
+        with grpc.insecure_channel(live.grpc_address) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            for ask, message in (
+                (stub.ModelMetadata, service_pb2.ModelMetadataRequest(name="none")),
+                (channel.unary_unary("/not/There"), b""),
+            ):
+                with pytest.raises(grpc.RpcError):
+                    ask(message, timeout=PATIENCE_S)
+
+    assert about(said) == [
+        (400, len(wrong), "a", "mine"),
+        (200, len(config), "a", None),
+        (404, len(lost), None, None),
+        ("NOT_FOUND", 0, "none", None),
+        ("UNIMPLEMENTED", 0, None, None),
+    ]
+    asked = [each.getMessage().split('"')[1] for each in said.records if each.name == "penstock.access"]
+    assert asked == [
+        f"POST {INFER} HTTP/1.1", "GET /v2/models/a/config?x=1 HTTP/1.1", "GET /nowhere HTTP/1.1",
+        "POST /inference.GRPCInferenceService/ModelMetadata HTTP/2", "POST /not/There HTTP/2",
+    ]  # fmt: skip
+
+
+def test_what_can_be_no_request_has_a_line_and_what_nobody_takes_has_none(said: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        lane = Lane(kind=LoggedFastLane, own=Own(hold=True))
+        await lane.fed(b"nonsense\r\n\r\n")
+        gone = Lane(kind=LoggedFastLane, own=Own(hold=True))
+        await gone.fed(request("/own"))
+        gone.transport.lose(None)
+        await turns()
+
+    run(main)
+    assert [(status, name) for status, _, name, _ in about(said)] == [(400, None)]
+    assert said.messages[0].endswith(' - "-" 400')
+
+
+def test_a_stream_has_one_line_with_the_bytes_of_all_its_messages(said: pytest.LogCaptureFixture) -> None:
+    wire = Wire()
+    wire.shared.calls = LoggedCall, LoggedCodedCall
+    wire.connect()
+    wire.feed(frames.PREFACE + frames.settings({}))
+    wire.feed(wire.headers(__path=BIDI) + payload(message_of(b"one") + message_of(b"three"), end=True))
+    wire.feed(wire.call(ECHO, b"hello", stream=3))
+
+    assert about(said) == [("OK", 8, None, None), ("OK", 5, None, None)]
+
+
+def test_a_call_is_told_when_it_is_answered_and_only_then(said: pytest.LogCaptureFixture) -> None:
+    wire = Wire()
+    wire.shared.calls = LoggedCall, LoggedCodedCall
+    wire.connect()
+    wire.feed(frames.PREFACE + frames.settings({}))
+    for stream in (1, 3):
+        wire.feed(wire.call(HOLD, stream=stream))
+    wire.feed(frames.reset(1, frames.Fault.CANCEL))
+    assert about(said) == []
+    for call in wire.held:
+        call.refuse(Status.INTERNAL, "late")
+        call.refuse(Status.UNAVAILABLE, "later")
+
+    assert about(said) == [("INTERNAL", 0, None, None)]

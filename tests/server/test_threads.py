@@ -1,0 +1,75 @@
+"""What a server does where the system gives no more threads: what was accepted is done, and it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock.server.answering import LargeTexts
+from penstock.server.listening.mapped import LargeAnswers
+from penstock.server.process import run
+from penstock.server.serve import Server
+from penstock.server.settings import Settings
+from penstock.server.threads import Threads, new_loop
+from tests.fakes import PATIENCE_S, no_more_threads
+from tests.live import settings_for
+
+
+def test_work_waits_for_a_thread_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, gate = Threads(4), threading.Event()
+    with monkeypatch.context() as patch:
+        no_more_threads(patch)
+        with pytest.raises(RuntimeError):
+            threads.submit(gate.set)
+    first = threads.submit(gate.wait, PATIENCE_S)
+    no_more_threads(monkeypatch)
+    second = threads.submit(str, "done")
+    assert not gate.is_set()
+    gate.set()
+
+    assert (first.result(PATIENCE_S), second.result(PATIENCE_S)) == (True, "done")
+
+
+def test_large_texts_and_answers_are_read_and_written_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> list[str]:
+        texts, answers = LargeTexts(), LargeAnswers()
+        no_more_threads(monkeypatch)
+        return [await texts.read(None, str, 1), await answers.encode(0, str, 2), await answers.encode(9 << 20, str, 3)]
+
+    loop = new_loop()
+    assert loop.run_until_complete(main()) == ["1", "2", "3"]
+    loop.close()
+
+
+def test_a_server_ends_although_its_threads_are_busy_and_no_other_is_to_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main(gate: threading.Event) -> int:
+        server = Server(settings_for(tmp_path))
+        await server.open()
+        await server.load()
+        no_more_threads(monkeypatch)
+        busy = asyncio.ensure_future(asyncio.to_thread(gate.wait, PATIENCE_S))
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(server.close())
+        await asyncio.sleep(0)
+        gate.set()
+        await closing
+        return int(await busy)
+
+    loop = new_loop()
+    assert loop.run_until_complete(main(threading.Event())) == 1
+    loop.close()
+
+
+def test_one_that_gets_not_even_one_says_so_and_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        no_more_threads(patch)
+        assert run(Settings()) == 1
+
+    assert "can't start new thread: the limit of processes and threads is too low" in capsys.readouterr().err
