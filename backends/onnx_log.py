@@ -19,7 +19,7 @@ _LEVELS = (logging.DEBUG, logging.DEBUG, logging.WARNING, logging.ERROR, logging
 
 @cache
 def route_log() -> None:
-    """Have it call us, once for the process. What is logged stays as it was: warnings, and of sessions errors."""
+    """Have it call us, once for the process. What it logs is for others to say: of sessions what no exception says."""
     register = getattr(onnxruntime, "set_default_logger_callback", None)
     if register is not None:
         register(_log)

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import onnxruntime
 import pytest
 
-from penstock.backends.errors import InferError
-from penstock.backends.onnx import load
+from penstock.backends.onnx import start
+from penstock.backends.onnx_providers import CPU
 from tests.backends.onnx_models import FLOAT, ints, node, save, value
 
 
 @pytest.mark.skipif(
     not hasattr(onnxruntime, "set_default_logger_callback"), reason="ONNX Runtime before 1.32 has only stderr"
 )
-def test_what_onnx_runtime_says_of_a_model_that_it_cannot_begin_is_logged(
+def test_what_onnx_runtime_says_of_a_model_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    pads = {"pads": ints([0, 0, 0, 0]).astype(np.int64)}
+    unused = {"unused": ints([1])}
     shape = value("x", FLOAT, ["N", 4]), value("y", FLOAT, ["N", 4])
-    path = save(tmp_path / "m.onnx", [node("Pad", ["x", "pads"], ["y"], mode="none")], shape[:1], shape[1:], pads)
-    with pytest.raises(InferError, match="Invalid 'mode' attribute value"):
-        load(path, "cpu", {})
+    path = save(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], shape[:1], shape[1:], unused)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 2  # warnings
+    start(str(path), options, [(CPU, {})])
 
     (record,) = (each for each in caplog.records if each.name == "penstock.onnxruntime")
-    assert (record.levelname, "Invalid 'mode' attribute value" in record.getMessage()) == ("ERROR", True)
+    assert (record.levelname, "Removing initializer 'unused'" in record.getMessage()) == ("WARNING", True)
     assert capfd.readouterr().err == ""
