@@ -14,6 +14,8 @@ MOST_VALUES = 1 << 22
 """A value of 2 bytes takes up to 120 as a Python object, and 64 MiB of them, which 62 KiB of gzip may be, seconds."""
 TOO_MANY_VALUES = f"JSON has more than {MOST_VALUES} values, send tensors as binary data"
 _PIECE_BYTES = 1 << 20
+_SHORT_BYTES = 4096
+"""Up to here `bytes.count` is as fast as numpy. It takes 1 ns a byte, seven times as much, and keeps the GIL."""
 _QUOTE = b'"'[0]
 _BUT_BRACKETS = bytes(set(range(256)) - set(b'"[]{}'))
 _BUT_BEGINNINGS = bytes(set(range(256)) - set(b'",[{'))
@@ -51,10 +53,28 @@ def values_in(text: bytes, most: int = MOST_VALUES) -> int:
 
 def may_have_more_values(text: bytes, most: int = MOST_VALUES) -> bool:
     """Tell the same as if nothing were a string, which takes less time."""
-    if len(text) <= most:
+    return len(text) > most and _count(text, b",[{") > most
+
+
+def brackets_in(text: bytes) -> int:
+    """Count the opening brackets of a JSON text, those in its strings too."""
+    return text.count(b"[") + text.count(b"{") if len(text) <= _SHORT_BYTES else _count(text, b"[{")
+
+
+def has_more_names(text: bytes, name: bytes, most: int) -> bool:
+    """Tell whether a JSON text has a name, which comes in its quotes, more often than `most`."""
+    # to look for words takes 0.6 ns a byte, and for quotes, of which numbers have none, 0.1
+    if len(text) > 4 * _SHORT_BYTES and _count(text, b'"') <= 2 * most:
         return False
-    pieces = (text[at : at + _PIECE_BYTES] for at in range(0, len(text), _PIECE_BYTES))
-    return sum(piece.count(b",") + piece.count(b"[") + piece.count(b"{") for piece in pieces) > most
+    return text.count(name) > most
+
+
+def _count(text: bytes, looked_for: bytes) -> int:
+    letters, count = np.frombuffer(text, np.uint8), 0
+    for at in range(0, len(text), _PIECE_BYTES):
+        piece = letters[at : at + _PIECE_BYTES]
+        count += sum([int(np.count_nonzero(piece == letter)) for letter in looked_for])
+    return count
 
 
 def _outside_strings(text: bytes, others: bytes) -> Iterator[bytes]:

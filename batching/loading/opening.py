@@ -26,6 +26,7 @@ from .counting import GPU_MEMORY, THREADS, Trial, count_instances, said_threads
 from .freeing import freed
 from .invariance import settle
 from .mixing import mixing
+from .preparing import rest
 from .rowwise import left_to_us, without_rows
 from .run_sizes import with_run_sizes
 from .samples import run_samples
@@ -74,7 +75,8 @@ def open_model(
         logger.info("model %s: its first axes are no rows, and requests run one by one: %s", spec.name, obstacle)
         close_model(model)
         return open_model(without_rows(said), loaders, finished, devices)
-    give_back()
+    # an Instance does this once it has nothing to do, the loop never
+    rest(model, [binding for binding in (model.loop_binding,) if hasattr(binding, "rest")])
     model.load_s = time.monotonic() - start
     return model
 

@@ -1,6 +1,7 @@
 """Preparing: the sizes and shapes that a model is going to run, and getting its Bindings ready for them.
 
-Called by warmup.py, and by an Instance when its model was loaded again, or it has nothing to do for long.
+Called by warmup.py, by opening.py for the loop's Binding, and by an Instance when its model was loaded again, or it has
+nothing to do for long.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from penstock.server.json_text import TOO_MANY_VALUES, depth_of, has_more_values
+from penstock.server.json_text import TOO_MANY_VALUES, brackets_in, depth_of, has_more_values
 
 _MEDIA_TYPE = re.compile(rb"\s*([^;,\s]+)")
 _DIGITS = bytes(b"0"[0] if 0x30 <= byte <= 0x39 else b"."[0] if byte == 0x2E else b" "[0] for byte in range(256))
@@ -76,7 +76,7 @@ def _has_long_integer(body: bytes) -> bool:
 
 
 def _bound(body: bytes, max_depth: int) -> None:
-    if len(body) > 2 * max_depth and body.count(b"[") + body.count(b"{") > max_depth and depth_of(body) > max_depth:
+    if len(body) > 2 * max_depth and brackets_in(body) > max_depth and depth_of(body) > max_depth:
         raise MalformedError(f"JSON nesting depth exceeds maximum allowed limit ({max_depth})")
 
 

@@ -15,7 +15,9 @@ from penstock.backends.errors import Code, InferError
 from penstock.server.json_text import (
     MOST_VALUES,
     TOO_MANY_VALUES,
+    brackets_in,
     depth_of,
+    has_more_names,
     has_more_values,
     may_have_more_values,
     values_in,
@@ -64,9 +66,9 @@ def parse(text: bytes, max_depth: int, *, simd: bool = True) -> Any:
     """
     text = text.removeprefix(_BOM)
     # a depth takes two brackets, so that most small texts need no look at theirs
-    if len(text) > 2 * max_depth and text.count(b"[") + text.count(b"{") > max_depth and depth_of(text) > max_depth:
+    if len(text) > 2 * max_depth and brackets_in(text) > max_depth and depth_of(text) > max_depth:
         raise InferError(Code.INVALID, f"JSON nesting depth exceeds maximum allowed limit ({max_depth})")
-    if simd and len(text) >= max(SIMD_BYTES, _SIMD_BYTES_EACH * text.count(b'"data"')):
+    if simd and len(text) >= SIMD_BYTES and not has_more_names(text, b'"data"', len(text) // _SIMD_BYTES_EACH):
         document = parse_simd(text)
         if document is not None:
             return document

@@ -7,12 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto
 
 from penstock.backends.errors import Code, InferError
+from penstock.backends.loading import LOADERS
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.loading import preparing, warmup
+from penstock.batching.loading.opening import close_model, open_model
 from penstock.batching.model import Model
 from penstock.batching.spec import BatchPolicy, ModelSpec, PaddedAxis
+from tests.backends.onnx_models import ints, node, save, value
 from tests.fakes import FakeBackend, Function, fake_model, fake_request
 
 X, Y = TensorSpec("x", "FP32", (-1, 4)), TensorSpec("y", "FP32", (-1, 4))
@@ -241,3 +245,16 @@ def test_sizes_that_ran_before_one_that_fails_are_known(monkeypatch: pytest.Monk
 def test_only_an_open_model_can_be_warmed_up() -> None:
     with pytest.raises(ValueError, match="not open"):
         warmup.sweep(fake_model())
+
+
+def test_what_timing_large_outputs_took_is_given_back_before_the_model_is_ready(tmp_path: Path) -> None:
+    ends = [value("x", TensorProto.FLOAT, ["N", 1])], [value("y", TensorProto.FLOAT, ["N", 3_000_000])]
+    nodes, shape = [node("Expand", ["x", "shape"], ["y"])], {"shape": ints([1, 3_000_000])}
+    path = save(tmp_path / "model.onnx", nodes, *ends, shape)
+
+    model = open_model(ModelSpec("m", 1, path, policy=BatchPolicy(max_batch_rows=1)), LOADERS, lambda *_: None)
+    looped: Any = model.loop_binding
+    tired = looped.tired
+    close_model(model)
+
+    assert not tired

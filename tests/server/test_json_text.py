@@ -11,7 +11,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.server import json_text
-from penstock.server.json_text import depth_of, has_more_values, values_in
+from penstock.server.json_text import (
+    brackets_in,
+    depth_of,
+    has_more_names,
+    has_more_values,
+    may_have_more_values,
+    values_in,
+)
 from tests.server.v2.documents import ANYTHING
 
 LETTERS = [b"[", b"]", b"{", b"}", b",", b'"', b'""', b"\\", b"a"]
@@ -84,3 +91,33 @@ def test_a_run_of_backslashes_is_parted_between_pairs() -> None:
 def test_strings_without_brackets_are_left_out_without_a_look_at_each() -> None:
     with patch.object(json_text, "_QUOTE", None):
         assert depth_of(b'{"a":["b","",{"c":[""]}],"":"d"}') == 4
+
+
+class Counted(bytes):
+    """A text that notes how often it was counted as a whole, for which nothing else has the GIL."""
+
+    wholes = 0
+
+    def count(self, *looked_for: Any) -> int:
+        self.wholes += 1
+        return super().count(*looked_for)
+
+
+def test_a_long_text_is_never_counted_as_a_whole() -> None:
+    text = Counted(b'{"inputs":[{"data":[%b0]}]}' % (b"0," * 10_000))
+
+    assert brackets_in(text) == 4
+    assert not has_more_names(text, b'"data"', 2)
+    assert may_have_more_values(text, 10_003)
+    assert not may_have_more_values(text, 10_004)
+    assert text.wholes == 0
+
+
+@given(
+    st.lists(st.sampled_from([*LETTERS, b'"data"', b'"data":']), max_size=24).map(b"".join), PIECES, st.integers(0, 9)
+)
+def test_what_is_counted_does_not_depend_on_how_long_a_text_is(text: bytes, piece: int, most: int) -> None:
+    for short in (0, 1 << 20):
+        with patch.object(json_text, "_PIECE_BYTES", piece), patch.object(json_text, "_SHORT_BYTES", short):
+            assert brackets_in(text) == text.count(b"[") + text.count(b"{")
+            assert has_more_names(text, b'"data"', most) == (text.count(b'"data"') > most)

@@ -346,6 +346,18 @@ class TestAnswers:
         assert to_json("BYTES", "y", array) == '["é","a"]'.encode()
         assert to_binary("BYTES", array) == b"\x02\x00\x00\x00\xc3\xa9\x01\x00\x00\x00a"
 
+    def test_many_strings_are_written_in_little_more_memory_than_they_take(self) -> None:
+        array = np.array([b"%06d" % number for number in range(200_000)], np.object_)
+        tracemalloc.start()
+        try:
+            written = to_binary("BYTES", array)
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+
+        assert written == b"".join(b"\x06\x00\x00\x00%06d" % number for number in range(200_000))
+        assert most < 4 * len(written)
+
     @pytest.mark.parametrize("datatype", ALL)
     def test_nothing_is_no_bytes(self, datatype: str) -> None:
         assert bytes(to_binary(datatype, np.zeros((0, 3), DATATYPES[datatype].dtype))) == b""
