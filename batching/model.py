@@ -15,7 +15,7 @@ from .devices.placement import Placement, Reopen, needs_threads, place
 from .loading.closing import patiently
 from .running.in_place import devices_of, unread
 from .running.instance import ThreadInstance
-from .running.isolation import LostBatch, execute, refuse
+from .running.isolation import LostBatch, execute, refuse, settled
 from .running.quarantine import Quarantine
 from .running.stay import LONG_NS, Stay
 from .scheduling.arrivals import is_choosy
@@ -228,6 +228,8 @@ class Model:
             ran = execute(self, binding, batch)
         except LostBatch as lost:
             ran = self._loop_loses(binding, lost)
+        except Exception as error:  # noqa: BLE001 - whatever it is, they have been taken, and wait
+            ran = settled(self, batch, error)
         self.learn(batch, ran)
         held_ns = ran[-1].exec_end_ns - batch.exec_start_ns
         if held_ns > LONG_NS and self.spec.policy.executor == "auto":
@@ -248,10 +250,7 @@ class Model:
         """Whether any Instance can run: not if the device of each was lost, and loading again has failed."""
         if self.ensemble is not None:
             return self.ensemble.healthy
-        for instance in self.instances:
-            if instance.failure is None:
-                return True
-        return not self.instances
+        return not self.instances or any(instance.failure is None for instance in self.instances)
 
     @property
     def ready(self) -> bool:

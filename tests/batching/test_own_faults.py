@@ -139,6 +139,24 @@ def test_where_choosing_the_batch_that_follows_fails_the_one_on_the_device_is_de
         assert after.error is None
 
 
+def test_a_batch_that_could_not_be_begun_beside_another_is_run_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(ROWS, list)
+    with opened(stream) as house:
+        following: list[InferRequest] = []
+
+        def come() -> None:
+            following.extend(house.put(2))
+            fails_once(house.model.quarantine, "among", monkeypatch)
+
+        stream.begins = come
+        running = house.put(1)
+
+        house.ended(running)
+        house.ended(following)
+
+        assert [request.error for request in (*running, *following)] == [None, None]
+
+
 async def test_a_batch_whose_turn_could_not_be_ended_is_told_and_the_next_is_served(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -157,6 +175,25 @@ async def test_a_batch_whose_turn_could_not_be_ended_is_told_and_the_next_is_ser
         assert (model.inflight, model.scheduler.live) == (0, 0)
         assert await served(house, model)
         assert caplog.text.count("could not be brought to its end") == 2
+
+
+@EXECUTORS
+async def test_a_batch_that_could_not_be_searched_is_told_and_the_next_is_served(
+    executor: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with housed() as house:
+        model = await house.load(executor=executor)
+        model.quarantine.known[0] = 0
+        fails_once(model.quarantine, "among", monkeypatch)
+        before = len(house.sink.requests)
+        taken = house.come(model)
+        await house.sink.holds(before + 1)
+
+        assert taken.error is not None
+        assert taken.error.code is Code.INTERNAL
+        assert (model.inflight, model.scheduler.live) == (0, 0)
+        assert await served(house, model)
+        assert "could not be brought to its end" in caplog.text
 
 
 @EXECUTORS
