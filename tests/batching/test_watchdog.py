@@ -157,6 +157,36 @@ class TestWatchdog:
         assert binding.stopped.is_set() == (used_ns > 0)
         watchdog.stop()
 
+    def test_one_that_cannot_be_stopped_takes_nobody_along(self, caplog: pytest.LogCaptureFixture) -> None:
+        class Broken(Puppet):
+            def stop(self) -> None:
+                super().stop()
+                raise OSError("its process is gone")
+
+        watchdog = Watchdog()
+        broken, second = Broken(), puppet()
+        watchdog.begin(cast(Binding, broken), 1, 0)
+        assert broken.stopped.wait(PATIENCE_S)
+        watchdog.begin(second, 1, 0)
+
+        assert second.stopped.wait(PATIENCE_S)
+        assert "its process is gone" in caplog.text
+        watchdog.stop()
+
+    def test_where_no_thread_is_to_be_had_the_next_run_asks_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        watchdog, first, second = Watchdog(), puppet(), puppet()
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError):
+                watchdog.begin(first, LONG_NS, 0)
+        watchdog.begin(second, 1, 0)
+
+        assert second.stopped.wait(PATIENCE_S)
+        watchdog.stop()
+
     def test_has_no_thread_before_anything_is_limited(self) -> None:
         before = threading.active_count()
         watchdog = Watchdog()
