@@ -329,8 +329,7 @@ async def _end(model: Model, instance: Instance, over: asyncio.Event | None = No
             instance.stop()
             model.wake_one()
     if isinstance(instance, ThreadInstance):
-        ended = partial(_end_thread, model, instance)
-        await asyncio.to_thread(patiently, model.name, [instance.place.name], ended)
+        await asyncio.to_thread(patiently, model.name, [instance.place.name], partial(_end_thread, model, instance))
         return
     await instance.quiet()
     instance.join()
@@ -345,6 +344,7 @@ async def close(model: Model) -> None:
     sequences = model.scheduler.sequences
     for tell in () if sequences is None else [*sequences.vacated.values()]:
         tell()
-    await asyncio.gather(*model.leaving)
+    for error in filter(None, await asyncio.gather(*model.leaving, return_exceptions=True)):
+        logger.error("model %s: an instance could not be ended", model.name, exc_info=error)
     await asyncio.to_thread(close_model, model)
     await close_outsides(model)

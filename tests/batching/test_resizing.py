@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ from penstock.backends.signature import Signature
 from penstock.batching.devices.placement import Devices
 from penstock.batching.devices.rates import RateLimiter
 from penstock.batching.engine import Engine
+from penstock.batching.loading import resizing
 from penstock.batching.loading.resizing import match
 from penstock.batching.model import Model
 from penstock.batching.request import InSequence, Terms
@@ -263,6 +265,32 @@ class TestOnThreads:
 
             assert ending.exception() is None
             assert it.model.instances == []
+
+    async def test_one_whose_end_fails_keeps_its_model_from_nothing(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        ending = threading.Event()
+
+        def fail(*_: object) -> None:
+            ending.wait()
+            raise OSError("the device does not answer")
+
+        monkeypatch.setattr(resizing, "_end_thread", fail)
+        async with house(of(2)) as it:
+            it.gate.close()
+            it.submit(2)
+            for _ in range(2):
+                await it.gate.entered()
+            await it.resize(of(1))
+            it.gate.open()
+            await it.sink.holds(2)
+            unload = asyncio.ensure_future(it.engine.unload(it.model.name, 1))
+            await asyncio.sleep(0)
+            ending.set()
+            await unload
+
+            assert it.model.instances == []
+            assert "the device does not answer" in caplog.text
 
     async def test_the_rate_limiter_counts_those_that_are_there(self) -> None:
         needs = replace(CPU, resources=(Resource("r", 1),))
