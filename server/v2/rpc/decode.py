@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.backends.datatypes import strings
 from penstock.backends.errors import InferError
 from penstock.batching.request import InferRequest
 from penstock.batching.scheduling.admission import admitted, check_alone
@@ -213,8 +214,7 @@ def _contents(model: Model, spec: TensorSpec, contents: Any, shape: list[int], c
             raise invalid(f"{text}, got {len(values)}")
         raise wrong_size(model.name, spec, shape, count, len(values) * size_bytes)
     if not size_bytes:
-        array: Array = np.empty(count, np.object_)
-        array[:] = list(values)
+        array: Array = strings(list(values))
     elif spec.type.dtype.kind in "iu" and values:
         # as they come they have 32 bits: what is larger than the datatype would lose its upper ones
         array = np.array(values, np.uint64 if spec.type.dtype.kind == "u" else np.int64)
