@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 
 from penstock.backends.errors import Code
+from penstock.batching.engine import Engine
+from penstock.batching.ensembles.passage import Passage
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.running import instance, outside
 from penstock.batching.running.attempts import Attempts
 from penstock.batching.scheduling import arrivals
 from penstock.batching.sequences import homes
-from tests.batching.arriving import House, housed, right
+from tests.batching import ensembles
+from tests.batching.arriving import House, housed, plus_one, right
+from tests.batching.ensembles import ensemble_spec, step
 from tests.batching.overlapping import LONG_NS, ROWS, Stream, opened
 from tests.fakes import ListSink
 
@@ -222,3 +226,29 @@ async def test_a_sink_that_fails_takes_no_other_along(caplog: pytest.LogCaptureF
         assert house.rows_run == [2]
         assert model.inflight == 0
         assert "could not be handed out" in caplog.text
+
+
+@pytest.mark.parametrize(("of", "name", "others"), [(Passage, "put", 1), (Passage, "inputs", 1), (Engine, "submit", 0)])
+async def test_a_step_that_could_not_be_followed_ends_its_own_request_and_no_other(
+    of: type, name: str, others: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = step("one", "x=in", "y=mid"), step("one", "x=mid", "y=out")
+    async with ensembles.house() as house:
+        await house.serve("one", plus_one)
+        model = await house.engine.load(ensemble_spec("all", "in", "mid out", first, second))
+        house.gates["one"].close()
+        requests = [house.submit("all", value) for value in range(1 + others)]
+        await house.gates["one"].entered()
+        fails_once(of, name, monkeypatch)
+        house.gates["one"].open()
+
+        await house.sink.holds(1 + others)
+
+        (broken,) = [request.error for request in requests if request.error is not None]
+        assert (broken.code, broken.message) == (
+            Code.INTERNAL,
+            "in ensemble 'all', the request could not be carried on",
+        )
+        assert [len(request.outputs or []) for request in requests if request.error is None] == [2] * others
+        assert (model.inflight, house.at_rest()) == (0, True)
+        assert "the next one goes well" in caplog.text
