@@ -350,6 +350,27 @@ class TestMemory:
 
         assert (alone, unlimited, memory.free_bytes(proc, cgroup)) == (5000 * 1024, 5000 * 1024, 2_000_000)
 
+    @pytest.mark.parametrize(
+        ("membership", "limit", "used"),
+        [
+            ("0::/a/b\n", "a/memory.max", "a/memory.current"),
+            ("7:cpu:/\n5:memory:/a\n", "memory/a/memory.limit_in_bytes", "memory/a/memory.usage_in_bytes"),
+        ],
+        ids=["version 2", "version 1"],
+    )
+    def test_a_limit_of_any_cgroup_above_leaves_less(
+        self, membership: str, limit: str, used: str, tmp_path: Path
+    ) -> None:
+        proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
+        (proc / "self").mkdir(parents=True)
+        (cgroup / limit).parent.mkdir(parents=True)
+        (proc / "meminfo").write_text("MemAvailable:    5000 kB\n")
+        (proc / "self" / "cgroup").write_text(membership)
+        (cgroup / limit).write_text("3000000\n")
+        (cgroup / used).write_text("1000000\n")
+
+        assert memory.free_bytes(proc, cgroup) == 2_000_000
+
     def test_where_the_system_says_nothing_nothing_is_known(self, tmp_path: Path) -> None:
         assert memory.free_bytes(tmp_path, tmp_path) is None
         assert memory.resident_bytes(tmp_path) == 0
