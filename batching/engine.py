@@ -13,7 +13,7 @@ from penstock.backends.errors import Code, InferError
 
 from .caching.cache import Cache
 from .caching.remembering import remember
-from .devices.device import Device
+from .devices.placement import Devices
 from .ensembles.ensembles import Ensembles
 from .ensembles.passage import is_step
 from .loaded import STOPPING, Leaving, Loaded
@@ -54,7 +54,7 @@ class Engine:
         self._turns = Turns(loop, self._left)
         self._watchdog = Watchdog()
         self.cache: Cache | None = None
-        self.devices: dict[str, Device] = {}
+        self.devices = Devices()
         self.outsides: dict[str, OutsideLoader] = {}
         self._ensembles = Ensembles(self, self._left, self._turns.begin)
         door = Door(self._turns)

@@ -234,12 +234,11 @@ def spread(groups: Sequence[InstanceGroup]) -> list[InstanceGroup]:
     return [one for group, whole in each for one in ([group] if whole else [replace(group, count=1)] * group.count)]
 
 
-def place(spec: ModelSpec, backends: Sequence[Backend], devices: dict[str, Device], reopen: Reopen) -> list[Placement]:
+def place(spec: ModelSpec, backends: Sequence[Backend], devices: Devices, reopen: Reopen) -> list[Placement]:
     """Give each Backend its Placement, and the Model its Share of each Device, which is made if need be.
 
     Raises: InferError where the RateLimiter would never let an Instance run. Nothing is left behind then.
     """
-    shared = whole_devices(devices)
     shares: dict[str, Share] = {}
     placements: list[Placement] = []
     try:
@@ -248,11 +247,11 @@ def place(spec: ModelSpec, backends: Sequence[Backend], devices: dict[str, Devic
             device = devices.setdefault(name, device_of(name))
             joins = name not in shares
             if joins:
-                shares[name] = _join(spec, device, name, shared)
+                shares[name] = _join(spec, device, name, devices)
             at = Placement(name, backend, device, shares[name], partial(reopen, position))
             placements.append(at)
             at.joined = joins
-            at.furnish(group, shared)
+            at.furnish(group, devices)
     except BaseException:
         for at in placements:
             at.leave()
@@ -286,30 +285,24 @@ def limiter_of(group: InstanceGroup, shared: Devices) -> RateLimiter | None:
     return shared.limiter if group.resources and not group.passive else None
 
 
-def needs_threads(spec: ModelSpec, devices: dict[str, Device], backends: Sequence[Backend] = ()) -> bool:
+def needs_threads(spec: ModelSpec, devices: Devices, backends: Sequence[Backend] = ()) -> bool:
     """Tell whether a Model must not run on the event loop: it might wait there, or its CPUs are not the loop's."""
     if any(map(needs_thread, backends)):
         return True
-    shared = whole_devices(devices)
     for group in spec.instances:
-        kept = any(shared.cpus(group, device) for device in group.devices)
-        if limiter_of(group, shared) is not None or (kept and not group.passive):
+        kept = any(devices.cpus(group, device) for device in group.devices)
+        if limiter_of(group, devices) is not None or (kept and not group.passive):
             return True
     return False
 
 
-def whole_devices(devices: dict[str, Device] | None) -> Devices:
-    """Take a plain dictionary, as tests have it, for Devices of which nothing more is said."""
-    return devices if isinstance(devices, Devices) else Devices()
-
-
 @contextmanager
-def on_cpus(devices: dict[str, Device] | None, group: InstanceGroup, device: str) -> Iterator[None]:
+def on_cpus(devices: Devices, group: InstanceGroup, device: str) -> Iterator[None]:
     """Keep this thread for a while to the CPUs of a group, and with it the threads that are begun meanwhile.
 
     Raises: InferError (INVALID: none of them is there).
     """
-    cpus = whole_devices(devices).cpus(group, device)
+    cpus = devices.cpus(group, device)
     if not cpus:
         yield
         return

@@ -11,10 +11,9 @@ from itertools import accumulate
 
 from penstock.backends.backend import Backend, Loader, remembers
 from penstock.backends.errors import Code, InferError
-from penstock.batching.devices.device import Device
 from penstock.batching.devices.fallback import falls_back, on_cpu
 from penstock.batching.devices.memory import give_back
-from penstock.batching.devices.placement import on_cpus, spread
+from penstock.batching.devices.placement import Devices, on_cpus, spread
 from penstock.batching.model import Model
 from penstock.batching.running.batch import Batch
 from penstock.batching.shapes.bound import reshaped_signature, said_signature
@@ -37,14 +36,14 @@ def open_model(
     spec: ModelSpec,
     loaders: Mapping[str, Loader],
     finished: Callable[[Model, list[Batch]], None],
-    devices: dict[str, Device] | None = None,
+    devices: Devices | None = None,
 ) -> Model:
     """Load a model on its devices, complete its spec, start its Instances, and warm it up.
 
     `devices` are those that it shares with other models, by name; it adds those that are not there yet.
     Raises: InferError when the file, its configuration or the runtime is at fault. Nothing is left behind then.
     """
-    start, said = time.monotonic(), spec
+    start, said, devices = time.monotonic(), spec, Devices() if devices is None else devices
     loader = loaders.get(spec.backend)
     if loader is None:
         known = ", ".join(sorted(loaders))
@@ -103,7 +102,7 @@ def close_model(model: Model) -> None:
 
 
 def _load_somewhere(
-    spec: ModelSpec, loader: Loader, backends: list[Backend], devices: dict[str, Device] | None
+    spec: ModelSpec, loader: Loader, backends: list[Backend], devices: Devices
 ) -> tuple[ModelSpec, list[Trial]]:
     """Load the model on its devices, or on the CPU where there is no such and it may. As `_load_on_devices`."""
     try:
@@ -117,7 +116,7 @@ def _load_somewhere(
 
 
 def _load_on_devices(
-    spec: ModelSpec, loader: Loader, backends: list[Backend], devices: dict[str, Device] | None
+    spec: ModelSpec, loader: Loader, backends: list[Backend], devices: Devices
 ) -> tuple[ModelSpec, list[Trial]]:
     """Load the model into `backends`: once per group and device, or where Instances share no session once for each.
 

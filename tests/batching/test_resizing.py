@@ -17,7 +17,7 @@ from penstock.backends.backend import Backend, Binding
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature
 from penstock.batching.devices.placement import Devices
-from penstock.batching.devices.rates import RateLimiter
+from penstock.batching.devices.rates import Claim, RateLimiter
 from penstock.batching.engine import Engine
 from penstock.batching.loading import resizing
 from penstock.batching.loading.resizing import match
@@ -88,6 +88,12 @@ async def house(*groups: InstanceGroup, **policy: Any) -> AsyncIterator[House]:
         made.gate.open()
         assert await made.engine.stop(5.0) == 0
         assert all(backend.closed for backend in made.loaded)
+
+
+def claims_of(engine: Engine) -> Sequence[Claim]:
+    limiter = engine.devices.limiter
+    assert limiter is not None
+    return limiter._claims
 
 
 def of(count: int, group: InstanceGroup = CPU) -> InstanceGroup:
@@ -225,7 +231,7 @@ class TestOnThreads:
             with pytest.raises(InferError, match="no memory"):
                 await made.engine.change(made.model, made.spec(of(2, needs)))
 
-            assert len(made.engine.devices.limiter._claims) == 1  # type: ignore[attr-defined]
+            assert len(claims_of(made.engine)) == 1
 
     @pytest.mark.parametrize("groups", [[GPU], [CPU, GPU], [CPU, replace(CPU, passive=True)]])
     async def test_what_needs_more_than_instances_is_made_anew(self, groups: Sequence[InstanceGroup]) -> None:
@@ -295,16 +301,15 @@ class TestOnThreads:
     async def test_the_rate_limiter_counts_those_that_are_there(self) -> None:
         needs = replace(CPU, resources=(Resource("r", 1),))
         async with house(needs) as made:
-            limiter = made.engine.devices.limiter  # type: ignore[attr-defined]
             await made.resize(of(3, needs))
-            assert len(limiter._claims) == 3
+            assert len(claims_of(made.engine)) == 3
 
             made.submit(9)
             await made.sink.holds(9)
             await made.resize(of(2, needs))
             await asyncio.gather(*made.model.leaving)
 
-            assert len(limiter._claims) == 2
+            assert len(claims_of(made.engine)) == 2
 
     @pytest.mark.parametrize("seed", range(6))
     @pytest.mark.parametrize("needs", [False, True])
@@ -413,7 +418,7 @@ class TestElsewhere:
     async def test_a_resource_that_is_too_small_changes_nothing(self) -> None:
         more = More()
         async with elsewhere(1, more) as (engine, model):
-            engine.devices.limiter = RateLimiter({("r", None): 1})  # type: ignore[attr-defined]
+            engine.devices.limiter = RateLimiter({("r", None): 1})
             with pytest.raises(InferError, match="limited to 1"):
                 await resize(engine, model, 2, replace(CPU, resources=(Resource("r", 2),)))
 
