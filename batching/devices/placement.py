@@ -266,11 +266,9 @@ def _join(spec: ModelSpec, device: Device, name: str, shared: Devices) -> Share:
 
 def _part_of(spec: ModelSpec, name: str, shared: Devices) -> tuple[int, int]:
     """Tell how many Instances take turns on a Device, and how wide a run is there."""
-    said = spec.options.get("intra_op_thread_count", "")
-    threads = int(said) if said.isdecimal() else 0
     here = [group for group in spec.instances if group.devices == (name,)]
     in_turn = sum(group.count for group in here if not group.passive and limiter_of(group, shared) is None)
-    return in_turn, max(width_of(name, group.count, threads) for group in here)
+    return in_turn, max(width_of(name, group.count, spec.threads) for group in here)
 
 
 def resize_shares(spec: ModelSpec, placements: Sequence[Placement]) -> None:

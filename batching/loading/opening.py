@@ -17,11 +17,11 @@ from penstock.batching.devices.placement import Devices, on_cpus, spread
 from penstock.batching.model import Model
 from penstock.batching.running.batch import Batch
 from penstock.batching.shapes.bound import reshaped_signature, said_signature
-from penstock.batching.spec import InstanceGroup, ModelSpec
+from penstock.batching.spec import THREADS, InstanceGroup, ModelSpec
 
 from . import warmup
 from .completion import complete
-from .counting import GPU_MEMORY, THREADS, Trial, count_instances, said_threads
+from .counting import GPU_MEMORY, Trial, count_instances
 from .freeing import freed
 from .invariance import settle
 from .mixing import mixing
@@ -126,7 +126,7 @@ def _load_on_devices(
     """
     groups: list[InstanceGroup] = []
     tried: list[Trial] = []
-    threads = said_threads(spec.options)
+    threads = spec.threads or None
     if threads is None and sum(len(group.devices) for group in spec.instances) > 1:
         threads = 0  # they are said once for all devices: there is nothing to divide
     for group in spec.instances:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from penstock.batching.devices import memory
 from penstock.batching.loading import counting, opening
 from penstock.batching.loading.counting import Split, Trial, Trials, choose, count_instances, splits, together
 from penstock.batching.running.instance import ThreadInstance
-from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
+from penstock.batching.spec import THREADS, BatchPolicy, InstanceGroup, ModelSpec
 from tests.fakes import FakeBackend, Function
 
 MB = 1 << 20
@@ -56,9 +57,8 @@ class TestWhatIsTried:
 
     def test_threads_that_the_user_has_said_are_kept(self) -> None:
         assert splits("cpu", 4, 2) == [Split(1, 2), Split(2, 2), Split(4, 2)]
-        assert counting.said_threads({"intra_op_thread_count": "2"}) == 2
-        assert counting.said_threads({"intra_op_thread_count": "0"}) is None
-        assert counting.said_threads({}) is None
+        for options, said in (({THREADS: "2"}, 2), ({THREADS: "0"}, 0), ({}, 0), ({"TF_NUM_INTRA_THREADS": "3"}, 3)):
+            assert replace(SPEC, options=options).threads == said
 
     def test_a_gpu_is_tried_with_a_few(self) -> None:
         assert splits("cuda:0", 64, None) == [Split(1), Split(2), Split(3), Split(4)]
