@@ -326,7 +326,8 @@ class Engine:
             self._drop_waiting()
         else:
             self._models.clear()
-            await asyncio.gather(*map(close, models))
+            for error in filter(None, await asyncio.gather(*map(close, models), return_exceptions=True)):
+                logger.error("a model could not be closed", exc_info=error)
         # those that have given way, too: one of them may have a request that is never done
         await asyncio.gather(*map(close_outsides, self._served()))
         return dropped

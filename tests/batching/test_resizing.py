@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -297,6 +299,31 @@ class TestOnThreads:
 
             assert it.model.instances == []
             assert "the device does not answer" in caplog.text
+
+    async def test_a_model_that_cannot_be_closed_keeps_no_other_from_it(self, caplog: pytest.LogCaptureFixture) -> None:
+        async with house(of(1)) as it:
+            broken = await it.engine.load(replace(it.spec(of(1)), name="broken"))
+            slow = await it.engine.load(replace(it.spec(of(1)), name="slow"))
+            failed, end, end_slow = threading.Event(), broken.places[0].backend.close, slow.places[0].backend.close
+
+            def fail() -> None:
+                end()
+                failed.set()
+                raise OSError("the device is gone")
+
+            def wait() -> None:
+                failed.wait()
+                time.sleep(0.1)
+                end_slow()
+
+            with (
+                patch.object(broken.places[0].backend, "close", fail),
+                patch.object(slow.places[0].backend, "close", wait),
+            ):
+                assert await it.engine.stop(5.0) == 0
+
+            assert all(backend.closed for backend in it.loaded)
+            assert "the device is gone" in caplog.text
 
     async def test_the_rate_limiter_counts_those_that_are_there(self) -> None:
         needs = replace(CPU, resources=(Resource("r", 1),))
