@@ -321,3 +321,11 @@ def keep_to(cpus: frozenset[int]) -> None:
     except OSError as error:
         text = f"host policy: this process cannot run on any of its CPUs, {sorted(cpus)}"
         raise InferError(Code.INVALID, text) from error
+
+
+def keep_if_there(cpus: frozenset[int]) -> None:
+    """Keep this thread to some CPUs, or leave it as it is where none of them is there any more: that is logged."""
+    try:
+        keep_to(cpus)
+    except InferError as error:
+        logger.warning("%s", error.message)
