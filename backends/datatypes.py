@@ -6,11 +6,15 @@ Called by every layer that names a type. BF16 has no numpy type: a BF16 tensor i
 
 from __future__ import annotations
 
+import struct
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+_LENGTH = struct.Struct("<I")
 ALIGNMENT_BYTES = 64
 """For vector instructions; and TensorFlow copies an array that does not begin at a multiple of this."""
 
@@ -36,6 +40,16 @@ class Datatype:
         raw = np.empty(size * self.dtype.itemsize + ALIGNMENT_BYTES, np.uint8)
         start = -raw.ctypes.data % ALIGNMENT_BYTES
         return raw[start : start + size * self.dtype.itemsize].view(self.dtype)
+
+    def view(self, raw: bytes | memoryview, count: int = -1) -> np.ndarray[Any, Any]:
+        """View raw bytes, as they travel, as so many elements; -1: all there are. Not those of BYTES.
+
+        Ownership: a view of `raw`, but for BOOL, of which whatever is not 0 is true. Raises: ValueError.
+        """
+        if self.dtype.kind == "b":
+            true: np.ndarray[Any, Any] = np.frombuffer(raw, np.uint8, count) != 0
+            return true
+        return np.frombuffer(raw, self.dtype, count)
 
 
 def _row(name: str, dtype: object, config_name: str, onnx_name: str, onnx_code: int) -> Datatype:
@@ -66,3 +80,36 @@ DATATYPES: dict[str, Datatype] = {
 }
 BY_CONFIG_NAME: dict[str, Datatype] = {row.config_name: row for row in DATATYPES.values()}
 BY_ONNX_NAME: dict[str, Datatype] = {row.onnx_name: row for row in DATATYPES.values()}
+BY_DTYPE: dict[np.dtype[Any], Datatype] = {row.dtype: row for row in DATATYPES.values() if row.name != "BF16"}
+"""What arrays are of which nothing more is said: the bit patterns of BF16 are UINT16 then."""
+
+
+def widened(bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Give as FP32 what are the bit patterns of BF16."""
+    return (bits.astype("<u4") << 16).view("<f4")
+
+
+def narrowed(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Give the bit patterns of BF16 of numbers; digits beyond are cut off."""
+    return (np.ascontiguousarray(values, "<f4").view("<u4") >> 16).astype("<u2")
+
+
+def strings(elements: Sequence[bytes]) -> np.ndarray[Any, Any]:
+    """Make a flat array of BYTES."""
+    array = np.empty(len(elements), np.object_)
+    array[:] = elements
+    return array
+
+
+def strings_in(raw: bytes, most: int = sys.maxsize) -> tuple[list[bytes], int]:
+    """Read elements of BYTES, each with its length in 4 bytes before it, and no more than `most`.
+
+    Returns: them, and where they end: beyond the end of `raw` if the last is cut off.
+    """
+    elements: list[bytes] = []
+    at = 0
+    while len(elements) < most and at + _LENGTH.size <= len(raw):
+        (size,) = _LENGTH.unpack_from(raw, at)
+        at += _LENGTH.size + size
+        elements.append(raw[at - size : at])
+    return elements, at

@@ -13,7 +13,7 @@ from penstock.backends.errors import Code, InferError
 
 from .caching.cache import Cache
 from .caching.remembering import remember
-from .devices.device import Device
+from .devices.placement import Devices
 from .ensembles.ensembles import Ensembles
 from .ensembles.passage import is_step
 from .loaded import STOPPING, Leaving, Loaded
@@ -54,7 +54,7 @@ class Engine:
         self._turns = Turns(loop, self._left)
         self._watchdog = Watchdog()
         self.cache: Cache | None = None
-        self.devices: dict[str, Device] = {}
+        self.devices = Devices()
         self.outsides: dict[str, OutsideLoader] = {}
         self._ensembles = Ensembles(self, self._left, self._turns.begin)
         door = Door(self._turns)
@@ -326,7 +326,8 @@ class Engine:
             self._drop_waiting()
         else:
             self._models.clear()
-            await asyncio.gather(*map(close, models))
+            for error in filter(None, await asyncio.gather(*map(close, models), return_exceptions=True)):
+                logger.error("a model could not be closed", exc_info=error)
         # those that have given way, too: one of them may have a request that is never done
         await asyncio.gather(*map(close_outsides, self._served()))
         return dropped

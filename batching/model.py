@@ -11,11 +11,11 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from .devices.memory import usable_bytes
-from .devices.placement import Placement, Reopen, needs_threads, place
+from .devices.placement import Devices, Placement, Reopen, needs_threads, place
 from .loading.closing import patiently
 from .running.in_place import devices_of, unread
 from .running.instance import ThreadInstance
-from .running.isolation import LostBatch, execute, refuse
+from .running.isolation import LostBatch, execute, refuse, settled
 from .running.quarantine import Quarantine
 from .running.stay import LONG_NS, Stay
 from .scheduling.arrivals import is_choosy
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from penstock.backends.signature import Signature
 
     from .caching.remembering import Remembering
-    from .devices.device import Device
     from .ensembles.ensemble import Ensemble
     from .request import InferRequest, Key
     from .running.batch import Batch
@@ -84,7 +83,7 @@ class Model:
 
     def __init__(
         self, spec: ModelSpec, backends: Sequence[Backend], finished: Callable[[Model, list[Batch]], None],
-        devices: dict[str, Device] | None = None, reopen: Reopen | None = None,
+        devices: Devices | None = None, reopen: Reopen | None = None,
     ) -> None:  # fmt: skip
         self.spec = spec
         self.signature = _completed(spec)
@@ -102,7 +101,7 @@ class Model:
         self.all_outputs = tuple(i for i, output in enumerate(self.signature.outputs) if output.is_tensor)
         self.admitted: dict[tuple[tuple[int, ...] | None, ...], tuple[int, Key]] = {}
         self.lock = threading.Lock()
-        shared = {} if devices is None else devices
+        shared = Devices() if devices is None else devices
         count = sum(group.count for group in spec.instances if not group.passive)
         # what has a limit is not run by the loop: nobody could be told, and nobody else served, until it is over
         self._on_threads = bool(spec.policy.run_limit_us) or needs_threads(spec, shared, backends)
@@ -228,6 +227,8 @@ class Model:
             ran = execute(self, binding, batch)
         except LostBatch as lost:
             ran = self._loop_loses(binding, lost)
+        except Exception as error:  # noqa: BLE001 - whatever it is, they have been taken, and wait
+            ran = settled(self, batch, error)
         self.learn(batch, ran)
         held_ns = ran[-1].exec_end_ns - batch.exec_start_ns
         if held_ns > LONG_NS and self.spec.policy.executor == "auto":
@@ -248,10 +249,7 @@ class Model:
         """Whether any Instance can run: not if the device of each was lost, and loading again has failed."""
         if self.ensemble is not None:
             return self.ensemble.healthy
-        for instance in self.instances:
-            if instance.failure is None:
-                return True
-        return not self.instances
+        return not self.instances or any(instance.failure is None for instance in self.instances)
 
     @property
     def ready(self) -> bool:

@@ -13,6 +13,9 @@ from typing import Any
 from penstock.backends.signature import Signature, TensorSpec
 
 DEFAULT_MAX_BATCH_ROWS = 64
+THREADS = "intra_op_thread_count"
+"""The option of a Loader that says how many threads an operation has."""
+_SAY_THREADS = "TF_NUM_INTRA_THREADS", THREADS  # as backends/tensorflow.py reads them
 FIRST_RESPONSE_BOUNDS_MS = (100.0, 500.0, 2000.0, 5000.0)
 """Source: Triton core, first_response_histogram's default buckets."""
 
@@ -318,6 +321,12 @@ class ModelSpec:
     declared: str = ""
     frees_rows: bool = False
     fallback: str = ""
+
+    @property
+    def threads(self) -> int:
+        """How many threads its sessions are said to have; 0: as many as they like."""
+        said = (self.options.get(option, "") for option in _SAY_THREADS)
+        return next((int(each) for each in said if each.isdecimal() and int(each)), 0)
 
     @property
     def takes_parameters(self) -> bool:

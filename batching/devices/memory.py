@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.backends.cpus import CGROUP_ROOT, lineage
 
-_CGROUPS = ("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")
+_VERSION_2 = "memory.max", "memory.current"
+_VERSION_1 = "memory.limit_in_bytes", "memory.usage_in_bytes"
+"""What is limited, and what is used. Source: cgroup-v2.rst and memory.rst (v1) of the Linux documentation."""
 _NO_LIMIT = 1 << 60
 """Version 1 of cgroups says "no limit" by a number next to 2^63."""
 
@@ -54,20 +57,35 @@ def usable_bytes(proc: Path = Path("/proc"), cgroup: Path = CGROUP_ROOT) -> int:
 def limit_bytes(cgroup: Path, membership: str) -> int | None:
     """Give the tightest limit on memory of the cgroups that this process is in; None: there is none.
 
-    `membership` is the text of /proc/self/cgroup. Source: memory.max of cgroup-v2.rst; memory.rst (v1).
+    `membership` is the text of /proc/self/cgroup.
     """
-    found = []
+    return min((limit for limit, _ in _limits(cgroup, membership)), default=None)
+
+
+def free_bytes(proc: Path = Path("/proc"), cgroup: Path = CGROUP_ROOT) -> int | None:
+    """Tell how much memory can still be had: of the machine's, and of what its cgroups may use; None: nobody says.
+
+    Source: MemAvailable of proc_meminfo(5).
+    """
+    available = [line.split() for line in _text(proc / "meminfo").splitlines() if line.startswith("MemAvailable:")]
+    free = [int(words[1]) * 1024 for words in available if len(words) > 1 and words[1].isdecimal()]
+    membership = _text(proc / "self" / "cgroup") or "0::/\n1:memory:/"
+    free += [limit - used for limit, used in _limits(cgroup, membership)]
+    return max(min(free), 0) if free else None
+
+
+def _limits(cgroup: Path, membership: str) -> Iterator[tuple[int, int]]:
+    """Give what each cgroup that this process is in may have, if that is limited, and what it has."""
     for line in membership.splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        top, name = (cgroup, "memory.max") if not controllers else (cgroup / "memory", "memory.limit_in_bytes")
         if controllers and "memory" not in controllers.split(","):
             continue
+        top, (limit, used) = (cgroup / "memory", _VERSION_1) if controllers else (cgroup, _VERSION_2)
         for folder in lineage(top, path):
-            text = _text(folder / name).strip()
-            if text.isdecimal() and int(text) < _NO_LIMIT:
-                found.append(int(text))
-    return min(found, default=None)
+            said, has = _text(folder / limit).strip(), _text(folder / used).strip()
+            if said.isdecimal() and int(said) < _NO_LIMIT:
+                yield int(said), int(has) if has.isdecimal() else 0
 
 
 def _text(path: Path) -> str:
@@ -75,22 +93,3 @@ def _text(path: Path) -> str:
         return path.read_text("ascii", "replace")
     except OSError:
         return ""
-
-
-def free_bytes(proc: Path = Path("/proc"), cgroup: Path = CGROUP_ROOT) -> int | None:
-    """Tell how much memory can still be had: of the machine's, and of what a container may use; None: nobody says.
-
-    Source: MemAvailable of proc_meminfo(5); cgroup-v2.rst and memory.rst (v1) of the Linux documentation.
-    """
-    free = []
-    try:
-        lines = (proc / "meminfo").read_text("ascii").splitlines()
-        free += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    except (OSError, ValueError, IndexError):
-        pass
-    for limit, used in _CGROUPS:
-        try:
-            free.append(int((cgroup / limit).read_text("ascii")) - int((cgroup / used).read_text("ascii")))
-        except (OSError, ValueError):  # there is no such file, or it says "max"
-            continue
-    return max(min(free), 0) if free else None

@@ -234,12 +234,11 @@ def spread(groups: Sequence[InstanceGroup]) -> list[InstanceGroup]:
     return [one for group, whole in each for one in ([group] if whole else [replace(group, count=1)] * group.count)]
 
 
-def place(spec: ModelSpec, backends: Sequence[Backend], devices: dict[str, Device], reopen: Reopen) -> list[Placement]:
+def place(spec: ModelSpec, backends: Sequence[Backend], devices: Devices, reopen: Reopen) -> list[Placement]:
     """Give each Backend its Placement, and the Model its Share of each Device, which is made if need be.
 
     Raises: InferError where the RateLimiter would never let an Instance run. Nothing is left behind then.
     """
-    shared = whole_devices(devices)
     shares: dict[str, Share] = {}
     placements: list[Placement] = []
     try:
@@ -248,11 +247,11 @@ def place(spec: ModelSpec, backends: Sequence[Backend], devices: dict[str, Devic
             device = devices.setdefault(name, device_of(name))
             joins = name not in shares
             if joins:
-                shares[name] = _join(spec, device, name, shared)
+                shares[name] = _join(spec, device, name, devices)
             at = Placement(name, backend, device, shares[name], partial(reopen, position))
             placements.append(at)
             at.joined = joins
-            at.furnish(group, shared)
+            at.furnish(group, devices)
     except BaseException:
         for at in placements:
             at.leave()
@@ -267,11 +266,9 @@ def _join(spec: ModelSpec, device: Device, name: str, shared: Devices) -> Share:
 
 def _part_of(spec: ModelSpec, name: str, shared: Devices) -> tuple[int, int]:
     """Tell how many Instances take turns on a Device, and how wide a run is there."""
-    said = spec.options.get("intra_op_thread_count", "")
-    threads = int(said) if said.isdecimal() else 0
     here = [group for group in spec.instances if group.devices == (name,)]
     in_turn = sum(group.count for group in here if not group.passive and limiter_of(group, shared) is None)
-    return in_turn, max(width_of(name, group.count, threads) for group in here)
+    return in_turn, max(width_of(name, group.count, spec.threads) for group in here)
 
 
 def resize_shares(spec: ModelSpec, placements: Sequence[Placement]) -> None:
@@ -286,30 +283,24 @@ def limiter_of(group: InstanceGroup, shared: Devices) -> RateLimiter | None:
     return shared.limiter if group.resources and not group.passive else None
 
 
-def needs_threads(spec: ModelSpec, devices: dict[str, Device], backends: Sequence[Backend] = ()) -> bool:
+def needs_threads(spec: ModelSpec, devices: Devices, backends: Sequence[Backend] = ()) -> bool:
     """Tell whether a Model must not run on the event loop: it might wait there, or its CPUs are not the loop's."""
     if any(map(needs_thread, backends)):
         return True
-    shared = whole_devices(devices)
     for group in spec.instances:
-        kept = any(shared.cpus(group, device) for device in group.devices)
-        if limiter_of(group, shared) is not None or (kept and not group.passive):
+        kept = any(devices.cpus(group, device) for device in group.devices)
+        if limiter_of(group, devices) is not None or (kept and not group.passive):
             return True
     return False
 
 
-def whole_devices(devices: dict[str, Device] | None) -> Devices:
-    """Take a plain dictionary, as tests have it, for Devices of which nothing more is said."""
-    return devices if isinstance(devices, Devices) else Devices()
-
-
 @contextmanager
-def on_cpus(devices: dict[str, Device] | None, group: InstanceGroup, device: str) -> Iterator[None]:
+def on_cpus(devices: Devices, group: InstanceGroup, device: str) -> Iterator[None]:
     """Keep this thread for a while to the CPUs of a group, and with it the threads that are begun meanwhile.
 
     Raises: InferError (INVALID: none of them is there).
     """
-    cpus = whole_devices(devices).cpus(group, device)
+    cpus = devices.cpus(group, device)
     if not cpus:
         yield
         return
@@ -330,3 +321,11 @@ def keep_to(cpus: frozenset[int]) -> None:
     except OSError as error:
         text = f"host policy: this process cannot run on any of its CPUs, {sorted(cpus)}"
         raise InferError(Code.INVALID, text) from error
+
+
+def keep_if_there(cpus: frozenset[int]) -> None:
+    """Keep this thread to some CPUs, or leave it as it is where none of them is there any more: that is logged."""
+    try:
+        keep_to(cpus)
+    except InferError as error:
+        logger.warning("%s", error.message)

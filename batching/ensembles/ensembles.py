@@ -7,6 +7,7 @@ gives any number of them, in branches.py.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -17,13 +18,12 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.loaded import STOPPING
 from penstock.batching.request import InferRequest, bytes_of
 from penstock.batching.scheduling.admission import admitted
-from penstock.batching.scheduling.timeouts import due_ns
 from penstock.batching.sinks import to_sinks
 from penstock.batching.statistics import BACKEND, CANCELED, OTHER, REJECTED
 
 from .branches import Branches, Spread
 from .ensemble import Carries, Ensemble
-from .passage import Passage, count_steps, is_step
+from .passage import Passage, count_steps, hand_on, is_step
 from .steps import labels_of, link
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from penstock.batching.stream import Room, Told
 
     from .course import Links, Passed
+
+logger = logging.getLogger("penstock.batching")
 
 _OTHERS = frozenset((Code.EXPIRED, Code.NOT_READY, Code.CANCELLED))
 """Codes of a step that was not run, though it had been accepted."""
@@ -133,14 +135,13 @@ class Ensembles:
                 self._fail(passage, request.error, OTHER if request.error.code in _OTHERS else BACKEND)
                 continue
             step, outputs = request.step, request.outputs or []
-            if type(outputs) is list and self._goes_straight(passage, step, outputs):
-                continue
             try:
+                if type(outputs) is list and self._goes_straight(passage, step, outputs):
+                    continue
                 passage.put(step, outputs)
-            except InferError as error:
+                self._go(passage)
+            except Exception as error:  # noqa: BLE001 - those that shared its batch go on, whatever it is
                 self._fail(passage, error, BACKEND)
-                continue
-            self._go(passage)
         self._settle()
 
     def _goes_straight(self, passage: Passage, step: Passed, outputs: list[Any]) -> bool:
@@ -171,7 +172,7 @@ class Ensembles:
                 step = passage.ready.pop(0)
                 if passage.parent.sequence is None or not passage.ensemble.sequels.keeps(passage, step):
                     self._make(passage, step, passage.inputs(step))
-        except InferError as error:
+        except Exception as error:  # noqa: BLE001 - as in `deliver`
             self._fail(passage, error, REJECTED)
 
     def _make(self, passage: Passage, step: Passed, inputs: list[Array | None]) -> None:
@@ -184,7 +185,7 @@ class Ensembles:
         request.id = passage.parent.id
         request.nbytes = bytes_of(inputs)
         if passage.asks or step.asks:
-            _hand_on(passage, step, request)
+            hand_on(passage, step, request)
         if step.after is not None:
             request.answers = Spread(passage, request, self._spread)
         if passage.opening:
@@ -218,7 +219,7 @@ class Ensembles:
                 self._engine.submit(request)
                 if request.sequence is not None:
                     self._go_on(passage.ensemble.sequels.passed(passage, model))
-        except InferError as error:
+        except Exception as error:  # noqa: BLE001 - as in `deliver`
             if not passage.ended:
                 self._fail(passage, error, REJECTED)
 
@@ -274,10 +275,15 @@ class Ensembles:
         parent.model.statistics.record_alone(parent, passage.stamps(), now_ns)
         self._ended(passage, now_ns)
 
-    def _fail(self, passage: Passage, error: InferError, reason: str) -> None:
+    def _fail(self, passage: Passage, error: Exception, reason: str) -> None:
         """End a request with a step's error, in Triton's form."""
         passage = passage.root
         parent = passage.parent
+        if parent not in passage.ensemble.passages:  # it had ended before something else failed
+            return
+        if not isinstance(error, InferError):
+            logger.error("ensemble %s: a request could not be carried on", parent.model.name, exc_info=error)
+            error = InferError(Code.INTERNAL, "the request could not be carried on")
         text = f"in ensemble '{parent.model.name}', {error.message}"
         parent.error = InferError(error.code, text, error.retry_after_ns)
         self._end(passage)
@@ -288,12 +294,12 @@ class Ensembles:
 
     def _ended(self, passage: Passage, now_ns: int) -> None:
         parent, trace = passage.parent, self._engine.trace
+        self._done.append(parent)
         if trace is not None or is_step(parent):
             batch = passage.batch()
             count_steps(batch)
             if trace is not None:
                 trace(parent.model, batch, now_ns)
-        self._done.append(parent)
 
     def _end(self, passage: Passage) -> None:
         """End a request; `passage` is its first one."""
@@ -325,26 +331,3 @@ def _links_for(request: InferRequest, ensemble: Ensemble) -> Links:
     if type(passage) is Passage and not passage.ended:
         return passage.links.nested[ensemble.model]
     return ensemble.links()
-
-
-def _hand_on(passage: Passage, step: Passed, request: InferRequest) -> None:
-    """Have a step wait as the request that it is of wants to, and give it the parameters if its model takes any."""
-    model, parent = step.model, passage.parent
-    if parent.deadline_ns or model.timed:
-        request.deadline_ns = _deadline_ns(passage, model)
-    request.priority, request.sequence = parent.priority, parent.sequence
-    if parent.target_ns and passage.root is passage:
-        request.target_ns = parent.target_ns
-    if model.spec.takes_parameters and (parameters := getattr(parent, "parameters", None)):
-        request.parameters = parameters
-
-
-def _deadline_ns(passage: Passage, model: Model) -> int:
-    """Give when a step must have left its queue: by the time that the request has left, and its model's own policy.
-
-    What is the way of one answer of many has the request's whole time again.
-    """
-    now_ns, parent = time.monotonic_ns(), passage.parent
-    since_ns = now_ns if passage.root is passage else parent.queue_ns
-    left_us = max((parent.deadline_ns - since_ns) // 1000, 1) if parent.deadline_ns else 0
-    return due_ns(now_ns, left_us, model.spec.policy, priority=parent.priority, meant_us=0)

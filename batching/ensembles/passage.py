@@ -6,6 +6,7 @@ number of answers, each of them has a Passage to itself; branches.py holds those
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,13 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest
 from penstock.batching.running.batch import Batch, Stamps
 from penstock.batching.running.own_outputs import OwnOutputs, regular
+from penstock.batching.scheduling.timeouts import due_ns
 
 from .course import ADD_ROWS, AS_IS, Course, Links, Passed
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
+    from penstock.batching.model import Model
     from penstock.batching.stream import Told
 
     from .branches import Branches
@@ -168,6 +171,29 @@ def _handed(array: Array | None, way: int) -> Any:
         text = f"a tensor of {rows} rows goes where there is no axis for rows: it must have one"
         raise InferError(Code.INVALID, text)
     return array[0]
+
+
+def hand_on(passage: Passage, step: Passed, request: InferRequest) -> None:
+    """Have a step wait as the request that it is of wants to, and give it the parameters if its model takes any."""
+    model, parent = step.model, passage.parent
+    if parent.deadline_ns or model.timed:
+        request.deadline_ns = _deadline_ns(passage, model)
+    request.priority, request.sequence = parent.priority, parent.sequence
+    if parent.target_ns and passage.root is passage:
+        request.target_ns = parent.target_ns
+    if model.spec.takes_parameters and (parameters := getattr(parent, "parameters", None)):
+        request.parameters = parameters
+
+
+def _deadline_ns(passage: Passage, model: Model) -> int:
+    """Give when a step must have left its queue: by the time that the request has left, and its model's own policy.
+
+    What is the way of one answer of many has the request's whole time again.
+    """
+    now_ns, parent = time.monotonic_ns(), passage.parent
+    since_ns = now_ns if passage.root is passage else parent.queue_ns
+    left_us = max((parent.deadline_ns - since_ns) // 1000, 1) if parent.deadline_ns else 0
+    return due_ns(now_ns, left_us, model.spec.policy, priority=parent.priority, meant_us=0)
 
 
 def is_step(request: InferRequest) -> bool:

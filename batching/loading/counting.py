@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING
@@ -36,7 +36,6 @@ SWEEP_NS = 400_000_000
 BUDGET_NS = 2_000_000_000
 RUNS = 3
 MOST_ON_GPU = 4
-THREADS = "intra_op_thread_count"
 GPU_MEMORY = "penstock.gpu_memory_bytes"
 """The option that says what a model may take of a GPU."""
 
@@ -287,12 +286,6 @@ def together(runs: Sequence[Callable[[], None]]) -> list[float]:
     if errors:
         raise errors[0]
     return rates
-
-
-def said_threads(options: Mapping[str, str]) -> int | None:
-    """Read what the user said of a session's threads; None: nothing, or that it is to be found."""
-    said = options.get(THREADS, "0")
-    return int(said) if said.isdecimal() and said != "0" else None
 
 
 def budget_bytes(spec: ModelSpec, device: str = "cpu") -> int:

@@ -1,15 +1,17 @@
-"""Drawn: rows to try a model with: of several magnitudes, and the company that may change them.
+"""Drawn: rows to try a model with: of several magnitudes, the company that may change them, and a run of them.
 
-Called by what proves something of a model by running it: invariance.py and freeing.py.
+Called by what proves something of a model by running it: invariance.py, freeing.py and mixing.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from penstock.backends.backend import Array
+from penstock.backends.backend import Array, Binding
+from penstock.backends.datatypes import narrowed, widened
 from penstock.backends.signature import Signature, TensorSpec
 
 SPANS = (100, 1)
@@ -45,7 +47,7 @@ def company(spec: TensorSpec, rows: Array, kind: str, span: int) -> Array:
         return np.broadcast_to(rows[:1], rows.shape).copy()
     dtype = rows.dtype
     if spec.datatype == "BF16" or dtype.kind not in "iub":
-        return _as(spec, _FLOATS[kind](_floats(spec, rows[::-1])))
+        return _as(spec, _FLOATS[kind](floats(spec, rows[::-1])))
     top = 1 if dtype.kind == "b" else span
     return (top - rows[::-1].astype(np.int64)).astype(dtype) if kind == "other" else np.full_like(rows, top)
 
@@ -58,15 +60,21 @@ _FLOATS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def _floats(spec: TensorSpec, rows: Array) -> Array:
-    if spec.datatype == "BF16":
-        return (rows.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return rows.astype(np.float64)
+def floats(spec: TensorSpec, array: Array) -> Array:
+    """Give the numbers of a tensor as float64, to compare them."""
+    return (widened(array) if spec.datatype == "BF16" else array).astype(np.float64)
 
 
 def _as(spec: TensorSpec, values: Array) -> Array:
     """Give floats in an input's own datatype; what it does not hold becomes infinite or 0."""
     with np.errstate(all="ignore"):
         if spec.datatype == "BF16":
-            return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+            return narrowed(values)
         return values.astype(spec.type.dtype)
+
+
+def run(binding: Binding, rows: Inputs, wanted: tuple[int, ...]) -> list[Any]:
+    """Run rows once. Ownership: the outputs may be the Binding's own memory. Raises: what the Binding does."""
+    for buffer, array in zip(binding.lend(len(rows[0]), [array.shape for array in rows]), rows, strict=True):
+        np.copyto(buffer, array)  # type: ignore[arg-type]
+    return binding.run(wanted)

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.backend import FREE_ROWS, Array, Backend, Binding, Loader
+from penstock.backends.datatypes import widened
 from penstock.backends.errors import InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.spec import ModelSpec
 
-from .drawn import KINDS, SPANS, Inputs, company, draw
+from .drawn import KINDS, SPANS, Inputs, company, draw, run
 
 logger = logging.getLogger("penstock.batching")
 
@@ -148,9 +149,7 @@ def _differs(one: Signature, lender: Binding, sharer: Binding, batch: Inputs) ->
 
 
 def _run(signature: Signature, binding: Binding, rows: Inputs) -> list[Any]:
-    for buffer, array in zip(binding.lend(len(rows[0]), [array.shape for array in rows]), rows, strict=True):
-        np.copyto(buffer, array)  # type: ignore[arg-type]
-    return binding.run(tuple(range(len(signature.outputs))))
+    return run(binding, rows, tuple(range(len(signature.outputs))))
 
 
 def _same(spec: TensorSpec, found: Any, wanted: Any) -> bool:
@@ -158,7 +157,7 @@ def _same(spec: TensorSpec, found: Any, wanted: Any) -> bool:
     if not isinstance(wanted, np.ndarray):
         return len(found) == len(wanted) and all(map(_same_entry, found, wanted))
     if spec.datatype == "BF16":
-        found, wanted = ((each.astype(np.uint32) << 16).view(np.float32) for each in (found, wanted))
+        found, wanted = widened(found), widened(wanted)
     if found.shape != wanted.shape:
         return False
     return _near(found, wanted) if wanted.dtype.kind == "f" else bool(np.array_equal(found, wanted))

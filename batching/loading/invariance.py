@@ -22,6 +22,7 @@ from penstock.batching.scheduling.costs import NEAR_BEST
 from penstock.batching.shapes.derived import derived_names
 from penstock.batching.spec import ModelSpec
 
+from . import drawn
 from .drawn import KINDS, SPANS, Inputs, company, draw
 
 logger = logging.getLogger("penstock.batching")
@@ -154,11 +155,8 @@ class _Run:
 
 
 def _run(signature: Signature, binding: Binding, rows: Inputs) -> Answers:
-    count = len(rows[0])
-    for buffer, array in zip(binding.lend(count, [array.shape for array in rows]), rows, strict=True):
-        np.copyto(buffer, array)  # type: ignore[arg-type]
-    outputs = binding.run(tuple(range(len(signature.outputs))))
-    if any(len(output) != count for output in outputs):
+    outputs = drawn.run(binding, rows, tuple(range(len(signature.outputs))))
+    if any(len(output) != len(rows[0]) for output in outputs):
         raise ValueError("its outputs have other rows than its inputs")
     return list(zip(*[map(_bytes, output) for output in outputs], strict=True))
 

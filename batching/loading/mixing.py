@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .drawn import Inputs, draw
+from .drawn import Inputs, draw, floats, run
 from .rowwise import Evidence
 
 if TYPE_CHECKING:
@@ -123,9 +123,8 @@ def _two(signature: Signature, length: int, texts: tuple[bytes, bytes], *, zeros
 
 def _run(model: Model, binding: Binding, rows: Inputs) -> list[Any]:
     """Run, and keep what is in the Binding's own memory."""
-    for buffer, array in zip(binding.lend(len(rows[0]), [array.shape for array in rows]), rows, strict=True):
-        np.copyto(buffer, array)  # type: ignore[arg-type]
-    return [np.array(each) if isinstance(each, np.ndarray) else each for each in binding.run(model.all_outputs)]
+    outputs = run(binding, rows, model.all_outputs)
+    return [np.array(each) if isinstance(each, np.ndarray) else each for each in outputs]
 
 
 def _changed(model: Model, before: Sequence[Any], after: Sequence[Any]) -> str:
@@ -141,13 +140,7 @@ def _share(spec: TensorSpec, before: Array, after: Array) -> float:
     """Give the share of what has changed, numbers by more than rounding does."""
     if after.dtype.hasobject:
         return float((before != after).mean())
-    old, new = _floats(spec, before), _floats(spec, after)
+    old, new = floats(spec, before), floats(spec, after)
     finite = np.abs(old[np.isfinite(old)])
     near = NEAR * float(finite.max()) if finite.size else 0.0
     return 1.0 - float(np.isclose(new, old, rtol=0.0, atol=near, equal_nan=True).mean())
-
-
-def _floats(spec: TensorSpec, array: Array) -> Array:
-    if spec.datatype == "BF16":
-        array = (array.astype(np.uint32) << 16).view(np.float32)
-    return array.astype(np.float64)

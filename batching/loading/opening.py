@@ -11,18 +11,17 @@ from itertools import accumulate
 
 from penstock.backends.backend import Backend, Loader, remembers
 from penstock.backends.errors import Code, InferError
-from penstock.batching.devices.device import Device
 from penstock.batching.devices.fallback import falls_back, on_cpu
 from penstock.batching.devices.memory import give_back
-from penstock.batching.devices.placement import on_cpus, spread
+from penstock.batching.devices.placement import Devices, on_cpus, spread
 from penstock.batching.model import Model
 from penstock.batching.running.batch import Batch
 from penstock.batching.shapes.bound import reshaped_signature, said_signature
-from penstock.batching.spec import InstanceGroup, ModelSpec
+from penstock.batching.spec import THREADS, InstanceGroup, ModelSpec
 
 from . import warmup
 from .completion import complete
-from .counting import GPU_MEMORY, THREADS, Trial, count_instances, said_threads
+from .counting import GPU_MEMORY, Trial, count_instances
 from .freeing import freed
 from .invariance import settle
 from .mixing import mixing
@@ -38,14 +37,14 @@ def open_model(
     spec: ModelSpec,
     loaders: Mapping[str, Loader],
     finished: Callable[[Model, list[Batch]], None],
-    devices: dict[str, Device] | None = None,
+    devices: Devices | None = None,
 ) -> Model:
     """Load a model on its devices, complete its spec, start its Instances, and warm it up.
 
     `devices` are those that it shares with other models, by name; it adds those that are not there yet.
     Raises: InferError when the file, its configuration or the runtime is at fault. Nothing is left behind then.
     """
-    start, said = time.monotonic(), spec
+    start, said, devices = time.monotonic(), spec, Devices() if devices is None else devices
     loader = loaders.get(spec.backend)
     if loader is None:
         known = ", ".join(sorted(loaders))
@@ -105,7 +104,7 @@ def close_model(model: Model) -> None:
 
 
 def _load_somewhere(
-    spec: ModelSpec, loader: Loader, backends: list[Backend], devices: dict[str, Device] | None
+    spec: ModelSpec, loader: Loader, backends: list[Backend], devices: Devices
 ) -> tuple[ModelSpec, list[Trial]]:
     """Load the model on its devices, or on the CPU where there is no such and it may. As `_load_on_devices`."""
     try:
@@ -119,7 +118,7 @@ def _load_somewhere(
 
 
 def _load_on_devices(
-    spec: ModelSpec, loader: Loader, backends: list[Backend], devices: dict[str, Device] | None
+    spec: ModelSpec, loader: Loader, backends: list[Backend], devices: Devices
 ) -> tuple[ModelSpec, list[Trial]]:
     """Load the model into `backends`: once per group and device, or where Instances share no session once for each.
 
@@ -129,7 +128,7 @@ def _load_on_devices(
     """
     groups: list[InstanceGroup] = []
     tried: list[Trial] = []
-    threads = said_threads(spec.options)
+    threads = spec.threads or None
     if threads is None and sum(len(group.devices) for group in spec.instances) > 1:
         threads = 0  # they are said once for all devices: there is nothing to divide
     for group in spec.instances:

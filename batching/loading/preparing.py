@@ -15,8 +15,8 @@ from penstock.backends.signature import Signature
 from penstock.batching.devices.memory import give_back
 from penstock.batching.shapes.padding import bucket, same_axes
 
-from .rehearsal import rehearsal
-from .run_sizes import SIZES
+from .rehearsal import Tails, rehearsal
+from .run_sizes import said_sizes
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array, Binding
@@ -30,9 +30,6 @@ REST_S = 10.0
 MOST_SHAPES = 8
 UNSAID_LENGTHS = (1, 64)
 """What padded axes are taken as whose buckets are not said: the first bucket, and one of a length that is common."""
-
-Tails = list[tuple[int, ...]]
-"""The shapes of all inputs that clients send, without rows."""
 
 
 def prepare(model: Model, bindings: Sequence[Binding]) -> None:
@@ -86,7 +83,7 @@ def sizes(model: Model) -> list[int]:
     most = model.max_rows
     if not model.signature.batched:
         return [1]
-    said = model.spec.policy.allowed_rows or map(int, filter(None, model.spec.options.get(SIZES, "").split(",")))
+    said = model.spec.policy.allowed_rows or said_sizes(model.spec)
     allowed = [rows for rows in said if rows <= most]
     return allowed or [*(1 << power for power in range((most - 1).bit_length())), most]
 

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.backends.backend import Loader
-from penstock.batching.devices.placement import Placement, needs_threads, on_cpus, resize_shares
+from penstock.batching.devices.placement import Devices, Placement, needs_threads, on_cpus, resize_shares
 from penstock.batching.model import Model
 from penstock.batching.running.in_place import devices_of
 from penstock.batching.running.instance import ThreadInstance
@@ -33,7 +33,6 @@ from .preparing import prepare
 from .samples import run_samples_on
 
 if TYPE_CHECKING:
-    from penstock.batching.devices.device import Device
     from penstock.batching.devices.rates import Claim, RateLimiter
     from penstock.batching.running.outside import Outside
     from penstock.batching.spec import InstanceGroup, ModelSpec
@@ -118,7 +117,7 @@ class Change:
 
 async def change_to(
     model: Model, spec: ModelSpec, loaders: Mapping[str, Loader], outsides: Mapping[str, OutsideLoader],
-    devices: dict[str, Device],
+    devices: Devices,
 ) -> Change | None:  # fmt: skip
     """Make the Instances that a Model lacks of those that a spec says, which says all else as the Model's does.
 
@@ -277,9 +276,7 @@ def _end_thread(model: Model, instance: ThreadInstance) -> None:
 # -- Instances in other processes ------------------------------------------------------------------------------------
 
 
-async def _outside_change(
-    model: Model, spec: ModelSpec, loader: OutsideLoader, devices: dict[str, Device]
-) -> Change | None:
+async def _outside_change(model: Model, spec: ModelSpec, loader: OutsideLoader, devices: Devices) -> Change | None:
     """Make the Change of a model whose Batches run in other processes."""
     more = getattr(loader, "more", None)
     if more is None:
@@ -329,8 +326,7 @@ async def _end(model: Model, instance: Instance, over: asyncio.Event | None = No
             instance.stop()
             model.wake_one()
     if isinstance(instance, ThreadInstance):
-        ended = partial(_end_thread, model, instance)
-        await asyncio.to_thread(patiently, model.name, [instance.place.name], ended)
+        await asyncio.to_thread(patiently, model.name, [instance.place.name], partial(_end_thread, model, instance))
         return
     await instance.quiet()
     instance.join()
@@ -345,6 +341,7 @@ async def close(model: Model) -> None:
     sequences = model.scheduler.sequences
     for tell in () if sequences is None else [*sequences.vacated.values()]:
         tell()
-    await asyncio.gather(*model.leaving)
+    for error in filter(None, await asyncio.gather(*model.leaving, return_exceptions=True)):
+        logger.error("model %s: an instance could not be ended", model.name, exc_info=error)
     await asyncio.to_thread(close_model, model)
     await close_outsides(model)

@@ -26,6 +26,11 @@ def run_sizes(most: int) -> tuple[int, ...]:
     return (*sorted({size for size in (1, *steps) if size < most}), most)
 
 
+def said_sizes(spec: ModelSpec) -> tuple[int, ...]:
+    """Give the sizes that its options say, if they do."""
+    return tuple(map(int, filter(None, spec.options.get(SIZES, "").split(","))))
+
+
 def with_run_sizes(spec: ModelSpec) -> ModelSpec:
     """Give a completed spec the sizes that its batches run with, if it has any device that wants few of them.
 
@@ -38,7 +43,6 @@ def with_run_sizes(spec: ModelSpec) -> ModelSpec:
         return spec
     if policy.invariant or spec.sequence is not None or signature is None or any(laid_flat(spec, signature).values()):
         return spec
-    said = map(int, filter(None, spec.options.get(SIZES, "").split(",")))
-    wanted = {*(tuple(said) or run_sizes(most)), *policy.preferred_rows, policy.cap_rows or most, most}
+    wanted = {*(said_sizes(spec) or run_sizes(most)), *policy.preferred_rows, policy.cap_rows or most, most}
     sizes = sorted(size for size in wanted if 1 <= size <= most)
     return replace(spec, policy=replace(policy, allowed_rows=tuple(sizes)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import struct
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.backends.backend import Array, Binding
-from penstock.backends.datatypes import DATATYPES
+from penstock.backends.datatypes import DATATYPES, narrowed, strings, strings_in
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest, InSequence
 from penstock.batching.running.batch import Batch
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.batching")
 
 _SEED = 0
-_LENGTH = struct.Struct("<I")
 _RANDOM_STRING_BYTES = 8
 
 
@@ -211,11 +209,9 @@ def _random(given: SampleInput, rng: np.random.Generator) -> Array:
     shape, dtype = given.shape, DATATYPES[given.datatype].dtype
     if given.datatype == "BYTES":
         texts = [rng.bytes(_RANDOM_STRING_BYTES).hex().encode() for _ in range(math.prod(shape))]
-        array = np.empty(len(texts), np.object_)
-        array[:] = texts
-        return array.reshape(shape)
+        return strings(texts).reshape(shape)
     if given.datatype == "BF16":
-        return (rng.random(shape, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        return narrowed(rng.random(shape, np.float32))
     if dtype.kind == "f":
         return rng.random(shape).astype(dtype)
     if dtype.kind == "b":
@@ -239,24 +235,15 @@ def _from_file(name: str, given: SampleInput, path: Path) -> Array:
             f"warmup setting expects {wanted} bytes, but the data provided from {path.name} only has {len(raw)} bytes"
         )
         raise InferError(Code.INVALID, text)
-    if datatype.name == "BOOL":
-        return np.frombuffer(raw, np.uint8, count).reshape(given.shape).astype(np.bool_)
-    return np.frombuffer(raw, datatype.dtype, count).reshape(given.shape)
+    return datatype.view(raw, count).reshape(given.shape)
 
 
 def _strings(name: str, raw: bytes, count: int, file: str) -> Array:
     """Read elements that have their lengths before them."""
-    elements: list[bytes] = []
-    position = 0
-    while position + _LENGTH.size <= len(raw):
-        (size,) = _LENGTH.unpack_from(raw, position)
-        position += _LENGTH.size + size
-        elements.append(raw[position - size : position])
-    if position != len(raw) or len(elements) != count:
+    elements, end = strings_in(raw)
+    if end != len(raw) or len(elements) != count:
         text = f"warmup setting expects {count} strings for input '{name}', each with its length in 4 bytes before it"
         raise InferError(
             Code.INVALID, f"{text}, but the data provided from {file} has {len(elements)} in {len(raw)} bytes"
         )
-    array = np.empty(count, np.object_)
-    array[:] = elements
-    return array
+    return strings(elements)

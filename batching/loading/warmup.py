@@ -11,8 +11,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .preparing import Tails, prepare, shapes, sizes
-from .rehearsal import rehearsal, rehearsed_key
+from .preparing import prepare, shapes, sizes
+from .rehearsal import Tails, rehearsal, rehearsed_key
 from .rowwise import Evidence
 
 if TYPE_CHECKING:

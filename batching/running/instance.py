@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, DeviceLost, DeviceTaken, InferError, ProcessLost
-from penstock.batching.devices.placement import keep_to
+from penstock.batching.devices.placement import keep_if_there
 from penstock.batching.loading.preparing import REST_S, prepare, rest
 from penstock.batching.sequences import homes
 
@@ -119,7 +119,7 @@ class ThreadInstance:
         self._overlap = None  # each knows the other, and both the Bindings
 
     def _main(self) -> None:
-        keep_to(self.place.cpus)
+        keep_if_there(self.place.cpus)
         self.alarm.acquire()
         try:
             while not self.stopping:

@@ -156,9 +156,9 @@ def _part(batch: Batch, requests: list[InferRequest]) -> Batch:
 def _attempt(model: Model, binding: Binding, batch: Batch) -> Exception | None:
     """Run a Batch once. Returns: what went wrong."""
     watchdog = model.watchdog
-    if watchdog is not None:
-        watchdog.begin(binding, model.spec.policy.run_limit_us * 1000, time.monotonic_ns())
     try:
+        if watchdog is not None:
+            watchdog.begin(binding, model.spec.policy.run_limit_us * 1000, time.monotonic_ns())
         run_batch(model, binding, batch)
     except MemoryError:
         text = f"model '{model.name}': no memory for a batch of {batch.rows} rows"

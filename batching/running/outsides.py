@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import TensorSpec
-from penstock.batching.devices.placement import limiter_of, whole_devices
+from penstock.batching.devices.placement import Devices, limiter_of
 from penstock.batching.loading.samples import failed, prepare
 from penstock.batching.model import Model
 from penstock.batching.sequences.controls import check_sequence
@@ -26,7 +26,6 @@ from .batch import Batch
 from .outside import Outside, OutsideInstance
 
 if TYPE_CHECKING:
-    from penstock.batching.devices.device import Device
     from penstock.batching.devices.rates import Claim, RateLimiter
     from penstock.batching.request import InferRequest
 
@@ -61,7 +60,7 @@ async def open_outside(
     spec: ModelSpec,
     loader: OutsideLoader,
     finished: Callable[[Model, list[Batch]], None],
-    devices: dict[str, Device] | None = None,
+    devices: Devices,
 ) -> Model:
     """Open a model whose Batches run outside. Raises: InferError. Nothing is left behind then."""
     start = time.monotonic()
@@ -82,13 +81,13 @@ async def open_outside(
 
 
 def instances_of(
-    model: Model, seats: Iterable[tuple[InstanceGroup, Outside]], devices: dict[str, Device] | None,
+    model: Model, seats: Iterable[tuple[InstanceGroup, Outside]], devices: Devices,
     claims: list[tuple[RateLimiter, Claim]],
 ) -> list[OutsideInstance]:  # fmt: skip
     """Make an Instance of each Outside; what the RateLimiter gives them goes into `claims`. Raises: InferError."""
     instances: list[OutsideInstance] = []
     for group, outside in seats:
-        limiter, claim = limiter_of(group, whole_devices(devices)), None
+        limiter, claim = limiter_of(group, devices), None
         if limiter is not None:
             claim = limiter.join(group.devices[0], group.resources, group.rate_priority)
             claims.append((limiter, claim))

@@ -212,11 +212,11 @@ class Overlap:
     def _begin(self, batch: Batch, turn: int, *, after: bool = False) -> _Begun:
         binding: Overlapping = self._runner.bindings[turn]  # type: ignore[assignment]
         begun = _Begun(batch, binding)
-        if self._model.quarantine.among(batch.requests):
-            begun.error = _SHARED
-            return begun
-        self._watch(binding, 2 if after else 1)
         try:
+            if self._model.quarantine.among(batch.requests):
+                begun.error = _SHARED
+                return begun
+            self._watch(binding, 2 if after else 1)
             begun.filled = gather(self._model, binding, batch)
             batch.compute_start_ns = now_ns = time.monotonic_ns()
             self._lead.learn(now_ns - batch.exec_start_ns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from penstock.backends.datatypes import DATATYPES
+from penstock.backends.datatypes import BY_DTYPE, DATATYPES
 from penstock.backends.errors import Code, InferError
 
 
@@ -46,6 +46,4 @@ def regular(outputs: list[Any]) -> list[Any]:
 
 def own_datatype(datatype: str, array: Any) -> str:
     """Give the datatype of an output: `datatype`, which was declared, unless its array is of another."""
-    if DATATYPES[datatype].dtype == array.dtype:
-        return datatype
-    return next(row.name for row in DATATYPES.values() if row.dtype == array.dtype)
+    return datatype if DATATYPES[datatype].dtype == array.dtype else BY_DTYPE[array.dtype].name

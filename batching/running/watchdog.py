@@ -5,11 +5,14 @@ One per Engine, for all its models. Told by isolation.py and overlap.py of each 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from contextlib import suppress
 
 from penstock.backends.backend import Binding
+
+logger = logging.getLogger("penstock.batching")
 
 LOOK_NS = 250_000_000
 """Between two looks while anything runs. A look that is later than that tells that the whole process stood still."""
@@ -30,8 +33,9 @@ class Runs:
         self._began_ns[binding] = now_ns
 
     def end(self, binding: Binding) -> None:
-        """Note that a Binding runs no more."""
-        del self._over_ns[binding], self._began_ns[binding]
+        """Note that a Binding runs no more, if it does."""
+        self._over_ns.pop(binding, None)
+        self._began_ns.pop(binding, None)
 
     def overdue(self, now_ns: int) -> list[Binding]:
         """Give those that are to be stopped now; each is due again later, should it not stop."""
@@ -92,12 +96,19 @@ class Watchdog:
         if self._thread is not None:
             self._thread.join()
 
+    @staticmethod
+    def _stop(binding: Binding) -> None:
+        try:
+            binding.stop()
+        except Exception:  # the others have their limits too, and so have the runs to come
+            logger.exception("a run that is over its limit could not be stopped, it is tried again")
+
     def _main(self) -> None:
         with self._changed:
             while not self._stopping:
                 now_ns = time.monotonic_ns()
                 for binding in self._runs.overdue(now_ns):
-                    binding.stop()
+                    self._stop(binding)
                 now_ns = time.monotonic_ns()  # a stop may have taken long
                 due_ns = self._wakes_ns = min(self._runs.nearest_ns(), now_ns + LOOK_NS)
                 cpu_ns = time.process_time_ns()

@@ -6,14 +6,13 @@ Source: implicit state management of Triton's core, sequence_state.cc.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Collection
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.backends.datatypes import DATATYPES
+from penstock.backends.datatypes import DATATYPES, strings, strings_in
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import NO_SEQUENCE
 from penstock.batching.shapes.derived import zero
@@ -40,24 +39,12 @@ def begin(state: State) -> Array:
         if len(content) < wanted:
             text = f"initial_state setting expects {wanted} bytes, but the data provided from {state.initial.name}"
             raise InferError(Code.INVALID, f"{text} only has {len(content)} bytes.")
-        return np.frombuffer(content, datatype.dtype, count).reshape(shape)
-    texts = np.empty(count, object)
-    texts[:] = _texts(content, count, state)
-    return texts.reshape(shape)
-
-
-def _texts(content: bytes, count: int, state: State) -> list[bytes]:
-    """Read elements of a BYTES tensor, each after its length in 4 bytes."""
-    found: list[bytes] = []
-    at = 0
-    while len(found) < count and at + 4 <= len(content):
-        (size,) = struct.unpack_from("<I", content, at)
-        found.append(content[at + 4 : at + 4 + size])
-        at += 4 + size
-    if len(found) < count or at > len(content):
+        return datatype.view(content, count).reshape(shape)
+    texts, end = strings_in(content, count)
+    if len(texts) < count or end > len(content):
         text = f"initial_state of '{state.input}' has {count} elements, and its file fewer"
         raise InferError(Code.INVALID, text)
-    return found
+    return strings(texts).reshape(shape)
 
 
 class StateInput:

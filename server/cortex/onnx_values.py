@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.backend import Array
+from penstock.backends.datatypes import widened
 from penstock.backends.signature import TensorSpec
 from penstock.server.hooks.conversions import Described
 from penstock.server.hooks.convert import change_each
@@ -155,7 +156,7 @@ def _restored(spec: TensorSpec, node: Any) -> Callable[[Any], Any]:
         if spec.datatype == "BYTES":
             output = change_each(output, _text)
         elif spec.datatype == "BF16":
-            output = (output.astype("<u4") << 16).view("<f4")
+            output = widened(output)
         return output.reshape(()) if is_scalar and output.shape == (1,) else output
 
     return restore

@@ -6,6 +6,7 @@ Part of GrpcCall, which adds what arrives and how the call ends; where answers a
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
     from .connection import GrpcConnection
     from .request import Request
+
+
+logger = logging.getLogger("penstock.grpc")
 
 
 class Answering(Stream):
@@ -174,3 +178,12 @@ class Answering(Stream):
         waiter, self.waiter = self.waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+
+def tell_of_end(cancelled: Callable[[], None] | None) -> None:
+    """Call what wanted to learn of a call's end, if anything did. What fails there keeps no other call from its own."""
+    if cancelled is not None:
+        try:
+            cancelled()
+        except Exception:
+            logger.exception("what a call has begun could not be cancelled")

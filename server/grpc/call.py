@@ -16,7 +16,7 @@ from penstock.server.errors import GRPC_STATUS, pushback_ms
 from penstock.server.http2.frames import Fault
 
 from . import answers
-from .answering import Answering
+from .answering import Answering, tell_of_end
 from .framing import PREFIX, PREFIX_BYTES, Incoming, MessageError
 from .inflating import Unpacking, kept_text
 from .method import Reader, Status
@@ -299,16 +299,13 @@ class GrpcCall(Answering):
             self._release()
             self.wake()
             return
-        cancelled = self.let_go()
-        if cancelled is not None:
-            cancelled()
+        tell_of_end(self.let_go())
 
     def _abandon(self, status: Status, text: str, pushback_ms: int = 0) -> None:
         if not self.ended:
             cancelled = self.cancelled
             self.refuse(status, text, pushback_ms)
-            if cancelled is not None:
-                cancelled()
+            tell_of_end(cancelled)
 
     def let_go(self) -> Callable[[], None] | None:
         """Mark the call as ended, and let go of all it has. Returns: what wanted to learn of it."""

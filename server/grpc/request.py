@@ -42,8 +42,8 @@ class Request:
     """One header block's meaning. Shared by all calls that send the same: read only.
 
     `quick` says that nothing but the message is awaited: a unary method, no deadline, no codings. `coding` is that of
-    the client's messages; `wanted` the one that answers may have; `length` what the
-    client said of its whole body, or -1.
+    the client's messages; `wanted` the one that answers may have; `length` what the client said of its whole body,
+    or -1.
     """
 
     __slots__ = ("coding", "length", "metadata", "method", "path", "quick", "refusal", "timeout_ns", "unary", "wanted")

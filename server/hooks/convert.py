@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.backend import Array
-from penstock.backends.datatypes import DATATYPES
+from penstock.backends.datatypes import BY_DTYPE, widened
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 
 _SEEN_OTHERWISE = frozenset(("BYTES", "BF16"))
-_BY_DTYPE = {row.dtype: row.name for row in DATATYPES.values() if row.name != "BF16"}
 
 
 def to_inputs(value: Any, signature: Signature) -> list[Array | None]:
@@ -152,7 +151,7 @@ def _seen(output: Any, spec: TensorSpec) -> Any:
             return change_each(output, lambda element: element.decode() if isinstance(element, bytes) else element)
         except UnicodeDecodeError:
             return output
-    return (output.astype("<u4") << 16).view("<f4")
+    return widened(output)
 
 
 def to_tensors(result: Any, signature: Signature) -> dict[str, Array]:
@@ -199,14 +198,14 @@ def _tensor(name: str, value: Any, spec: TensorSpec | None) -> Array:
             with np.errstate(all="ignore"):
                 array = array.astype(dtype)
     native = array.dtype.newbyteorder("<")
-    if native not in _BY_DTYPE:
+    if native not in BY_DTYPE:
         raise _unfit(f"'{name}' as an array of {array.dtype}, which has no datatype in the protocol")
     return np.ascontiguousarray(array, native)
 
 
 def datatype_of(array: Array) -> str:
     """Give the v2 datatype of one of `to_tensors`' arrays."""
-    return _BY_DTYPE[array.dtype]
+    return BY_DTYPE[array.dtype].name
 
 
 def _kind(value: Any) -> str:

@@ -107,10 +107,12 @@ class Connection(HttpToolsProtocol):
         self.shared.connections.discard(self)
         self.shared.untaken.lessen(self)
         self.shared.pace.forget(self)
-        if busy:
-            self._service.abandon(self)
-        self.request = self.task = None
-        super().connection_lost(exc)
+        try:
+            if busy:
+                self._service.abandon(self)
+        finally:
+            self.request = self.task = None
+            super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Take the end of what the client sends for its end: what it asked for is cancelled after a moment.

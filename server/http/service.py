@@ -5,6 +5,7 @@ One of each for a port; called by the connections.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.server.errors import error_body
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from .fastlane import FastLane
     from .head import Head, HttpError
     from .limits import Limits
+
+logger = logging.getLogger("penstock.server")
 
 _KEPT_HEADS = 1024
 _KEPT_HEAD_BYTES = 2048
@@ -85,4 +88,8 @@ class Shared:
         One pass over all connections instead of a timer for each request.
         """
         for connection in list(self.connections):
-            connection.tick(elapsed_s)
+            try:
+                connection.tick(elapsed_s)
+            except Exception:  # the others have limits, too
+                logger.exception("an HTTP connection failed")
+                connection.give_up()

@@ -36,11 +36,11 @@ class Lifetime(Pings):
     """The life of a connection.
 
     Invariants: `closed` is never left, and nothing that arrives is looked at then. `_waiting` says that what arrives
-    must be looked at before its frames are. `leaving` is set with the final
-    GOAWAY: no stream above `last_id` is opened any more, and the connection closes with its last stream. `late` says
-    that it came while its port was drained: no work is begun for it, and it is told to go after a moment; where it is
-    `hurried`, once it has asked something. Not before: of grpcio's clients (1.85) that got a GOAWAY just after the
-    SETTINGS, one in a thousand took the connection for good, and waited there until its deadline.
+    must be looked at before its frames are. `leaving` is set with the final GOAWAY: no stream above `last_id` is opened
+    any more, and the connection closes with its last stream. `late` says that it came while its port was drained: no
+    work is begun for it, and it is told to go after a moment; where it is `hurried`, once it has asked something. Not
+    before: of grpcio's clients (1.85) that got a GOAWAY just after the SETTINGS, one in a thousand took the connection
+    for good, and waited there until its deadline.
     """
 
     __slots__ = (
@@ -54,7 +54,6 @@ class Lifetime(Pings):
         self.late = self.hurried = False
         self._waiting = True
         self.begun = False
-        self.draining = False
         self._linger_s = LINGER_S
         self._unfinished_s = 0.0
         self._closed_s = 0.0

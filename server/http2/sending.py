@@ -27,8 +27,8 @@ class Sender(asyncio.Protocol):
 
     Invariants: `out` holds frames in the order in which they leave. `out_window` is the connection's window.
     `quick_bytes` is the most that an answer may have to go straight to `out`: 0 while the transport is full or
-    anything waits in `blocked`, otherwise the peer's largest frame. `notice` must
-    begin the next header block. A stream with an Unsent is in `blocked`.
+    anything waits in `blocked`, otherwise the peer's largest frame. `notice` must begin the next header block. A stream
+    with an Unsent is in `blocked`.
     """
 
     __slots__ = (

@@ -74,6 +74,10 @@ class Http2Shared:
             connection = connections.pop()
             told += 1 + len(connection.streams)
             if connection in self.connections:
-                connection.tick(elapsed_s)
+                try:
+                    connection.tick(elapsed_s)
+                except Exception:  # as in `flush`: the others have limits, too
+                    logger.exception("an HTTP/2 connection failed")
+                    connection.transport.abort()
         if connections:
             self.loop.call_soon(self._tick, connections, elapsed_s)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from penstock.backends.datatypes import DATATYPES
+from penstock.backends.datatypes import BY_DTYPE
 from penstock.backends.errors import Code, InferError
 from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.batching.scheduling.admission import dims_text
@@ -171,7 +171,8 @@ class Names:
 
 
 def _type_of(array: Array) -> str:
-    return next((row.config_name for row in DATATYPES.values() if row.dtype == array.dtype), str(array.dtype))
+    row = BY_DTYPE.get(array.dtype)
+    return str(array.dtype) if row is None else row.config_name
 
 
 def error_of(said: Mapping[str, Any]) -> InferError:

@@ -11,7 +11,7 @@ from penstock.server.answering import LARGE_BYTES
 from penstock.server.http.coding import choose
 from penstock.server.http.head import HttpError
 
-from .finish import ways_of
+from .finish import LARGE_ELEMENTS, is_much, ways_of
 from .layout import Layouts
 from .regions import INLINE_BYTES, Lease
 from .said import JSON, Classes, Ways, version_of
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from .forwarding import Forwarding
     from .said import Plan
 
-_LARGE_ELEMENTS = 16 << 10
-"""JSON of so many elements, some 256 KiB, is encoded on a thread."""
-_LARGE_CLASSES = 4096
 _JSON_TIMES = 4
 """Numbers take about so many times their size as JSON."""
 _NUMBER = re.compile("[0-9]{1,18}")
@@ -109,7 +106,7 @@ def is_bulky(model: Model) -> bool:
         spec = model.signature.outputs[position]
         dims = spec.shape[1:] if model.signature.batched else spec.shape
         size += math.prod(dims) * model.request_rows
-        if spec.datatype == "BYTES" or -1 in dims or size >= _LARGE_ELEMENTS:
+        if spec.datatype == "BYTES" or -1 in dims or size >= LARGE_ELEMENTS:
             return True
     return False
 
@@ -118,7 +115,7 @@ def is_large(plan: Plan, outputs: Sequence[Any]) -> bool:
     """Whether encoding an answer would hold the loop."""
     if len(outputs) == 1 and type(plan) is not Ways:
         array = outputs[0]  # the usual answer, at half of what follows
-        if array is not None and array.size < _LARGE_ELEMENTS and not array.dtype.hasobject:
+        if array is not None and array.size < LARGE_ELEMENTS and not array.dtype.hasobject:
             return False
     numbers = nbytes = 0
     for way, array in zip(ways_of(plan, len(outputs)), outputs, strict=True):
@@ -127,13 +124,13 @@ def is_large(plan: Plan, outputs: Sequence[Any]) -> bool:
         if type(way) is Lease:
             large = array.nbytes > INLINE_BYTES and not way.holds(array)
         elif type(way) is Classes:
-            large = _is_much(way.count, array)
+            large = is_much(way.count, array)
         else:
             strings = array.dtype.hasobject
             numbers += array.size if strings or way is JSON else 0
             nbytes += array.nbytes
             large = strings and way is JSON and _is_long(array)
-        if large or numbers >= _LARGE_ELEMENTS or nbytes > INLINE_BYTES:
+        if large or numbers >= LARGE_ELEMENTS or nbytes > INLINE_BYTES:
             return True
     return False
 
@@ -145,12 +142,7 @@ def json_size(plan: Plan, outputs: Sequence[Any]) -> int:
 
 
 def _is_long(array: Array) -> bool:
-    return sum(map(len, array.ravel().tolist())) >= 16 * _LARGE_ELEMENTS
-
-
-def _is_much(count: int, array: Array) -> bool:
-    rows = array.shape[0] if array.ndim else 1
-    return array.size >= _LARGE_ELEMENTS or min(count * rows, array.size) >= _LARGE_CLASSES
+    return sum(map(len, array.ravel().tolist())) >= 16 * LARGE_ELEMENTS
 
 
 def is_long(claim: Claim, body: bytes) -> bool:

@@ -124,8 +124,7 @@ class _Control:
 
     async def model_metadata(self, request: Request) -> Response:
         model, version = self._model(request)
-        versions = [version] if version else [each.version for each in self._engine.models() if each.name == model.name]
-        return json_answer(model_metadata(model, versions))
+        return json_answer(model_metadata(self._engine, model, version))
 
     async def model_ready(self, request: Request) -> Response:
         name, version = asked(request)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .regions import Regions
 
 _MAX_DIM = (1 << 63) - 1
-_MAX_RANK = 32
+MAX_RANK = 32
 
 
 def _no(member: str, value: Any, kind: str) -> InferError:
@@ -241,9 +241,9 @@ def _shape(model: Model, spec: TensorSpec, entry: dict[str, Any]) -> tuple[list[
     for dim in shape:
         if type(dim) is not int or not 0 <= dim <= _MAX_DIM:
             raise invalid(f"Unable to parse 'shape': {NOT_UNSIGNED}")
-    if len(shape) > _MAX_RANK:
+    if len(shape) > MAX_RANK:
         # before the product is taken, which of a million dims takes for ever
-        raise invalid(f"unexpected shape for input '{spec.name}' for model '{model.name}': {len(shape)} dims")
+        raise too_many_dims(model, spec, shape)
     count = math.prod(shape)
     if spec.datatype == "BYTES" and count >= MANY_TEXTS:
         check_alone(model, spec, tuple(shape))
@@ -294,6 +294,11 @@ def _not_one(entry: dict[str, Any]) -> InferError:
         "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
         f"'shared_memory_region' in 'parameters'. But {f'set{found}' if found else 'no field is set'}"
     )
+
+
+def too_many_dims(model: Model, spec: TensorSpec, shape: list[int]) -> InferError:
+    """Refuse an input of more dims than MAX_RANK. Called by gRPC's decoding too."""
+    return invalid(f"unexpected shape for input '{spec.name}' for model '{model.name}': {len(shape)} dims")
 
 
 def wrong_datatype(model: Model, spec: TensorSpec, datatype: Any) -> InferError:

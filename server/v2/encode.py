@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from penstock.backends.datatypes import DATATYPES
 from penstock.batching.running.own_outputs import OwnOutputs
+from penstock.server.hooks.convert import datatype_of
 from penstock.server.listening.mapped import Mapped
 
 from .finish import Finished, finish, finish_all, finish_own, store_all
@@ -241,7 +241,7 @@ def encode_hooked(
     `large`: on a thread. Returns: as `Encoder.mixed`, or Mapped. Raises: InferError (INVALID).
     """
     finished = [
-        finish(request.model, (name, _datatype_of(outputs[name])), way, outputs[name]) for name, way in ways.items()
+        finish(request.model, (name, datatype_of(outputs[name])), way, outputs[name]) for name, way in ways.items()
     ]
     return encoder.mapped(request.id, finished) if large else encoder.finished(request.id, finished)
 
@@ -249,7 +249,3 @@ def encode_hooked(
 def _sized(prefix: bytes, raw: bytes | memoryview) -> bytes:
     """Describe an output whose data follows the JSON."""
     return b'%s,"parameters":{"binary_data_size":%d}}' % (prefix[: -len(_DATA)], len(raw))
-
-
-def _datatype_of(array: Array) -> str:
-    return next(row.name for row in DATATYPES.values() if row.dtype == array.dtype)

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from .said import Plan, Way
 
 _CLASSIFIED = frozenset(("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64"))
+LARGE_ELEMENTS = 16 << 10
+"""So many elements are work for a thread where each is looked at: as JSON some 256 KiB, half a millisecond or more."""
+_LARGE_CLASSES = 4096
 _MANY = 8
 """Values for each class wanted from which they are selected before they are sorted."""
 
@@ -140,6 +143,12 @@ def classify(datatype: str, array: Array, count: int, labels: Sequence[str], *, 
         best = _highest(values[row], count)
         texts[row] = _texts(values[row][best].tolist(), best.tolist(), labels)
     return texts if batched and array.ndim else texts.reshape(count)
+
+
+def is_much(count: int, array: Array) -> bool:
+    """Tell whether to make an output `count` classes a row would hold the loop."""
+    rows = array.shape[0] if array.ndim else 1
+    return array.size >= LARGE_ELEMENTS or min(count * rows, array.size) >= _LARGE_CLASSES
 
 
 def _texts(values: list[Any], indices: list[int], labels: Sequence[str]) -> list[bytes]:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from penstock.backends.datatypes import DATATYPES
+from penstock.backends.datatypes import BY_DTYPE
+from penstock.batching.running.own_outputs import own_datatype
 
 from .tensors import json_writer
 
@@ -58,9 +59,9 @@ class Members:
 
     def _datatype(self, name: str, array: Array) -> str:
         spec = self._model.signature.output.get(name)
-        if spec is not None and spec.is_tensor and spec.type.dtype == array.dtype:
-            return spec.datatype
-        return next(row.name for row in DATATYPES.values() if row.dtype == array.dtype)
+        if spec is None or not spec.is_tensor:
+            return BY_DTYPE[array.dtype].name
+        return own_datatype(spec.datatype, array)
 
 
 class _Member:

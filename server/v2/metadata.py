@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from penstock.backends.errors import Code, InferError
@@ -16,11 +16,15 @@ SHOWN_KEYS = 32
 _MS = 1_000_000
 
 
-def model_metadata(model: Model, versions: Iterable[str]) -> dict[str, Any]:
-    """Describe a model. Outputs that are no tensors reach hooks only and are left out."""
+def model_metadata(engine: Models, model: Model, version: str) -> dict[str, Any]:
+    """Describe a model: its versions are all that are served where none was asked for.
+
+    Outputs that are no tensors reach hooks only and are left out.
+    """
+    versions = [version] if version else [each.version for each in engine.models() if each.name == model.name]
     return {
         "name": model.name,
-        "versions": list(versions),
+        "versions": versions,
         "platform": model.platform,
         "inputs": _tensors(model.signature.inputs),
         "outputs": _tensors(model.signature.outputs),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InSequence, Terms
@@ -209,17 +209,14 @@ def parameters(items: Mapping[str, Any], allowed: Collection[str] = ()) -> Param
     if "headers" in items:
         check_key("headers")
     sequence = _sequence(items)
-    for key in ("timeout", "priority"):
-        value = items.get(key, 0)
-        if type(value) is not int or not 0 <= value <= _MAX_UNSIGNED:
-            raise invalid(f"Unable to parse '{key}': {NOT_UNSIGNED}")
+    timeout_us, priority = unsigned(items, "timeout"), unsigned(items, "priority")
     return Parameters(
         flag(items, "binary_data_output", default=False),
-        min(items.get("timeout", 0), _MAX_TIMEOUT_US),
+        min(timeout_us, _MAX_TIMEOUT_US),
         flag(items, "hooks", default=True),
         custom,
         _target_us(items[TARGET]) if TARGET in items else 0,
-        items.get("priority", 0),
+        priority,
         sequence,
         items.get(EMPTY_FINAL) is True,
     )
@@ -263,13 +260,26 @@ def flag(items: Mapping[str, Any], key: str, *, default: bool) -> bool:
     return value
 
 
+def is_unsigned(value: Any) -> TypeGuard[int]:
+    """Say whether it is a whole number that 64 bits without a sign hold."""
+    return type(value) is int and 0 <= value <= _MAX_UNSIGNED
+
+
+def unsigned(items: Mapping[str, Any], key: str, verb: str = "parse") -> int:
+    """Read a whole number, 0 where none is said. Raises: InferError (INVALID)."""
+    value = items.get(key, 0)
+    if not is_unsigned(value):
+        raise invalid(f"Unable to {verb} '{key}': {NOT_UNSIGNED}")
+    return value
+
+
 def _sequence(items: Mapping[str, Any]) -> InSequence | None:
     start, end = flag(items, "sequence_start", default=False), flag(items, "sequence_end", default=False)
     identity = items.get("sequence_id", 0)
     if type(identity) not in (int, str):
         raise invalid("Unable to parse 'sequence_id': attempt to access JSON non-string as string")
-    if type(identity) is int and not 0 <= identity <= _MAX_UNSIGNED:
-        raise invalid(f"Unable to parse 'sequence_id': {NOT_UNSIGNED}")
+    if type(identity) is int:
+        unsigned(items, "sequence_id")
     if type(identity) is str and len(identity.encode("utf-8", "replace")) > MAX_ID_BYTES:
         raise invalid(f"string correlation ID cannot be longer than {MAX_ID_BYTES} characters")
     return InSequence(identity, start, end) if identity or start or end else None
@@ -290,10 +300,4 @@ def place(items: Mapping[str, Any]) -> tuple[str, int, int]:
     region = items.get("shared_memory_region")
     if type(region) is not str:
         raise invalid("Unable to parse 'shared_memory_region': attempt to access JSON non-string as string")
-    numbers = []
-    for key in ("shared_memory_offset", "shared_memory_byte_size"):
-        value = items.get(key, 0)
-        if type(value) is not int or not 0 <= value <= _MAX_UNSIGNED:
-            raise invalid(f"Unable to parse '{key}': {NOT_UNSIGNED}")
-        numbers.append(value)
-    return region, numbers[0], numbers[1]
+    return region, unsigned(items, "shared_memory_offset"), unsigned(items, "shared_memory_byte_size")

@@ -16,12 +16,10 @@ from penstock.backends.errors import Code, InferError
 from .cuda_regions import CudaRegions
 from .parsing import NO_OBJECT, parse
 from .regions import Regions
-from .routes import MAX_BODY_BYTES, Route, body_of, json_answer
-from .said import NOT_UNSIGNED
+from .routes import MAX_BODY_BYTES, MAX_JSON_DEPTH, Route, body_of, json_answer
+from .said import NOT_UNSIGNED, is_unsigned
 from .system_regions import SystemRegions
 
-_DEPTH = 100
-_MAX_UNSIGNED = (1 << 64) - 1
 _NAME = {"type": "string"}
 _SIZE = {"type": "integer", "minimum": 0}
 _SYSTEM = {"key": _NAME, "offset": _SIZE, "byte_size": _SIZE}
@@ -122,7 +120,7 @@ def _object(members: dict[str, Any], *required: str) -> dict[str, Any]:
 
 
 async def _asked(request: Request) -> dict[str, Any]:
-    asked = parse(await body_of(request, MAX_BODY_BYTES), _DEPTH, simd=False)
+    asked = parse(await body_of(request, MAX_BODY_BYTES), MAX_JSON_DEPTH, simd=False)
     if type(asked) is not dict:
         raise InferError(Code.INVALID, NO_OBJECT)
     return asked
@@ -135,6 +133,6 @@ def _member(asked: dict[str, Any], name: str) -> Any:
 
 
 def _unsigned(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= _MAX_UNSIGNED:
+    if not is_unsigned(value):
         raise InferError(Code.INVALID, NOT_UNSIGNED)
     return value

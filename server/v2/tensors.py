@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
+from penstock.backends.datatypes import strings
 from penstock.backends.errors import Code, InferError
 from penstock.batching.scheduling.admission import dims_text
 
@@ -164,9 +165,7 @@ def _strings(values: list[Any]) -> Array:
     flat = _flat(values)
     if not set(map(type, flat)) <= {str}:
         raise InferError(Code.INVALID, "Unable to parse 'data': attempt to access JSON non-string as string")
-    array = np.empty(len(flat), np.object_)
-    array[:] = [text.encode() for text in flat]
-    return array
+    return strings([text.encode() for text in flat])
 
 
 def from_binary(model: str, spec: TensorSpec, shape: list[int], count: int, raw: memoryview) -> Array:
@@ -180,9 +179,7 @@ def from_binary(model: str, spec: TensorSpec, shape: list[int], count: int, raw:
     else:
         if count * datatype.size_bytes != len(raw):
             raise wrong_size(model, spec, shape, count, len(raw))
-        array = np.frombuffer(raw, datatype.dtype)
-        if spec.datatype == "BOOL":
-            array = np.frombuffer(raw, np.uint8) != 0
+        array = datatype.view(raw)
     try:
         return array.reshape(shape)
     except (ValueError, OverflowError):
@@ -211,9 +208,7 @@ def _elements(model: str, spec: TensorSpec, count: int, raw: memoryview) -> Arra
     if len(elements) < count:
         text = f"expected {count} strings for inference input '{spec.name}' for model '{model}', got {len(elements)}"
         raise InferError(Code.INVALID, text)
-    array = np.empty(len(elements), np.object_)
-    array[:] = elements
-    return array
+    return strings(elements)
 
 
 def to_json(datatype: str, name: str, array: Array) -> bytes:

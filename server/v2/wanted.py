@@ -14,7 +14,7 @@ from penstock.batching.statistics import OTHER
 
 from .finish import ways_of
 from .regions import Lease
-from .said import BINARY, JSON, MAX_CLASSES, NOT_UNSIGNED, Classes, Ways, flag, invalid, place, shared, with_id
+from .said import BINARY, JSON, MAX_CLASSES, Classes, Ways, flag, invalid, place, shared, unsigned, with_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from .regions import Regions
     from .said import Plan, Way
-
-_MAX_UNSIGNED = (1 << 64) - 1
 
 
 def outputs(
@@ -87,9 +85,7 @@ def _way(items: Mapping[str, Any], name: str, regions: Regions | None) -> Way:
             raise invalid("Output can't set both 'shared_memory_region' and 'binary_data'")
         region, offset, byte_size = place(items)
         return shared(regions).lease(region, offset, byte_size)
-    count = items.get("classification", 0)
-    if type(count) is not int or not 0 <= count <= _MAX_UNSIGNED:
-        raise invalid(f"Unable to set 'classification': {NOT_UNSIGNED}")
+    count = unsigned(items, "classification", "set")
     if count > MAX_CLASSES:
         raise invalid(f"classification of output '{name}' asks for {count} classes, the maximum is {MAX_CLASSES}")
     return Classes(count, binary) if count else binary

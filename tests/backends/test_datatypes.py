@@ -5,7 +5,15 @@ import onnx
 import pytest
 from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
-from penstock.backends.datatypes import ALIGNMENT_BYTES, BY_CONFIG_NAME, BY_ONNX_NAME, DATATYPES, Datatype
+from penstock.backends.datatypes import (
+    ALIGNMENT_BYTES,
+    BY_CONFIG_NAME,
+    BY_ONNX_NAME,
+    DATATYPES,
+    Datatype,
+    strings,
+    strings_in,
+)
 from penstock.server.repository.pbtxt import model_config_pb2
 
 CONFIG_NAMES = set(model_config_pb2().DataType.keys())
@@ -40,3 +48,23 @@ class TestEveryRow:
 
 def test_the_table_has_every_type_of_model_config() -> None:
     assert CONFIG_NAMES - {"TYPE_INVALID"} == BY_CONFIG_NAME.keys()
+
+
+def test_raw_bytes_are_viewed_as_they_travel_and_any_byte_that_is_not_0_is_true() -> None:
+    raw = bytes((0, 1, 2, 255))
+
+    assert DATATYPES["BOOL"].view(raw, 3).tolist() == [False, True, True]
+    assert DATATYPES["UINT16"].view(raw).tolist() == [256, 65282]
+    assert np.shares_memory(DATATYPES["UINT16"].view(raw), np.frombuffer(raw, np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("raw", "found"),
+    [
+        (b"", ([], 0)), (b"\1\0\0\0a\0\0\0\0", ([b"a", b""], 9)), (b"\1\0\0\0a\2\0\0\0b", ([b"a", b"b"], 11)),
+        (b"\0\0\0\0\0\0\0\0\0\0\0\0", ([b"", b"", b""], 12)), (b"\1\0\0\0a\2", ([b"a"], 5)),
+    ],
+)  # fmt: skip
+def test_strings_are_read_up_to_where_they_end_or_should_have(raw: bytes, found: tuple[list[bytes], int]) -> None:
+    assert strings_in(raw, 3) == found
+    assert strings(found[0]).tolist() == found[0]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from penstock.batching.devices.device import Device
-from penstock.batching.devices.placement import Reopen
+from penstock.batching.devices.placement import Devices, Reopen
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.running.batch import Batch
@@ -44,11 +44,18 @@ class House:
             missing -= {id(request) for request in self.next().requests}
 
 
+def having(name: str, device: Device) -> Devices:
+    """Give Devices of which one is there already."""
+    devices = Devices()
+    devices[name] = device
+    return devices
+
+
 @contextmanager
 def housed(
     spec: ModelSpec,
     backends: Sequence[FakeBackend],
-    devices: dict[str, Device],
+    devices: Devices,
     reopen: Reopen | None,
 ) -> Iterator[House]:
     finished: queue.Queue[Batch] = queue.Queue()

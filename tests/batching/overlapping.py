@@ -21,6 +21,7 @@ from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.running.batch import Batch
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
+from tests.batching.houses import having
 from tests.fakes import PATIENCE_S, FakeBackend, fake_request
 
 ROWS = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),), batched=True)
@@ -221,7 +222,7 @@ def opened(
         for batch in ran:
             finished.put(batch)
 
-    devices = {"cuda:0": device} if isinstance(device, Device) else device
+    devices = having("cuda:0", device) if isinstance(device, Device) else device
     model = Model(spec, [stream], finish, devices, reopen)
     model.open()
     house = House(model, stream, finished)

@@ -158,6 +158,15 @@ class TestStates:
         with pytest.raises(InferError, match=r"initial_state setting expects 16 bytes, .* from f only has 12 bytes\."):
             StateInput(replace(begun, shape=(4,), initial_shape=(4,)), ROWS_OF_TWO)
 
+    def test_whatever_byte_of_a_file_is_not_0_is_true(self, tmp_path: Path) -> None:
+        (tmp_path / "f").write_bytes(b"\x02\x00")
+        begun = replace(MEMORY, datatype="BOOL", initial=tmp_path / "f")
+        state = StateInput(begun, TensorSpec("in", "BOOL", (-1, 2)))
+        buffer = np.zeros((1, 2), np.bool_)
+        state.fill(buffer, batch_of(InSequence(1)))
+
+        assert buffer.view(np.uint8).tolist() == [[1, 0]]
+
     def test_strings_begin_empty_or_as_their_file_says(self, tmp_path: Path) -> None:
         text, spec = replace(MEMORY, datatype="BYTES"), TensorSpec("in", "BYTES", (-1, 2))
         batch = batch_of(InSequence(1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from penstock.batching.devices import memory
 from penstock.batching.loading import counting, opening
 from penstock.batching.loading.counting import Split, Trial, Trials, choose, count_instances, splits, together
 from penstock.batching.running.instance import ThreadInstance
-from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
+from penstock.batching.spec import THREADS, BatchPolicy, InstanceGroup, ModelSpec
 from tests.fakes import FakeBackend, Function
 
 MB = 1 << 20
@@ -56,9 +57,8 @@ class TestWhatIsTried:
 
     def test_threads_that_the_user_has_said_are_kept(self) -> None:
         assert splits("cpu", 4, 2) == [Split(1, 2), Split(2, 2), Split(4, 2)]
-        assert counting.said_threads({"intra_op_thread_count": "2"}) == 2
-        assert counting.said_threads({"intra_op_thread_count": "0"}) is None
-        assert counting.said_threads({}) is None
+        for options, said in (({THREADS: "2"}, 2), ({THREADS: "0"}, 0), ({}, 0), ({"TF_NUM_INTRA_THREADS": "3"}, 3)):
+            assert replace(SPEC, options=options).threads == said
 
     def test_a_gpu_is_tried_with_a_few(self) -> None:
         assert splits("cuda:0", 64, None) == [Split(1), Split(2), Split(3), Split(4)]
@@ -349,6 +349,27 @@ class TestMemory:
         (cgroup / "memory.max").write_text("3000000\n")
 
         assert (alone, unlimited, memory.free_bytes(proc, cgroup)) == (5000 * 1024, 5000 * 1024, 2_000_000)
+
+    @pytest.mark.parametrize(
+        ("membership", "limit", "used"),
+        [
+            ("0::/a/b\n", "a/memory.max", "a/memory.current"),
+            ("7:cpu:/\n5:memory:/a\n", "memory/a/memory.limit_in_bytes", "memory/a/memory.usage_in_bytes"),
+        ],
+        ids=["version 2", "version 1"],
+    )
+    def test_a_limit_of_any_cgroup_above_leaves_less(
+        self, membership: str, limit: str, used: str, tmp_path: Path
+    ) -> None:
+        proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
+        (proc / "self").mkdir(parents=True)
+        (cgroup / limit).parent.mkdir(parents=True)
+        (proc / "meminfo").write_text("MemAvailable:    5000 kB\n")
+        (proc / "self" / "cgroup").write_text(membership)
+        (cgroup / limit).write_text("3000000\n")
+        (cgroup / used).write_text("1000000\n")
+
+        assert memory.free_bytes(proc, cgroup) == 2_000_000
 
     def test_where_the_system_says_nothing_nothing_is_known(self, tmp_path: Path) -> None:
         assert memory.free_bytes(tmp_path, tmp_path) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
@@ -433,6 +433,30 @@ class TestHostPolicies:
 
         assert (loaded_on, ran_on) == ([set(cpus)], [set(cpus)])
         assert os.sched_getaffinity(0) == before
+
+    def test_cpus_that_have_gone_since_the_load_keep_no_instance_from_its_work(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        keep = os.sched_setaffinity
+
+        def gone(pid: int, cpus: Iterable[int]) -> None:
+            if threading.current_thread().name.startswith("m/1#"):
+                raise OSError("Invalid argument")
+            keep(pid, cpus)
+
+        cpus = frozenset(sorted(os.sched_getaffinity(0))[:1])
+        backend = FakeBackend(Signature(ROWS.inputs, ROWS.outputs), list)
+        spec, ended = ModelSpec("m", 1, Path("m"), instances=(InstanceGroup(1, host_policy="few"),)), threading.Event()
+        monkeypatch.setattr(os, "sched_setaffinity", gone)
+        devices = Devices(host_policies={"few": cpus})
+        model = open_model(spec, {"onnxruntime": fake_loader(backend)}, lambda *_: ended.set(), devices)
+        with model.lock:
+            model.scheduler.add(fake_request(model))
+        model.dispatch(1)
+
+        assert ended.wait(PATIENCE_S)
+        model.close()
+        assert "cannot run on any of its CPUs" in caplog.text
 
     @pytest.mark.parametrize(("device", "policy"), [("cpu", "cpu"), ("cuda:1", "gpu_1")])
     def test_a_group_that_names_none_has_that_of_its_device(self, device: str, policy: str) -> None:

@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 
 from penstock.backends.errors import Code
+from penstock.batching.engine import Engine
+from penstock.batching.ensembles.passage import Passage
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.running import instance, outside
 from penstock.batching.running.attempts import Attempts
 from penstock.batching.scheduling import arrivals
 from penstock.batching.sequences import homes
-from tests.batching.arriving import House, housed, right
+from tests.batching import ensembles
+from tests.batching.arriving import House, housed, plus_one, right
+from tests.batching.ensembles import ensemble_spec, step
 from tests.batching.overlapping import LONG_NS, ROWS, Stream, opened
 from tests.fakes import ListSink
 
@@ -139,6 +143,24 @@ def test_where_choosing_the_batch_that_follows_fails_the_one_on_the_device_is_de
         assert after.error is None
 
 
+def test_a_batch_that_could_not_be_begun_beside_another_is_run_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(ROWS, list)
+    with opened(stream) as house:
+        following: list[InferRequest] = []
+
+        def come() -> None:
+            following.extend(house.put(2))
+            fails_once(house.model.quarantine, "among", monkeypatch)
+
+        stream.begins = come
+        running = house.put(1)
+
+        house.ended(running)
+        house.ended(following)
+
+        assert [request.error for request in (*running, *following)] == [None, None]
+
+
 async def test_a_batch_whose_turn_could_not_be_ended_is_told_and_the_next_is_served(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -157,6 +179,25 @@ async def test_a_batch_whose_turn_could_not_be_ended_is_told_and_the_next_is_ser
         assert (model.inflight, model.scheduler.live) == (0, 0)
         assert await served(house, model)
         assert caplog.text.count("could not be brought to its end") == 2
+
+
+@EXECUTORS
+async def test_a_batch_that_could_not_be_searched_is_told_and_the_next_is_served(
+    executor: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with housed() as house:
+        model = await house.load(executor=executor)
+        model.quarantine.known[0] = 0
+        fails_once(model.quarantine, "among", monkeypatch)
+        before = len(house.sink.requests)
+        taken = house.come(model)
+        await house.sink.holds(before + 1)
+
+        assert taken.error is not None
+        assert taken.error.code is Code.INTERNAL
+        assert (model.inflight, model.scheduler.live) == (0, 0)
+        assert await served(house, model)
+        assert "could not be brought to its end" in caplog.text
 
 
 @EXECUTORS
@@ -185,3 +226,29 @@ async def test_a_sink_that_fails_takes_no_other_along(caplog: pytest.LogCaptureF
         assert house.rows_run == [2]
         assert model.inflight == 0
         assert "could not be handed out" in caplog.text
+
+
+@pytest.mark.parametrize(("of", "name", "others"), [(Passage, "put", 1), (Passage, "inputs", 1), (Engine, "submit", 0)])
+async def test_a_step_that_could_not_be_followed_ends_its_own_request_and_no_other(
+    of: type, name: str, others: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = step("one", "x=in", "y=mid"), step("one", "x=mid", "y=out")
+    async with ensembles.house() as house:
+        await house.serve("one", plus_one)
+        model = await house.engine.load(ensemble_spec("all", "in", "mid out", first, second))
+        house.gates["one"].close()
+        requests = [house.submit("all", value) for value in range(1 + others)]
+        await house.gates["one"].entered()
+        fails_once(of, name, monkeypatch)
+        house.gates["one"].open()
+
+        await house.sink.holds(1 + others)
+
+        (broken,) = [request.error for request in requests if request.error is not None]
+        assert (broken.code, broken.message) == (
+            Code.INTERNAL,
+            "in ensemble 'all', the request could not be carried on",
+        )
+        assert [len(request.outputs or []) for request in requests if request.error is None] == [2] * others
+        assert (model.inflight, house.at_rest()) == (0, True)
+        assert "the next one goes well" in caplog.text

@@ -36,6 +36,17 @@ def placed(reopened: list[FakeBackend]) -> tuple[Placement, FakeBackend]:
     return made, backend
 
 
+@pytest.mark.parametrize("option", ["intra_op_thread_count", "TF_NUM_INTRA_THREADS"])
+def test_a_run_is_as_wide_as_the_threads_that_its_session_was_told_to_have(
+    option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.batching.devices.device.usable_cpus", lambda: 8)
+
+    (at,) = place(replace(SPEC, options={option: "2"}), [fake()], Devices(), lambda _: fake())
+
+    assert at.share.width == 2
+
+
 def test_a_backend_that_was_replaced_is_closed_when_the_last_of_its_bindings_is_back() -> None:
     new = fake()
     at, old = placed([new])

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -16,8 +19,9 @@ from penstock.backends.backend import Backend, Binding
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature
 from penstock.batching.devices.placement import Devices
-from penstock.batching.devices.rates import RateLimiter
+from penstock.batching.devices.rates import Claim, RateLimiter
 from penstock.batching.engine import Engine
+from penstock.batching.loading import resizing
 from penstock.batching.loading.resizing import match
 from penstock.batching.model import Model
 from penstock.batching.request import InSequence, Terms
@@ -86,6 +90,12 @@ async def house(*groups: InstanceGroup, **policy: Any) -> AsyncIterator[House]:
         made.gate.open()
         assert await made.engine.stop(5.0) == 0
         assert all(backend.closed for backend in made.loaded)
+
+
+def claims_of(engine: Engine) -> Sequence[Claim]:
+    limiter = engine.devices.limiter
+    assert limiter is not None
+    return limiter._claims
 
 
 def of(count: int, group: InstanceGroup = CPU) -> InstanceGroup:
@@ -223,7 +233,7 @@ class TestOnThreads:
             with pytest.raises(InferError, match="no memory"):
                 await made.engine.change(made.model, made.spec(of(2, needs)))
 
-            assert len(made.engine.devices.limiter._claims) == 1  # type: ignore[attr-defined]
+            assert len(claims_of(made.engine)) == 1
 
     @pytest.mark.parametrize("groups", [[GPU], [CPU, GPU], [CPU, replace(CPU, passive=True)]])
     async def test_what_needs_more_than_instances_is_made_anew(self, groups: Sequence[InstanceGroup]) -> None:
@@ -264,19 +274,69 @@ class TestOnThreads:
             assert ending.exception() is None
             assert it.model.instances == []
 
+    async def test_one_whose_end_fails_keeps_its_model_from_nothing(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        ending = threading.Event()
+
+        def fail(*_: object) -> None:
+            ending.wait()
+            raise OSError("the device does not answer")
+
+        monkeypatch.setattr(resizing, "_end_thread", fail)
+        async with house(of(2)) as it:
+            it.gate.close()
+            it.submit(2)
+            for _ in range(2):
+                await it.gate.entered()
+            await it.resize(of(1))
+            it.gate.open()
+            await it.sink.holds(2)
+            unload = asyncio.ensure_future(it.engine.unload(it.model.name, 1))
+            await asyncio.sleep(0)
+            ending.set()
+            await unload
+
+            assert it.model.instances == []
+            assert "the device does not answer" in caplog.text
+
+    async def test_a_model_that_cannot_be_closed_keeps_no_other_from_it(self, caplog: pytest.LogCaptureFixture) -> None:
+        async with house(of(1)) as it:
+            broken = await it.engine.load(replace(it.spec(of(1)), name="broken"))
+            slow = await it.engine.load(replace(it.spec(of(1)), name="slow"))
+            failed, end, end_slow = threading.Event(), broken.places[0].backend.close, slow.places[0].backend.close
+
+            def fail() -> None:
+                end()
+                failed.set()
+                raise OSError("the device is gone")
+
+            def wait() -> None:
+                failed.wait()
+                time.sleep(0.1)
+                end_slow()
+
+            with (
+                patch.object(broken.places[0].backend, "close", fail),
+                patch.object(slow.places[0].backend, "close", wait),
+            ):
+                assert await it.engine.stop(5.0) == 0
+
+            assert all(backend.closed for backend in it.loaded)
+            assert "the device is gone" in caplog.text
+
     async def test_the_rate_limiter_counts_those_that_are_there(self) -> None:
         needs = replace(CPU, resources=(Resource("r", 1),))
         async with house(needs) as made:
-            limiter = made.engine.devices.limiter  # type: ignore[attr-defined]
             await made.resize(of(3, needs))
-            assert len(limiter._claims) == 3
+            assert len(claims_of(made.engine)) == 3
 
             made.submit(9)
             await made.sink.holds(9)
             await made.resize(of(2, needs))
             await asyncio.gather(*made.model.leaving)
 
-            assert len(limiter._claims) == 2
+            assert len(claims_of(made.engine)) == 2
 
     @pytest.mark.parametrize("seed", range(6))
     @pytest.mark.parametrize("needs", [False, True])
@@ -385,7 +445,7 @@ class TestElsewhere:
     async def test_a_resource_that_is_too_small_changes_nothing(self) -> None:
         more = More()
         async with elsewhere(1, more) as (engine, model):
-            engine.devices.limiter = RateLimiter({("r", None): 1})  # type: ignore[attr-defined]
+            engine.devices.limiter = RateLimiter({("r", None): 1})
             with pytest.raises(InferError, match="limited to 1"):
                 await resize(engine, model, 2, replace(CPU, resources=(Resource("r", 2),)))
 

@@ -25,7 +25,7 @@ from penstock.batching.running import attempts
 from penstock.batching.running.batch import Batch
 from penstock.batching.running.instance import ThreadInstance
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
-from tests.batching.houses import House, housed
+from tests.batching.houses import House, having, housed
 from tests.fakes import PATIENCE_S, Doors, FakeBackend, Function, fake_loader, fake_request
 
 ROWS = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),), batched=True)
@@ -49,7 +49,7 @@ def opened(
 ) -> AbstractContextManager[House]:
     policy = BatchPolicy(max_batch_rows=max_batch_rows, executor=executor)
     spec = ModelSpec("m", 1, Path("model"), policy=policy, instances=(InstanceGroup(count),), signature=ROWS)
-    return housed(spec, [kind(ROWS, function)], {"cpu": device}, reopen)
+    return housed(spec, [kind(ROWS, function)], having("cpu", device), reopen)
 
 
 @pytest.fixture

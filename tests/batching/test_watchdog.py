@@ -157,6 +157,22 @@ class TestWatchdog:
         assert binding.stopped.is_set() == (used_ns > 0)
         watchdog.stop()
 
+    def test_one_that_cannot_be_stopped_takes_nobody_along(self, caplog: pytest.LogCaptureFixture) -> None:
+        class Broken(Puppet):
+            def stop(self) -> None:
+                super().stop()
+                raise OSError("its process is gone")
+
+        watchdog = Watchdog()
+        broken, second = Broken(), puppet()
+        watchdog.begin(cast(Binding, broken), 1, 0)
+        assert broken.stopped.wait(PATIENCE_S)
+        watchdog.begin(second, 1, 0)
+
+        assert second.stopped.wait(PATIENCE_S)
+        assert "its process is gone" in caplog.text
+        watchdog.stop()
+
     def test_tries_again_to_have_a_thread_and_ends_without_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         watchdog, first, second = Watchdog(), puppet(), puppet()
         with monkeypatch.context() as patch:

@@ -78,8 +78,7 @@ class ServerRpcs:
     def model_metadata(self, request: Any) -> Any:
         version = version_of(request.version)
         model = self._models.model(request.name, version)
-        versions = [version] if version else [each.version for each in self._models.models() if each.name == model.name]
-        return self._pb.ModelMetadataResponse(**model_metadata(model, versions))
+        return self._pb.ModelMetadataResponse(**model_metadata(self._models, model, version))
 
     def model_config(self, request: Any) -> Any:
         model = self._models.model(request.name, version_of(request.version))

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.backends.datatypes import strings
 from penstock.backends.errors import InferError
 from penstock.batching.request import InferRequest
 from penstock.batching.scheduling.admission import admitted, check_alone
 from penstock.server.v2 import said
-from penstock.server.v2.decode import wrong_datatype, wrong_inputs
+from penstock.server.v2.decode import MAX_RANK, too_many_dims, wrong_datatype, wrong_inputs
 from penstock.server.v2.said import PLAIN, Options, Ways, invalid, with_id
 from penstock.server.v2.shared_tensors import aim, copied_bytes, shared_input
 from penstock.server.v2.tensors import MANY_TEXTS, from_binary, overflow, wrong_size
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from penstock.batching.request import Key, Sink
     from penstock.server.v2.regions import Regions
 
-_MAX_RANK = 32
 _CONTENTS = {
     "BOOL": "bool_contents",
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
@@ -161,8 +161,8 @@ def _shape(model: Model, spec: TensorSpec, tensor: Any) -> tuple[list[int], int]
     if tensor.datatype != spec.datatype:
         raise wrong_datatype(model, spec, tensor.datatype)
     shape = list(tensor.shape)
-    if len(shape) > _MAX_RANK:
-        raise invalid(f"unexpected shape for input '{spec.name}' for model '{model.name}': {len(shape)} dims")
+    if len(shape) > MAX_RANK:
+        raise too_many_dims(model, spec, shape)
     if shape and min(shape) < 0:
         text = f"tensor '{spec.name}' of model '{model.name}' has dimension {min(shape)}, its dimensions must be >= 0"
         raise invalid(f"shape of input {text}")
@@ -213,8 +213,7 @@ def _contents(model: Model, spec: TensorSpec, contents: Any, shape: list[int], c
             raise invalid(f"{text}, got {len(values)}")
         raise wrong_size(model.name, spec, shape, count, len(values) * size_bytes)
     if not size_bytes:
-        array: Array = np.empty(count, np.object_)
-        array[:] = list(values)
+        array: Array = strings(list(values))
     elif spec.type.dtype.kind in "iu" and values:
         # as they come they have 32 bits: what is larger than the datatype would lose its upper ones
         array = np.array(values, np.uint64 if spec.type.dtype.kind == "u" else np.int64)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.batching.running.own_outputs import own_datatype
 from penstock.server.hooks.convert import datatype_of
 from penstock.server.listening.mapped import LARGE_BYTES
-from penstock.server.v2.finish import finish, ways_of
+from penstock.server.v2.finish import LARGE_ELEMENTS, finish, is_much, ways_of
 from penstock.server.v2.regions import INLINE_BYTES, Lease
 from penstock.server.v2.said import Classes, Ways
 from penstock.server.v2.tensors import to_binary
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from penstock.server.v2.said import Plan, Way
 
     from .encode import Encoder
-
-_LARGE_ELEMENTS = 16 << 10
-_LARGE_CLASSES = 4096
 
 
 class Outputs:
@@ -88,10 +85,10 @@ def is_large(plan: Any, outputs: list[Any]) -> bool:
             if array.nbytes > INLINE_BYTES and not way.holds(array):
                 return True
         elif type(way) is Classes:
-            if array.size >= _LARGE_ELEMENTS or way.count * len(array) >= _LARGE_CLASSES:
+            if is_much(way.count, array):
                 return True
         else:
             size += array.nbytes
-        if array.dtype.hasobject and array.size >= _LARGE_ELEMENTS:
+        if array.dtype.hasobject and array.size >= LARGE_ELEMENTS:
             return True
     return size >= LARGE_BYTES

@@ -313,6 +313,25 @@ def test_a_call_that_ends_in_time_leaves_nothing_behind() -> None:
     assert (wire.shared.deadlines._slots, wire.shared.deadlines._order) == ({}, [])
 
 
+def test_what_cannot_be_cancelled_keeps_no_other_from_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("it goes on")
+
+    wire = Wire()
+    for stream in (1, 3):
+        wire.feed(wire.headers(stream, __path=HOLD, grpc_timeout="50m") + payload(message_of(b""), stream, end=True))
+    wire.feed(wire.call(HOLD, stream=5) + wire.call(HOLD, stream=7))
+    wire.held[0].cancelled = wire.held[2].cancelled = fail
+    wire.loop.pass_time(0.06)
+
+    assert wire.answers().keys() == {1, 3}
+    assert wire.cancelled == 1
+    wire.connection.connection_lost(None)
+    assert wire.cancelled == 2
+    assert [call.ended for call in wire.held] == [True] * 4
+    assert len(caplog.records) == 2
+
+
 @pytest.mark.parametrize("text", ["99999999H", "1M", "30S", "5000m"])
 def test_far_deadlines_come_in_time(text: str) -> None:
     wire = Wire()

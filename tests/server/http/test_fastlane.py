@@ -802,6 +802,23 @@ class TestTime:
 
         run(main)
 
+    def test_one_that_fails_keeps_the_others_from_none_of_their_limits(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def main() -> None:
+            broken = Lane(LIMITS)
+            lanes = [broken, *(Lane(shared=broken.shared) for _ in range(3))]
+            monkeypatch.setattr(broken.protocol, "tick", fail)
+            broken.tick(LIMITS.idle_timeout_s + 2)
+
+            assert [lane.transport.closed for lane in lanes] == [True] * 4
+            assert "not of this time" in caplog.text
+
+        def fail(_: float) -> None:
+            raise ZeroDivisionError("not of this time")
+
+        run(main)
+
 
 def late_lane(before: bytes = b"") -> Lane:
     """A connection that came while its port was drained; another one was asked this before."""
@@ -810,6 +827,22 @@ def late_lane(before: bytes = b"") -> Lane:
     Lane(own=own, shared=shared).feed(before)
     shared.draining = True
     return Lane(own=own, shared=shared)
+
+
+def test_a_connection_is_forgotten_though_its_request_could_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        lane = Lane(LIMITS, Own(hold=True))
+        lane.feed(request("/own"))
+        monkeypatch.setattr(lane.own, "abandon", fail)
+        with pytest.raises(ZeroDivisionError):
+            lane.protocol.connection_lost(None)
+
+        assert (lane.state.connections, lane.shared.connections) == (set(), set())
+
+    def fail(_: object) -> None:
+        raise ZeroDivisionError("it goes on")
+
+    run(main)
 
 
 class TestDraining:

@@ -10,7 +10,7 @@ import pytest
 from penstock.server.http2 import frames
 from penstock.server.http2.frames import Fault
 
-from .wire import BIDI, HOLD, OK, Wire, message_of, payload
+from .wire import BIDI, HOLD, OK, FakeTransport, Wire, message_of, payload
 
 
 def frame(kind: int, flags: int = 0, stream: int = 0, content: bytes = b"") -> bytes:
@@ -319,6 +319,25 @@ def test_a_flood_of_frames_that_ask_for_nothing_ends_the_connection(one: bytes) 
     found = wire.goaway()
     assert found is not None
     assert found[0] == Fault.ENHANCE_YOUR_CALM
+
+
+def test_one_that_fails_keeps_the_others_from_none_of_their_limits(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        streams = ()
+
+        def __init__(self) -> None:
+            self.transport = FakeTransport()
+
+        def tick(self, elapsed_s: float) -> None:
+            raise ZeroDivisionError("not of this time")
+
+    shared = Wire().shared
+    connections: list[Any] = [Broken(), Broken()]
+    shared.connections = set(connections)
+    shared.sweep(1.0)
+
+    assert [connection.transport.aborted for connection in connections] == [True, True]
+    assert len(caplog.records) == 2
 
 
 def test_settings_are_a_flood_however_many_calls_are_open() -> None:

@@ -13,7 +13,9 @@ from penstock.backends.backend import Array
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.server.v2.finish import Finished
 from penstock.server.v2.rpc.encode import FINAL, Encoder, before, stream_answer, stream_error
+from penstock.server.v2.rpc.outputs import is_large
 from penstock.server.v2.rpc.wire import varint
+from penstock.server.v2.said import Classes, Ways
 from tests.server.v2.rpc.calls import pb
 
 NAMES = (("y", "FP32"), ("flags", "BOOL"), ("ü", "INT64"))
@@ -87,3 +89,10 @@ def test_numbers_are_written_as_protobuf_reads_them(number: int) -> None:
     raw = b"\x10" + varint(number)
 
     assert pb.InferParameter.FromString(raw).int64_param == number
+
+
+@pytest.mark.parametrize(
+    ("shape", "count", "large"), [((), 1, False), ((3, 2), 5000, False), ((5000,), 1, True), ((200, 100), 1, True)]
+)
+def test_classes_take_a_thread_where_there_are_many_of_them(shape: tuple[int, ...], count: int, large: bool) -> None:
+    assert is_large(Ways((Classes(count, binary=False),)), [np.zeros(shape, np.float32)]) == large
