@@ -91,7 +91,7 @@ def widened(bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def narrowed(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Give the bit patterns of BF16 of numbers; digits beyond are cut off."""
-    return (np.ascontiguousarray(values, "<f4").view("<u4") >> 16).astype("<u2")
+    return (np.asarray(values, "<f4", "C").view("<u4") >> 16).astype("<u2")
 
 
 def strings(elements: Sequence[bytes]) -> np.ndarray[Any, Any]:

@@ -12,9 +12,12 @@ from pathlib import Path
 
 from penstock.backends.cpus import CGROUP_ROOT, lineage
 
-_VERSION_2 = "memory.max", "memory.current"
-_VERSION_1 = "memory.limit_in_bytes", "memory.usage_in_bytes"
-"""What is limited, and what is used. Source: cgroup-v2.rst and memory.rst (v1) of the Linux documentation."""
+_VERSION_2 = "memory.max", "memory.current", "inactive_file"
+_VERSION_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+"""What is limited, what is used, and in memory.stat what of that is files that were read and can be read again.
+
+Source: cgroup-v2.rst and memory.rst (v1) of the Linux documentation.
+"""
 _NO_LIMIT = 1 << 60
 """Version 1 of cgroups says "no limit" by a number next to 2^63."""
 
@@ -81,11 +84,16 @@ def _limits(cgroup: Path, membership: str) -> Iterator[tuple[int, int]]:
         controllers, _, path = rest.partition(":")
         if controllers and "memory" not in controllers.split(","):
             continue
-        top, (limit, used) = (cgroup / "memory", _VERSION_1) if controllers else (cgroup, _VERSION_2)
+        top, (limit, used, files) = (cgroup / "memory", _VERSION_1) if controllers else (cgroup, _VERSION_2)
         for folder in lineage(top, path):
             said, has = _text(folder / limit).strip(), _text(folder / used).strip()
             if said.isdecimal() and int(said) < _NO_LIMIT:
-                yield int(said), int(has) if has.isdecimal() else 0
+                yield int(said), (int(has) if has.isdecimal() else 0) - _of_files(folder, files)
+
+
+def _of_files(folder: Path, name: str) -> int:
+    lines = map(str.split, _text(folder / "memory.stat").splitlines())
+    return next((int(words[1]) for words in lines if words[0] == name and words[1].isdecimal()), 0)
 
 
 def _text(path: Path) -> str:

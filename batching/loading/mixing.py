@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,9 +29,8 @@ LENGTHS = (4, 1)
 """What free axes are tried with; 1 where it does not run on more, or hides what it makes of them."""
 LONGER = (64, 640)
 """What they are tried with where it runs on neither: sides of images are often multiples of 32, and what cuts a sound
-into frames takes no less than some hundred samples."""
-MOST_ELEMENTS = 1 << 22
-"""How many elements of an input one row of them may have: images of 640 x 640, but nothing with another free axis."""
+into frames takes no less than some hundred samples. 640 for one axis alone: with two a small model of images may take
+gigabytes for it, and seconds."""
 ORDER = (1, 0, 0)
 """How two rows stand in the second run: in another order, and not as often. What is the largest, and what the smallest
 number of a run stay the same: a model that was quantised dynamically takes its scale from these."""
@@ -79,8 +77,8 @@ def _lengths(signature: Signature) -> list[int]:
     tails = [each.shape[1:] for each in signature.inputs]
     if all(dim >= 0 for tail in tails for dim in tail):
         return [1]
-    sizes = {length: max(prod(length if dim < 0 else dim for dim in tail) for tail in tails) for length in LONGER}
-    return [*LENGTHS, *(length for length, size in sizes.items() if size <= MOST_ELEMENTS)]
+    several = any(sum(dim < 0 for dim in tail) > 1 for tail in tails)
+    return [*LENGTHS, *LONGER[: 1 if several else None]]
 
 
 def _tried(model: Model, binding: Binding, rows: Inputs) -> str:

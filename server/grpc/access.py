@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from uvicorn.protocols.utils import get_remote_addr
+
 from penstock.backends.protobuf_fields import fields
 from penstock.server.listening.access import tell
 
@@ -15,6 +17,7 @@ from .coded import CodedCall
 from .method import Call, Method, Status, Unary
 
 if TYPE_CHECKING:
+    from penstock.server.http2.frames import Fault
     from penstock.server.listening.mapped import Body
 
     from .connection import GrpcConnection
@@ -32,7 +35,8 @@ class LoggedCall(GrpcCall):
     def __init__(self, connection: GrpcConnection, stream_id: int, request: Request) -> None:
         super().__init__(connection, stream_id, request)
         self._began_s = time.perf_counter()
-        self._model, self._request_id = "", request.metadata.get("x-request-id", "")[:128]
+        self._client = get_remote_addr(connection.transport)
+        self._model, self._request_id = "", request.metadata.get("x-request-id", "")
         self._said, self._sent = Status.OK, 0
 
     def note(self, message: bytes, name: int, request_id: int) -> None:
@@ -75,6 +79,13 @@ class LoggedCall(GrpcCall):
         if there:
             self._tell()
 
+    def lost(self, code: Fault) -> None:
+        """Learn that there is nobody to answer any more; what was sent before is told."""
+        if self.begun and not self.ended:
+            self._said = Status.CANCELLED
+            self._tell()
+        super().lost(code)
+
     def _last(self, last: bytes) -> None:
         super()._last(last)
         self._tell()
@@ -82,7 +93,7 @@ class LoggedCall(GrpcCall):
     def _tell(self) -> None:
         asked = f"POST {self.request.path} HTTP/2"
         named = {"model": self._model, "request_id": self._request_id}
-        tell(self.connection.transport, asked, self._said.name, self._began_s, self._sent, named)
+        tell(self._client, asked, self._said.name, self._began_s, self._sent, named)
 
 
 class LoggedCodedCall(LoggedCall, CodedCall):

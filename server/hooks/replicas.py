@@ -310,6 +310,8 @@ class Replicas:
         elif isinstance(error, InferError):
             # a file that has gone wrong is not the client's mistake
             self._refuse(self._told(InferError(Code.NOT_READY, error.message)) if self._started else error)
+        else:  # the bench has lost its last thread meanwhile
+            self._grow()
 
     def _weigh(self, replica: Replica) -> None:
         """Make no more than there have to be, if this one was heavy to load."""

@@ -90,8 +90,8 @@ class LoggedFastLane(FastLane):
             )  # fmt: skip
             asked, found = target.decode("latin-1"), _MODEL.search(head.path)
             model = unquote_to_bytes(found[1]).decode("utf-8", "replace") if found else ""
-            request_id = request_id or head.header.get(b"x-request-id", b"").decode("latin-1")[:128]
-        tell(self.transport, asked, status, self._began_s, size, {"model": model, "request_id": request_id})
+            request_id = request_id or head.header.get(b"x-request-id", b"").decode("latin-1")
+        tell(self.client, asked, status, self._began_s, size, {"model": model, "request_id": request_id})
         self._began_s, self._request_id = time.perf_counter(), ""
 
 

@@ -107,7 +107,7 @@ class Answering(Connection):
         held, self._held, self._told = self._held, None, None
         if self._state == HELD and held is not None:
             self._state = BUSY
-            Answering.answer(self, *held)  # it has been logged
+            Answering.answer(self, *held)
 
     def _write(self, head: bytes, body: Body) -> None:
         if len(body) < _APART_BYTES:

@@ -44,6 +44,8 @@ async def bind_all(
     asked = port
     try:
         found = await loop.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except UnicodeError as error:
+        raise ListenError(f"cannot listen for {name} on {address}, port {port}: that is no name of a host") from error
     except socket.gaierror as error:
         raise refused(name, address, asked, error) from error
     sockets: list[socket.socket] = []

@@ -37,6 +37,9 @@ _PIECE = 1 << 14
 """Elements that are written at a time, half a millisecond: orjson keeps the GIL, and the event loop waits for it. Where
 one is NaN, each becomes a Python string. And where there is no memory for a buffer to grow, orjson does not raise, it
 crashes."""
+_LONG_STRING = 256
+"""Bytes from which it is strings' bytes that take the time."""
+_TRIED = 64
 
 
 def overflow(spec: TensorSpec, shape: list[int], count: int) -> InferError | None:
@@ -290,12 +293,12 @@ def to_binary(datatype: str, array: Array) -> bytes | memoryview:
     """
     if datatype != "BYTES":
         return np.ascontiguousarray(array).data.cast("B") if array.size else b""
-    if array.size > _PIECE:
-        # two millions at once take twice the time, and have the GIL for 0.2 s of it
-        flat = array.ravel()
+    flat = array.ravel()
+    if flat.size > _PIECE and len(to_binary(datatype, flat[:_TRIED])) < _TRIED * _LONG_STRING:
+        # two millions at once take twice the time, and have the GIL for 0.2 s of it; long ones would be copied twice
         return b"".join([to_binary(datatype, flat[start : start + _PIECE]) for start in range(0, flat.size, _PIECE)])
     parts: list[bytes] = []
-    for element in array.ravel().tolist():
+    for element in flat.tolist():
         value = element if type(element) is bytes else str(element).encode()
         parts.append(_LENGTH.pack(len(value)))
         parts.append(value)

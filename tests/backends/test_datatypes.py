@@ -11,8 +11,10 @@ from penstock.backends.datatypes import (
     BY_ONNX_NAME,
     DATATYPES,
     Datatype,
+    narrowed,
     strings,
     strings_in,
+    widened,
 )
 from penstock.server.repository.pbtxt import model_config_pb2
 
@@ -68,3 +70,11 @@ def test_raw_bytes_are_viewed_as_they_travel_and_any_byte_that_is_not_0_is_true(
 def test_strings_are_read_up_to_where_they_end_or_should_have(raw: bytes, found: tuple[list[bytes], int]) -> None:
     assert strings_in(raw, 3) == found
     assert strings(found[0]).tolist() == found[0]
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
+def test_bf16_is_as_its_numbers_are_of_any_shape(shape: tuple[int, ...]) -> None:
+    numbers = np.full(shape, 1.5)
+
+    assert narrowed(numbers).shape == shape
+    assert widened(narrowed(numbers)).tolist() == numbers.tolist()

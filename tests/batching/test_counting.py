@@ -351,15 +351,18 @@ class TestMemory:
         assert (alone, unlimited, memory.free_bytes(proc, cgroup)) == (5000 * 1024, 5000 * 1024, 2_000_000)
 
     @pytest.mark.parametrize(
-        ("membership", "limit", "used"),
+        ("membership", "limit", "used", "files"),
         [
-            ("0::/a/b\n", "a/memory.max", "a/memory.current"),
-            ("7:cpu:/\n5:memory:/a\n", "memory/a/memory.limit_in_bytes", "memory/a/memory.usage_in_bytes"),
+            ("0::/a/b\n", "a/memory.max", "a/memory.current", "inactive_file"),
+            (
+                "7:cpu:/\n5:memory:/a\n", "memory/a/memory.limit_in_bytes", "memory/a/memory.usage_in_bytes",
+                "total_inactive_file",
+            ),
         ],
         ids=["version 2", "version 1"],
-    )
-    def test_a_limit_of_any_cgroup_above_leaves_less(
-        self, membership: str, limit: str, used: str, tmp_path: Path
+    )  # fmt: skip
+    def test_a_limit_of_any_cgroup_above_leaves_less_but_for_files_that_can_be_read_again(
+        self, membership: str, limit: str, used: str, files: str, tmp_path: Path
     ) -> None:
         proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
         (proc / "self").mkdir(parents=True)
@@ -368,8 +371,10 @@ class TestMemory:
         (proc / "self" / "cgroup").write_text(membership)
         (cgroup / limit).write_text("3000000\n")
         (cgroup / used).write_text("1000000\n")
+        said = memory.free_bytes(proc, cgroup)
+        (cgroup / used).with_name("memory.stat").write_text(f"anon 300000\n{files} 700000\nslab 1\n")
 
-        assert memory.free_bytes(proc, cgroup) == 2_000_000
+        assert (said, memory.free_bytes(proc, cgroup)) == (2_000_000, 2_700_000)
 
     def test_where_the_system_says_nothing_nothing_is_known(self, tmp_path: Path) -> None:
         assert memory.free_bytes(tmp_path, tmp_path) is None

@@ -138,3 +138,34 @@ def test_a_call_is_told_when_it_is_answered_and_only_then(said: pytest.LogCaptur
         call.refuse(Status.UNAVAILABLE, "later")
 
     assert about(said) == [("INTERNAL", 0, None, None)]
+
+
+def test_a_stream_whose_client_goes_is_told_with_what_was_sent(said: pytest.LogCaptureFixture) -> None:
+    wire = Wire()
+    wire.shared.calls = LoggedCall, LoggedCodedCall
+    wire.connect()
+    wire.feed(frames.PREFACE + frames.settings({}))
+    wire.feed(wire.headers(__path=BIDI) + payload(message_of(b"one")))
+    wire.feed(frames.reset(1, frames.Fault.CANCEL))
+
+    assert about(said) == [("CANCELLED", 3, None, None)]
+
+
+def test_a_client_does_not_say_how_long_a_line_is(models: Path, said: pytest.LogCaptureFixture) -> None:
+    with live_server(models, loaders=LOADERS, access_log=True) as live:
+        httpx.post(live.url + INFER, json={**GOOD, "id": "i" * 10_000})
+        with grpc.insecure_channel(live.grpc_address) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            stub.ModelInfer(infer("j" * 10_000), timeout=PATIENCE_S)
+
+    assert [request_id for *_, request_id in about(said)] == ["i" * 128, "j" * 128]
+
+
+def test_a_client_that_has_gone_is_still_named(said: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        lane = Lane(kind=LoggedFastLane)
+        lane.protocol.client = "10.0.0.1", 4321
+        await lane.fed(b"nonsense\r\n\r\n")
+
+    run(main)
+    assert said.messages == ['10.0.0.1:4321 - "-" 400']

@@ -122,7 +122,7 @@ def test_a_port_that_is_taken_is_one_clear_line() -> None:
     run(main)
 
 
-@pytest.mark.parametrize("address", ["256.0.0.1", "192.0.2.1"])
+@pytest.mark.parametrize("address", ["256.0.0.1", "192.0.2.1", "a..b"])
 def test_an_address_that_is_not_ours_is_refused(address: str) -> None:
     async def main() -> None:
         config = make_config(Gate().app, "httptools", idle_s=5, access_log=False)

@@ -178,6 +178,24 @@ class TestTogether:
 
         act(scene)
 
+    def test_who_waits_for_a_replica_that_is_made_then_is_refused_too(
+        self, act: Act, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(REMEMBERS)
+            stuck = stage.sample(9)
+            hanging = asyncio.create_task(hooks.predict(stuck))
+            await is_set(stuck["began"])
+            waiting = asyncio.create_task(hooks.predict({"x": 1}))
+            await until(lambda: replicas_of(hooks)._making is not None)
+            with monkeypatch.context() as patch:
+                no_more_threads(patch)
+                hooks.watch(time.monotonic_ns() + 31_000_000_000)
+                assert (await refusal(waiting))[0] is Code.OVERLOADED
+            assert (await refusal(hanging))[0] is Code.EXPIRED
+
+        act(scene)
+
     def test_a_hook_that_stood_still_with_the_whole_process_is_given_time_to_end(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(GATED)

@@ -358,6 +358,18 @@ class TestAnswers:
         assert written == b"".join(b"\x06\x00\x00\x00%06d" % number for number in range(200_000))
         assert most < 4 * len(written)
 
+    def test_many_long_strings_are_copied_once(self) -> None:
+        array = np.array([b"%04096d" % number for number in range(20_000)], np.object_)
+        tracemalloc.start()
+        try:
+            written = to_binary("BYTES", array)
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+
+        assert written == b"".join(b"\x00\x10\x00\x00%04096d" % number for number in range(20_000))
+        assert most < 1.5 * len(written)
+
     @pytest.mark.parametrize("datatype", ALL)
     def test_nothing_is_no_bytes(self, datatype: str) -> None:
         assert bytes(to_binary(datatype, np.zeros((0, 3), DATATYPES[datatype].dtype))) == b""
