@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from penstock.backends.errors import Code
+from penstock.backends.errors import Code, InferError
 from penstock.batching.engine import Engine
+from penstock.batching.ensembles.ensemble import Ensemble
+from penstock.batching.ensembles.ensembles import Ensembles
 from penstock.batching.ensembles.passage import Passage
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
@@ -16,6 +19,7 @@ from penstock.batching.running import instance, outside
 from penstock.batching.running.attempts import Attempts
 from penstock.batching.scheduling import arrivals
 from penstock.batching.sequences import homes
+from penstock.batching.statistics import ModelStatistics
 from tests.batching import ensembles
 from tests.batching.arriving import House, housed, plus_one, right
 from tests.batching.ensembles import ensemble_spec, step
@@ -228,14 +232,20 @@ async def test_a_sink_that_fails_takes_no_other_along(caplog: pytest.LogCaptureF
         assert "could not be handed out" in caplog.text
 
 
+@asynccontextmanager
+async def two_steps() -> AsyncIterator[tuple[ensembles.House, Model]]:
+    """Serve `all`, an ensemble of two steps of the same model, whose gate is `one`."""
+    first, second = step("one", "x=in", "y=mid"), step("one", "x=mid", "y=out")
+    async with ensembles.house() as house:
+        await house.serve("one", plus_one)
+        yield house, await house.engine.load(ensemble_spec("all", "in", "mid out", first, second))
+
+
 @pytest.mark.parametrize(("of", "name", "others"), [(Passage, "put", 1), (Passage, "inputs", 1), (Engine, "submit", 0)])
 async def test_a_step_that_could_not_be_followed_ends_its_own_request_and_no_other(
     of: type, name: str, others: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, second = step("one", "x=in", "y=mid"), step("one", "x=mid", "y=out")
-    async with ensembles.house() as house:
-        await house.serve("one", plus_one)
-        model = await house.engine.load(ensemble_spec("all", "in", "mid out", first, second))
+    async with two_steps() as (house, model):
         house.gates["one"].close()
         requests = [house.submit("all", value) for value in range(1 + others)]
         await house.gates["one"].entered()
@@ -252,3 +262,65 @@ async def test_a_step_that_could_not_be_followed_ends_its_own_request_and_no_oth
         assert [len(request.outputs or []) for request in requests if request.error is None] == [2] * others
         assert (model.inflight, house.at_rest()) == (0, True)
         assert "the next one goes well" in caplog.text
+
+
+@pytest.mark.parametrize(("of", "name"), [(Passage, "stamps"), (ModelStatistics, "record_alone"), (Ensemble, "leave")])
+async def test_a_request_of_an_ensemble_that_could_not_be_counted_is_answered_all_the_same(
+    of: type, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with two_steps() as (house, model):
+        house.gates["one"].close()
+        requests = [house.submit("all", value) for value in (1, 2)]
+        await house.gates["one"].entered()
+        fails_once(of, name, monkeypatch)
+        house.gates["one"].open()
+
+        await house.sink.holds(2)
+
+        assert [request.error for request in requests] == [None, None]
+        assert (model.inflight, house.at_rest()) == (0, True)
+        assert "the next one goes well" in caplog.text
+
+
+async def test_a_request_of_an_ensemble_whose_failure_could_not_be_counted_is_told_and_so_is_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with two_steps() as (house, model):
+        house.gates["one"].close()
+        requests = [house.submit("all", value) for value in (1, 2)]
+        await house.gates["one"].entered()
+        fails_once(Passage, "put", monkeypatch)
+        fails_once(model.statistics, "record_failure", monkeypatch)
+        house.gates["one"].open()
+
+        await house.sink.holds(2)
+
+        assert sorted(request.error is None for request in requests) == [False, True]
+        assert (model.inflight, house.at_rest()) == (0, True)
+
+
+async def test_steps_that_could_not_be_put_in_a_queue_together_come_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with two_steps() as (house, _):
+        fails_once(Engine, "submit_together", monkeypatch)
+        requests = [house.submit("all", value) for value in (1, 2)]
+
+        await house.sink.holds(2)
+
+        assert [request.error for request in requests] == [None, None]
+        assert "could not be put in its queue together" in caplog.text
+
+
+async def test_a_request_of_an_ensemble_that_could_not_be_begun_is_refused_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with two_steps() as (house, model):
+        fails_once(Ensembles, "_go", monkeypatch)
+
+        with pytest.raises(InferError, match="in ensemble 'all', the request could not be carried on"):
+            house.submit("all", 1)
+
+        assert (model.inflight, house.at_rest()) == (0, True)
+        house.submit("all", 2)
+        await house.sink.holds(1)
