@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from .running.isolation import give_up
 from .scheduling.promise import EXPIRED
 from .sequences.sequences import CUT
 from .sequences.sequences import EXPIRED as SEQUENCE_EXPIRED
-from .sinks import hand_out
+from .sinks import hand_out, to_sinks
 from .statistics import BACKEND, CANCELED, OTHER, REJECTED
 
 if TYPE_CHECKING:
@@ -97,13 +97,15 @@ class Turns:
         self._turn_due, self._serving = False, True
         if self._awake.looking:
             self._awake.came()
+        unserved: Iterator[Model] = iter(())
         try:
             while self._begins or self._dirty:
                 while self._begins:
                     self._begin(self._begins.pop())
                 dirty, self._dirty = self._dirty, []
                 self._share_ns = GOES_ON_NS // max(len(dirty), 1)
-                for model in dirty:
+                unserved = iter(dirty)
+                for model in unserved:
                     try:
                         self._serve(model)
                     except Exception as error:  # noqa: BLE001 - the others are still to be served, in this turn and the next
@@ -112,7 +114,8 @@ class Turns:
                     break
         finally:
             self._serving = False
-            self._dirty += self._again
+            # what is no Exception ends the turn, and none of those that were still to be served
+            self._dirty = [*unserved, *self._dirty, *self._again]
             self._again.clear()
             if self._begins or self._dirty:
                 self._look()
@@ -180,9 +183,12 @@ class Turns:
         finished, began_ns = self._finished, time.monotonic_ns()
         while finished:
             model, ran = finished.popleft()
-            self.deliver(model, ran)
-            if not ran and not model.dirty:
-                self.mark(model)
+            try:
+                self.deliver(model, ran)
+                if not ran and not model.dirty:
+                    self.mark(model)
+            except Exception:  # those behind it have run, too
+                logger.exception("model %s: a run could not be delivered as it should", model.name)
             if finished and time.monotonic_ns() > began_ns + GOES_ON_NS:
                 # large answers take longer to write than to compute: there would be another whenever one is written
                 self._delivery_due = True
@@ -199,7 +205,11 @@ class Turns:
             except Exception:  # they are answered all the same, and so are those behind them
                 logger.exception("model %s: a run was not counted", model.name)
             self._left(model, len(requests))
-            hand_out(requests)
+            try:
+                hand_out(requests)
+            except Exception:
+                logger.exception("model %s: a run was not handed out in its order", model.name)
+                to_sinks(requests)
             if requests[0].target_ns:
                 model.scheduler.delivered(requests[0], time.monotonic_ns())
         if model.scheduler.sequences is not None:
