@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -97,25 +97,25 @@ class Turns:
         self._turn_due, self._serving = False, True
         if self._awake.looking:
             self._awake.came()
-        unserved: Iterator[Model] = iter(())
         try:
             while self._begins or self._dirty:
                 while self._begins:
                     self._begin(self._begins.pop())
                 dirty, self._dirty = self._dirty, []
                 self._share_ns = GOES_ON_NS // max(len(dirty), 1)
-                unserved = iter(dirty)
-                for model in unserved:
+                for model in dirty:
                     try:
                         self._serve(model)
                     except Exception as error:  # noqa: BLE001 - the others are still to be served, in this turn and the next
                         give_up(model, error)
+                    except BaseException:  # it ends the turn, and none of those that were still to be served
+                        self._dirty += dirty[dirty.index(model) + 1 :]
+                        raise
                 if self._dirty and time.monotonic_ns() > self._turn_ns + GOES_ON_NS:
                     break
         finally:
             self._serving = False
-            # what is no Exception ends the turn, and none of those that were still to be served
-            self._dirty = [*unserved, *self._dirty, *self._again]
+            self._dirty += self._again
             self._again.clear()
             if self._begins or self._dirty:
                 self._look()
