@@ -21,7 +21,7 @@ from .running.isolation import give_up
 from .scheduling.promise import EXPIRED
 from .sequences.sequences import CUT
 from .sequences.sequences import EXPIRED as SEQUENCE_EXPIRED
-from .sinks import hand_out
+from .sinks import hand_out, to_sinks
 from .statistics import BACKEND, CANCELED, OTHER, REJECTED
 
 if TYPE_CHECKING:
@@ -108,6 +108,9 @@ class Turns:
                         self._serve(model)
                     except Exception as error:  # noqa: BLE001 - the others are still to be served, in this turn and the next
                         give_up(model, error)
+                    except BaseException:  # it ends the turn, and none of those that were still to be served
+                        self._dirty += dirty[dirty.index(model) + 1 :]
+                        raise
                 if self._dirty and time.monotonic_ns() > self._turn_ns + GOES_ON_NS:
                     break
         finally:
@@ -180,9 +183,12 @@ class Turns:
         finished, began_ns = self._finished, time.monotonic_ns()
         while finished:
             model, ran = finished.popleft()
-            self.deliver(model, ran)
-            if not ran and not model.dirty:
-                self.mark(model)
+            try:
+                self.deliver(model, ran)
+                if not ran and not model.dirty:
+                    self.mark(model)
+            except Exception:  # those behind it have run, too
+                logger.exception("model %s: a run could not be delivered as it should", model.name)
             if finished and time.monotonic_ns() > began_ns + GOES_ON_NS:
                 # large answers take longer to write than to compute: there would be another whenever one is written
                 self._delivery_due = True
@@ -199,7 +205,11 @@ class Turns:
             except Exception:  # they are answered all the same, and so are those behind them
                 logger.exception("model %s: a run was not counted", model.name)
             self._left(model, len(requests))
-            hand_out(requests)
+            try:
+                hand_out(requests)
+            except Exception:
+                logger.exception("model %s: a run was not handed out in its order", model.name)
+                to_sinks(requests)
             if requests[0].target_ns:
                 model.scheduler.delivered(requests[0], time.monotonic_ns())
         if model.scheduler.sequences is not None:

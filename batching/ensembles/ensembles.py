@@ -23,7 +23,7 @@ from penstock.batching.statistics import BACKEND, CANCELED, OTHER, REJECTED
 
 from .branches import Branches, Spread
 from .ensemble import Carries, Ensemble
-from .passage import Passage, count_steps, hand_on, is_step
+from .passage import Passage, count_steps, hand_on, is_step, links_for
 from .steps import labels_of, link
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.batching.model import Model
     from penstock.batching.stream import Room, Told
 
-    from .course import Links, Passed
+    from .course import Passed
 
 logger = logging.getLogger("penstock.batching")
 
@@ -55,6 +55,7 @@ class Ensembles:
         self._beginning = False
         self._open: set[Ensemble] = set()
         self._freed: deque[Passage] = deque()
+        self._freeing = False
         self._made: defaultdict[Model, list[InferRequest]] = defaultdict(list)
         self._done: list[InferRequest] = []
 
@@ -92,7 +93,7 @@ class Ensembles:
             # the steps of what was accepted are finished, whatever they are
             if (self._engine.stopping or model.closing) and not is_step(parent):
                 raise InferError(Code.NOT_READY, f"in ensemble '{model.name}', {STOPPING}")
-            links = _links_for(parent, ensemble)
+            links = links_for(parent, ensemble)
         except InferError:
             model.statistics.record_failure(REJECTED, parent.start_ns, time.monotonic_ns())
             raise
@@ -103,11 +104,14 @@ class Ensembles:
         links.users += 1
         model.inflight += 1
         ensemble.passages[parent] = passage
-        if parent.sequence is not None:
-            ensemble.sequels.enter(passage)
         # it may want what it has brought
         passage.opening = True
-        self._go(passage)
+        try:
+            if parent.sequence is not None:
+                ensemble.sequels.enter(passage)
+            self._go(passage)
+        except Exception as error:  # noqa: BLE001 - it counts as accepted by now
+            self._fail(passage, error, REJECTED)
         passage.opening = False
         if not self._beginning:
             self._beginning = True
@@ -201,7 +205,12 @@ class Ensembles:
             made, self._made = self._made, defaultdict(list)
             for model, requests in made.items():
                 live = [request for request in requests if not request.context.ended]
-                if len(live) < 2 or not self._engine.submit_together(model, live):
+                try:
+                    together = len(live) > 1 and self._engine.submit_together(model, live)
+                except Exception:  # each is told what has failed, or is taken in after all
+                    logger.exception("model %s: steps could not be put in its queue together", model.name)
+                    together = False
+                if not together:
                     for request in live:
                         self._submit(request)
             if self._done:
@@ -238,20 +247,24 @@ class Ensembles:
             return None
         try:
             branch = branches.add(step, course, told) if told.outputs else None
-        except InferError as error:
+            if branch is not None:
+                self._go(branch)
+            return branches.room(course)
+        except Exception as error:  # noqa: BLE001 - as in `deliver`
             self._fail(passage, error, BACKEND)
             return None
-        if branch is not None:
-            self._go(branch)
-        return branches.room(course)
 
     def _go_on(self, freed: list[Passage]) -> None:
         """Submit what was kept back, one after another: what fails there lets the next one go."""
         self._freed += freed
-        if len(self._freed) == len(freed):
+        if self._freeing:
+            return
+        self._freeing = True
+        try:
             while self._freed:
-                self._go(self._freed[0])
-                self._freed.popleft()
+                self._go(self._freed.popleft())
+        finally:
+            self._freeing = False
 
     # -- its end -----------------------------------------------------------------------------------------------
 
@@ -264,52 +277,61 @@ class Ensembles:
                 self._go_on(following)
             elif branches.over:
                 self._complete(branches.root, branches.outputs())
-        except InferError as error:
+        except Exception as error:  # noqa: BLE001 - as in `deliver`
             self._fail(passage, error, BACKEND)
 
     def _complete(self, passage: Passage, outputs: list[Any]) -> None:
-        parent = passage.parent
-        parent.outputs = outputs
-        self._end(passage)
-        now_ns = time.monotonic_ns()
-        parent.model.statistics.record_alone(parent, passage.stamps(), now_ns)
-        self._ended(passage, now_ns)
+        passage.parent.outputs = outputs
+        self._over(passage)
 
     def _fail(self, passage: Passage, error: Exception, reason: str) -> None:
         """End a request with a step's error, in Triton's form."""
         passage = passage.root
         parent = passage.parent
-        if parent not in passage.ensemble.passages:  # it had ended before something else failed
-            return
         if not isinstance(error, InferError):
             logger.error("ensemble %s: a request could not be carried on", parent.model.name, exc_info=error)
             error = InferError(Code.INTERNAL, "the request could not be carried on")
+        if parent not in passage.ensemble.passages:  # it had ended before something else failed
+            return
         text = f"in ensemble '{parent.model.name}', {error.message}"
         parent.error = InferError(error.code, text, error.retry_after_ns)
-        self._end(passage)
-        now_ns = time.monotonic_ns()
-        parent.model.statistics.record_failure(reason, parent.start_ns, now_ns)
-        if not passage.opening:
-            self._ended(passage, now_ns)
+        self._over(passage, reason)
 
-    def _ended(self, passage: Passage, now_ns: int) -> None:
-        parent, trace = passage.parent, self._engine.trace
-        self._done.append(parent)
-        if trace is not None or is_step(parent):
-            batch = passage.batch()
-            count_steps(batch)
-            if trace is not None:
-                trace(parent.model, batch, now_ns)
+    def _over(self, passage: Passage, reason: str = "") -> None:
+        """End a request that has its answer, and count it. It is handed out whatever fails there."""
+        parent = passage.parent
+        try:
+            self._end(passage)
+        except Exception:
+            logger.exception("ensemble %s: not all that a request had could be let go", parent.model.name)
+        raised = passage.opening and parent.error is not None
+        if not raised:
+            self._done.append(parent)
+        try:
+            now_ns = time.monotonic_ns()
+            if reason:
+                parent.model.statistics.record_failure(reason, parent.start_ns, now_ns)
+            else:
+                parent.model.statistics.record_alone(parent, passage.stamps(), now_ns)
+            trace = self._engine.trace
+            if (trace is not None or is_step(parent)) and not raised:
+                batch = passage.batch()
+                count_steps(batch)
+                if trace is not None:
+                    trace(parent.model, batch, now_ns)
+        except Exception:
+            logger.exception("ensemble %s: a request was not counted", parent.model.name)
 
     def _end(self, passage: Passage) -> None:
         """End a request; `passage` is its first one."""
+        # first what tells that it has ended, and so ends it once
+        del passage.ensemble.passages[passage.parent]
+        self._left(passage.parent.model, 1)
         self._take_back(passage)
         if passage.branches is not None:
             for branch in passage.branches.leave():
                 self._take_back(branch)
-        del passage.ensemble.passages[passage.parent]
         passage.ensemble.leave(passage.links)
-        self._left(passage.parent.model, 1)
         if passage.parent.sequence is not None:
             self._go_on(passage.ensemble.sequels.leave(passage))
 
@@ -320,14 +342,3 @@ class Ensembles:
             pending, passage.pending = passage.pending, []
             for request in pending:
                 self._engine.cancel(request)
-
-
-def _links_for(request: InferRequest, ensemble: Ensemble) -> Links:
-    """Give the steps that a request has to pass: a step's were looked up with itself, and may have gone since.
-
-    Raises: InferError.
-    """
-    passage = request.context
-    if type(passage) is Passage and not passage.ended:
-        return passage.links.nested[ensemble.model]
-    return ensemble.links()

@@ -201,6 +201,17 @@ def is_step(request: InferRequest) -> bool:
     return type(request.context) is Passage
 
 
+def links_for(request: InferRequest, ensemble: Ensemble) -> Links:
+    """Give the steps that a request has to pass: a step's were looked up with itself, and may have gone since.
+
+    Raises: InferError.
+    """
+    passage = request.context
+    if type(passage) is Passage and not passage.ended:
+        return passage.links.nested[ensemble.model]
+    return ensemble.links()
+
+
 def count_steps(batch: Batch) -> None:
     """Add a batch to the sums of those of its requests that are steps."""
     start_ns = batch.exec_start_ns

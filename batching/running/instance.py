@@ -247,12 +247,11 @@ class ThreadInstance:
             model.charge(self.place.name, device_ns(ran, self.binding))
         return ran
 
-    def went_well(self, batch: Batch, binding: Binding, *, followed: bool) -> None:
-        """Deliver a Batch that a Binding has run. `followed`: the next one runs already."""
+    def went_well(self, batch: Batch, binding: Binding) -> None:
+        """Note that a Binding has run a Batch."""
         self._attempts.went_well()
         if self.place.name != "cpu":
             self._model.charge(self.place.name, device_ns([batch], binding))
-        self._model.finish_from_thread(batch, [batch], followed=followed)
 
     def _run_again(self, lost: LostBatch) -> list[Batch]:
         """Load the model again, and run there what its device was lost under, one request after another.

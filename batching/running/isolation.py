@@ -163,12 +163,26 @@ def _attempt(model: Model, binding: Binding, batch: Batch) -> Exception | None:
     except MemoryError:
         text = f"model '{model.name}': no memory for a batch of {batch.rows} rows"
         return OutOfMemory(Code.OVERLOADED, text, RETRY_AFTER_NS)
-    except Exception as error:  # noqa: BLE001 - returned, and answered or logged by who knows the request
-        return bare(error)
+    except BaseException as error:  # noqa: BLE001 - returned, and answered or logged by who knows the request
+        return as_failure(error)
     finally:
         if watchdog is not None:
             watchdog.end(binding)
     return None
+
+
+def as_failure(error: BaseException) -> Exception:
+    """Give what a run has failed with, which may be anything where an operator or a callback is somebody's own code.
+
+    Raises: what ends the process.
+    """
+    if isinstance(error, Exception):
+        return bare(error)
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        raise error
+    failure = RuntimeError(f"{type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
 
 
 class _Search:

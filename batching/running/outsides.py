@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,8 @@ from .outside import Outside, OutsideInstance
 if TYPE_CHECKING:
     from penstock.batching.devices.rates import Claim, RateLimiter
     from penstock.batching.request import InferRequest
+
+logger = logging.getLogger("penstock.batching")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +165,9 @@ async def says_ready(model: Model) -> bool:
 
 async def close_outsides(model: Model) -> None:
     """End what runs a model's Batches, if it is elsewhere."""
-    if model.outsides:
-        await asyncio.gather(*(each.close() for each in model.outsides))
+    closing = [each.close() for each in model.outsides]
+    for error in filter(None, await asyncio.gather(*closing, return_exceptions=True)):
+        logger.error("model %s: what runs it could not be ended", model.name, exc_info=error)
 
 
 def active(spec: ModelSpec) -> list[InstanceGroup]:

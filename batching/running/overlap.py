@@ -12,11 +12,11 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.backends.backend import overlaps
-from penstock.backends.errors import DeviceLost, InferError, OutOfMemory, RunStopped, bare
+from penstock.backends.errors import DeviceLost, InferError, OutOfMemory, RunStopped
 from penstock.batching.scheduling.caps import RECOVER_NS
 
 from .execution import Filled, gather, scatter
-from .isolation import give_up, refuse
+from .isolation import as_failure, give_up, refuse, settled
 from .lead import Lead, ended_ns
 
 if TYPE_CHECKING:
@@ -99,8 +99,8 @@ class Runner(Protocol):
     def run_whole(self, batch: Batch, failed: Exception | None = None) -> None:
         """Run a Batch in the ordinary way, all else aside, and deliver it."""
 
-    def went_well(self, batch: Batch, binding: Binding, *, followed: bool) -> None:
-        """Deliver a Batch that a Binding has run."""
+    def went_well(self, batch: Batch, binding: Binding) -> None:
+        """Note that a Binding has run a Batch."""
 
 
 class _Begun:
@@ -128,7 +128,10 @@ class _Begun:
     def over(self) -> bool:
         """Whether it has ended, or where the Binding cannot tell, should have."""
         ended = getattr(self.binding, "ended", None)
-        return time.monotonic_ns() >= self.free_ns if ended is None else bool(ended())
+        try:
+            return time.monotonic_ns() >= self.free_ns if ended is None else bool(ended())
+        except Exception:  # noqa: BLE001 - `end` says what is wrong
+            return True
 
 
 class Overlap:
@@ -223,8 +226,8 @@ class Overlap:
             begun.from_ns = max(begun.from_ns, now_ns)
             begun.run_ns = self._lead.run_ns(batch.key, begun.filled[1], batch.cost_ns)
             binding.begin(begun.filled[0])
-        except Exception as error:  # noqa: BLE001 - it is run again, and answered or logged by who knows the request
-            begun.error = bare(error)
+        except BaseException as error:  # noqa: BLE001 - it is run again, and answered or logged by who knows the request
+            begun.error = as_failure(error)
             self._unwatch(binding)
         return begun
 
@@ -241,8 +244,8 @@ class Overlap:
             begun.run_ns = ended_ns(begun.free_ns, asked_ns, now_ns, over=over) - begun.from_ns
             self._lead.learn_run(batch.key, begun.filled[1], binding.device_ns)
             scatter(self._model, batch, begun.filled, outputs)
-        except Exception as error:  # noqa: BLE001 - as above
-            begun.error = bare(error)
+        except BaseException as error:  # noqa: BLE001 - as above
+            begun.error = as_failure(error)
         finally:
             self._unwatch(binding)
 
@@ -250,15 +253,22 @@ class Overlap:
         """Note that the device is a run's own now."""
         following.batch.free_ns = ended.batch.exec_end_ns
         following.from_ns = max(following.batch.compute_start_ns, ended.free_ns)
-        if following.error is None:
-            self._watch(following.binding, 1)
+        try:
+            if following.error is None:
+                self._watch(following.binding, 1)
+        except Exception:  # it runs all the same
+            logger.exception("model %s: the time limit of a run is too late by that of another", self._model.name)
 
     def _deliver(self, begun: _Begun, *, followed: bool) -> None:
-        batch, runner = begun.batch, self._runner
-        if runner.turn:
-            real_ns = batch.exec_end_ns - (batch.free_ns or batch.exec_start_ns)
-            runner.end_turn(batch.cost_ns, real_ns, followed or self._model.scheduler.live > 0)
-        runner.went_well(begun.batch, begun.binding, followed=followed)
+        batch, runner, ran = begun.batch, self._runner, [begun.batch]
+        try:
+            if runner.turn:
+                real_ns = batch.exec_end_ns - (batch.free_ns or batch.exec_start_ns)
+                runner.end_turn(batch.cost_ns, real_ns, followed or self._model.scheduler.live > 0)
+            runner.went_well(batch, begun.binding)
+        except Exception as error:  # noqa: BLE001 - it has run, and what follows runs already
+            ran = settled(self._model, batch, error)
+        self._model.finish_from_thread(batch, ran, followed=followed)
 
     def _fail(self, running: _Begun, following: _Begun | None) -> None:
         """Run again what has failed, when what else is there has ended."""

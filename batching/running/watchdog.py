@@ -64,6 +64,7 @@ class Watchdog:
 
     def __init__(self) -> None:
         self._runs = Runs()
+        self._told: set[Binding] = set()
         self._changed = threading.Condition()
         self._wakes_ns = 0
         self._stopping = False
@@ -87,6 +88,8 @@ class Watchdog:
         """Note that its run has ended."""
         with self._changed:
             self._runs.end(binding)
+            if self._told:
+                self._told.discard(binding)
 
     def stop(self) -> None:
         """End the thread."""
@@ -96,12 +99,13 @@ class Watchdog:
         if self._thread is not None:
             self._thread.join()
 
-    @staticmethod
-    def _stop(binding: Binding) -> None:
+    def _stop(self, binding: Binding) -> None:
         try:
             binding.stop()
         except Exception:  # the others have their limits too, and so have the runs to come
-            logger.exception("a run that is over its limit could not be stopped, it is tried again")
+            if binding not in self._told:
+                self._told.add(binding)
+                logger.exception("a run that is over its limit could not be stopped, it is tried again")
 
     def _main(self) -> None:
         with self._changed:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 from collections.abc import Callable
 from typing import Protocol
+
+logger = logging.getLogger("penstock.grpc")
 
 _SHIFTS = (22, 28, 34)
 """Slots of 4 ms, 0.3 s and 17 s: what is due later is looked at again when its slot comes."""
@@ -85,10 +88,13 @@ class Deadlines:
                 # one that ends may have ended others
                 if self._places.pop(due, None) is None:
                     continue
-                if due.deadline_ns <= now:
-                    due.expire()
-                else:
+                if due.deadline_ns > now:
                     self._place(due, now)
+                    continue
+                try:
+                    due.expire()
+                except Exception:  # those behind it are due, too
+                    logger.exception("a call whose time is up could not be ended")
         self._arm()
 
     def close(self) -> None:

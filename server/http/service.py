@@ -6,6 +6,7 @@ One of each for a port; called by the connections.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.server.errors import error_body
@@ -92,4 +93,5 @@ class Shared:
                 connection.tick(elapsed_s)
             except Exception:  # the others have limits, too
                 logger.exception("an HTTP connection failed")
-                connection.give_up()
+                with suppress(Exception):
+                    connection.give_up()

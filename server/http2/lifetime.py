@@ -102,7 +102,10 @@ class Lifetime(Pings):
         for stream in streams:
             stream.unsent = None
             self.shared.untaken.lessen(stream)
-            stream.lost(code)
+            try:
+                stream.lost(code)
+            except Exception:  # the others are still to learn of it
+                logger.exception("a stream of an HTTP/2 connection could not be ended")
 
     # -- endings -----------------------------------------------------------------------------------------------
 

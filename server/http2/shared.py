@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.server.listening.pace import Pace
@@ -78,6 +79,7 @@ class Http2Shared:
                     connection.tick(elapsed_s)
                 except Exception:  # as in `flush`: the others have limits, too
                     logger.exception("an HTTP/2 connection failed")
-                    connection.transport.abort()
+                    with suppress(Exception):
+                        connection.transport.abort()
         if connections:
             self.loop.call_soon(self._tick, connections, elapsed_s)

@@ -15,6 +15,7 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.batching.answers import AnswerStatistics
 from penstock.batching.ensembles import branches
+from penstock.batching.ensembles.branches import Branches
 from penstock.batching.request import InferRequest, Key
 from penstock.batching.running.batch import Batch
 from penstock.batching.running.outside import Takes
@@ -368,6 +369,31 @@ async def test_an_answer_that_the_next_step_cannot_take_ends_the_request() -> No
             await lacking.task
         many.end(first)
         many.end(second)
+
+
+@pytest.mark.parametrize(("of", "name"), [(Branches, "add"), (Branches, "room"), (branches, "size_of")])
+async def test_an_answer_that_could_not_be_carried_on_ends_its_request_and_no_other(
+    of: Any, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(SPREAD) as (kept, many):
+        guilty, other = Client(kept, "spread", 1), Client(kept, "spread", 2)
+        asked = await many.holds(2)
+        original = getattr(of, name)
+
+        def fail_once(*_: Any) -> None:
+            monkeypatch.setattr(of, name, original)
+            raise ZeroDivisionError("the next one goes well")
+
+        monkeypatch.setattr(of, name, fail_once)
+        many.tell(asked[0], 10)
+
+        with pytest.raises(InferError, match="in ensemble 'spread', the request could not be carried on"):
+            await guilty.task
+        many.end(asked[0])
+        many.tell(asked[1], 20)
+        many.end(asked[1])
+        assert await other.task == [21]
+        assert "the next one goes well" in caplog.text
 
 
 async def test_a_client_that_goes_takes_all_of_it_along() -> None:

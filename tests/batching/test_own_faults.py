@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from penstock.backends.errors import Code
+from penstock.backends.errors import Code, InferError
+from penstock.batching import turns
 from penstock.batching.engine import Engine
+from penstock.batching.ensembles.ensemble import Ensemble
+from penstock.batching.ensembles.ensembles import Ensembles
 from penstock.batching.ensembles.passage import Passage
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.running import instance, outside
 from penstock.batching.running.attempts import Attempts
+from penstock.batching.running.batch import Batch
 from penstock.batching.scheduling import arrivals
 from penstock.batching.sequences import homes
+from penstock.batching.statistics import ModelStatistics
 from tests.batching import ensembles
 from tests.batching.arriving import House, housed, plus_one, right
 from tests.batching.ensembles import ensemble_spec, step
-from tests.batching.overlapping import LONG_NS, ROWS, Stream, opened
-from tests.fakes import ListSink
+from tests.batching.overlapping import LONG_NS, ROWS, Stream, StreamBinding, opened
+from tests.fakes import ListSink, fake_request
 
 pytestmark = pytest.mark.anyio
 
@@ -36,13 +43,19 @@ def goes_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outside, "FAULT_S", 0.0)
 
 
-def fails_once(of: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+class Panic(BaseException):
+    """What no Exception is, and does not end the process either."""
+
+
+def fails_once(
+    of: Any, name: str, monkeypatch: pytest.MonkeyPatch, with_what: type[BaseException] = ZeroDivisionError
+) -> None:
     """Have a function fail when it is called next, and never again."""
     original: Callable[..., Any] = getattr(of, name)
 
     def fail(*_: Any, **__: Any) -> Any:
         monkeypatch.setattr(of, name, original)
-        raise ZeroDivisionError("the next one goes well")
+        raise with_what("the next one goes well")
 
     monkeypatch.setattr(of, name, fail)
 
@@ -161,6 +174,64 @@ def test_a_batch_that_could_not_be_begun_beside_another_is_run_after_it(monkeypa
         assert [request.error for request in (*running, *following)] == [None, None]
 
 
+@pytest.mark.parametrize(("of", "name"), [(Attempts, "went_well"), (Model, "charge"), (instance, "device_ns")])
+def test_what_of_a_batch_that_has_run_could_not_be_noted_costs_no_answer(
+    of: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Stream(ROWS, list)
+    with opened(stream) as house:
+        fails_once(of, name, monkeypatch)
+        running, following = house.put_two([1], [2])
+
+        house.ended(running)
+        house.ended(following)
+
+        assert [request.error for request in (*running, *following)] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("of", "name", "failure"),
+    [(StreamBinding, "begin", Panic), (Stream, "compute", Panic), (StreamBinding, "ended", ZeroDivisionError)],
+)
+def test_a_run_on_a_device_that_raises_whatever_it_is_costs_nobody_the_answer(
+    of: type, name: str, failure: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Stream(ROWS, list)
+    with opened(stream) as house:
+        fails_once(of, name, monkeypatch, failure)
+        running, following = house.put_two([1], [2])
+
+        house.ended(running)
+        house.ended(following)
+
+        assert [request.error for request in (*running, *following)] == [None, None]
+        house.ended(house.put(3))
+
+
+def test_a_run_whose_time_limit_could_not_be_set_anew_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(ROWS, list)
+    with opened(stream) as house:
+        begun: list[int] = []
+
+        class Watch:
+            def begin(self, *_: Any) -> None:
+                begun.append(1)
+                if len(begun) == 3:
+                    raise ZeroDivisionError("not for the third one")
+
+            def end(self, *_: Any) -> None:
+                pass
+
+        house.model.watchdog = Watch()  # type: ignore[assignment]
+        running, following = house.put_two([1], [2])
+
+        house.ended(running)
+        house.ended(following)
+
+        assert len(begun) == 3
+        assert [request.error for request in (*running, *following)] == [None, None]
+
+
 async def test_a_batch_whose_turn_could_not_be_ended_is_told_and_the_next_is_served(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -213,6 +284,77 @@ async def test_what_could_not_be_counted_is_answered_all_the_same(
         assert "was not counted" in caplog.text
 
 
+@EXECUTORS
+async def test_what_could_not_be_put_in_its_order_is_answered_all_the_same(
+    executor: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with housed() as house:
+        model = await house.load(executor=executor)
+        fails_once(turns, "hand_out", monkeypatch)
+
+        assert await served(house, model)
+        assert await served(house, model)
+        assert model.inflight == 0
+        assert "not handed out in its order" in caplog.text
+
+
+async def test_what_could_not_be_delivered_keeps_nobody_behind_it_from_being_delivered(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with housed() as house:
+        model, engine = await house.load(), house.engine
+        request = fake_request(model, value=1, sink=house.sink)
+        request.outputs = []
+        model.inflight += 1
+        fails_once(engine._turns, "deliver", monkeypatch)
+        engine._turns.finished_on_loop(model, [])
+        engine._turns.finished_on_loop(model, [Batch([request], 1, request.key, 0)])
+
+        assert (await house.sink.holds(2))[1] is request
+        assert "could not be delivered as it should" in caplog.text
+
+
+@EXECUTORS
+async def test_a_run_that_raises_what_is_no_exception_fails_as_any_other(
+    executor: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    guilty = 100
+
+    def function(inputs: list[Any]) -> list[Any]:
+        if (inputs[0] == guilty).any():
+            raise Panic("an operator of somebody's own")
+        return plus_one(inputs)
+
+    async with housed(function) as house:
+        model, other = await house.load(executor=executor), await house.load("other", executor=executor)
+        before, house.value = len(house.sink.requests), guilty - 2
+        came = [house.come(model) for _ in range(3)]
+        house.come(other)
+        await house.sink.holds(before + 4)
+
+        told = [None if request.error is None else request.error.message for request in came]
+        assert told == [None, "inference failed in 'm': RuntimeError", None]
+        assert "Panic: an operator of somebody's own" in caplog.text
+        assert await served(house, model)
+        assert await served(house, other)
+
+
+async def test_a_turn_that_is_ended_by_what_is_no_exception_goes_on_with_the_models_that_are_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with housed() as house:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        one, other = await house.load("one"), await house.load("other")
+        before = len(house.sink.requests)
+        fails_once(one, "dispatch", monkeypatch, Panic)
+        house.come(one), house.come(other)
+        await house.sink.holds(before + 1)
+
+        assert await served(house, other)
+        house.come(one)
+        await house.sink.holds(before + 4)
+
+
 async def test_a_sink_that_fails_takes_no_other_along(caplog: pytest.LogCaptureFixture) -> None:
     class Fails(ListSink):
         def deliver(self, requests: Sequence[InferRequest]) -> None:
@@ -228,14 +370,20 @@ async def test_a_sink_that_fails_takes_no_other_along(caplog: pytest.LogCaptureF
         assert "could not be handed out" in caplog.text
 
 
+@asynccontextmanager
+async def two_steps() -> AsyncIterator[tuple[ensembles.House, Model]]:
+    """Serve `all`, an ensemble of two steps of the same model, whose gate is `one`."""
+    first, second = step("one", "x=in", "y=mid"), step("one", "x=mid", "y=out")
+    async with ensembles.house() as house:
+        await house.serve("one", plus_one)
+        yield house, await house.engine.load(ensemble_spec("all", "in", "mid out", first, second))
+
+
 @pytest.mark.parametrize(("of", "name", "others"), [(Passage, "put", 1), (Passage, "inputs", 1), (Engine, "submit", 0)])
 async def test_a_step_that_could_not_be_followed_ends_its_own_request_and_no_other(
     of: type, name: str, others: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, second = step("one", "x=in", "y=mid"), step("one", "x=mid", "y=out")
-    async with ensembles.house() as house:
-        await house.serve("one", plus_one)
-        model = await house.engine.load(ensemble_spec("all", "in", "mid out", first, second))
+    async with two_steps() as (house, model):
         house.gates["one"].close()
         requests = [house.submit("all", value) for value in range(1 + others)]
         await house.gates["one"].entered()
@@ -252,3 +400,65 @@ async def test_a_step_that_could_not_be_followed_ends_its_own_request_and_no_oth
         assert [len(request.outputs or []) for request in requests if request.error is None] == [2] * others
         assert (model.inflight, house.at_rest()) == (0, True)
         assert "the next one goes well" in caplog.text
+
+
+@pytest.mark.parametrize(("of", "name"), [(Passage, "stamps"), (ModelStatistics, "record_alone"), (Ensemble, "leave")])
+async def test_a_request_of_an_ensemble_that_could_not_be_counted_is_answered_all_the_same(
+    of: type, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with two_steps() as (house, model):
+        house.gates["one"].close()
+        requests = [house.submit("all", value) for value in (1, 2)]
+        await house.gates["one"].entered()
+        fails_once(of, name, monkeypatch)
+        house.gates["one"].open()
+
+        await house.sink.holds(2)
+
+        assert [request.error for request in requests] == [None, None]
+        assert (model.inflight, house.at_rest()) == (0, True)
+        assert "the next one goes well" in caplog.text
+
+
+async def test_a_request_of_an_ensemble_whose_failure_could_not_be_counted_is_told_and_so_is_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with two_steps() as (house, model):
+        house.gates["one"].close()
+        requests = [house.submit("all", value) for value in (1, 2)]
+        await house.gates["one"].entered()
+        fails_once(Passage, "put", monkeypatch)
+        fails_once(model.statistics, "record_failure", monkeypatch)
+        house.gates["one"].open()
+
+        await house.sink.holds(2)
+
+        assert sorted(request.error is None for request in requests) == [False, True]
+        assert (model.inflight, house.at_rest()) == (0, True)
+
+
+async def test_steps_that_could_not_be_put_in_a_queue_together_come_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with two_steps() as (house, _):
+        fails_once(Engine, "submit_together", monkeypatch)
+        requests = [house.submit("all", value) for value in (1, 2)]
+
+        await house.sink.holds(2)
+
+        assert [request.error for request in requests] == [None, None]
+        assert "could not be put in its queue together" in caplog.text
+
+
+async def test_a_request_of_an_ensemble_that_could_not_be_begun_is_refused_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with two_steps() as (house, model):
+        fails_once(Ensembles, "_go", monkeypatch)
+
+        with pytest.raises(InferError, match="in ensemble 'all', the request could not be carried on"):
+            house.submit("all", 1)
+
+        assert (model.inflight, house.at_rest()) == (0, True)
+        house.submit("all", 2)
+        await house.sink.holds(1)

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
@@ -26,7 +27,7 @@ from penstock.batching.loading.resizing import match
 from penstock.batching.model import Model
 from penstock.batching.request import InSequence, Terms
 from penstock.batching.running.outside import Outside
-from penstock.batching.running.outsides import Opened, complete_outside, singles
+from penstock.batching.running.outsides import Opened, close_outsides, complete_outside, singles
 from penstock.batching.spec import InstanceGroup, ModelSpec, Resource, SequenceSpec
 from tests.batching import test_engine, test_outside
 from tests.batching.test_outside import Elsewhere, Ledger, Remembers, x
@@ -324,6 +325,24 @@ class TestOnThreads:
 
             assert all(backend.closed for backend in it.loaded)
             assert "the device is gone" in caplog.text
+
+    async def test_what_runs_a_model_elsewhere_and_cannot_be_ended_keeps_no_other_from_it(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        ended: list[str] = []
+
+        async def fail() -> None:
+            raise OSError("its worker is gone")
+
+        async def end() -> None:
+            await asyncio.sleep(0)
+            ended.append("other")
+
+        outsides = [SimpleNamespace(close=fail), SimpleNamespace(close=end)]
+        await close_outsides(cast(Model, SimpleNamespace(name="m", outsides=outsides)))
+
+        assert ended == ["other"]
+        assert "its worker is gone" in caplog.text
 
     async def test_the_rate_limiter_counts_those_that_are_there(self) -> None:
         needs = replace(CPU, resources=(Resource("r", 1),))

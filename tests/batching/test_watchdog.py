@@ -173,6 +173,27 @@ class TestWatchdog:
         assert "its process is gone" in caplog.text
         watchdog.stop()
 
+    def test_says_once_of_each_run_that_it_cannot_be_stopped(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        stops = threading.Semaphore(0)
+
+        class Broken(Puppet):
+            def stop(self) -> None:
+                stops.release()
+                raise OSError("its process is gone")
+
+        monkeypatch.setattr(watchdog_module, "AGAIN_NS", 1_000_000)
+        watchdog, broken = Watchdog(), cast(Binding, Broken())
+        for run in (1, 2):
+            watchdog.begin(broken, 1, 0)
+            assert all(stops.acquire(timeout=PATIENCE_S) for _ in range(3))
+            watchdog.end(broken)
+            while stops.acquire(blocking=False):
+                pass
+            assert len(caplog.records) == run
+        watchdog.stop()
+
     def test_tries_again_to_have_a_thread_and_ends_without_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         watchdog, first, second = Watchdog(), puppet(), puppet()
         with monkeypatch.context() as patch:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.server.grpc.answers import percent_encoded
+from penstock.server.grpc.call import GrpcCall
 from penstock.server.grpc.method import Call, Method, Status
 from penstock.server.http2 import frames
 from tests.server.http2.wire import BIDI, BREAK, ECHO, GIVE, HOLD, OK, REFUSE, Echo, Wire, message_of, payload
@@ -311,6 +312,32 @@ def test_a_call_that_ends_in_time_leaves_nothing_behind() -> None:
 
     assert wire.answers() == {1: (b"x", OK, "")}
     assert (wire.shared.deadlines._slots, wire.shared.deadlines._order) == ({}, [])
+
+
+@pytest.mark.parametrize("name", ["expire", "lost"])
+def test_a_call_that_cannot_be_ended_keeps_no_other_from_its_end(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    original = getattr(GrpcCall, name)
+
+    def fail_once(*_: object) -> None:
+        monkeypatch.setattr(GrpcCall, name, original)
+        raise ZeroDivisionError("it goes on")
+
+    wire = Wire()
+    for stream in (1, 3, 5):
+        timeout = "50m" if stream != 5 else "5S"
+        wire.feed(wire.headers(stream, __path=HOLD, grpc_timeout=timeout) + payload(message_of(b""), stream, end=True))
+    monkeypatch.setattr(GrpcCall, name, fail_once)
+    if name == "lost":
+        wire.connection.connection_lost(None)
+        assert [call.ended for call in wire.held] == [False, True, True]
+    else:
+        wire.loop.pass_time(0.06)
+        assert [call.ended for call in wire.held] == [False, True, False]
+        wire.loop.pass_time(5.0)
+        assert [call.ended for call in wire.held] == [False, True, True]
+    assert "it goes on" in caplog.text
 
 
 def test_what_cannot_be_cancelled_keeps_no_other_from_its_end(caplog: pytest.LogCaptureFixture) -> None:

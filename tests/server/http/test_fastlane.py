@@ -808,7 +808,10 @@ class TestTime:
         async def main() -> None:
             broken = Lane(LIMITS)
             lanes = [broken, *(Lane(shared=broken.shared) for _ in range(3))]
+            lost = Lane(shared=broken.shared)
             monkeypatch.setattr(broken.protocol, "tick", fail)
+            monkeypatch.setattr(lost.protocol, "tick", fail)
+            monkeypatch.setattr(lost.protocol, "give_up", lambda: fail(0))
             broken.tick(LIMITS.idle_timeout_s + 2)
 
             assert [lane.transport.closed for lane in lanes] == [True] * 4

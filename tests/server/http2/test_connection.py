@@ -333,11 +333,14 @@ def test_one_that_fails_keeps_the_others_from_none_of_their_limits(caplog: pytes
 
     shared = Wire().shared
     connections: list[Any] = [Broken(), Broken()]
-    shared.connections = set(connections)
+    lost: list[Any] = [Broken(), Broken()]
+    for connection in lost:
+        connection.transport = None
+    shared.connections = {*connections, *lost}
     shared.sweep(1.0)
 
     assert [connection.transport.aborted for connection in connections] == [True, True]
-    assert len(caplog.records) == 2
+    assert len(caplog.records) == 4
 
 
 def test_settings_are_a_flood_however_many_calls_are_open() -> None:
