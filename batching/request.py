@@ -93,15 +93,16 @@ class InferRequest:
     position; only a request that wants any there has it, and its `outputs` are these then. `timeout_us` is what a
     request has said of its wait, whatever its model's policy has made of that; one that has said nothing does not have
     it. `caller` is had by one that user code makes for its own, to be traced with it. `traced` is the tracer's own, and
-    had by requests of ensembles, and by those with callers, while something is traced.
+    had by requests of ensembles, and by those with callers, while something is traced. `arrived_ns` is had by requests
+    for models with a latency target, which counts from then: they may have lain in a socket before they were accepted.
     Ownership: input arrays may be views of the request's body and are read until the batch has been gathered.
     `context` is the dialect's own and is never looked at here.
     """
 
     __slots__ = (
-        "answers", "caller", "context", "deadline_ns", "error", "id", "inputs", "key", "miss", "model", "nbytes",
-        "number", "outputs", "parameters", "parts", "priority", "promised_ns", "queue_ns", "rows", "sequence", "sink",
-        "start_ns", "step", "target_ns", "targets", "timeout_us", "traced", "under_way", "waiting", "wanted",
+        "answers", "arrived_ns", "caller", "context", "deadline_ns", "error", "id", "inputs", "key", "miss", "model",
+        "nbytes", "number", "outputs", "parameters", "parts", "priority", "promised_ns", "queue_ns", "rows", "sequence",
+        "sink", "start_ns", "step", "target_ns", "targets", "timeout_us", "traced", "under_way", "waiting", "wanted",
     )  # fmt: skip
 
     under_way: UnderWay
@@ -113,6 +114,7 @@ class InferRequest:
     targets: Mapping[int, DeviceArray]
     timeout_us: int
     traced: Any
+    arrived_ns: int
 
     def __init__(
         self, model: Model, inputs: list[Array | None], rows: int, key: Key, wanted: tuple[int, ...], sink: Sink

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.batching")
 
-BREATH_NS = 2_000_000
-"""A pause between two requests after which the loop counts as having been idle."""
 GOES_ON_NS = 500_000
 """A turn that has taken less goes on with the models that its own answers have given something to do: the next steps of
 ensembles. In a turn each, the requests of an ensemble would run in as many smaller batches as it has steps. So does one
@@ -55,7 +53,8 @@ class Turns:
         self._turn_due = self._serving = False
         self._finished: deque[tuple[Model, list[Batch]]] = deque()
         self._delivery_due = False
-        self._busy_ns = self._latest_ns = self._turn_ns = self._turn_before_ns = self._share_ns = 0
+        self._rested, self._rests = True, False
+        self._woken_ns = self._turn_ns = self._turn_before_ns = self._share_ns = 0
         self.alarms = Alarms(loop, self._ring)
         self._awake = Awake(loop)
         self.trace: Callable[[Model, Batch, int], None] | None = None
@@ -64,14 +63,19 @@ class Turns:
         """Tell since when a request may have waited in its socket that is read now.
 
         A loop that is never idle reads in each turn what has come since the one before: at 1.3 times what the front end
-        can do requests wait there longer than in the queue. Call once for each request that has a target, refused or
-        not: were the turns left out that refuse all they read, whoever comes next would be refused for having waited.
+        can do requests wait there longer than in the queue. One that had nothing to read has slept since, and what
+        wakes it has just come. Call once for each request that has a target, refused or not: were the turns left out
+        that refuse all they read, whoever comes next would be refused for having waited.
         """
         self._look()
-        if now_ns > self._latest_ns + BREATH_NS:
-            self._busy_ns = now_ns
-        self._latest_ns = now_ns
-        return max(self._busy_ns, self._turn_before_ns)
+        if self._rested:
+            self._rested, self._rests, self._woken_ns = False, True, now_ns
+        return max(self._woken_ns, self._turn_before_ns)
+
+    def _rest(self) -> None:
+        """Note whether the loop goes to sleep. Called when uvloop has looked at all sockets since the turn."""
+        if not self._turn_due:
+            self._rested, self._rests = True, False
 
     def begin(self, begin: Callable[[], None]) -> None:
         """Have something done when all that has arrived in this loop turn is in, before models are looked at."""
@@ -119,6 +123,8 @@ class Turns:
             self._again.clear()
             if self._begins or self._dirty:
                 self._look()
+        if self._rests:
+            self._loop.call_soon(self._rest)
         if self._awake.lone >= LONE_TURNS:
             self._awake.stay()
 

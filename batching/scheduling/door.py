@@ -29,9 +29,9 @@ class Door:
 
     def aim(self, request: InferRequest, target_ns: int, now_ns: int) -> None:
         """Hold a request to its model's target, counted from when it may have arrived."""
-        request.start_ns = min(request.start_ns, self._turns.arrived_ns(now_ns))
-        if not 0 < request.target_ns < request.start_ns + target_ns:
-            request.target_ns = request.start_ns + target_ns
+        request.arrived_ns = min(request.start_ns, self._turns.arrived_ns(now_ns))
+        if not 0 < request.target_ns < request.arrived_ns + target_ns:
+            request.target_ns = request.arrived_ns + target_ns
 
     def turn_away(self, model: Model) -> InferError | None:
         """Give the error of a request that is refused whatever it brings, before its body is decoded; None for none.

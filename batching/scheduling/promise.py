@@ -91,9 +91,9 @@ class Promises:
         self._running.pop(batch, None)
         self._freed_ns = now_ns if waiting else 0
 
-    def delivered(self, promised_ns: int, target_ns: int, now_ns: int) -> None:
-        """Learn when a request was answered that had `target_ns` from its arrival on."""
-        self.margin.observe(now_ns - promised_ns, target_ns)
+    def delivered(self, request: InferRequest, now_ns: int) -> None:
+        """Learn when a request was answered that had a target."""
+        self.margin.observe(now_ns - request.promised_ns, request.target_ns - _arrived_ns(request))
 
     def reckon(self, lane: Lane) -> None:
         """Work out anew what all that waits in a Lane will take."""
@@ -121,14 +121,15 @@ class Promises:
             raise InferError(Code.EXPIRED, EXPIRED, _again_ns(start_ns, deadline_ns))
         if not target_ns:
             return
-        margin_ns = min(self.margin.ns, (target_ns - request.start_ns) * MOST)
+        arrived_ns = _arrived_ns(request)
+        margin_ns = min(self.margin.ns, (target_ns - arrived_ns) * MOST)
         if start_ns <= now_ns:
             # it finds the device idle, and its batch is what waits now
             end_ns = start_ns + (self._costs.predict_ns(lane.key, lane.rows + request.rows) or 0)
             margin_ns = 0
         request.promised_ns = int(end_ns)
         if end_ns + margin_ns > target_ns and not (start_ns <= now_ns and not lane.live and self._may_try(now_ns)):
-            raise _refused(end_ns + margin_ns, target_ns, request.start_ns)
+            raise _refused(end_ns + margin_ns, target_ns, arrived_ns)
 
     def late(self, now_ns: int, arrived_ns: int, target_ns: int) -> InferError | None:
         """Give the error of a request of one row if it would miss its target, `target_ns` from arrival, in every Lane.
@@ -208,6 +209,12 @@ class Promises:
             return False
         self._tried_ns = now_ns
         return True
+
+
+def _arrived_ns(request: InferRequest) -> int:
+    """Tell from when a target counts; one that the request alone has counts from its acceptance."""
+    arrived_ns: int = getattr(request, "arrived_ns", request.start_ns)
+    return arrived_ns
 
 
 def _refused(will_ns: float, wanted_ns: int, from_ns: int) -> InferError:

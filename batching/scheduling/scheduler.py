@@ -209,7 +209,7 @@ class Scheduler:
     def delivered(self, request: InferRequest, now_ns: int) -> None:
         """Learn from one request of a batch that was promised, and was answered now. Event loop; no lock needed."""
         if request.target_ns:
-            self.promises.delivered(request.promised_ns, request.target_ns - request.start_ns, now_ns)
+            self.promises.delivered(request, now_ns)
 
     def next_lane(self, now_ns: int, *, fast: bool = False, own: Pin = None) -> Lane | None:
         """Choose the most urgent Lane of those that are due, of the fast ones only if so told.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -27,42 +28,42 @@ def to_inputs(value: Any, signature: Signature) -> list[Array | None]:
 
     Shapes: an array that has the input's rank and fits it is taken as it is, as many rows as it has. Anything else is
     one row: reshaped to the input's shape with 1 for every free axis, or given its row axis.
-    Raises: InferError (INVALID), in Cortex's words.
-    Source: Cortex 0.10, onnx_serve (conversion and texts), which knows one row only.
+    Raises: InferError (INVALID), which names the input, what it takes and what was found.
+    Source: Cortex 0.10, onnx_serve (conversion), which knows one row only.
     """
     inputs = signature.inputs
-    if len(inputs) == 1:
-        spec = inputs[0]
-        if isinstance(value, Mapping):
-            return [_input(_member(value, spec), spec, "")]
-        return [_input(value, spec, f'key "{spec.name}": ')]
+    if len(inputs) == 1 and not isinstance(value, Mapping):
+        return [_input(value, inputs[0])]
     if not isinstance(value, Mapping):
         if not inputs:
             return []
         names = ", ".join(f'"{spec.name}"' for spec in inputs)
         raise InferError(Code.INVALID, f"expected sample to be a dictionary with keys {names}")
-    return [_input(_member(value, spec), spec, f'key "{spec.name}": ') for spec in inputs]
+    return [_input(_member(value, spec), spec) for spec in inputs]
 
 
 def _member(value: Mapping[Any, Any], spec: TensorSpec) -> Any:
-    found = value.get(spec.name)
-    if found is None and not spec.optional:
-        raise InferError(Code.INVALID, f'missing key "{spec.name}"')
-    return found
+    if spec.name not in value and not spec.optional:
+        found = ", ".join(f'"{key}"'[:80] for key in islice(value, 8)) or "none"
+        raise InferError(Code.INVALID, f'missing key "{spec.name}", found {found}')
+    return value.get(spec.name)
 
 
-def _input(value: Any, spec: TensorSpec, prefix: str) -> Array | None:
+def _input(value: Any, spec: TensorSpec) -> Array | None:
     if value is None and spec.optional:
         return None
     if not spec.is_tensor:
-        raise InferError(Code.INVALID, f"{prefix}input '{spec.name}' is {spec.datatype}, which only tensors can fill")
+        raise InferError(Code.INVALID, f"input '{spec.name}' is {spec.datatype}, which only tensors can fill")
     try:
+        if value is None:
+            raise TypeError("found None")
         return _shaped(_typed(value, spec), spec.shape)
     except InferError:
         raise
     except Exception as error:
         # whatever numpy, or the value's own __array__, says
-        raise InferError(Code.INVALID, f"{prefix}failed to convert to numpy array: {error}") from error
+        takes = f"{spec.datatype} [{','.join(map(str, spec.shape))}]"
+        raise InferError(Code.INVALID, f"input '{spec.name}' takes {takes}: {error}") from error
 
 
 def _typed(value: Any, spec: TensorSpec) -> Array:
@@ -89,6 +90,8 @@ def _shaped(array: Array, shape: tuple[int, ...]) -> Array:
     row, size = _one_row(shape)
     if array.size != size and shape and shape[0] in {-1, 1} and _fits(array.shape, shape[1:]):
         return array[np.newaxis]
+    if array.size != size:
+        raise ValueError(f"found an array of shape [{','.join(map(str, array.shape))}]")
     return array.reshape(row)
 
 

@@ -21,11 +21,16 @@ class Native:
 
     def __init__(self, described: Described) -> None:
         self._signature = described.signature
+        # who has Nodes has hooks, and is given what pre_inference has returned; others are given what a client has sent
+        self._said = "pre_inference returned what the model cannot take: " if described.inputs else ""
         self.signatures: tuple[Any, Any] = (list(described.inputs), list(described.outputs))
 
     def inputs(self, value: Any, _: Mapping[str, Any]) -> list[Array | None]:
         """See `Conversions`, as the others."""
-        return to_inputs(value, self._signature)
+        try:
+            return to_inputs(value, self._signature)
+        except InferError as error:
+            raise InferError(error.code, f"{self._said}{error.message}") from error
 
     def prediction(self, outputs: Sequence[Any], _: Mapping[str, Any]) -> Any:
         """Give a list of arrays, and of dicts."""

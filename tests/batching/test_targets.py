@@ -77,6 +77,18 @@ async def test_a_request_has_the_models_target_unless_its_own_is_earlier(asked_n
         assert request.target_ns == request.start_ns + given_ns
 
 
+async def test_the_wait_in_a_socket_counts_for_the_target_and_not_for_the_duration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serving() as (engine, model, _):
+        monkeypatch.setattr(engine._turns, "arrived_ns", lambda now_ns: now_ns - 1_000_000_000)
+        request = fake_request(model, sink=ListSink())
+        engine.submit(request)
+
+        assert request.target_ns == request.queue_ns - 1_000_000_000 + TARGET_NS
+        assert request.start_ns == request.queue_ns
+
+
 async def test_a_request_for_a_model_without_a_target_has_none() -> None:
     async with serving(target_us=0) as (engine, model, _):
         request = fake_request(model, sink=ListSink())

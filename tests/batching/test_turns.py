@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from penstock.batching import turns
-from penstock.batching.turns import BREATH_NS, GOES_ON_NS, Turns
+from penstock.batching.turns import GOES_ON_NS, Turns
 from tests.batching.arriving import housed, right
 
 HOUR_NS = 3_600_000_000_000
@@ -54,12 +54,25 @@ def turn(watched: Turns, clock: Clock, at_ns: int) -> None:
     watched._turn()
 
 
-def test_what_an_idle_loop_reads_has_just_come(clock: Clock) -> None:
-    watched = Turns(cast(Any, Loop()), lambda *_: None)
-    turn(watched, clock, 1_000_000)
+def test_what_wakes_a_loop_that_had_nothing_to_read_has_just_come(clock: Clock) -> None:
+    loop = Loop()
+    watched = Turns(cast(Any, loop), lambda *_: None)
+    for clock.now_ns in range(10_000_000, 30_000_000, 1_000_000):
+        assert watched.arrived_ns(clock.now_ns) == clock.now_ns
+        assert watched.arrived_ns(clock.now_ns + 1000) == clock.now_ns
+        loop.end_turn()
+        loop.end_turn()
 
-    assert watched.arrived_ns(50_000_000) == 50_000_000
-    assert watched.arrived_ns(50_000_000 + 3 * BREATH_NS) == 50_000_000 + 3 * BREATH_NS
+
+def test_a_loop_that_has_more_to_run_does_not_rest(clock: Clock) -> None:
+    loop = Loop()
+    watched = Turns(cast(Any, loop), lambda *_: None)
+    watched.arrived_ns(10_000_000)
+    for clock.now_ns in range(10_000_000, 15_000_000, 1_000_000):
+        loop.end_turn()
+        watched._look()
+
+    assert watched.arrived_ns(15_000_000) == 13_000_000
 
 
 def test_what_a_loop_reads_that_is_never_idle_may_have_come_since_the_turn_before(clock: Clock) -> None:
@@ -83,7 +96,7 @@ def test_a_turn_in_which_all_are_refused_is_a_turn_all_the_same(clock: Clock) ->
         loop.end_turn()
 
     assert watched.arrived_ns(30_000_000) == 28_000_000
-    assert len(loop.soon) == 1
+    assert loop.soon.count(watched._turn) == 1
 
 
 def test_a_run_that_ends_when_the_loop_is_closed_ends_quietly() -> None:

@@ -144,7 +144,7 @@ class TestAnswers:
             assert (neither.has_post, pre.has_post, post.has_post) == (False, False, True)
             assert (await refusal(neither.predict([1]))) == (
                 Code.INVALID,
-                'key "x": failed to convert to numpy array: cannot reshape array of size 1 into shape (1,4)',
+                "input 'x' takes FP32 [-1,4]: found an array of shape [1]",
             )
 
         act(scene)
@@ -413,7 +413,8 @@ class TestHarm:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(source)
 
-            assert await refusal(hooks.predict({"z": 1})) == (Code.INVALID, 'missing key "x"')
+            said = 'pre_inference returned what the model cannot take: missing key "x", found "z"'
+            assert await refusal(hooks.predict({"z": 1})) == (Code.INVALID, said)
             code, text = await refusal(hooks.predict([1, 2, 3, 4]))
             assert code is Code.INTERNAL
             assert "bytes" in text
