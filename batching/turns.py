@@ -107,14 +107,7 @@ class Turns:
                     self._begin(self._begins.pop())
                 dirty, self._dirty = self._dirty, []
                 self._share_ns = GOES_ON_NS // max(len(dirty), 1)
-                for model in dirty:
-                    try:
-                        self._serve(model)
-                    except Exception as error:  # noqa: BLE001 - the others are still to be served, in this turn and the next
-                        give_up(model, error)
-                    except BaseException:  # it ends the turn, and none of those that were still to be served
-                        self._dirty += dirty[dirty.index(model) + 1 :]
-                        raise
+                self._serve_each(dirty)
                 if self._dirty and time.monotonic_ns() > self._turn_ns + GOES_ON_NS:
                     break
         finally:
@@ -127,6 +120,16 @@ class Turns:
             self._loop.call_soon(self._rest)
         if self._awake.lone >= LONE_TURNS:
             self._awake.stay()
+
+    def _serve_each(self, models: list[Model]) -> None:
+        for model in models:
+            try:
+                self._serve(model)
+            except Exception as error:  # noqa: BLE001 - the others are still to be served, in this turn and the next
+                give_up(model, error)
+            except BaseException:  # it ends the turn, and none of those that were still to be served
+                self._dirty += models[models.index(model) + 1 :]
+                raise
 
     @staticmethod
     def _begin(begin: Callable[[], None]) -> None:
