@@ -72,6 +72,16 @@ class TestTogether:
         await engine.gather(count)
         return calls
 
+    async def behind_one(self, stage: Stage, hooks: Hooks, engine: PuppetEngine) -> tuple[list[Any], Any, Any]:
+        """Have three whose post_inference waits behind a pre_inference. Returns: them, its sample and its request."""
+        calls = await self.begun(hooks, engine, 3)
+        sample = stage.sample(9)
+        running = asyncio.create_task(hooks.predict(sample))
+        await is_set(sample["began"])
+        engine.run()
+        await asyncio.sleep(0)
+        return calls, sample, running
+
     def test_instances_share_one_thread(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             engine = PuppetEngine()
@@ -112,12 +122,7 @@ class TestTogether:
         async def scene(stage: Stage) -> None:
             engine = PuppetEngine()
             hooks = await stage.load(REMEMBERS, engine)
-            calls = await self.begun(hooks, engine, 3)
-            stuck = stage.sample(9)
-            hanging = asyncio.create_task(hooks.predict(stuck))
-            await is_set(stuck["began"])
-            engine.run()
-            await asyncio.sleep(0)
+            calls, _, hanging = await self.behind_one(stage, hooks, engine)
             hooks.watch(time.monotonic_ns() + 31_000_000_000)
 
             assert (await refusal(hanging))[0] is Code.EXPIRED
@@ -135,12 +140,7 @@ class TestTogether:
         async def scene(stage: Stage) -> None:
             engine = PuppetEngine()
             hooks = await stage.load(REMEMBERS, engine)
-            calls = await self.begun(hooks, engine, 3)
-            slow = stage.sample(9)
-            waiting = asyncio.create_task(hooks.predict(slow))
-            await is_set(slow["began"])
-            engine.run()
-            await asyncio.sleep(0)
+            calls, slow, waiting = await self.behind_one(stage, hooks, engine)
             with monkeypatch.context() as patch:
                 no_more_threads(patch)
                 hooks.watch(time.monotonic_ns() + 2 * SLOW_NS)
@@ -158,12 +158,7 @@ class TestTogether:
         async def scene(stage: Stage) -> None:
             engine = PuppetEngine()
             hooks = await stage.load(REMEMBERS, engine)
-            calls = await self.begun(hooks, engine, 3)
-            stuck = stage.sample(9)
-            hanging = asyncio.create_task(hooks.predict(stuck))
-            await is_set(stuck["began"])
-            engine.run()
-            await asyncio.sleep(0)
+            calls, _, hanging = await self.behind_one(stage, hooks, engine)
             with monkeypatch.context() as patch:
                 no_more_threads(patch)
                 hooks.watch(time.monotonic_ns() + 31_000_000_000)
@@ -239,12 +234,7 @@ class TestTogether:
         async def scene(stage: Stage) -> None:
             engine = PuppetEngine()
             hooks = await stage.load(REMEMBERS, engine)
-            calls = await self.begun(hooks, engine, 3)
-            slow = stage.sample(9)
-            waiting = asyncio.create_task(hooks.predict(slow))
-            await is_set(slow["began"])
-            engine.run()
-            await asyncio.sleep(0)
+            calls, slow, waiting = await self.behind_one(stage, hooks, engine)
             hooks.watch(time.monotonic_ns() + 2 * SLOW_NS)
 
             assert await asyncio.gather(*calls) == [b"[%d,%d.0]" % (x, x) for x in range(3)]
