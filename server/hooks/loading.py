@@ -265,8 +265,23 @@ def check_file(path: Path, *, decoupled: bool = False, dialect: str = "") -> lis
             )  # fmt: skip
             problems += [f"{path}:{node.lineno}: {wrong}"] if wrong else []
         elif not found:
-            found = _may_bind_hook(node)
+            found = _may_bind(node, set(HOOK_NAMES))
     return problems if found else [*problems, f"{path}: {_neither(path)}"]
+
+
+def hooks_in(path: Path) -> list[str]:
+    """Name the hooks that a file may define, without running it; of what cannot be read as source none."""
+    try:
+        nodes = list(_module_level(parsed(path.read_bytes()).body))
+    except (OSError, SyntaxError, ValueError):
+        return []
+    return [name for name in HOOK_NAMES if any(_may_be(node, name) for node in nodes)]
+
+
+def _may_be(node: ast.stmt, name: str) -> bool:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return node.name == name
+    return _may_bind(node, {name})
 
 
 def _joined(names: tuple[str, ...]) -> str:
@@ -292,8 +307,8 @@ def _module_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from _module_level(getattr(node, part, []))
 
 
-def _may_bind_hook(node: ast.stmt) -> bool:
+def _may_bind(node: ast.stmt, names: set[str]) -> bool:
     """Tell whether a statement other than `def` may make one of the names, so that only running it can tell."""
     if isinstance(node, ast.Import | ast.ImportFrom):
-        return any((alias.asname or alias.name) in {*HOOK_NAMES, "*"} for alias in node.names)
-    return any(isinstance(inner, ast.Name) and inner.id in {*HOOK_NAMES, "globals", "exec"} for inner in ast.walk(node))
+        return any((alias.asname or alias.name) in {*names, "*"} for alias in node.names)
+    return any(isinstance(inner, ast.Name) and inner.id in {*names, "globals", "exec"} for inner in ast.walk(node))

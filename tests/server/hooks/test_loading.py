@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.hooks.loading import POST, PRE, HookModule, check_file
+from penstock.server.hooks.loading import POST, PRE, HookModule, check_file, hooks_in
 from penstock.server.hooks.siblings import FolderOnPath
 
 Write = Callable[..., Path]
@@ -591,6 +591,21 @@ class TestCortex:
             HookModule(path, dialect="cortex")
         assert refused.value.code is Code.INVALID
         return refused.value.message.replace(str(path), "PATH")
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("def preinference(sample, metadata): ...\ndef post_inference(prediction, metadata): ...", [POST]),
+        ("if True:\n    async def pre_inference(sample, metadata): ...", [PRE]),
+        ("post_inference = lambda prediction, metadata: 1\nfrom other import pre_inference", [PRE, POST]),
+        ("from other import *", [PRE, POST]),
+        ("def pre_inference(", []),
+    ],
+    ids=["one is misspelt", "below if", "bound otherwise", "all of another's", "no Python"],
+)
+def test_the_hooks_of_a_file_are_named_without_running_it(write: Write, source: str, found: list[str]) -> None:
+    assert hooks_in(write(source)) == found
 
 
 class TestPickles:

@@ -62,7 +62,7 @@ def test_prints_what_would_be_served(tmp_path: Path) -> None:
         "  batching   up to 8 rows, preferred 4, waits up to 50 us, capped at 6, queue of 1024 rows\n"
         "  instances  1 on cpu\n"
         "  runtime    intra_op_thread_count 2\n"
-        f"  hooks      {tmp_path.resolve()}/m/handler.py, timeout: 30 s\n"
+        f"  hooks      {tmp_path.resolve()}/m/handler.py (pre_inference), timeout: 30 s\n"
         "             replicas: one instance for all requests, no globals are written\n"
         "\n"
         "1 version would be served, 0 mistakes"
