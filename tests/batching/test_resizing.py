@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -31,7 +30,7 @@ from penstock.batching.running.outsides import Opened, close_outsides, complete_
 from penstock.batching.spec import InstanceGroup, ModelSpec, Resource, SequenceSpec
 from tests.batching import test_engine, test_outside
 from tests.batching.test_outside import Elsewhere, Ledger, Remembers, x
-from tests.fakes import FakeBackend, Gate, ListSink, fake_request
+from tests.fakes import PATIENCE_S, FakeBackend, Gate, ListSink, fake_request
 
 pytestmark = pytest.mark.anyio
 
@@ -306,6 +305,7 @@ class TestOnThreads:
             broken = await it.engine.load(replace(it.spec(of(1)), name="broken"))
             slow = await it.engine.load(replace(it.spec(of(1)), name="slow"))
             failed, end, end_slow = threading.Event(), broken.places[0].backend.close, slow.places[0].backend.close
+            loop = asyncio.get_running_loop()
 
             def fail() -> None:
                 end()
@@ -314,7 +314,8 @@ class TestOnThreads:
 
             def wait() -> None:
                 failed.wait()
-                time.sleep(0.1)
+                for _ in range(100):  # turns, in which the loop learns of the other's failure
+                    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(PATIENCE_S)
                 end_slow()
 
             with (
