@@ -33,7 +33,7 @@ lint-rest: .venv/.dev
 bench: .venv/.dev  ## measure the server over loopback (needs wrk); ARGS="--models iris" narrows it
 	$(BIN)/python -m penstock.perf.bench $(ARGS)
 
-bench-batching: .venv/.dev  ## measure the batcher beside the best static settings, 6 minutes; ARGS as above
+bench-batching: .venv/.dev  ## measure the batcher beside the best static settings, 9 minutes; ARGS as above
 	$(BIN)/python -m penstock.perf.batching $(ARGS)
 
 bench-gate: .venv/.dev  ## say what has become slower than perf/gate/budgets.toml has it, 3 minutes; ARGS="--only trip", --update

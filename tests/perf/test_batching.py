@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.perf import variants
+from penstock.perf import batching, variants
 from penstock.perf.batching import FIRST_GUESS, TWIN, Field, Fields, costs, promising, verdicts
 from penstock.perf.flood import RECORD, SKIPPED
 from penstock.perf.load import Flooded
@@ -121,7 +121,7 @@ class TestFields:
 
     def test_a_comparison_leaves_the_twin_out_and_the_noise_is_of_the_twin(self) -> None:
         variant = Variant("mlp", "mlp")
-        tried = Field(CELL, {"": variant, TWIN: variant, FIRST_GUESS: variant})
+        tried = Field(CELL, {"": variant, TWIN: variant, FIRST_GUESS: variant}, ["", FIRST_GUESS])
         tried.runs = {"": [made(10)], TWIN: [made(12)], FIRST_GUESS: [made(8, cpu_us=150)]}
 
         assert list(tried.comparison().static) == [FIRST_GUESS]
@@ -130,6 +130,26 @@ class TestFields:
             "Poisson 30%: server CPU 200 us a request, 150 with cap 64, 0 ms; the load 40, late by 0.00 ms (p99); "
             "others had 0.10 cores at most; p99 of the default again 1.20 times; 3 not served"
         )
+
+    def test_the_rounds_that_compare_are_not_those_that_chose(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[tuple[str, Arrivals]] = []
+
+        def note(_server: object, variant: Variant, arrivals: Arrivals, **_rest: object) -> Run:
+            asked.append((variant.name, arrivals))
+            return made(5 if variant.name == "mlp_cap_8_0_ms" and len(asked) <= 3 else 10)
+
+        monkeypatch.setattr(batching, "run", note)
+        tried = Fields({CELL: ["cap 8, 0 ms", FIRST_GUESS]})
+        tried.fields[0].knee_per_s = 1000
+
+        tried.round(None, 0, 1.0, 0.0)  # type: ignore[arg-type]
+        tried.fields[0].choose()
+        tried.round(None, 1, 1.0, 0.0)  # type: ignore[arg-type]
+
+        assert [name for name, _ in asked[:3]] == ["mlp", "mlp_cap_8_0_ms", "mlp_cap_64_0_ms"]
+        assert {name for name, _ in asked[3:]} == {"mlp", "mlp_the_default_again", "mlp_cap_8_0_ms"}
+        assert asked[0][1].at_ns[0] != asked[3][1].at_ns[0]
+        assert tried.fields[0].comparison().p99_ratio == 1.0
 
 
 @pytest.mark.parametrize(
