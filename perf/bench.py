@@ -61,7 +61,9 @@ MLP_32, MLP_128 = Case("mlp", "binary", 32, MLP), Case("mlp", "binary", 128, MLP
 MLP_JSON = Case("mlp", "JSON", 32, MLP)
 CNN_8 = Case("cnn", "binary", 8, CNN)
 ALONE, MIXED = Case("ragged", "one shape", 64, (SHORT,)), Case("ragged", "two shapes", 64, (SHORT, LONG))
-CASES = (IRIS_1, ECHO_64, IRIS_64, MLP_32, MLP_128, MLP_JSON, CNN_8, ALONE, MIXED)
+HALF = Case("ragged", "one shape", 32, (SHORT,))
+"""What one of the two shapes would get if the other's clients were not there."""
+CASES = (IRIS_1, ECHO_64, IRIS_64, MLP_32, MLP_128, MLP_JSON, CNN_8, HALF, ALONE, MIXED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +190,6 @@ class Bench:
             words.append(f"{case.name} at {case.connections}: {what} {got:,.3f}, {limit}: {holds}")
 
         for case, line in self.lines.items():
-            rate = line.median("requests_per_s")
             if case in ASKED:
                 asked = ASKED[case]
                 say(case, asked.figure, line.median(asked.figure), asked.bound, least=asked.least)
@@ -196,10 +197,12 @@ class Bench:
                 most = asked.bound / asked.prototype
                 say(case, f"{asked.figure}, times the prototype's", times, most, least=asked.least)
             if case == IRIS_64 and ECHO_64 in self.lines:
-                echo = self.lines[ECHO_64].median("requests_per_s")
-                say(case, "times bare uvicorn's requests/s", rate / echo, 1.5, least=True)
-            elif case == MIXED and ALONE in self.lines:
-                say(case, "of one shape's rows/batch", line.rows / self.lines[ALONE].rows, 0.8, least=True)
+                times = line.times(self.lines[ECHO_64], "requests_per_s")
+                say(case, "times bare uvicorn's requests/s", times, 1.5, least=True)
+            elif case == MIXED:
+                for one in (ALONE, HALF):
+                    what = f"of the rows/batch of one shape with {one.connections}"
+                    say(case, what, line.rows / self.lines[one].rows, 0.8, least=True)
         return words
 
 

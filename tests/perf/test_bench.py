@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import pytest
 
 from penstock.perf import models
-from penstock.perf.bench import CASES, Case, call
+from penstock.perf.bench import ALONE, CASES, HALF, MIXED, Bench, Case, call
 
 
 def test_a_json_call_holds_the_tensor_in_its_body() -> None:
@@ -37,6 +38,17 @@ def test_bodies_in_turn_share_their_headers() -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name} {case.connections}")
 def test_every_case_can_be_written(case: Case) -> None:
     assert len(call(case).bodies) == len(case.shapes)
+
+
+def test_two_shapes_are_held_against_one_shape_of_all_clients_and_of_its_own_half(tmp_path: Path) -> None:
+    bench = Bench([HALF, ALONE, MIXED], {}, tmp_path)
+    for case, rows in ((HALF, 32.0), (ALONE, 64.0), (MIXED, 30.0)):
+        bench.lines[case].rows_per_batch.append(rows)
+
+    assert [said for said in bench.verdicts() if "rows/batch" in said] == [
+        "ragged two shapes at 64: of the rows/batch of one shape with 64 0.469, at least 0.8: DOES NOT HOLD",
+        "ragged two shapes at 64: of the rows/batch of one shape with 32 0.938, at least 0.8: holds",
+    ]
 
 
 @pytest.mark.parametrize(
