@@ -4,8 +4,8 @@
 
 Run times come from a server's statistics, and are simulated with the server's own Scheduler (simulator/). The devices
 are split at random between: of Poisson arrivals each of n devices then gets Poisson arrivals of 1/n the rate, exactly,
-and of any others a random n-th; so one device is simulated, however many there are. The front end is not in it: it may
-need more processes than there are devices when requests are small.
+and of any others a random n-th; so one device is simulated, however many there are. The front end is in it where it is
+said what a request costs it: a server process for each device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ import numpy as np
 from penstock.batching.spec import BatchPolicy
 
 from .simulator.arrivals import SHAPELESS, Arrivals, Kind, bursty, poisson, recorded
-from .simulator.runtimes import RunTimes
+from .simulator.frontend import FrontCosts, simulate_server
+from .simulator.measured import Measured, read_costs
 from .simulator.simulation import REFUSED, Result, simulate
 
 REQUESTS, MOST_REQUESTS = 20_000, 100_000
@@ -44,19 +45,10 @@ FETCH_WITHIN_S = 10.0
 SAID_BYTES = 500
 """Of what a server says that gives no costs."""
 USAGE_STATUS = 2
-_P95 = 1.6448536269514722
 
 
 class PlanError(Exception):
     """What was given cannot be planned with."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A model's run times, as a device has shown them. `most_rows`: the biggest batch that was seen."""
-
-    truth: RunTimes
-    most_rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,54 +71,6 @@ class Load:
     requests_per_s: float
     rows: int
     draw: Callable[[int], list[Arrivals]]
-
-
-def read_costs(text: str) -> Measured:
-    """Read run times from statistics, or from a list of {"rows", "mean_ns", "p95_ns"}; `p95_ns` may be left out.
-
-    Of several shapes the one that ran most is taken. Raises: PlanError.
-    """
-    try:
-        found = _entries(json.loads(text))
-        means = {int(entry["rows"]): float(entry["mean_ns"]) for entry in found if int(entry["rows"]) > 0}
-        tails = {int(entry["rows"]): float(entry.get("p95_ns") or entry["mean_ns"]) for entry in found}
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise PlanError(f"no run times in the costs: {type(error).__name__}: {error}") from error
-    if not means or min(means.values()) <= 0:
-        raise PlanError("no run times in the costs: the model has not run yet")
-    # one noise for all sizes, the usual one: a few runs of a size say little about its tail
-    noise = float(np.median([_noise(tails[rows] / mean) for rows, mean in means.items()]))
-    return Measured(RunTimes({SHAPELESS: means}, noise), max(means))
-
-
-def _entries(document: Any) -> list[dict[str, Any]]:
-    if isinstance(document, list):
-        return document
-    stats = document["model_stats"][-1] if "model_stats" in document else document
-    known = stats.get("run_times")
-    if known:
-        runs: dict[str, int] = {}
-        for entry in known:
-            runs[_shape(entry)] = runs.get(_shape(entry), 0) + int(entry.get("runs", entry.get("count", 1)))
-        most_used = max(runs, key=lambda shape: runs[shape])
-        return [entry for entry in known if _shape(entry) == most_used]
-    stages = ("compute_input", "compute_infer", "compute_output")
-    return [
-        {"rows": each["batch_size"], "mean_ns": sum(each[stage]["ns"] for stage in stages) / each[stages[1]]["count"]}
-        for each in stats["batch_stats"]
-        if each[stages[1]]["count"]
-    ]
-
-
-def _shape(entry: Mapping[str, Any]) -> str:
-    return json.dumps(entry.get("shapes", entry.get("key")))
-
-
-def _noise(tail: float) -> float:
-    """Give the sigma of a log-normal factor with mean 1 whose 95th percentile is `tail`."""
-    if tail <= 1:
-        return 0.0
-    return _P95 - math.sqrt(max(_P95 * _P95 - 2 * math.log(tail), 0.0))
 
 
 def load_of(words: str, rate_per_s: float, rows: int) -> Load:
@@ -168,14 +112,21 @@ def _trace(path: Path, rate_per_s: float, kinds: Sequence[Kind]) -> Arrivals:
 
 
 class Plan:
-    """Asks the simulator about one model under one load; what it was asked once it remembers."""
+    """Asks the simulator about one model under one load; what it was asked once it remembers.
 
-    def __init__(self, measured: Measured, load: Load, target_ms: float = 0.0) -> None:
+    `front_us`: CPU time of the server's event loop for a request; 0 leaves the front end out.
+    """
+
+    def __init__(self, measured: Measured, load: Load, target_ms: float = 0.0, front_us: float = 0.0) -> None:
         self._truth = measured.truth
+        self._front = FrontCosts.of(1000 * front_us) if front_us else None
         self._load = load
         self._within_ns = target_ms * 1e6 or float("inf")
         self._policy = BatchPolicy(max_batch_rows=max(measured.most_rows, load.rows))
-        self.knee_rows, self.knee_rows_per_s = measured.truth.best(SHAPELESS, self._policy.max_batch_rows or 1)
+        self.knee_rows, device_rows_per_s = measured.truth.best(SHAPELESS, self._policy.max_batch_rows or 1)
+        front_rows_per_s = load.rows * 1e6 / front_us if front_us else math.inf
+        self.knee_rows_per_s = min(device_rows_per_s, front_rows_per_s)
+        self.knee_by = "device" if device_rows_per_s <= front_rows_per_s else "front end"
         self.on_devices = cache(self._on_devices)
 
     @property
@@ -185,14 +136,19 @@ class Plan:
 
     def _on_devices(self, devices: int) -> Outlook:
         """Simulate one of so many devices."""
-        return self._sum_up([simulate(each, self._policy, self._truth) for each in self._load.draw(devices)])
+        return self._sum_up([self._simulate(each) for each in self._load.draw(devices)])
+
+    def _simulate(self, arrivals: Arrivals) -> Result:
+        if self._front is None:
+            return simulate(arrivals, self._policy, self._truth)
+        return simulate_server(arrivals, self._policy, self._truth, self._front)
 
     def curve(self) -> list[Outlook]:
         """Simulate one device under Poisson arrivals, from little to as much as it can do."""
         kinds, found = (Kind(self._load.rows),), []
         for share in SHARES:
             rate = share * self.knee_rows_per_s / self._load.rows
-            found.append(self._sum_up([simulate(poisson(rate, REQUESTS / rate, kinds), self._policy, self._truth)]))
+            found.append(self._sum_up([self._simulate(poisson(rate, REQUESTS / rate, kinds))]))
         return found
 
     def _sum_up(self, results: Sequence[Result]) -> Outlook:
@@ -229,9 +185,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
     args = _parser().parse_args(argv)
     try:
-        measured = read_costs(_fetch(args.costs))
+        measured = _measured(args.costs)
         load = load_of(args.arrivals, args.rate, args.rows)
-        plan = Plan(measured, load, args.target_ms)
+        plan = Plan(measured, load, args.target_ms, args.front_us)
         found = _answers(plan, args)
     except PlanError as error:
         print(f"penstock plan: {error}", file=sys.stderr)
@@ -243,7 +199,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _answers(plan: Plan, args: argparse.Namespace) -> dict[str, Any]:
     devices = args.devices or max(math.ceil(plan.least_devices / EASY), 1)
     found: dict[str, Any] = {
-        "knee": {"rows_per_batch": plan.knee_rows, "rows_per_s": plan.knee_rows_per_s},
+        "knee": {"rows_per_batch": plan.knee_rows, "rows_per_s": plan.knee_rows_per_s, "by": plan.knee_by},
+        "front_us": args.front_us,
         "curve": [asdict(outlook) for outlook in plan.curve()],
         "load": {"devices": devices, "each": asdict(plan.on_devices(devices))},
     }
@@ -264,6 +221,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rate", type=float, default=0.0, metavar="N", help="requests per second, of all devices")
     parser.add_argument("--arrivals", default="poisson", metavar="HOW", help="poisson, bursty or trace:FILE (poisson)")
     parser.add_argument("--rows", type=_at_least_one, default=1, metavar="N", help="rows of a request (1)")
+    parser.add_argument(
+        "--front-us", type=_not_negative, default=0.0, metavar="US", help="what a request costs the event loop"
+    )
     parser.add_argument("--devices", type=_at_least_one, metavar="N", help="to split it between (busy for 80%%)")
     parser.add_argument("--target-ms", type=float, default=0.0, metavar="MS", help="find the devices that answer in MS")
     parser.add_argument("--attain", type=_share, default=0.99, metavar="P", help="the share answered in time (0.99)")
@@ -277,11 +237,25 @@ def _at_least_one(word: str) -> int:
     return int(word)
 
 
+def _not_negative(word: str) -> float:
+    number = float(word)
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{word!r} is not 0 or more")
+    return number
+
+
 def _share(word: str) -> float:
     share = float(word)
     if not 0 < share <= 1:
         raise argparse.ArgumentTypeError(f"{word!r} is not above 0 and at most 1")
     return share
+
+
+def _measured(source: str) -> Measured:
+    try:
+        return read_costs(_fetch(source))
+    except ValueError as error:
+        raise PlanError(str(error)) from error
 
 
 def _fetch(source: str) -> str:
@@ -300,15 +274,16 @@ def _fetch(source: str) -> str:
 
 def _text(found: Mapping[str, Any]) -> str:
     knee = found["knee"]
+    how = f"in batches of {knee['rows_per_batch']}" if knee["by"] == "device" else "all that its front end takes in"
     lines = [
-        f"one device: at most {knee['rows_per_s']:,.0f} rows/s, in batches of {knee['rows_per_batch']}",
+        f"one device: at most {knee['rows_per_s']:,.0f} rows/s, {how}",
         f"{'requests/s':>12} {'p50 ms':>8} {'p99 ms':>8} {'rows/batch':>10} {'busy':>5}",
     ]
     for each in found["curve"]:
         line = f"{each['requests_per_s']:>12,.0f} {each['p50_ms']:>8.2f} {each['p99_ms']:>8.2f}"
         lines.append(f"{line} {each['rows_per_batch']:>10.1f} {each['busy']:>5.0%}")
-    if knee["rows_per_s"] > FRONT_END_PER_S:
-        lines.append(f"of the devices alone: one front end takes in some {FRONT_END_PER_S:,} small requests/s")
+    if not found["front_us"] and knee["rows_per_s"] > FRONT_END_PER_S:
+        lines.append(f"devices alone, see --front-us: one front end takes in some {FRONT_END_PER_S:,} small requests/s")
     load = found["load"]
     lines.append(f"the load on {_devices(load['devices'])}: {_words(load['each'])}")
     target = found.get("target")

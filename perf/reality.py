@@ -1,8 +1,9 @@
 """The simulator against reality: mlp under Poisson load, measured and simulated. `python -m penstock.perf.reality`.
 
 A server is calibrated: batches of 1, 2, 4, ... rows by a client that is alone with it, and what the event loop spends
-on requests by one load. Then five loads are sent, and the simulator is given the moments at which each request was
-really sent. All counts from sent to answered, as the kernel stamps it, so that the load's own lateness is nobody's.
+on requests by one load. Then a load is sent, and the simulator is given the moments at which each request was really
+sent; so for each of five loads, the calibration right before it, since a shared host's speed changes by a third within
+minutes. All counts from sent to answered, as the kernel stamps it, so that the load's own lateness is nobody's.
 
 The model has one thread, so that loop and load have the other core. What else runs on the machine is in the measured
 figures and not in the simulated ones: each part is measured in a moment when others leave the machine alone (calm.py),
@@ -32,7 +33,7 @@ from .bench import Case, call
 from .calm import in_calm
 from .load import HOST, Call, Flooded, Process, flood, penstock
 from .simulator.arrivals import SHAPELESS, Arrivals, poisson, recorded
-from .simulator.frontend import FrontCosts, simulate_server
+from .simulator.frontend import WIRE_NS, FrontCosts, simulate_server
 from .simulator.runtimes import RunTimes, table
 
 MODEL = "mlp"
@@ -41,10 +42,6 @@ SHARES = (0.15, 0.3, 0.45, 0.6, 0.75)
 WITHIN = 0.15
 ALONE_S = 0.8
 LOADED_SHARE = 0.4
-WIRE_NS = 15_000
-"""From a client's stamp before it sends until the server's socket is readable: a system call over loopback."""
-READ, ENCODE = 0.45, 0.15
-"""Shares of what the loop spends on a request: receive, decode and submit; encode. The rest is the sending."""
 WARM_UP_RUNS = 20
 _SIZES = (1, 2, 4, 8, 16, 32, 64)
 POLICY = BatchPolicy(max_batch_rows=DEFAULT_MAX_BATCH_ROWS)
@@ -127,9 +124,7 @@ def _front(alone_ns: float, loaded_ns: float, rows_per_batch: float, beside_ns: 
     share = 1 / max(rows_per_batch, 1.5)
     request_ns = min(max((loaded_ns - alone_ns * share) / (1 - share), loaded_ns / 3), alone_ns)
     wake_ns = max((beside_ns - alone_ns - WIRE_NS) / 3, 5_000)
-    read_ns, encode_ns = READ * request_ns, ENCODE * request_ns
-    write_ns, turn_ns = request_ns - read_ns - encode_ns, alone_ns - request_ns
-    return FrontCosts(*(int(ns) for ns in (read_ns, encode_ns, write_ns, turn_ns, WIRE_NS, wake_ns)))
+    return FrontCosts.of(request_ns, alone_ns - request_ns, wake_ns)
 
 
 def _call(rows: int) -> Call:
@@ -206,12 +201,12 @@ def _sent(seen: Flooded) -> Arrivals:
 
 
 def measure(server: Process, rounds: int, seconds: float, minutes: float) -> Iterator[tuple[float, list[Point]]]:
-    """Calibrate, and measure each load `rounds` times, in calm moments while there is time, and in any after that."""
-    half = time.monotonic() + 30 * minutes
-    given = calibrate(server, half)
-    print(f"at most {given.peak_per_s:,.0f}/s; {given.costs}", flush=True)
-    end = time.monotonic() + 30 * minutes
-    points = [[compare(server, given, share, seconds, seed, end) for share in SHARES] for seed in range(rounds)]
+    """Measure each load `rounds` times, in calm moments while there is time, and in any after that."""
+    end = time.monotonic() + 60 * minutes
+    points = []
+    for seed in range(rounds):
+        points.append([compare(server, calibrate(server, end), share, seconds, seed, end) for share in SHARES])
+        print(f"round {seed + 1} of {rounds} done", flush=True)
     yield from zip(SHARES, map(list, zip(*points, strict=True)), strict=True)
 
 
@@ -244,7 +239,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m penstock.perf.reality", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each load")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each load")
-    parser.add_argument("--minutes", type=float, default=3.0, help="how long to wait for calm moments")
+    parser.add_argument("--minutes", type=float, default=5.0, help="how long to wait for calm moments")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

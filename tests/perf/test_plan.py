@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from penstock.perf import plan
-from penstock.perf.plan import Load, Plan, PlanError, load_of, read_costs
+from penstock.perf.plan import Load, Plan, PlanError, load_of
 from penstock.perf.simulator.arrivals import SHAPELESS
+from penstock.perf.simulator.measured import read_costs
 from penstock.server import cli
 from tests.live import live_server
 
@@ -31,8 +32,8 @@ def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "LEAST_S", 0.0)
 
 
-def made(rate: float, target_ms: float = 0.0, rows: int = 1, arrivals: str = "poisson") -> Plan:
-    return Plan(read_costs(json.dumps(COSTS)), load_of(arrivals, rate, rows), target_ms)
+def made(rate: float, target_ms: float = 0.0, rows: int = 1, arrivals: str = "poisson", front_us: float = 0.0) -> Plan:
+    return Plan(read_costs(json.dumps(COSTS)), load_of(arrivals, rate, rows), target_ms, front_us)
 
 
 class TestCosts:
@@ -65,7 +66,7 @@ class TestCosts:
         "text", ["", "3", "[]", "{}", '{"model_stats": []}', '[{"rows": 1, "mean_ns": 0}]', '{"batch_stats": []}']
     )
     def test_what_has_no_run_times_is_refused(self, text: str) -> None:
-        with pytest.raises(PlanError, match="no run times in the costs"):
+        with pytest.raises(ValueError, match="no run times in the costs"):
             read_costs(text)
 
 
@@ -118,6 +119,20 @@ class TestThePlan:
 
     def test_rows_count_and_not_requests(self) -> None:
         assert made(1000, rows=8).least_devices == pytest.approx(8 * made(1000).least_devices)
+
+    def test_a_front_end_that_does_less_than_the_device_is_what_limits_it(self) -> None:
+        bound = made(1000, front_us=200)
+
+        assert bound.knee_rows_per_s == 5000
+        assert [each.requests_per_s for each in bound.curve()][-1] == pytest.approx(0.95 * 5000, rel=0.05)
+        assert made(1000, rows=4, front_us=500).least_devices == pytest.approx(1000 * 500e-6)
+        assert made(1000, front_us=20).knee_rows_per_s == made(1000).knee_rows_per_s
+
+    def test_what_the_front_end_takes_is_part_of_the_latency(self) -> None:
+        without, slow = made(500).on_devices(1), made(500, front_us=1000).on_devices(1)
+
+        assert slow.p50_ms >= without.p50_ms + 1
+        assert made(50_000, 10, front_us=200).devices(0.99) > made(50_000, 10).devices(0.99)
 
     @pytest.mark.slow
     def test_bursts_take_more_devices_than_poisson_arrivals(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +187,11 @@ class TestTheCommand:
         (tmp_path / "quick.json").write_text(json.dumps({"run_times": known}), "utf-8")
         plan.main(["--costs", str(tmp_path / "quick.json"), "--rate", "1000"])
 
-        assert "of the devices alone: one front end takes in some 80,000 small requests/s" in capsys.readouterr().out
+        assert "one front end takes in some 80,000 small requests/s" in capsys.readouterr().out
+
+        plan.main(["--costs", str(tmp_path / "quick.json"), "--rate", "1000", "--front-us", "100"])
+
+        assert "one device: at most 10,000 rows/s, all that its front end takes in\n" in capsys.readouterr().out
 
     def test_json_has_all_that_is_printed(self, costs: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert plan.main(["--costs", costs, "--rate", "20000", "--target-ms", "10", "--json"]) == 0
@@ -188,6 +207,7 @@ class TestTheCommand:
             (["--rate", "0"], "--rate says how many requests come per second"),
             (["--rate", "5", "--arrivals", "often"], "poisson, bursty or trace:FILE"),
             (["--rate", "5", "--costs", "/nowhere"], "--costs /nowhere"),
+            (["--rate", "5", "--costs", "/dev/null"], "no run times in the costs"),
         ],
     )
     def test_a_mistake_is_named(
