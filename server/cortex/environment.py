@@ -8,7 +8,9 @@ where a call costs least, and any other in workers.
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
+import os
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -219,7 +221,8 @@ def _has_text(call: ast.Call) -> bool:
 def _names_file(project: Path, text: str) -> bool:
     if not text or len(text) > 255 or "\n" in text or "\0" in text or text in {".", "..", "/"}:
         return False
-    return not text.startswith("/") and ("." in text or "/" in text) and (project / text).exists()
+    # Path.exists raises for a name that is too long, which one of few letters may be
+    return not text.startswith("/") and ("." in text or "/" in text) and os.path.exists(project / text)  # noqa: PTH110
 
 
 def _contents(project: Path) -> Iterator[bytes]:
@@ -232,5 +235,6 @@ def _contents(project: Path) -> Iterator[bytes]:
         count += 1
         if count > _MOST_FILES:
             return
-        if path.stat().st_size <= _MOST_BYTES:
-            yield path.read_bytes()
+        with contextlib.suppress(OSError):  # loading says what is wrong, if that one is wanted
+            if path.stat().st_size <= _MOST_BYTES:
+                yield path.read_bytes()

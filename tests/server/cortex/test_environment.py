@@ -124,6 +124,23 @@ def test_files_that_are_hidden_or_large_or_of_another_kind_are_not_looked_at(ask
     assert ask(READS, files).reasons == ()
 
 
+def test_texts_that_no_file_can_be_called_are_not_the_names_of_files(ask: Ask) -> None:
+    assert ask(f"'{'説明。' * 60}./'\n" + READS).reasons == ()
+
+
+def test_a_file_that_may_not_be_read_is_not_looked_at(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Path.read_bytes
+
+    def refuse(path: Path) -> bytes:
+        if path.name == "secret.txt":
+            raise PermissionError(13, "Permission denied")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+
+    assert ask(READS, {"secret.txt": "/mnt"}).reasons == ()
+
+
 # -- on which Python -------------------------------------------------------------------------------------------
 
 
