@@ -147,10 +147,11 @@ class GraphService:
             predictor = self._graph.chosen(address, message, wire)
             if address.purpose == addresses.PREDICTIONS:
                 self._graph.shadow(message, puid, wire)
-            walk = Walk(self._graph.means, predictor, wire, predictor.rest_limit_s)
+            walk = Walk(self._graph.means, predictor, wire)
             status, answer = 200, await self._answered(walk, address, message, puid)
         except NodeFailed as failed:
-            status, answer = failed.status, failed.message
+            # what a component has raised may have a status that ends no answer
+            status, answer = (failed.status if failed.status >= 200 else 500), failed.message
         except Exception as error:  # noqa: BLE001 - the client gets an answer whatever it is
             known = isinstance(error, GraphError | NotDescribedError | InferError | HttpError)
             status, answer, again = _refusal(error if known else internal(error, "graph", claim.request_id))

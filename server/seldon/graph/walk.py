@@ -63,16 +63,13 @@ class Means:
 
 
 class Walk:
-    """One request. `routing` is where it went so far, `path` the images of the nodes that it passed.
+    """One request. `routing` is where it went so far, `path` the images of the nodes that it passed."""
 
-    Units: `limit_s` for one call of a node, 0 for none.
-    """
-
-    def __init__(self, means: Means, predictor: Predictor, wire: Wire, limit_s: float) -> None:
+    def __init__(self, means: Means, predictor: Predictor, wire: Wire) -> None:
         self._means = means
         self._predictor = predictor
         self._wire = wire
-        self._limit_s = limit_s
+        self._limit_s = wire.limit_s(predictor)
         self.routing: dict[str, int] = {}
         self.path: dict[str, str] = {}
 
