@@ -26,6 +26,7 @@ from penstock.server.answering import (
 from penstock.server.engines import Serves, served
 from penstock.server.errors import retry_after_line
 from penstock.server.http.head import HttpError
+from penstock.server.http.target import path_in
 from penstock.server.restricted import Restricted
 from penstock.server.v2.said import PLAIN
 
@@ -84,7 +85,7 @@ class CortexService:
 
     def claim(self, head: Head) -> Any:
         """Claim every path, but for those that are Penstock's own and no API's."""
-        path = unquote_to_bytes(_own_path(head.path)).decode("utf-8", "replace")
+        path = unquote_to_bytes(path_in(head.path)).decode("utf-8", "replace")
         if is_ours(path) and self._current().find(path) is None:
             return self._others.claim(head)
         if path != HEALTH_PATH:
@@ -257,13 +258,6 @@ def _said(claim: Claim, route: Route, model: Model, sample: Any) -> tuple[Any, s
         debugging.show("sample", sample)
         parameters = {**parameters, **claim.parameters}
     return sample, claim.request_id, PLAIN.terms(time.monotonic_ns(), model.spec.policy), parameters
-
-
-def _own_path(target: bytes) -> bytes:
-    """Give the path of a target; one of absolute form (RFC 9112, 3.2.2) names scheme and host before it."""
-    if target.startswith((b"http://", b"https://")):
-        return b"/" + target.split(b"/", 3)[3] if target.count(b"/") > 2 else b"/"
-    return target
 
 
 def _signature(api: Api, model: Model) -> pages.Document:
