@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
 
 from penstock.batching.spec import InstanceGroup, ModelSpec, WorkerSpec
 from penstock.server.carrying.repository import CarriedRepository
@@ -32,16 +31,11 @@ class AbejaFolder:
     It stands where Mirrors stand for repositories. Threads: any.
     """
 
-    def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
+    def __init__(self, settings: Settings, environ: Mapping[str, str] = os.environ) -> None:
         self.settings = settings
         self._environ = environ
         given = settings.model_repository[0] if settings.model_repository else environ.get("ABEJA_USER_MODEL_ROOT", "")
         self.path = Path(given or ".").absolute()
-
-    @classmethod
-    def of(cls, settings: Settings) -> Self:
-        """Make it as the settings and the environment say."""
-        return cls(settings, os.environ)
 
     def repository(self, defaults: Defaults) -> AbejaRepository:
         """Give the Repository of the handler."""
