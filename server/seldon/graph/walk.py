@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from penstock.batching.sinks import FutureSink
+from penstock.batching.sinks import FUTURES
 from penstock.server.answering import off_loop
 from penstock.server.engines import Serves, served
 from penstock.server.seldon.calls import SeldonCall
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 ABORT = -2
 """What a router answers that wants no child to be asked: the message goes back as it is."""
 ALL = -1
-_SINK = FutureSink()
 
 
 class NodeFailed(Exception):  # noqa: N818 - a condition that the node has answered
@@ -95,9 +94,9 @@ class Walk:
         looks = sharing is None and described is not None and described.looks and endpoint is not Endpoint.HEALTH
         form, payload = self._wire.payload(message, headed=looks)
         if sharing is None:
-            call = SeldonCall(model, endpoint, form, payload, _SINK)
+            call = SeldonCall(model, endpoint, form, payload, FUTURES)
         else:
-            call = await off_loop(len(payload), sharing.call_of, model, endpoint, form, payload, _SINK)
+            call = await off_loop(len(payload), sharing.call_of, model, endpoint, form, payload, FUTURES)
         call.context = asyncio.get_running_loop().create_future()
         began_ns, status = time.monotonic_ns(), -1
         try:
