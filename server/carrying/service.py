@@ -133,7 +133,8 @@ class CarryingService:
         self.answer_failure(connection, claim, error if isinstance(error, InferError) else self.trouble(claim, error))
 
     def abandon(self, connection: Connection) -> None:
-        """Cancel what a gone client asked for."""
+        """Cancel what a gone client asked for, and let go of shared memory that a request of the others had."""
+        connection.plan = None
         if connection.request is not None:
             self.engine.cancel(connection.request)
         if connection.task is not None:
