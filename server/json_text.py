@@ -1,7 +1,7 @@
-"""JSON texts, looked at before they are parsed: how deep they are nested, and how many values they hold.
+"""JSON texts, looked at before they are parsed: how deep they are nested, how many values and which numbers they hold.
 
-Called by whatever reads JSON that a client sends, but for the workers of Seldon, DEEPaaS and ABEJA: the originals take
-any. A text is looked at piece by piece, which holds neither the GIL for long nor memory of the text's size.
+Called by whatever reads JSON that a client sends; the workers of Seldon, DEEPaaS and ABEJA set no bounds: the originals
+take any. Large texts are looked at piece by piece, which holds neither the GIL for long nor memory of their size.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ _QUOTE = b'"'[0]
 _BUT_BRACKETS = bytes(set(range(256)) - set(b'"[]{}'))
 _BUT_BEGINNINGS = bytes(set(range(256)) - set(b'",[{'))
 """What is left out of a text: all but quotes and what is looked for."""
+_DIGITS = bytes(b"0"[0] if 0x30 <= byte <= 0x39 else b"."[0] if byte == 0x2E else b" "[0] for byte in range(256))
+_LONG, _FRACTION = b"0" * 19, b"." + b"0" * 19
+"""Looked for in what `_DIGITS` makes of a text: 0.25 us for 80 bytes where a regular expression takes 0.9."""
 
 
 def depth_of(text: bytes) -> int:
@@ -31,6 +34,15 @@ def depth_of(text: bytes) -> int:
         deepest = max(deepest, depth + int(depths.max()))
         depth += int(depths[-1])
     return deepest
+
+
+def may_have_long_integers(text: bytes) -> bool:
+    """Tell whether there may be an integer of 19 digits: a run of so many that is no fraction, or is twice as long.
+
+    orjson makes floats of integers above 64 bits; all else that it takes, Python's json takes to be the same.
+    """
+    digits = text.translate(_DIGITS)
+    return _LONG in digits and digits.count(_LONG) != digits.count(_FRACTION)
 
 
 def has_more_values(text: bytes, most: int = MOST_VALUES) -> bool:

@@ -31,7 +31,7 @@ GIVEN = 2
 
 def check_handler(settings: Settings) -> Report:
     """Read the folder of a command line; it blocks."""
-    folder = AbejaFolder.of(settings)
+    folder = AbejaFolder(settings)
     if wrong := folder.wrong():
         return Report(findings=[wrong])
     spec = folder.spec()

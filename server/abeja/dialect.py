@@ -30,7 +30,7 @@ class Abeja(Dialect):
 
     def sources(self) -> AbejaFolder:
         """Give the folder."""
-        return AbejaFolder.of(self.settings)
+        return AbejaFolder(self.settings)
 
     def check(self, *, invariance: bool) -> tuple[str, int]:
         """Say what would be served."""

@@ -8,14 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
 
 from penstock.batching.spec import InstanceGroup, ModelSpec, WorkerSpec
+from penstock.server.carrying.repository import CarriedRepository
 from penstock.server.repository.address import is_remote
 from penstock.server.repository.findings import Finding
-from penstock.server.repository.pbtxt import model_config_pb2
-from penstock.server.repository.repository import Repository
-from penstock.server.repository.scan import Defaults, Entry
+from penstock.server.repository.scan import Defaults
 from penstock.server.settings import Settings
 
 ABEJA = "abeja"
@@ -33,18 +31,13 @@ class AbejaFolder:
     It stands where Mirrors stand for repositories. Threads: any.
     """
 
-    def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
+    def __init__(self, settings: Settings, environ: Mapping[str, str] = os.environ) -> None:
         self.settings = settings
         self._environ = environ
         given = settings.model_repository[0] if settings.model_repository else environ.get("ABEJA_USER_MODEL_ROOT", "")
         self.path = Path(given or ".").absolute()
 
-    @classmethod
-    def of(cls, settings: Settings) -> Self:
-        """Make it as the settings and the environment say."""
-        return cls(settings, os.environ)
-
-    def repository(self, defaults: Defaults) -> Repository:
+    def repository(self, defaults: Defaults) -> AbejaRepository:
         """Give the Repository of the handler."""
         return AbejaRepository(self, defaults)
 
@@ -110,37 +103,19 @@ def requirements_of(folder: Path) -> Path | None:
     return next((path for name in ("Pipfile", "requirements.txt") if (path := folder / name).exists()), None)
 
 
-class AbejaRepository(Repository):
+class AbejaRepository(CarriedRepository):
     """The handler as the one model of a repository."""
 
+    unconfigurable = "it is a function"
+
     def __init__(self, folder: AbejaFolder, defaults: Defaults) -> None:
-        super().__init__((folder.path,), defaults)
+        super().__init__(folder.path, defaults)
         self._folder = folder
-
-    def scan(self) -> tuple[list[Entry], list[Finding], dict[str, bytes]]:
-        """Read what is served; it blocks."""
-        return [self._entry()], [], self.fingerprints()
-
-    def fingerprints(self) -> dict[str, bytes]:
-        """Give its fingerprint, which does not change: what is served is what was there at the start."""
-        return {NAME: b"-"}
-
-    def fingerprint(self, name: str) -> bytes:
-        """Likewise; b"" of another name."""
-        return b"-" if name == NAME else b""
-
-    def read(self, name: str, config: Any = None) -> tuple[Entry | None, bytes]:
-        """Read it; it blocks."""
-        if name != NAME:
-            return None, b""
-        if config is not None:
-            finding = Finding(self._folder.path, "takes no configuration: it is a function", model=name)
-            return Entry(name, self._folder.path, findings=(finding,)), b"-"
-        return self._entry(), b"-"
 
     def names(self) -> list[str]:
         """Give its name."""
         return [NAME]
 
-    def _entry(self) -> Entry:
-        return Entry(NAME, self._folder.path, (self._folder.spec(),), model_config_pb2().ModelConfig(name=NAME))
+    def spec(self, name: str) -> ModelSpec:
+        """Give the handler as a model; it blocks."""
+        return self._folder.spec()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sysconfig
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.server.carrying.hosts import Crew
-from penstock.server.carrying.loading import open_carried
-from penstock.server.workers.order import Order
+from penstock.server.carrying.loading import open_carried, order_of
 
 from .folder import ABEJA
 
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
     from penstock.server.environments.environments import Environments
 
 SERVICE = "penstock.server.abeja.inside.service"
-OPEN_LIMIT_S = 3600.0
-"""How long importing a handler may take, which may fetch its model: the original had no limit."""
 
 
 class Handlers:
@@ -33,21 +29,14 @@ class Handlers:
         """Start a worker for each instance. Raises: InferError."""
         label = f"handler '{spec.options['handler']}'"
         interpreter = await asyncio.to_thread(self._environments.interpreter, spec.worker, label)
-        orders = [_order(spec, interpreter, label, number + 1) for number in range(spec.instances[0].count)]
+        settings = {
+            "handler": spec.options["handler"],
+            "strict": spec.options["strict"] == "true",
+            "beside": _beside(spec.worker),
+        }
+        numbers = range(1, spec.instances[0].count + 1)
+        orders = [order_of(spec, SERVICE, settings, label, interpreter, str(number)) for number in numbers]
         return await open_carried(spec, orders, Crew(spec.worker.timeout_s), ABEJA)
-
-
-def _order(spec: ModelSpec, interpreter: str, label: str, number: int) -> Order:
-    settings = {
-        "handler": spec.options["handler"],
-        "strict": spec.options["strict"] == "true",
-        "beside": _beside(spec.worker),
-    }
-    about = {"model": spec.name, "version": str(spec.version), "instance": f"{spec.name}_{number}"}
-    return Order(
-        SERVICE, settings, label, about, interpreter=interpreter, folder=Path(spec.path),
-        environment=spec.worker.environment, open_limit_s=OPEN_LIMIT_S, heard=True,
-    )  # fmt: skip
 
 
 def _beside(worker: WorkerSpec) -> list[str]:

@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from penstock.backends.signature import Signature
 from penstock.batching.running.outsides import Opened
+from penstock.server.workers.order import Order
 
 from .hosts import SEATS, Crew, Host
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from penstock.batching.running.outside import Outside
     from penstock.batching.spec import ModelSpec
-    from penstock.server.workers.order import Order
 
 AT_ONCE = 32
 """How many calls may be on their way to a worker together, from each of its Seats."""
 NO_TENSORS = Signature((), (), batched=False)
+_OPEN_LIMIT_S = 3600.0
+"""How long a model may take to be imported and loaded, which may fetch it: the originals had no limit."""
+
+
+def order_of(
+    spec: ModelSpec, service: str, settings: Mapping[str, Any], label: str, interpreter: str, instance: str
+) -> Order:
+    """Say what a worker of a model is to be. `instance` is what its lines in the log have behind the model's name."""
+    about = {"model": spec.name, "version": str(spec.version), "instance": f"{spec.name}_{instance}"}
+    return Order(
+        service, settings, label, about, interpreter=interpreter, folder=Path(spec.path), path=spec.worker.path,
+        environment=spec.worker.environment, memory_bytes=spec.worker.memory_bytes, open_limit_s=_OPEN_LIMIT_S,
+        heard=True,
+    )  # fmt: skip
 
 
 async def open_carried(spec: ModelSpec, orders: Iterable[Order], crew: Crew, platform: str) -> Opened:

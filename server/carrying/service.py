@@ -26,16 +26,6 @@ if TYPE_CHECKING:
     from penstock.server.http.head import Head
     from penstock.server.http.service import Service
 
-_BODILESS = (204, 304)
-
-
-def body_of(status: int, body: bytes) -> bytes:
-    """Give what an answer of this status may have as its body. Raises: ValueError for a status that is none."""
-    if not 200 <= status <= 999:
-        # the client would take the next answer for this one's
-        raise ValueError(f"an answer of status {status}")
-    return b"" if status in _BODILESS else body
-
 
 class Found:
     """A Model by its name, found again whenever the Engine has other versions."""
@@ -103,7 +93,7 @@ class CarryingService:
     def answer_reply(connection: FastLane, reply: bytes) -> None:
         """Answer with what `pack_answer` has written. Raises: ValueError for a status that is none."""
         status, content_type, lines, body = read_answer(reply)
-        connection.answer(status, body if status == 200 else body_of(status, body), content_type, lines)
+        connection.answer(status, body, content_type, lines)
 
     # -- the Service -------------------------------------------------------------------------------------------
 
@@ -143,7 +133,8 @@ class CarryingService:
         self.answer_failure(connection, claim, error if isinstance(error, InferError) else self.trouble(claim, error))
 
     def abandon(self, connection: Connection) -> None:
-        """Cancel what a gone client asked for."""
+        """Cancel what a gone client asked for, and let go of shared memory that a request of the others had."""
+        connection.plan = None
         if connection.request is not None:
             self.engine.cancel(connection.request)
         if connection.task is not None:

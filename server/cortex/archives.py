@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import lzma
 import stat
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -13,6 +15,10 @@ MAX_BYTES = 16 << 30
 """The most that one archive may become: a few kilobytes can say that they are petabytes."""
 MAX_FILES = 100_000
 _PIECE = 1 << 20
+_BROKEN = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError, RuntimeError, EOFError, ValueError, OSError,
+)  # fmt: skip
+"""What zipfile and the decoders that it uses raise."""
 
 
 class ArchiveError(Exception):
@@ -35,7 +41,7 @@ def unpack(archive: Path, into: Path, max_bytes: int = MAX_BYTES) -> str:
             left = max_bytes
             for name in inside:
                 left -= _write(opened, members[name], into / name, left)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, OSError) as error:
+    except _BROKEN as error:
         raise ArchiveError(f"{archive.name}: cannot be unpacked: {error}") from error
     return folder
 

@@ -12,12 +12,15 @@ from typing import Any
 
 import orjson
 
-from penstock.server.json_text import TOO_MANY_VALUES, brackets_in, depth_of, has_more_values
+from penstock.server.json_text import (
+    TOO_MANY_VALUES,
+    brackets_in,
+    depth_of,
+    has_more_values,
+    may_have_long_integers,
+)
 
 _MEDIA_TYPE = re.compile(rb"\s*([^;,\s]+)")
-_DIGITS = bytes(b"0"[0] if 0x30 <= byte <= 0x39 else b"."[0] if byte == 0x2E else b" "[0] for byte in range(256))
-_LONG, _FRACTION = b"0" * 19, b"." + b"0" * 19
-"""Looked for in what `_DIGITS` makes of a body: 0.25 us for 80 bytes where a regular expression takes 0.9."""
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF32_BE, "utf-32"), (codecs.BOM_UTF32_LE, "utf-32"),
@@ -52,8 +55,7 @@ def sample_of(body: bytes, max_depth: int) -> Any:
     """
     if has_more_values(body):
         raise MalformedError(TOO_MANY_VALUES)
-    # orjson makes floats of integers above 64 bits; all else that it takes, json takes to be the same
-    if not _has_long_integer(body):
+    if not may_have_long_integers(body):
         try:
             sample = orjson.loads(body)
         except orjson.JSONDecodeError:
@@ -67,12 +69,6 @@ def sample_of(body: bytes, max_depth: int) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise MalformedError(str(error)) from None
-
-
-def _has_long_integer(body: bytes) -> bool:
-    """Tell whether there may be an integer of 19 digits: a run of so many that is no fraction, or is twice as long."""
-    digits = body.translate(_DIGITS)
-    return _LONG in digits and digits.count(_LONG) != digits.count(_FRACTION)
 
 
 def _bound(body: bytes, max_depth: int) -> None:

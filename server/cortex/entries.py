@@ -11,7 +11,7 @@ from pathlib import Path
 from penstock.backends.errors import InferError
 from penstock.batching.spec import BatchPolicy, HookSpec, InstanceGroup, ModelSpec
 from penstock.server.hooks.plan import LIGHT_REPLICAS
-from penstock.server.hooks.writes import HOOK_NAMES, PICKLES, written_globals
+from penstock.server.hooks.writes import HOOK_NAMES, PICKLES
 from penstock.server.repository.findings import Finding, inside
 from penstock.server.repository.pbtxt import model_config_pb2
 from penstock.server.repository.placing import place
@@ -19,7 +19,7 @@ from penstock.server.repository.scan import Defaults, Entry
 from penstock.server.repository.statement import Statement
 
 from .api import Api
-from .environment import roots_of, worker_of
+from .environment import needs_of, roots_of
 from .models import MOUNT, Located, ModelError, Models
 from .project import CONFIG
 
@@ -75,14 +75,14 @@ def _hooks(api: Api, findings: list[Finding]) -> HookSpec | None:
     except InferError as error:
         findings.append(finding(api, "python_path", error.message))
         return None
-    workers, worker = worker_of(api.project, path, roots)
-    most: int = api.compute["max_replicas"]
-    fewer = workers is None and most < LIGHT_REPLICAS and _writes(path, roots)
-    workers = workers and min(workers, most)
+    needs = needs_of(api.project, path, roots)
+    workers, most = needs.workers, api.compute["max_replicas"]
+    # each request needs an instance of what writes globals
+    fewer = workers is None and most < LIGHT_REPLICAS and needs.writes
     return HookSpec(
         path, replicas=most if fewer else None, timeout_s=HOOK_TIMEOUT_S,
-        metadata=api.metadata, workers=workers, worker=worker, roots=roots, mounts={MOUNT: str(api.project)},
-        dialect="cortex", dialect_settings=settings,
+        metadata=api.metadata, workers=workers and min(workers, most), worker=needs.worker, roots=roots,
+        mounts={MOUNT: str(api.project)}, dialect="cortex", dialect_settings=settings,
     )  # fmt: skip
 
 
@@ -95,14 +95,6 @@ def _names_hooks(path: Path) -> bool:
     except OSError:
         return True  # loading it says what is wrong
     return b"import *" in text or any(name.encode() in text for name in HOOK_NAMES)
-
-
-def _writes(path: Path, roots: tuple[Path, ...]) -> bool:
-    """Tell whether a handler writes globals, so that each request needs an instance of it; no, if it cannot be read."""
-    try:
-        return bool(written_globals(path, roots=roots, strict=True))
-    except (OSError, SyntaxError, ValueError):
-        return False  # loading it says what is wrong
 
 
 def _spec(api: Api, located: Located, hooks: HookSpec, defaults: Defaults, findings: list[Finding]) -> ModelSpec:

@@ -8,11 +8,13 @@ where a call costs least, and any other in workers.
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
+import os
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.backends.cpus import usable_cpus
@@ -57,21 +59,28 @@ _COMMENT = re.compile(r"(^|\s)#.*$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a handler relies on. `reasons`: why it has workers, for a person; none: it runs in the server.
+    """What a handler relies on. `reasons`: why it has workers, for a person.
 
-    `writes` are the places where it may keep something. `packages` are those that its environment is to have beside
-    `requirements`.
+    Without any it runs in the server, until it is measured to hold it. `writes` are the places where it may keep
+    something. `packages` are those that its environment is to have beside `requirements`.
     """
 
     reasons: tuple[str, ...] = ()
     requirements: Path | None = None
     packages: tuple[str, ...] = ()
     writes: tuple[GlobalWrite, ...] = ()
-    heavy: bool = field(default=False)
+    heavy: bool = False
 
     @property
-    def workers(self) -> int:
-        """How many workers there are to be."""
+    def worker(self) -> WorkerSpec:
+        """On which Python its workers run, if it has any."""
+        return WorkerSpec(requirements=self.requirements, packages=self.packages)
+
+    @property
+    def workers(self) -> int | None:
+        """How many workers there are to be; None: none."""
+        if not self.reasons:
+            return None
         reaches = {write.reach for write in self.writes}
         if MACHINE in reaches:
             return 1  # what it leaves on the disk must be its request's until the end
@@ -90,22 +99,8 @@ def roots_of(project: Path, python_path: str) -> tuple[Path, ...]:
     return (project,) if folder == project.resolve() else (project, project / folder.relative_to(project.resolve()))
 
 
-def worker_of(project: Path, handler: Path | None, roots: Sequence[Path] = ()) -> tuple[int | None, WorkerSpec]:
-    """Give `HookSpec.workers` and `HookSpec.worker` of a handler; None: in the server, until it is measured to hold it.
-
-    Nothing is run. A handler that cannot be read is left to who loads it.
-    """
-    if handler is None:
-        return None, WorkerSpec()
-    needs = needs_of(project, handler, roots)
-    if not needs.reasons:
-        return None, WorkerSpec()
-    return needs.workers, WorkerSpec(requirements=needs.requirements, packages=needs.packages)
-
-
-def needs_of(project: Path, handler: Path, roots: Sequence[Path] = ()) -> Needs:
-    """Find what a handler relies on."""
-    roots = tuple(roots) or (project,)
+def needs_of(project: Path, handler: Path, roots: Sequence[Path]) -> Needs:
+    """Find what a handler relies on. Nothing is run, and one that cannot be read is left to who loads it."""
     trees = _trees(handler, roots)
     imported = set(_imported(trees, roots)) | ({"dill"} if handler.suffix in PICKLES else set())
     writes = _writes(handler, roots)
@@ -219,7 +214,8 @@ def _has_text(call: ast.Call) -> bool:
 def _names_file(project: Path, text: str) -> bool:
     if not text or len(text) > 255 or "\n" in text or "\0" in text or text in {".", "..", "/"}:
         return False
-    return not text.startswith("/") and ("." in text or "/" in text) and (project / text).exists()
+    # Path.exists raises for a name that is too long, which one of few letters may be
+    return not text.startswith("/") and ("." in text or "/" in text) and os.path.exists(project / text)  # noqa: PTH110
 
 
 def _contents(project: Path) -> Iterator[bytes]:
@@ -232,5 +228,6 @@ def _contents(project: Path) -> Iterator[bytes]:
         count += 1
         if count > _MOST_FILES:
             return
-        if path.stat().st_size <= _MOST_BYTES:
-            yield path.read_bytes()
+        with contextlib.suppress(OSError):  # loading says what is wrong, if that one is wanted
+            if path.stat().st_size <= _MOST_BYTES:
+                yield path.read_bytes()

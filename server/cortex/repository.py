@@ -52,29 +52,28 @@ class CortexRepository(Repository):
 
     def scan(self) -> tuple[list[Entry], list[Finding], dict[str, bytes]]:
         """Read everything, and fetch the models that are elsewhere; it blocks."""
-        projects = self._projects()
-        prints = {name: self._print(api) for name, api in self.apis.items()}
+        projects, apis = self._projects()
+        prints = {name: self._print(api) for name, api in apis.items()}
         model_config_pb2()  # which no two threads may load at once
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            entries = list(pool.map(lambda name: self._entry(name, projects), sorted(self.apis)))
-        stray = [finding for project in projects for finding in project.findings if finding.model not in self.apis]
+            entries = list(pool.map(lambda name: self._entry(name, projects), sorted(apis)))
+        stray = [finding for project in projects for finding in project.findings if finding.model not in apis]
         return entries, stray, prints
 
     def fingerprints(self) -> dict[str, bytes]:
         """Give the fingerprint of each API; it blocks, and asks the stores of models that are elsewhere."""
-        self._projects()
-        return {name: self._print(api) for name, api in self.apis.items()}
+        _, apis = self._projects()
+        return {name: self._print(api) for name, api in apis.items()}
 
     def fingerprint(self, name: str) -> bytes:
         """Give the fingerprint of one API; it blocks."""
-        self._projects()
-        api = self.apis.get(name)
+        api = self._projects()[1].get(name)
         return b"" if api is None else self._print(api)
 
     def read(self, name: str, config: Any = None) -> tuple[Entry | None, bytes]:
         """Read one API, and fetch its model if that is elsewhere and has changed; it blocks."""
-        projects = self._projects()
-        api = self.apis.get(name)
+        projects, apis = self._projects()
+        api = apis.get(name)
         if api is None:
             return None, b""
         print_ = self._print(api)
@@ -85,14 +84,17 @@ class CortexRepository(Repository):
 
     def names(self) -> list[str]:
         """List the names of all APIs, one that is there twice, twice; it blocks."""
-        return sorted(api.name for project in self._projects() for api in project.apis)
+        return sorted(api.name for project in self._projects()[0] for api in project.apis)
 
     def check(self) -> list[Finding]:
         """Give the mistakes of all projects, which keep them from being deployed; it blocks."""
         return [finding for path in self._paths for finding in read_project(path).mistakes]
 
-    def _projects(self) -> list[Project]:
-        """Read the files anew; of one that is wrong now, give what it said before."""
+    def _projects(self) -> tuple[list[Project], Mapping[str, Api]]:
+        """Read the files anew; of one that is wrong now, give what it said before.
+
+        Returns: the projects, and `apis` as it is of these: another thread may read them anew meanwhile.
+        """
         with self._turn:
             for path in self._paths:
                 self._read(path)
@@ -100,7 +102,7 @@ class CortexRepository(Repository):
             apis = {api.name: api for project in reversed(projects) for api in project.apis}
             if apis != self.apis:
                 self.apis = apis
-            return projects
+            return projects, self.apis
 
     def _read(self, path: Path) -> None:
         """Read one file, unless it is as it was."""

@@ -26,6 +26,7 @@ from penstock.server.answering import (
 from penstock.server.engines import Serves, served
 from penstock.server.errors import retry_after_line
 from penstock.server.http.head import HttpError
+from penstock.server.http.target import path_in
 from penstock.server.restricted import Restricted
 from penstock.server.v2.said import PLAIN
 
@@ -84,7 +85,7 @@ class CortexService:
 
     def claim(self, head: Head) -> Any:
         """Claim every path, but for those that are Penstock's own and no API's."""
-        path = unquote_to_bytes(_own_path(head.path)).decode("utf-8", "replace")
+        path = unquote_to_bytes(path_in(head.path)).decode("utf-8", "replace")
         if is_ours(path) and self._current().find(path) is None:
             return self._others.claim(head)
         if path != HEALTH_PATH:
@@ -97,14 +98,16 @@ class CortexService:
         if type(claim) is not Claim:
             return self._others.turn_away(head)
         self._resolve(claim)
-        model = claim.route.model if claim.route is not None else None
-        return None if model is None else self._engine.turn_away(model)
+        route = claim.route
+        if route is None or route.generation != self._engine.generation:
+            return None  # it is another model's queue that counts
+        return self._engine.turn_away(route.model)  # type: ignore[arg-type]
 
     def refuse(self, connection: FastLane, error: Any) -> None:
         """Answer with an error."""
         claim = connection.head.route if connection.head is not None else None
         if type(claim) is Claim:
-            self._refuse(connection, claim, error, time.monotonic_ns())
+            self._refuse(connection, claim.route, error, time.monotonic_ns())
         else:
             self._others.refuse(connection, error)
 
@@ -155,9 +158,7 @@ class CortexService:
             if route.generation != self._engine.generation:
                 route.model = self._model(route.api)
                 route.generation = self._engine.generation
-            model = route.model
-            if model is None:
-                raise InferError(Code.NOT_READY, f"model '{route.api.name}' is not loaded")
+            model: Model = route.model  # type: ignore[assignment]  # it has been found
             scheduler = model.scheduler
             if scheduler.full() or scheduler.target_ns:
                 refusal = self._engine.turn_away(model)
@@ -165,19 +166,20 @@ class CortexService:
                     raise refusal
             hooks = self._hooks_of(model)
             if hooks.yields or (claim.json and (claim.coding or len(body) >= LARGE_BYTES)):
-                on_task(connection, self._engine, model, self._run(connection, claim, model, body, began_ns))
+                on_task(connection, self._engine, model, self._run(connection, claim, route, model, body, began_ns))
                 return
             sample = sample_of(body, self._limits.max_json_depth) if claim.json else None
-            promise = Promise(self._answer, self._fail, connection, claim, began_ns)
+            promise = Promise(self._answer, self._fail, connection, claim, route, began_ns)
             trip = hooks.start(promise, *_said(claim, route, model, sample))
             if not trip.done():
                 connection.task = trip
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer
-            self._fail(connection, claim, began_ns, error)
+            self._fail(connection, claim, route, began_ns, error)
 
-    async def _run(self, connection: FastLane, claim: Claim, model: Model, body: bytes, began_ns: int) -> None:
+    async def _run(
+        self, connection: FastLane, claim: Claim, route: Route, model: Model, body: bytes, began_ns: int
+    ) -> None:
         """Answer one whose body is large or compressed, or whose hooks yield."""
-        route: Route = claim.route  # type: ignore[assignment]
         try:
             sample, depth = None, self._limits.max_json_depth
             if claim.json and claim.coding:
@@ -188,38 +190,37 @@ class CortexService:
             elif claim.json:
                 sample = sample_of(body, depth)
             answer = await self._hooks_of(model).predict(*_said(claim, route, model, sample))
-            self._answer(connection, claim, began_ns, answer)
+            self._answer(connection, claim, route, began_ns, answer)
         except Exception as error:  # noqa: BLE001 - as in _predict
-            self._fail(connection, claim, began_ns, error)
+            self._fail(connection, claim, route, began_ns, error)
         finally:
             off_task(connection)
 
     @staticmethod
-    def _answer(connection: FastLane, claim: Claim, began_ns: int, answer: bytes) -> None:
-        """Answer with what the hooks have made."""
-        route: Route = claim.route  # type: ignore[assignment]
+    def _answer(connection: FastLane, claim: Claim, route: Route, began_ns: int, answer: bytes) -> None:
+        """Answer with what the hooks have made. `route` is that of the beginning: the claim's may be another by now."""
         if route.parameters:
             line, _, answer = answer.partition(b"\n")
             route.counted.track(line)
         route.counted.count(200, time.monotonic_ns() - began_ns)
         answer_coded(connection, answer, pages.JSON, _LINES, claim.accept)
 
-    def _fail(self, connection: FastLane, claim: Claim, began_ns: int, error: BaseException) -> None:
+    def _fail(self, connection: FastLane, claim: Claim, route: Route, began_ns: int, error: BaseException) -> None:
         """Answer with why there is no prediction; what is our own fault is logged under an id."""
-        route: Route = claim.route  # type: ignore[assignment]
         if isinstance(error, MalformedError | HttpError):
             route.counted.count(400, time.monotonic_ns() - began_ns)
             connection.answer(400, pages.MALFORMED[route.api.kind], pages.HTML, _LINES)
             return
-        refusal = error if isinstance(error, InferError) else _broken(error, route, claim)
-        self._refuse(connection, claim, refusal, began_ns)
+        refusal = error if isinstance(error, InferError) else _broken(error, route.api, claim)
+        self._refuse(connection, route, refusal, began_ns)
 
     @staticmethod
-    def _refuse(connection: FastLane, claim: Claim, error: InferError, began_ns: int) -> None:
+    def _refuse(connection: FastLane, route: Route | None, error: InferError, began_ns: int) -> None:
+        """Answer with an error, counted where a prediction was asked of a `route`."""
         status, body, content_type = pages.refused(bare(error))
         again = retry_after_line(error) if status == 503 else b""
-        if claim.route is not None:
-            claim.route.counted.count(status, time.monotonic_ns() - began_ns)
+        if route is not None:
+            route.counted.count(status, time.monotonic_ns() - began_ns)
         connection.answer(status, body, content_type, _LINES + again)
 
     # -- everything else ---------------------------------------------------------------------------------------
@@ -245,9 +246,9 @@ class CortexService:
             signature = _signature(api, self._model(api))
             connection.answer(200, write(signature), pages.JSON, _LINES)
         except InferError as error:
-            self._refuse(connection, claim, error, 0)
+            self._refuse(connection, None, error, 0)
         except Exception as error:  # noqa: BLE001 - as in _predict
-            self._refuse(connection, claim, _broken(error, api, claim), 0)
+            self._refuse(connection, None, _broken(error, api, claim), 0)
 
 
 def _said(claim: Claim, route: Route, model: Model, sample: Any) -> tuple[Any, str, Terms, Mapping[str, Any]]:
@@ -259,13 +260,6 @@ def _said(claim: Claim, route: Route, model: Model, sample: Any) -> tuple[Any, s
     return sample, claim.request_id, PLAIN.terms(time.monotonic_ns(), model.spec.policy), parameters
 
 
-def _own_path(target: bytes) -> bytes:
-    """Give the path of a target; one of absolute form (RFC 9112, 3.2.2) names scheme and host before it."""
-    if target.startswith((b"http://", b"https://")):
-        return b"/" + target.split(b"/", 3)[3] if target.count(b"/") > 2 else b"/"
-    return target
-
-
 def _signature(api: Api, model: Model) -> pages.Document:
     return (
         pages.tensorflow_signature(model.described)
@@ -274,7 +268,6 @@ def _signature(api: Api, model: Model) -> pages.Document:
     )
 
 
-def _broken(error: BaseException, about: Api | Route, claim: Claim) -> InferError:
+def _broken(error: BaseException, api: Api, claim: Claim) -> InferError:
     """Log what is our own fault, and have it answered as a failure outside the prediction."""
-    name = about.api.name if isinstance(about, Route) else about.name
-    return InferError(Code.UNKNOWN, internal(error, name, claim.request_id).message)
+    return InferError(Code.UNKNOWN, internal(error, api.name, claim.request_id).message)

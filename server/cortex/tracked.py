@@ -16,8 +16,8 @@ from typing import Any
 
 import orjson
 
+from penstock.server.telemetry.exposition import decimal, histogram_lines, label_value, number
 from penstock.server.telemetry.families import FAMILIES
-from penstock.server.telemetry.metrics import decimal, label_value
 
 from .api import Api
 
@@ -27,7 +27,7 @@ OTHERS = "(others)"
 LATENCY_BOUNDS_NS = tuple(
     milliseconds * 1_000_000 for milliseconds in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000)
 )
-_EDGES = (*(decimal(bound, 6) for bound in LATENCY_BOUNDS_NS), "+Inf")
+_EDGES = tuple(decimal(bound, 6) for bound in LATENCY_BOUNDS_NS)
 _WARN_NS = 1_000_000_000
 _HEADS = {family.name: f"# HELP {family.name} {family.text}\n# TYPE {family.name} {family.kind}" for family in FAMILIES}
 _SERIES = ("1XX", "2XX", "3XX", "4XX", "5XX")
@@ -43,7 +43,7 @@ class TrackedApi:
         self.labels = ",".join(f'{name}="{label_value(value)}"' for name, value in names)
         self.kind = api.tracker.model_type if api.tracker else ""
         self.statuses = [0] * len(_SERIES)
-        self.latencies = [0] * len(_EDGES)
+        self.latencies = [0] * (len(_EDGES) + 1)
         self.latency_ns = 0
         self.classes: dict[str, int] = {}
         self.values = 0
@@ -87,12 +87,9 @@ class TrackedApi:
         for series, count in zip(_SERIES, self.statuses, strict=True):
             if count:
                 yield "cortex_status_code_total", f'cortex_status_code_total{{{self.labels},Code="{series}"}} {count}'
-        name, below = "cortex_latency_ms", 0
-        for edge, count in zip(_EDGES, self.latencies, strict=True):
-            below += count
-            yield name, f'{name}_bucket{{{self.labels},le="{edge}"}} {below}'
-        yield name, f"{name}_sum{{{self.labels}}} {decimal(self.latency_ns, 6)}"
-        yield name, f"{name}_count{{{self.labels}}} {below}"
+        name = "cortex_latency_ms"
+        for line in histogram_lines(name, self.labels, _EDGES, self.latencies, decimal(self.latency_ns, 6)):
+            yield name, line
         for each, count in self.classes.items():
             name = "cortex_prediction_total"
             yield name, f'{name}{{{self.labels},Class="{label_value(each)}"}} {count}'
@@ -101,11 +98,11 @@ class TrackedApi:
 
     def _values(self) -> Iterator[tuple[str, str]]:
         name = "cortex_prediction_value"
-        yield name, f"{name}_sum{{{self.labels}}} {_number(self.sum)}"
+        yield name, f"{name}_sum{{{self.labels}}} {number(self.sum)}"
         yield name, f"{name}_count{{{self.labels}}} {self.values}"
         if self.least <= self.most:
-            yield f"{name}_min", f"{name}_min{{{self.labels}}} {_number(self.least)}"
-            yield f"{name}_max", f"{name}_max{{{self.labels}}} {_number(self.most)}"
+            yield f"{name}_min", f"{name}_min{{{self.labels}}} {number(self.least)}"
+            yield f"{name}_max", f"{name}_max{{{self.labels}}} {number(self.most)}"
 
 
 class Tracked:
@@ -144,7 +141,3 @@ def _read(line: bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError:  # NaN, infinities, lone surrogates
         said = json.loads(line)
     return said
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)

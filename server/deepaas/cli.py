@@ -7,7 +7,6 @@ Source: deepaas 2.6.0, cmd/cli.py: arguments, what is printed and stored, and th
 from __future__ import annotations
 
 import argparse
-import importlib
 import io
 import json
 import mimetypes
@@ -29,6 +28,7 @@ from .command import FAILED_STATUS, Values, add_options
 from .entries import Target, target_of
 from .fields import add_fields, files_of, given_fields
 from .inside.answers import write_json
+from .inside.files import uploaded_file
 from .inside.model import Model
 from .inside.service import IMPORTABLE, shown
 from .installed import installed_in
@@ -152,9 +152,7 @@ def _files(names: Sequence[str], arguments: dict[str, Any]) -> Iterator[None]:
                 descriptor, copy = tempfile.mkstemp()
                 os.close(descriptor)
                 copies.append(shutil.copyfile(path, copy))
-                # what user code has imported itself: the original's where that is installed
-                upload = importlib.import_module("deepaas.model.v2.wrapper").UploadedFile
-                arguments[name] = upload("data", copy, mimetypes.guess_type(path)[0], path)
+                arguments[name] = uploaded_file()("data", copy, mimetypes.guess_type(path)[0], path)
         yield
     finally:
         for copy in copies:

@@ -30,7 +30,10 @@ class Debugging(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a line."""
-        self._keep(self.format(record)[:_LINE_CHARS])
+        try:
+            self._keep(self.format(record)[:_LINE_CHARS])
+        except Exception:  # noqa: BLE001 - whoever has logged what cannot be written goes on
+            self.handleError(record)
 
     def text(self) -> bytes:
         """Give what there is. It ends with a mark, by which the next text can be told from this one."""

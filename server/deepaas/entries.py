@@ -12,16 +12,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from penstock.backends.errors import InferError
 from penstock.batching.spec import InstanceGroup, ModelSpec, WorkerSpec
+from penstock.server.carrying.repository import CarriedRepository
 from penstock.server.environments.environments import Environments
 from penstock.server.repository.findings import Finding, MistakesError
-from penstock.server.repository.pbtxt import model_config_pb2
-from penstock.server.repository.repository import Repository
 from penstock.server.repository.scan import Defaults
-from penstock.server.repository.scan import Entry as Scanned
 from penstock.server.settings import Settings
 
 from .installed import NAMESPACE, Installed, installed_in
@@ -71,7 +68,7 @@ class Entries:
         self._chosen = settings.deepaas_model or environ.get(MODEL, "")
         self._environments = Environments.of(settings)
 
-    def repository(self, defaults: Defaults) -> Repository:
+    def repository(self, defaults: Defaults) -> EntryRepository:
         """Give the Repository of the models."""
         return EntryRepository(self, defaults)
 
@@ -147,38 +144,19 @@ class Entries:
         raise MistakesError([Finding(Path(NAMESPACE), f"there is no model '{self._chosen}': there is {names}")])
 
 
-class EntryRepository(Repository):
+class EntryRepository(CarriedRepository):
     """The models as those of a repository."""
 
+    unconfigurable = "its module says it"
+
     def __init__(self, entries: Entries, defaults: Defaults) -> None:
-        super().__init__((Path.cwd(),), defaults)
+        super().__init__(Path.cwd(), defaults)
         self._entries = entries
-
-    def scan(self) -> tuple[list[Scanned], list[Finding], dict[str, bytes]]:
-        """Read what is served; it blocks."""
-        return [self._entry(name) for name in self.names()], [], self.fingerprints()
-
-    def fingerprints(self) -> dict[str, bytes]:
-        """Give the fingerprints, which do not change: what is served is what was there at the start."""
-        return dict.fromkeys(self.names(), b"-")
-
-    def fingerprint(self, name: str) -> bytes:
-        """Likewise; b"" of another name."""
-        return b"-" if name in self._entries.targets else b""
-
-    def read(self, name: str, config: Any = None) -> tuple[Scanned | None, bytes]:
-        """Read one; it blocks."""
-        if name not in self._entries.targets:
-            return None, b""
-        if config is not None:
-            finding = Finding(Path.cwd(), "takes no configuration: its module says it", model=name)
-            return Scanned(name, Path.cwd(), findings=(finding,)), b"-"
-        return self._entry(name), b"-"
 
     def names(self) -> list[str]:
         """List the names."""
         return list(self._entries.targets)
 
-    def _entry(self, name: str) -> Scanned:
-        spec = self._entries.spec(self._entries.targets[name])
-        return Scanned(name, Path.cwd(), (spec,), model_config_pb2().ModelConfig(name=name))
+    def spec(self, name: str) -> ModelSpec:
+        """Give a model's spec; it blocks."""
+        return self._entries.spec(self._entries.targets[name])

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.server.carrying.messages import pack_answer, read_answer
 
+from .inside.answers import text_answer
 from .live import PAGE
-from .messages import CHECK, JSON, TEXT, Description
+from .messages import CHECK, JSON, TEXT
 from .pages import FRESH
 from .progress import Meter
 from .records import Status
@@ -35,8 +36,6 @@ _PAGE_LINES = (
 
 class Asked(Protocol):
     """A model's Desk."""
-
-    description: Description
 
     async def ask(self, kind: int, body: bytes = b"") -> bytes: ...
 
@@ -62,8 +61,6 @@ class Jobs:
         status, _, _, body = read_answer(reply)
         if status != 200:
             return reply
-        if not desk.description.trains:
-            return _refusal(501, f"Not implemented by underlying model (loaded '{name}')")
         shown = (await self._runs.add(name, json.loads(body), request)).record.shown
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_S):
@@ -115,8 +112,4 @@ class Jobs:
         return pack_answer(200, _PAGE_LINES, PAGE) if self._runs.find(name, uuid) is not None else _NOT_FOUND
 
 
-def _refusal(status: int, text: str) -> bytes:
-    return pack_answer(status, TEXT, f"{status}: {text}".encode())
-
-
-_NOT_FOUND = _refusal(404, "Not Found")
+_NOT_FOUND = text_answer(404, "Not Found")

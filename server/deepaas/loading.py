@@ -6,13 +6,11 @@ import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.carrying.hosts import Crew
-from penstock.server.carrying.loading import open_carried
-from penstock.server.workers.order import Order
+from penstock.server.carrying.loading import open_carried, order_of
 
 from .desk import Desk
 from .entries import DEEPAAS
@@ -28,10 +26,9 @@ if TYPE_CHECKING:
     from penstock.batching.spec import ModelSpec
     from penstock.server.environments.environments import Environments
     from penstock.server.settings import Settings
+    from penstock.server.workers.order import Order
 
 SERVICE = "penstock.server.deepaas.inside.service"
-OPEN_LIMIT_S = 3600.0
-"""How long importing and warming a model may take: the original had no limit."""
 
 
 @dataclass(eq=False)
@@ -79,9 +76,9 @@ class DeepaasModels:
         label = f"model '{spec.name}'"
         interpreter = await asyncio.to_thread(self._environments.interpreter, spec.worker, label)
         await self.runs.open()
-        desk = Desk(order_of(spec, interpreter, Role.DESK))
+        desk = Desk(_order(spec, interpreter, Role.DESK))
         crew = DeepaasCrew(spec.worker.timeout_s, empty=lambda desk: self._emptied(spec.name, desk))
-        orders = [order_of(spec, interpreter, Role.PREDICT, at + 1) for at in range(spec.instances[0].count)]
+        orders = [_order(spec, interpreter, Role.PREDICT, f"_{at + 1}") for at in range(spec.instances[0].count)]
         opening = asyncio.ensure_future(open_carried(spec, orders, crew, DEEPAAS))
         starting = asyncio.ensure_future(desk.start())
         try:
@@ -93,7 +90,7 @@ class DeepaasModels:
             await asyncio.gather(*(host.close() for host in crew.hosts), desk.close(), return_exceptions=True)
             raise
         crew.desk = self.desks[spec.name] = desk
-        self._trainers[spec.name] = order_of(spec, interpreter, Role.TRAIN)
+        self._trainers[spec.name] = _order(spec, interpreter, Role.TRAIN)
         return opened
 
     def _emptied(self, name: str, desk: Desk) -> None:
@@ -113,17 +110,12 @@ class DeepaasModels:
         return Trainer(replace(order, label=f"training {uuid} of {order.label}", about=about, line=line))
 
 
-def order_of(spec: ModelSpec, interpreter: str, role: Role, number: int = 0) -> Order:
-    """Say what a worker of a model is to be."""
+def _order(spec: ModelSpec, interpreter: str, role: Role, number: str = "") -> Order:
     settings = {
         "model": spec.name,
         "target": spec.options["target"],
         "role": role.value,
         **{name: spec.options[name] == "true" for name in ("warm", "accept_header", "show_errors")},
     }
-    suffix = f"_{number}" if number else ""
-    about = {"model": spec.name, "version": str(spec.version), "instance": f"{spec.name}_{role.value}{suffix}"}
-    return Order(
-        SERVICE, settings, f"model '{spec.name}'", about, interpreter=interpreter, folder=Path(spec.path),
-        path=(str(spec.path),), environment=spec.worker.environment, open_limit_s=OPEN_LIMIT_S, heard=True,
-    )  # fmt: skip
+    order = order_of(spec, SERVICE, settings, f"model '{spec.name}'", interpreter, role.value + number)
+    return replace(order, path=(str(spec.path),))

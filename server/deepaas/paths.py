@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import unquote
 
+from penstock.server.http.target import path_in
+
 
 class Purpose(enum.Enum):
     """What a request is for."""
@@ -123,7 +125,7 @@ class Paths:
 
     def find(self, method: bytes, target: bytes, query: bytes = b"") -> Place:
         """Tell what becomes of a request. `target` and `query` are as they were sent."""
-        path, said = _path_of(target), method.decode("latin-1")
+        path, said = path_in(target.partition(b"#")[0]).decode("latin-1"), method.decode("latin-1")
         found = self._methods(path)
         if found is not None:
             return self._allowed(said, *found)
@@ -165,15 +167,6 @@ class Paths:
         if len(rest_of) > 1 and rest_of[0] == "train" and rest_of[1] and rest_of[2:] in _OF_TRAINING:
             return _OF_TRAINING[rest_of[2:]], name, rest_of[1]
         return None
-
-
-def _path_of(target: bytes) -> str:
-    """Give the path of a target. One of absolute form (RFC 9112, 3.2.2) names scheme and host before it."""
-    path = target.partition(b"#")[0].decode("latin-1")
-    if not path.startswith("/"):
-        _, scheme, rest = path.partition("://")
-        path = "/" + rest.partition("/")[2] if scheme else path
-    return path
 
 
 def _merged(path: str) -> str:

@@ -8,7 +8,6 @@ Source: deepaas 2.6.0, cmd/execute.py: what they are called with, what is stored
 from __future__ import annotations
 
 import argparse
-import importlib
 import mimetypes
 import os
 import shutil
@@ -21,6 +20,7 @@ from penstock.server.settings import SettingError
 
 from .cli import called, chosen, content_of, taken
 from .command import Values, add_options
+from .inside.files import uploaded_file
 from .inside.model import Model
 
 NAME = "deepaas-predict"
@@ -48,7 +48,9 @@ def _run(words: list[str]) -> None:
         raise SettingError(f"ERROR: The model {model.name} has no method of version 1: {_INSTEAD}")
     if values.of("warm"):
         model.warm()
-    sent = {"urls": [given.input_file]} if given.url else {"files": [_file(given.input_file)]}
+    path = given.input_file
+    # a file is the upload itself, not a copy, as it was
+    sent = {"urls": [path]} if given.url else {"files": [uploaded_file()(path, path, mimetypes.guess_type(path)[0])]}
     stored = _stored(method({**sent, "accept": given.content_type}), given)
     sys.stdout.write(f"Output saved at {stored}\n")
 
@@ -62,12 +64,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--url", "-u", action="store_true", help="it is an address")
     parser.add_argument("--nourl", dest="url", action="store_false", help="it is a file")
     return parser
-
-
-def _file(path: str) -> Any:
-    """Give a file as an upload: itself, not a copy, as it was."""
-    made = importlib.import_module("deepaas.model.v2.wrapper").UploadedFile
-    return made(path, path, mimetypes.guess_type(path)[0])
 
 
 def _stored(value: Any, given: argparse.Namespace) -> str:

@@ -127,10 +127,12 @@ class Store:
     async def close(self) -> None:
         """Write what waits, and let go of the file."""
         self._write_soon()  # also what could not be written before
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(CLOSE_LIMIT_S):
                 await self.settled()
                 await self._there(self._let_go)
+        except TimeoutError:
+            self._thread.submit(self._let_go)  # once what is being written is
         if self._again is not None:
             self._again.cancel()
         self._thread.shutdown(wait=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 import weakref
@@ -13,8 +12,11 @@ from penstock.server.listening.access import tell
 
 from .connection import HEAD
 from .fastlane import FastLane
+from .unchunked import InFront
 
 if TYPE_CHECKING:
+    import asyncio
+
     from penstock.server.listening.mapped import Body
 
     from .head import Head
@@ -95,26 +97,16 @@ class LoggedFastLane(FastLane):
         self._began_s, self._request_id = time.perf_counter(), ""
 
 
-class _Sent(asyncio.WriteTransport):
-    """Stands before the transport for one answer of uvicorn's, which writes its head first, and counts the rest."""
+class _Sent(InFront):
+    """Counts what is written of an answer, but for its head, which comes first."""
 
     def __init__(self, transport: asyncio.WriteTransport, status: int) -> None:
-        super().__init__()
+        super().__init__(transport)
         self.status = status
         self.size = 0
-        self._transport = transport
-        self._begun = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Write, and count."""
         self.size += len(data) if self._begun else 0
         self._begun = True
         self._transport.write(data)
-
-    def close(self) -> None:
-        """Close the transport."""
-        self._transport.close()
-
-    def is_closing(self) -> bool:
-        """Tell whether the transport is closing."""
-        return self._transport.is_closing()

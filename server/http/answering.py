@@ -64,11 +64,14 @@ class Answering(Connection):
     def answer(self, status: int, body: Body, content_type: bytes, extra: bytes = b"") -> None:
         """Answer the request under way; `extra` is whole header lines. A second answer is ignored.
 
-        An empty `content_type` is not sent. To HEAD the answer is what it would be to GET, without the body.
+        An empty `content_type` is not sent. To HEAD the answer is what it would be to GET, without the body. Raises:
+        ValueError for a status that ends no answer: the client would take the next one for it.
         """
         head = self.head
         if self._state != BUSY or head is None:
             return
+        if not 200 <= status <= 999:
+            raise ValueError(f"an answer of status {status}")
         if status == 503 and _AGAIN in extra and self._is_early(head) and self.shared.pace.holds(self, self.loop):
             self._state, self._held = HELD, (status, body, content_type, extra)
             return
@@ -81,7 +84,7 @@ class Answering(Connection):
         lines = self.shared.answers.head(status, self.server_state.default_headers)
         if content_type:
             extra += b"content-type: " + content_type + b"\r\n"
-        length = b"\r\n" if status in _BODILESS else b"content-length: %d\r\n\r\n" % len(body)
+        length, body = (b"\r\n", b"") if status in _BODILESS else (b"content-length: %d\r\n\r\n" % len(body), body)
         self._write(b"".join((lines, connection, extra, length)), b"" if head.method == b"HEAD" else body)
         self._lived = True
         if not keep_alive:

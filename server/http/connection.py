@@ -83,11 +83,6 @@ class Connection(HttpToolsProtocol):
         self._half_closed = False
         self._late = self._resting = False
 
-    @property
-    def busy(self) -> bool:
-        """Whether a Service has a request to answer."""
-        return self._state == BUSY
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection, or refuse it when there are too many."""
         super().connection_made(transport)

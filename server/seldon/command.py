@@ -82,24 +82,25 @@ def ask(argv: Sequence[str], environ: Mapping[str, str], folder: Path, annotatio
     What is said on the command line goes before PENSTOCK_ variables, and those before the original's.
     Raises: SettingError; SystemExit with the original's status for arguments that it refused.
     """
-    theirs = {option for action in _parser(_Environment({}))._actions for option in action.option_strings}  # noqa: SLF001
-    ours, words = own_flags(NAME, argv, theirs, _ALIASES)
     variables = _Environment(environ)
     parser = _parser(variables)
+    actions = parser._actions  # noqa: SLF001
+    ours, words = own_flags(NAME, argv, {option for action in actions for option in action.option_strings}, _ALIASES)
     given, unknown = parser.parse_known_args(words)
     if unknown:
         _tell(f"Unknown args {unknown}. Note since 1.5.0 this CLI does not take API type (REST, GRPC)")
         raise SystemExit(UNKNOWN_STATUS)
-    said = vars(given)
-    default = {name for name, value in said.items() if value == parser.get_default(name)}
+    for action in actions:  # so that what is left has been said, were it what the default is
+        action.default = argparse.SUPPRESS
+    said = vars(parser.parse_known_args(words)[0])
     wanted = _settings(given, variables, _annotations(annotations))
     flags: dict[str, str | Sequence[str]] = {}
     below: dict[str, str] = {}
     for name, (source, value) in wanted.items():
-        if source in default or source == "":
-            below[PREFIX + name.upper()] = value
-        else:
+        if source in said:
             flags[name] = value
+        else:
+            below[PREFIX + name.upper()] = value
     flags |= ours
     # what is served is this command's to say
     flags |= {"dialect": "seldon", "model_repository": [str(folder)], "seldon_component": given.interface_name}

@@ -9,15 +9,14 @@ import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec, WorkerSpec
+from penstock.server.carrying.repository import CarriedRepository
 from penstock.server.repository.address import is_remote
 from penstock.server.repository.changes import fingerprint
 from penstock.server.repository.findings import Finding, MistakesError
-from penstock.server.repository.pbtxt import model_config_pb2
 from penstock.server.repository.repository import Repository
-from penstock.server.repository.scan import Defaults, Entry
+from penstock.server.repository.scan import Defaults
 from penstock.server.settings import Settings
 
 from . import parameters
@@ -64,6 +63,11 @@ class Components:
             return said
         found = of_their_own_name(self.path)
         return found[0] if len(found) == 1 else ""
+
+    @property
+    def name(self) -> str:
+        """The model's name, that of its class."""
+        return self.component.rpartition(".")[2]
 
     @property
     def parameters(self) -> str:
@@ -118,8 +122,7 @@ class Components:
     def spec(self) -> ModelSpec:
         """Give the component as a model; it blocks."""
         environment = built_with(self.path, self._environ) if self.path.is_dir() else {}
-        name = self.component.rpartition(".")[2]
-        return spec_of(self.settings, name, Code(self.folder, self.component), self.parameters, environment)
+        return spec_of(self.settings, self.name, Code(self.folder, self.component), self.parameters, environment)
 
     def print(self) -> bytes:
         """Give what changes when a file of the component does; it blocks."""
@@ -166,45 +169,23 @@ def _log_level(settings: Settings) -> str:
     return next((word for word, wanted in levels.items() if wanted), "CRITICAL")
 
 
-class ComponentRepository(Repository):
+class ComponentRepository(CarriedRepository):
     """The component as the one model of a repository, by the name of its class."""
 
+    unconfigurable = "its class says it"
+
     def __init__(self, components: Components, defaults: Defaults) -> None:
-        super().__init__((components.path,), defaults)
+        super().__init__(components.path, defaults)
         self._components = components
-
-    @property
-    def name(self) -> str:
-        """The model's name."""
-        return self._components.component.rpartition(".")[2]
-
-    def scan(self) -> tuple[list[Entry], list[Finding], dict[str, bytes]]:
-        """Read what is served; it blocks."""
-        prints = self.fingerprints()
-        return [self._entry()], [], prints
-
-    def fingerprints(self) -> dict[str, bytes]:
-        """Give its fingerprint; it blocks."""
-        return {self.name: self._components.print()}
-
-    def fingerprint(self, name: str) -> bytes:
-        """Likewise; b"" of another name."""
-        return self._components.print() if name == self.name else b""
-
-    def read(self, name: str, config: Any = None) -> tuple[Entry | None, bytes]:
-        """Read it; it blocks."""
-        print_ = self.fingerprint(name)
-        if name != self.name:
-            return None, b""
-        if config is not None:
-            finding = Finding(self._components.path, "takes no configuration: its class says it", model=name)
-            return Entry(name, self._components.path, findings=(finding,)), print_
-        return self._entry(), print_
 
     def names(self) -> list[str]:
         """Give its name."""
-        return [self.name]
+        return [self._components.name]
 
-    def _entry(self) -> Entry:
-        config = model_config_pb2().ModelConfig(name=self.name)
-        return Entry(self.name, self._components.path, (self._components.spec(),), config)
+    def spec(self, name: str) -> ModelSpec:
+        """Give the component as a model; it blocks."""
+        return self._components.spec()
+
+    def fingerprint(self, name: str) -> bytes:
+        """Give what changes when a file of the component does; it blocks. b"" of another name."""
+        return self._components.print() if name == self._components.name else b""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.backends.errors import Code, InferError
+from penstock.server.engines import served
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,11 +51,7 @@ class Current:
     def _look(self) -> Model:
         self._model = self.sharing = None
         generation, name = self._engine.generation, self.name()
-        try:
-            model = self._engine.model(name)
-        except InferError:
-            text = "the component is not ready: it is being loaded, or the log says why it cannot be"
-            raise InferError(Code.NOT_READY, text) from None
+        model = served(self._engine, name, "the component")
         self._generation, self.sharing = generation, self._models.sharing.get(name)
         described = self._models.described.get(name)
         self.looks = self.sharing is None and described is not None and described.looks

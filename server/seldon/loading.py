@@ -9,13 +9,11 @@ import asyncio
 import random
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.batching.running.outsides import Opened
 from penstock.server.carrying.hosts import Host
-from penstock.server.carrying.loading import AT_ONCE, as_carried
-from penstock.server.workers.order import Order
+from penstock.server.carrying.loading import AT_ONCE, as_carried, order_of
 
 from .batching import Sharing
 from .components import SELDON
@@ -27,10 +25,9 @@ if TYPE_CHECKING:
     from penstock.batching.running.outside import Outside
     from penstock.batching.spec import ModelSpec
     from penstock.server.environments.environments import Environments
+    from penstock.server.workers.order import Order
 
 SERVICE = "penstock.server.seldon.inside.service"
-OPEN_LIMIT_S = 3600.0
-"""How long a component may take to be constructed and loaded, which may fetch its model: the original had no limit."""
 
 
 class SeldonModels:
@@ -100,9 +97,4 @@ def _order(spec: ModelSpec, interpreter: str, label: str, number: int) -> Order:
         "strict": spec.options.get("strict", "true") == "true",
         "custom_service": number == 1,
     }
-    return Order(
-        SERVICE, settings, label,
-        {"model": spec.name, "version": str(spec.version), "instance": f"{spec.name}_{number}"},
-        interpreter=interpreter, folder=Path(spec.path), path=spec.worker.path, environment=spec.worker.environment,
-        memory_bytes=spec.worker.memory_bytes, open_limit_s=OPEN_LIMIT_S, heard=True,
-    )  # fmt: skip
+    return order_of(spec, SERVICE, settings, label, interpreter, str(number))

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
+from penstock.server.http.target import path_in
+
 from .messages import Endpoint
 
 PING, METADATA, OPENAPI = "ping", "metadata", "openapi"
@@ -51,15 +53,11 @@ _OURS = frozenset((b"v2", b"docs", b"openapi.json", b"metrics"))
 def parted(path: bytes, query: bytes) -> tuple[bytes, bytes]:
     """Give the path of a request, decoded, and its query, as they were sent in its target.
 
-    A target of absolute form names scheme and host before its path (RFC 9112, 3.2.2). Of slashes at the beginning one
-    counts. What follows a `#` is not the server's.
+    Of slashes at the beginning one counts. What follows a `#` is not the server's.
     """
     path, fragment, _ = path.partition(b"#")
     query = b"" if fragment else query.partition(b"#")[0]
-    if not path.startswith(b"/"):
-        _, scheme, rest = path.partition(b"://")
-        path = rest.partition(b"/")[2] if scheme else path
-    return b"/" + unquote_to_bytes(path).lstrip(b"/"), query
+    return b"/" + unquote_to_bytes(path_in(path)).lstrip(b"/"), query
 
 
 def is_ours(path: bytes) -> bool:

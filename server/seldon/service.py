@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.answering import LARGE_BYTES, answer_coded, internal, off_loop, off_task, unpacked
-from penstock.server.carrying.service import CarryingService, body_of
+from penstock.server.carrying.service import CarryingService
 from penstock.server.errors import retry_after_line
 from penstock.server.http.coding import choose
 from penstock.server.http.head import HttpError
@@ -162,8 +162,6 @@ class SeldonService(CarryingService):
         if lines:
             content_type, _, own = lines.partition(b"\r\n")
             extra = pages.joined(own, extra)
-        if status != 200:
-            body = body_of(status, body)
         if claim.accept and status == 200:
             answer_coded(connection, body, content_type, extra, claim.accept)
         else:

@@ -47,7 +47,7 @@ def _side(metadata: Mapping[str, Any], side: str) -> tuple[TensorSpec, ...]:
             return (DEFAULT[side],)
         name = entry.get("name") or (side if len(entries) == 1 else f"{side}_{number}")
         dims = entry.get("shape")
-        shape = (-1, -1) if dims is None else (-1, *(dim if dim >= 0 else -1 for dim in dims[1:]))
+        shape = (-1, -1) if dims is None else (-1, *(int(dim) if dim >= 0 else -1 for dim in dims[1:]))
         found.append(TensorSpec(name, datatype, shape))
     if len({spec.name for spec in found}) < len(found):
         return (DEFAULT[side],)

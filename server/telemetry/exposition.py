@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 
 
 def label_value(text: str) -> str:
@@ -24,3 +25,13 @@ def decimal(value: int, digits: int) -> str:
     """Write `value` divided by ten to the power `digits`, exactly and never in exponent form."""
     whole, part = divmod(value, 10**digits)
     return f"{whole}.{part:0{digits}d}".rstrip("0").rstrip(".") if part else str(whole)
+
+
+def histogram_lines(name: str, labels: str, edges: Sequence[str], counts: Sequence[int], total: str) -> Iterator[str]:
+    """Write a histogram. `counts` are not cumulated, and one more than the edges, for what is above them all."""
+    below = 0
+    for edge, count in zip((*edges, "+Inf"), counts, strict=True):
+        below += count
+        yield f'{name}_bucket{{{labels},le="{edge}"}} {below}'
+    yield f"{name}_sum{{{labels}}} {total}"
+    yield f"{name}_count{{{labels}}} {below}"

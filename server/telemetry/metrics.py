@@ -27,9 +27,7 @@ from penstock.batching.statistics import (
 from penstock.server.options.metrics_config import MetricsConfig
 from penstock.server.workers.order import ENDED, REASONS, STARTED
 
-from .exposition import decimal as decimal  # noqa: PLC0414 - whoever adds lines to the page has both from here
-from .exposition import label_value as label_value  # noqa: PLC0414
-from .exposition import number
+from .exposition import decimal, histogram_lines, label_value, number
 from .families import FAMILIES
 from .hardware import Hardware, Sample
 from .standing import build_info, model_ready
@@ -269,14 +267,7 @@ def _summarised(counted: StatisticsSnapshot, *, cached: bool) -> Iterator[tuple[
 
 
 def _histogram(name: str, labels: str, edges: Sequence[str], histogram: HistogramSnapshot, digits: int) -> list[str]:
-    lines = []
-    below = 0
-    for edge, count in zip((*edges, "+Inf"), histogram.counts, strict=True):
-        below += count
-        lines.append(f'{name}_bucket{{{labels},le="{edge}"}} {below}')
-    lines.append(f"{name}_sum{{{labels}}} {decimal(histogram.total, digits)}")
-    lines.append(f"{name}_count{{{labels}}} {below}")
-    return lines
+    return list(histogram_lines(name, labels, edges, histogram.counts, decimal(histogram.total, digits)))
 
 
 def _add_sample(lines: Mapping[str, list[str]], sample: Sample) -> None:

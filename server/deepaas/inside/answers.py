@@ -104,6 +104,8 @@ def _http_answer(error: BaseException) -> bytes | None:
     content = bytes(body) if isinstance(body, bytes | bytearray) else (error.text or "").encode()
     kind = error.headers.get("Content-Type", "application/octet-stream" if content else "")
     more = [f"{name}: {value}" for name, value in error.headers.items() if name.lower() not in _OWN_HEADERS]
+    if any("\r" in line or "\n" in line for line in (kind, *more)):
+        return None  # what follows would be a line of its own: aiohttp sends no such header either
     return _packed(error.status, kind, more, content)
 
 

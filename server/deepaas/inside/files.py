@@ -77,7 +77,7 @@ class Uploads:
             while left.nbytes:
                 left = left[file.write(left) :]
         if self._made_as is None:
-            self._made_as = _uploaded_file()
+            self._made_as = uploaded_file()
         return self._made_as(upload.name, path, upload.content_type, upload.filename)
 
     def _opened(self) -> tuple[int, str]:
@@ -93,7 +93,7 @@ class Uploads:
         return os.open(path, _NEW, 0o600), path
 
 
-def _uploaded_file() -> Any:
+def uploaded_file() -> Any:
     """Give the class that user code may have imported: the original's where that is installed."""
     return importlib.import_module("deepaas.model.v2.wrapper").UploadedFile
 

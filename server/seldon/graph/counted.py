@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 from penstock.server.seldon.messages import Endpoint
-from penstock.server.telemetry.metrics import decimal, label_value
+from penstock.server.telemetry.exposition import decimal, histogram_lines, label_value
 
 from .nodes import Node, Predictor
 
@@ -85,9 +85,4 @@ class Counted:
             "predictor_name": predictor, "predictor_version": version, "service": service,
         }  # fmt: skip
         labels = ",".join(f'{label}="{label_value(value)}"' for label, value in sorted(said.items()))
-        below = 0
-        for edge, count in zip((*EDGES, "+Inf"), counts, strict=False):
-            below += count
-            yield f'{name}_bucket{{{labels},le="{edge}"}} {below}'
-        yield f"{name}_sum{{{labels}}} {decimal(counts[-1], 9)}"
-        yield f"{name}_count{{{labels}}} {below}"
+        yield from histogram_lines(name, labels, EDGES, counts[:-1], decimal(counts[-1], 9))

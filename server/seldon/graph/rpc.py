@@ -83,7 +83,7 @@ class GraphRpcs:
         return Message(b"") if answer is message else answer
 
     def _walk(self, predictor: Predictor) -> Walk:
-        return Walk(self._graph.means, predictor, self._wire, predictor.grpc_limit_s)
+        return Walk(self._graph.means, predictor, self._wire)
 
     # -- what it is --------------------------------------------------------------------------------------------
 

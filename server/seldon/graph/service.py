@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.answering import internal, off_task, unpacked
+from penstock.server.carrying.service import CarryingService
 from penstock.server.errors import HTTP_STATUS, retry_after_line
 from penstock.server.http.head import HttpError
-from penstock.server.restricted import Restricted
 from penstock.server.seldon.messages import Endpoint
 from penstock.server.seldon.pages import JSON, NO_METADATA
 from penstock.server.seldon.paths import is_ours, parted
@@ -25,7 +25,6 @@ from .walk import NodeFailed, Walk, model_of
 from .wires import PUID, GraphError, JsonWire, Message, new_puid
 
 if TYPE_CHECKING:
-    from penstock.server.http.connection import Connection
     from penstock.server.http.fastlane import FastLane
     from penstock.server.http.head import Head
     from penstock.server.http.limits import Limits
@@ -52,6 +51,8 @@ _CODINGS = (b"gzip", b"deflate")
 class Claim:
     """What a head says. Kept with the head's bytes. `lines` are those of its answer, but for its id."""
 
+    found = None
+    """Which nodes a request meets is not known yet: it is turned away by none of them."""
     __slots__ = (
         "address", "coding", "content_type", "deployment", "fields", "lines", "method", "path", "puid", "request_id",
     )  # fmt: skip
@@ -79,14 +80,15 @@ class Claim:
         self.address = addresses.find(self.path, deployment.name, deployment.namespace)
 
 
-class GraphService:
+class GraphService(CarryingService):
     """Answers for the graph of one server. `others` answers what is Penstock's own. Threads: the event loop's."""
 
+    claims = Claim
+
     def __init__(self, graph: Graph, others: Service, limits: Limits) -> None:
+        super().__init__(graph.means.engine, others)
         self._graph = graph
-        self._others = others
         self._limits = limits
-        self.restricted = Restricted()
 
     # -- the Service -------------------------------------------------------------------------------------------
 
@@ -94,31 +96,15 @@ class GraphService:
         """Claim every path, but for those that are Penstock's own."""
         path, _ = parted(head.path, head.query)
         if is_ours(path):
-            return self._others.claim(head)
+            return self.others.claim(head)
         claim = Claim(head, path)
         claim.resolve(self._graph.deployment)
         purpose = claim.address.purpose if claim.address is not None else ""
         self.restricted.demand(_CATEGORIES.get(purpose, "inference"), head.header)
         return claim
 
-    def turn_away(self, head: Head) -> Any:
-        """Let it come: which nodes it will meet is not known yet."""
-        return None if type(head.route) is Claim else self._others.turn_away(head)
-
-    def refuse(self, connection: FastLane, error: Any) -> None:
-        """Answer with an error."""
-        claim = connection.head.route if connection.head is not None else None
-        if type(claim) is Claim:
-            _answer(connection, claim, "", *_refusal(error))
-        else:
-            self._others.refuse(connection, error)
-
-    def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
+    def answer(self, connection: FastLane, claim: Any, body: bytes) -> None:
         """Answer one request, or begin to."""
-        claim = head.route
-        if type(claim) is not Claim:
-            self._others.begin(connection, head, body)
-            return
         if claim.deployment is not self._graph.deployment:
             claim.resolve(self._graph.deployment)
         address = claim.address
@@ -133,9 +119,13 @@ class GraphService:
         else:
             _answer(connection, claim, claim.puid or new_puid(), *self._page(address))
 
-    def abandon(self, connection: Connection) -> None:
-        """Cancel what a gone client asked for: its task takes back the calls that wait."""
-        self._others.abandon(connection)
+    def answer_failure(self, connection: FastLane, claim: Any, error: InferError) -> None:
+        """Answer with an error of the server's own."""
+        _answer(connection, claim, "", *_refusal(error))
+
+    def trouble(self, claim: Any, error: Exception) -> InferError:
+        """Log a failure under the client's own id, if it has sent one."""
+        return internal(error, "graph", claim.request_id)
 
     # -- walks -------------------------------------------------------------------------------------------------
 
@@ -147,13 +137,14 @@ class GraphService:
             predictor = self._graph.chosen(address, message, wire)
             if address.purpose == addresses.PREDICTIONS:
                 self._graph.shadow(message, puid, wire)
-            walk = Walk(self._graph.means, predictor, wire, predictor.rest_limit_s)
+            walk = Walk(self._graph.means, predictor, wire)
             status, answer = 200, await self._answered(walk, address, message, puid)
         except NodeFailed as failed:
-            status, answer = failed.status, failed.message
+            # what a component has raised may have a status that ends no answer
+            status, answer = (failed.status if failed.status >= 200 else 500), failed.message
         except Exception as error:  # noqa: BLE001 - the client gets an answer whatever it is
             known = isinstance(error, GraphError | NotDescribedError | InferError | HttpError)
-            status, answer, again = _refusal(error if known else internal(error, "graph", claim.request_id))
+            status, answer, again = _refusal(error if known else self.trouble(claim, error))
         off_task(connection)
         _answer(connection, claim, puid, status, answer, again)
         method, spent_ns = claim.method.decode("latin-1").lower(), time.monotonic_ns() - began_ns

@@ -79,7 +79,7 @@ class Graph:
         """Give a copy of a request to every shadow. Nobody waits for the answers."""
         for predictor in self.deployment.predictors:
             if predictor.shadow and len(self._shadows) < MOST_SHADOWS:
-                walk = Walk(self.means, predictor, wire, predictor.rest_limit_s)
+                walk = Walk(self.means, predictor, wire)
                 task: asyncio.Task[object] = asyncio.get_running_loop().create_task(_dropped(walk, message, puid))
                 self._shadows.add(task)
                 task.add_done_callback(self._shadows.discard)

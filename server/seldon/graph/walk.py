@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from penstock.batching.sinks import FutureSink
+from penstock.batching.sinks import FUTURES
 from penstock.server.answering import off_loop
 from penstock.server.engines import Serves, served
 from penstock.server.seldon.calls import SeldonCall
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 ABORT = -2
 """What a router answers that wants no child to be asked: the message goes back as it is."""
 ALL = -1
-_SINK = FutureSink()
 
 
 class NodeFailed(Exception):  # noqa: N818 - a condition that the node has answered
@@ -63,16 +62,13 @@ class Means:
 
 
 class Walk:
-    """One request. `routing` is where it went so far, `path` the images of the nodes that it passed.
+    """One request. `routing` is where it went so far, `path` the images of the nodes that it passed."""
 
-    Units: `limit_s` for one call of a node, 0 for none.
-    """
-
-    def __init__(self, means: Means, predictor: Predictor, wire: Wire, limit_s: float) -> None:
+    def __init__(self, means: Means, predictor: Predictor, wire: Wire) -> None:
         self._means = means
         self._predictor = predictor
         self._wire = wire
-        self._limit_s = limit_s
+        self._limit_s = wire.limit_s(predictor)
         self.routing: dict[str, int] = {}
         self.path: dict[str, str] = {}
 
@@ -98,9 +94,9 @@ class Walk:
         looks = sharing is None and described is not None and described.looks and endpoint is not Endpoint.HEALTH
         form, payload = self._wire.payload(message, headed=looks)
         if sharing is None:
-            call = SeldonCall(model, endpoint, form, payload, _SINK)
+            call = SeldonCall(model, endpoint, form, payload, FUTURES)
         else:
-            call = await off_loop(len(payload), sharing.call_of, model, endpoint, form, payload, _SINK)
+            call = await off_loop(len(payload), sharing.call_of, model, endpoint, form, payload, FUTURES)
         call.context = asyncio.get_running_loop().create_future()
         began_ns, status = time.monotonic_ns(), -1
         try:

@@ -16,7 +16,7 @@ from penstock.server.seldon.pages import JSON
 from penstock.server.seldon.protos import message_class
 from penstock.server.v2.rpc.wire import field
 
-from .nodes import Notes
+from .nodes import Notes, Predictor
 
 Dict = dict[str, Any]
 PUID = "seldon-puid"
@@ -52,6 +52,9 @@ class Wire(Protocol):
 
     good: int
 
+    def limit_s(self, predictor: Predictor) -> float:
+        """Give what a call of a node may take. Units: seconds, 0 for any time."""
+
     def payload(self, message: Message, *, headed: bool = False) -> tuple[Form, bytes]:
         """Give what a worker is sent of a message; `headed`: and of the headers that it came with, if there are any."""
 
@@ -85,6 +88,10 @@ class JsonWire:
     def __init__(self, fields: Sequence[tuple[bytes, bytes]] = (), puid: str = "") -> None:
         self._fields = fields
         self._puid = puid
+
+    def limit_s(self, predictor: Predictor) -> float:
+        """Give the limit for REST."""
+        return predictor.rest_limit_s
 
     def payload(self, message: Message, *, headed: bool = False) -> tuple[Form, bytes]:
         """Give the body; with what its content type is if that is not JSON, and the headers where they are wanted.
@@ -169,6 +176,10 @@ class ProtoWire:
     """Messages over gRPC: SeldonMessage, Feedback, and lists of them."""
 
     good = 0
+
+    def limit_s(self, predictor: Predictor) -> float:
+        """Give the limit for gRPC."""
+        return predictor.grpc_limit_s
 
     def payload(self, message: Message, *, headed: bool = False) -> tuple[Form, bytes]:
         """Give the message as it is: it has no headers."""

@@ -47,15 +47,8 @@ class Rest:
             return self.failed(endpoint, error, form, payload)
         return reply(self.component, status, body)
 
-    def plain(self, endpoint: Endpoint, payload: bytes) -> bytes:
-        """Answer a request of Form.JSON."""
-        return self._asked(endpoint, Form.JSON, payload)
-
-    def http(self, endpoint: Endpoint, payload: bytes) -> bytes:
-        """Answer a request of Form.HTTP."""
-        return self._asked(endpoint, Form.HTTP, payload)
-
-    def _asked(self, endpoint: Endpoint, form: Form, payload: bytes) -> bytes:
+    def asked(self, form: Form, endpoint: Endpoint, payload: bytes) -> bytes:
+        """Answer one request, Flask's current one where the component may look at that. Raises: as `answer`."""
         if self.looking is None:
             return self.answer(endpoint, form, payload)
         with self.looking.request(endpoint, form, payload):

@@ -12,17 +12,15 @@ from typing import Any
 import numpy as np
 import orjson
 
+from penstock.server.json_text import may_have_long_integers
+
 NUMERIC = frozenset("iufcm")
 """The kinds of dtypes that numpy counts as numbers; bool is none."""
-_DIGITS = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x2E if byte == 0x2E else 0x20 for byte in range(256))
-_LONG, _FRACTION = b"0" * 19, b"." + b"0" * 19
 
 
 def loads(body: bytes) -> Any:
     """Parse JSON as Python's own json does, with NaN, and integers of any size. Raises: ValueError, RecursionError."""
-    # orjson makes floats of integers above 64 bits; all else that it takes, json takes to be the same
-    digits = body.translate(_DIGITS)
-    if _LONG not in digits or digits.count(_LONG) == digits.count(_FRACTION):
+    if not may_have_long_integers(body):
         try:
             return orjson.loads(body)
         except orjson.JSONDecodeError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -74,17 +75,14 @@ class Rows:
             return _NEVER, None
         if not fits:
             return _APART, None
-        answered = protobuf.answered if proto else self._answered_as_json
+        answered = partial(protobuf.answered, self._component) if proto else self._rest.answered
         spans = pairwise(accumulate(said["rows"], initial=0))
         answers = [
-            answered(self._component, Endpoint.PREDICT, request, data[begin:end], {}, [])
+            answered(Endpoint.PREDICT, request, data[begin:end], {}, [])
             for request, (begin, end) in zip(requests, spans, strict=True)
         ]
         sizes = struct.pack(f"<{len(answers)}I", *map(len, answers))
         return b"".join((_TOGETHER, sizes, *answers)), None
-
-    def _answered_as_json(self, _: Component, endpoint: Endpoint, request: Any, *result: Any) -> bytes:
-        return self._rest.answered(endpoint, request, *result)
 
     # -- requests of the v2 protocol ---------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.backend import Array
@@ -83,7 +84,10 @@ class SeldonInside:
         self._rest = Rest(component)
         _load(user)
         self.description = _described(self._rest, metadata)
-        self._answers: list[Callable[[Endpoint, bytes], bytes]] = [self._rest.plain, self._rest.http, self._grpc]
+        asked = self._rest.asked
+        self._answers: list[Callable[[Endpoint, bytes], bytes]] = [
+            partial(asked, Form.JSON), partial(asked, Form.HTTP), self._grpc,
+        ]  # fmt: skip
         self._rows: Any = None
 
     def opened(self) -> Reply:
@@ -115,10 +119,7 @@ class SeldonInside:
     def _grpc(self, endpoint: Endpoint, payload: bytes) -> bytes:
         from .protobuf import answer
 
-        def called(endpoint: Endpoint, payload: bytes) -> bytes:
-            return answer(self._rest.component, endpoint, payload)
-
-        self._answers[Form.PROTO] = called
+        self._answers[Form.PROTO] = called = partial(answer, self._rest.component)
         return called(endpoint, payload)
 
 

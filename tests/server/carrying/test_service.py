@@ -216,6 +216,18 @@ def test_a_large_body_is_not_kept_for_a_call_that_is_refused_anyway(kind: Kind) 
     run(main)
 
 
+def test_what_the_v2_protocol_has_noted_of_a_request_goes_with_its_client(kind: Kind) -> None:
+    async def main() -> None:
+        served = Served(kind)
+        await served.fed(kind.asked())
+        served.protocol.plan = object()  # as a request has whose outputs go to shared memory
+        served.transport.lose(None)
+        await turns()
+        assert served.protocol.plan is None
+
+    run(main)
+
+
 def test_a_client_that_goes_takes_its_call_along_and_its_answer_is_nobodys(kind: Kind) -> None:
     async def main() -> None:
         served = Served(kind)

@@ -10,7 +10,7 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.batching.spec import WorkerSpec
 from penstock.server.cortex import environment
-from penstock.server.cortex.environment import EXCLUSIVE_WORKERS, Needs, needs_of, roots_of, worker_of
+from penstock.server.cortex.environment import EXCLUSIVE_WORKERS, Needs, needs_of, roots_of
 
 Ask = Callable[..., Needs]
 
@@ -32,9 +32,8 @@ def ask(tmp_path: Path) -> Ask:
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(textwrap.dedent(text))
         needs = needs_of(tmp_path, tmp_path / handler, (tmp_path,))
-        count, worker = worker_of(tmp_path, tmp_path / handler, (tmp_path,))
-        expected = WorkerSpec(requirements=needs.requirements, packages=needs.packages)
-        assert (count, worker) == ((needs.workers, expected) if needs.reasons else (None, WorkerSpec()))
+        assert needs.worker == WorkerSpec(requirements=needs.requirements, packages=needs.packages)
+        assert (needs.workers is None) == (not needs.reasons)
         return needs
 
     return asked
@@ -56,10 +55,6 @@ def ask(tmp_path: Path) -> Ask:
 )
 def test_a_handler_that_relies_on_nothing_runs_in_the_server(ask: Ask, source: str) -> None:
     assert ask(source).reasons == ()
-
-
-def test_no_handler_has_no_workers(tmp_path: Path) -> None:
-    assert worker_of(tmp_path, None) == (None, WorkerSpec())
 
 
 def test_requirements_that_say_nothing_are_none(ask: Ask) -> None:
@@ -122,6 +117,23 @@ def test_files_that_are_hidden_or_large_or_of_another_kind_are_not_looked_at(ask
     }
 
     assert ask(READS, files).reasons == ()
+
+
+def test_texts_that_no_file_can_be_called_are_not_the_names_of_files(ask: Ask) -> None:
+    assert ask(f"'{'説明。' * 60}./'\n" + READS).reasons == ()
+
+
+def test_a_file_that_may_not_be_read_is_not_looked_at(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Path.read_bytes
+
+    def refuse(path: Path) -> bytes:
+        if path.name == "secret.txt":
+            raise PermissionError(13, "Permission denied")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+
+    assert ask(READS, {"secret.txt": "/mnt"}).reasons == ()
 
 
 # -- on which Python -------------------------------------------------------------------------------------------

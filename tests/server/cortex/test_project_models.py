@@ -195,6 +195,22 @@ class TestAnArchive:
         with pytest.raises(ModelError, match="invalid TF export directory"):
             models.find(api(tmp_path, "m.zip"))
 
+    @pytest.mark.parametrize(
+        ("method", "at"), [(zipfile.ZIP_DEFLATED, 0), (zipfile.ZIP_BZIP2, 0), (zipfile.ZIP_LZMA, 4)]
+    )
+    def test_whose_compressed_bytes_are_damaged_is_told(
+        self, method: int, at: int, models: Models, tmp_path: Path
+    ) -> None:
+        with zipfile.ZipFile(write_zip(tmp_path / "m.zip", ""), "a", method) as archive:
+            archive.writestr("variables/damaged", " ".join(map(str, range(100))))
+            begin = at + archive.getinfo("variables/damaged").header_offset + 30 + len("variables/damaged")
+        content = bytearray((tmp_path / "m.zip").read_bytes())
+        content[begin : begin + 8] = b"\xff" * 8
+        (tmp_path / "m.zip").write_bytes(content)
+
+        with pytest.raises(ModelError, match=r"^m\.zip: cannot be unpacked: "):
+            models.find(api(tmp_path, "m.zip"))
+
     @given(text=st.binary(max_size=200), cut=st.integers(0, 400))
     def test_that_is_none_or_broken_is_told(
         self, text: bytes, cut: int, tmp_path_factory: pytest.TempPathFactory

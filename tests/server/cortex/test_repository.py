@@ -47,6 +47,22 @@ def repository(models: Models, *projects: Project, **defaults: Any) -> CortexRep
     return CortexRepository([each.folder for each in projects], Defaults(**defaults), models)
 
 
+def test_a_project_that_is_read_anew_meanwhile_is_read_as_it_was(models: Models, project: Project) -> None:
+    found = repository(models, project)
+    stamp = models.stamp
+
+    def change(api: Any) -> str:
+        models.stamp = stamp  # type: ignore[method-assign]
+        project.api("another", "models/m.onnx")
+        assert "another" in found.names()  # as a load in another thread asks
+        return stamp(api)
+
+    models.stamp = change  # type: ignore[method-assign]
+    entries, _, prints = found.scan()
+
+    assert [entry.name for entry in entries] == [*prints] == ["classifier"]
+
+
 def spec_of(entry: Entry | None) -> ModelSpec:
     assert entry is not None
     assert [finding for finding in entry.findings if finding.mistake] == []

@@ -266,6 +266,18 @@ class TestPredictions:
 
         run(main)
 
+    def test_the_queue_of_a_model_that_is_not_served_any_more_turns_nobody_away(self) -> None:
+        async def main() -> None:
+            served = Served()
+            await served.one(asked("/iris/m", b"1", JSON))
+            gone, served.engine.loaded = served.engine.loaded, fake_model()
+            served.engine.generation += 1
+            served.engine.turn_away = lambda model: InferError(Code.NOT_READY, "gone") if model is gone else None  # type: ignore[method-assign]
+
+            assert (await served.one(asked("/iris/m", b"1" + b" " * 100_000, JSON)))[0] == 200
+
+        run(main)
+
     def test_a_client_that_goes_away_has_its_request_cancelled(self) -> None:
         async def main() -> None:
             served = Served(held=True)
@@ -288,6 +300,25 @@ class TestPredictions:
             await turns()
 
             assert served.statuses == [200, 500, 200]
+
+        run(main)
+
+    @pytest.mark.parametrize("apis", [{}, {"m": replace(API, tracker=Tracker("classification"))}])
+    def test_one_under_way_is_answered_as_it_was_asked_though_the_project_says_otherwise_by_now(
+        self, apis: dict[str, Api]
+    ) -> None:
+        async def main() -> None:
+            served = Served(held=True)
+            other = Lane(shared=served.shared)
+            served.feed(asked("/iris/m", b"1", JSON))
+            await turns()
+            served.repository.apis = apis
+            other.feed(asked("/iris/m", b"1", JSON))  # the same head, which means something else now
+            await turns()
+            served.hooks.open.set()
+            await turns()
+
+            assert (served.statuses, served.bodies) == ([200], [b'"iris-setosa"\n'])
 
         run(main)
 

@@ -9,7 +9,7 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.server.carrying.messages import pack_answer, read_answer
 from penstock.server.deepaas.jobs import Jobs
-from penstock.server.deepaas.messages import CHECK, Description
+from penstock.server.deepaas.messages import CHECK
 from penstock.server.deepaas.runs import SERVER_ENDED
 
 from .trainings import Bench, done, shown, turns
@@ -21,7 +21,6 @@ class FakeDesk:
     """A Desk that finds arguments good, unless the test says otherwise."""
 
     def __init__(self) -> None:
-        self.description = Description()
         self.answer = pack_answer(200, b"application/json; charset=utf-8", b'{"sleep": 0.0, "data": null}')
         self.asked: list[tuple[int, bytes]] = []
 
@@ -208,20 +207,6 @@ def test_wrong_arguments_are_the_desks_to_answer_and_begin_nothing() -> None:
 
         assert await office.jobs.start("m", REQUEST) == office.desk.answer
         assert shown(await office.jobs.list("m")) == []
-        await office.bench.runs.close()
-
-    done(work())
-
-
-def test_a_model_that_does_not_train_says_so() -> None:
-    async def work() -> None:
-        office = Office()
-        office.desk.description = Description(trains=False)
-
-        status, kind, _, body = read_answer(await office.jobs.start("m", REQUEST))
-
-        assert (status, kind) == (501, b"text/plain; charset=utf-8")
-        assert body == b"501: Not implemented by underlying model (loaded 'm')"
         await office.bench.runs.close()
 
     done(work())

@@ -91,6 +91,15 @@ def test_the_log_is_bounded(kept: Debugging) -> None:
     assert " 1 x" not in text
 
 
+def test_a_record_that_cannot_be_written_harms_nobody_who_logs(
+    kept: Debugging, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept.handle(logging.LogRecord("x", logging.INFO, "x.py", 1, "%d", ("no number",), None))
+
+    assert "no number" in capsys.readouterr().err
+    assert b"x.py" not in kept.text()
+
+
 def test_what_is_logged_afterwards_is_not_kept(kept: Debugging) -> None:
     kept.close()
     logger.info("afterwards")

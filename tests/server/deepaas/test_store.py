@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -124,6 +125,29 @@ def test_a_place_that_cannot_be_written_costs_a_warning(tmp_path: Path, caplog: 
 
     assert done(kept(tmp_path / "file" / "jobs", RECORD)) == []
     assert "kept in memory only" in caplog.text
+
+
+def test_a_disk_that_hangs_at_the_end_keeps_the_file_no_longer_than_it_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+
+    async def work() -> Path | None:
+        store = Store(tmp_path / "jobs")
+        await store.open()
+        store.put(RECORD)
+        await store.close()
+        goes_on.set()
+        store._thread.shutdown()
+        later = Store(tmp_path / "jobs")
+        await later.open()
+        await later.close()
+        return later.file
+
+    monkeypatch.setattr(Store, "_write", lambda store, batch: goes_on.wait(30))
+    monkeypatch.setattr(module, "CLOSE_LIMIT_S", 0.0)
+
+    assert done(work()) == tmp_path / "jobs"
 
 
 def test_a_disk_that_is_full_costs_one_warning_and_nothing_that_was_put(

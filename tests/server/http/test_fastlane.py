@@ -1146,16 +1146,29 @@ class TestOwnWords:
 
         run(main)
 
+    @pytest.mark.parametrize("status", [0, 100, 199, 1000])
+    def test_a_status_that_ends_no_answer_is_not_sent(self, status: int) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS, Own(hold=True))
+            lane.feed(request("/own"))
+            with pytest.raises(ValueError, match=f"an answer of status {status}"):
+                lane.own.waiting[0].answer(status, b"", b"")
+            lane.own.waiting.pop().answer(500, b"", b"")
+
+            assert lane.statuses == [500]
+
+        run(main)
+
     @pytest.mark.parametrize("status", [204, 304])
     def test_an_answer_without_a_body_says_no_length_and_the_next_one_follows(self, status: int) -> None:
         async def main() -> None:
             lane = Lane(LIMITS, Own(hold=True))
             lane.feed(request("/own") * 2)
-            lane.own.waiting.pop().answer(status, b"", b"")
+            lane.own.waiting.pop().answer(status, b"what no client expects", b"")
             lane.own.waiting.pop().answer(200, b"next", b"")
             answer, following = lane.answers
 
-            assert (answer.status, "content-length" in answer.headers) == (status, False)
+            assert (answer.status, answer.body, "content-length" in answer.headers) == (status, b"", False)
             assert (following.status, following.body) == (200, b"next")
 
         run(main)

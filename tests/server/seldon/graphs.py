@@ -80,7 +80,7 @@ def walk_of(
     """Make a walk through a graph, over JSON."""
     engine = FunctionEngine(models)
     means = Means(engine, chance=random.Random(seed))  # type: ignore[arg-type]
-    return Walk(means, Predictor("p", graph, notes=notes), JsonWire(), limit_s), engine
+    return Walk(means, Predictor("p", graph, notes=notes, rest_limit_s=limit_s), JsonWire()), engine
 
 
 def said(message: Any) -> Message:

@@ -141,6 +141,11 @@ def test_an_argument_goes_before_a_variable(variable: str) -> None:
     assert asked("--http-port", "3", environ={variable: "1"}).settings.http_port == 3
 
 
+@pytest.mark.parametrize("flag", ["--http-port", "--http-p"])
+def test_an_argument_goes_before_a_variable_though_it_says_what_the_default_is(flag: str) -> None:
+    assert asked(flag, "9000", environ={"PENSTOCK_HTTP_PORT": "7"}).settings == wanted(http_port=9000)
+
+
 def test_the_log_level_of_the_environment_goes_before_the_argument() -> None:
     assert asked("--log-level", "ERROR", environ={"SELDON_LOG_LEVEL": "DEBUG"}).settings.log_verbose == 1
 

@@ -55,7 +55,7 @@ def test_a_node_that_answers_otherwise_has_failed_and_what_it_says_is_told_apart
     means = Means(engine, tell=lambda model, endpoint, metrics: counted.append((model, endpoint, json.loads(metrics))))
 
     with pytest.raises(NodeFailed) as failed:
-        asyncio.run(Walk(means, Predictor("p", node("m")), wire, 0.0).predict(said({}), "id"))
+        asyncio.run(Walk(means, Predictor("p", node("m")), wire).predict(said({}), "id"))
 
     assert counted == [("m", Endpoint.PREDICT, [COUNTED])]
     message = failed.value.message

@@ -213,9 +213,11 @@ def test_a_signature_is_read_from_tensors_of_the_v2_protocol_only() -> None:
         ({"shape": [1]}, (-1,)),
         ({"shape": [5, -1]}, (-1, -1)),
         ({"shape": [5, -3]}, (-1, -1)),
+        ({"shape": [1.0, 4.0]}, (-1, 4)),
     ],
 )
 def test_the_first_axis_is_free(tensor: dict[str, Any], shape: tuple[int, ...]) -> None:
     (spec,) = signature_of({"inputs": [{"datatype": "BYTES", **tensor}]}, batched=False).inputs
 
     assert (spec.name, spec.shape) == ("input", shape)
+    assert {type(dim) for dim in spec.shape} == {int}

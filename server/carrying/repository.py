@@ -1,0 +1,63 @@
+"""CarriedRepository: models whose calls are carried, as those of a Repository. A format's own descends from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.server.repository.findings import Finding
+from penstock.server.repository.pbtxt import model_config_pb2
+from penstock.server.repository.repository import Repository
+from penstock.server.repository.scan import Defaults, Entry
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.batching.spec import ModelSpec
+
+
+class CarriedRepository(Repository):
+    """Models that are not found by the files of a model repository. `place` is where they are.
+
+    `unconfigurable` says why none takes a configuration. Invariant: a fingerprint does not change unless a format's own
+    does: what is served is what was there at the start.
+    """
+
+    unconfigurable: str
+
+    def __init__(self, place: Path, defaults: Defaults) -> None:
+        super().__init__((place,), defaults)
+        self._place = place
+
+    def names(self) -> list[str]:
+        """List the names; it blocks."""
+        raise NotImplementedError
+
+    def spec(self, name: str) -> ModelSpec:
+        """Give what there is to know of one of them; it blocks."""
+        raise NotImplementedError
+
+    def scan(self) -> tuple[list[Entry], list[Finding], dict[str, bytes]]:
+        """Read what is served; it blocks."""
+        prints = self.fingerprints()
+        return [self._entry(name) for name in prints], [], prints
+
+    def fingerprints(self) -> dict[str, bytes]:
+        """Give all fingerprints; it blocks."""
+        return {name: self.fingerprint(name) for name in self.names()}
+
+    def fingerprint(self, name: str) -> bytes:
+        """Give one; it blocks. b"" of what is not there."""
+        return b"-" if name in self.names() else b""
+
+    def read(self, name: str, config: Any = None) -> tuple[Entry | None, bytes]:
+        """Read one; it blocks."""
+        if name not in self.names():
+            return None, b""
+        print_ = self.fingerprint(name)
+        if config is not None:
+            finding = Finding(self._place, f"takes no configuration: {self.unconfigurable}", model=name)
+            return Entry(name, self._place, findings=(finding,)), print_
+        return self._entry(name), print_
+
+    def _entry(self, name: str) -> Entry:
+        return Entry(name, self._place, (self.spec(name),), model_config_pb2().ModelConfig(name=name))

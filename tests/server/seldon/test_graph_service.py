@@ -1,0 +1,69 @@
+"""GraphService as the Service of a connection, over a fake transport, and what its shadows may take of time."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.server.http.limits import Limits
+from penstock.server.http.service import Shared
+from penstock.server.seldon.exposition import Exposition
+from penstock.server.seldon.graph.nodes import Deployment, Predictor
+from penstock.server.seldon.graph.service import GraphService
+from penstock.server.seldon.graph.shares import Graph
+from penstock.server.seldon.graph.wires import JsonWire, Message, ProtoWire, Wire
+from tests.server.http.lane import Lane, Own, run, turns
+
+from .graphs import AnsweredError, Answers, FunctionEngine, Never, node
+
+ASKED = b"POST /api/v1.0/predictions HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+
+
+def graph_of(models: dict[str, Answers], *predictors: Predictor) -> Graph:
+    """Make what a server has of a graph."""
+    deployment = Deployment(Path("graph.yaml"), "d", predictors=predictors)
+    repository: Any = SimpleNamespace(deployment=deployment, served=deployment)
+    said: Any = SimpleNamespace(described={}, sharing={})
+    engine: Any = FunctionEngine(models)
+    return Graph(engine, repository, said, Exposition({}))
+
+
+@pytest.mark.parametrize(("status", "sent"), [(204, 204), (304, 304), (418, 418), (100, 500), (199, 500)])
+def test_a_node_that_fails_with_any_status_leaves_the_next_answer_whole(status: int, sent: int) -> None:
+    def failing(endpoint: Any, message: Any) -> Any:
+        if statuses:
+            raise AnsweredError(statuses.pop(), "so it is")
+        return {"strData": "next", "meta": {}}
+
+    async def main() -> None:
+        service = GraphService(graph_of({"m": failing}, Predictor("p", node("m"))), Own(), Limits())
+        lane = Lane(shared=Shared(service, Limits()))
+        lane.feed(ASKED)
+        await turns()
+        lane.feed(ASKED)
+        await turns()
+        failed, following = lane.answers
+
+        assert (failed.status, b"so it is" in failed.body) == (sent, sent not in (204, 304))
+        assert (following.status, following.body) == (200, b'{"meta": {}, "strData": "next"}')
+
+    statuses = [status]
+    run(main)
+
+
+@pytest.mark.parametrize(("wire", "waits"), [(JsonWire(), True), (ProtoWire(), False)])
+def test_a_shadow_may_take_as_long_as_a_call_of_its_own_protocol(wire: Wire, waits: bool) -> None:
+    async def main() -> None:
+        shadow = Predictor("s", node("m"), shadow=True, rest_limit_s=0.0, grpc_limit_s=1e-9)
+        graph = graph_of({"m": lambda *_: Never}, shadow)
+        graph.shadow(Message(b"{}"), "id", wire)
+        await turns()
+        engine: Any = graph.means.engine
+
+        assert (len(engine.asked), engine.cancelled) == (1, [] if waits else ["m"])
+
+    asyncio.run(main())
