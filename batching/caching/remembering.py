@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import ReferenceType, ref
 
 from penstock.backends.errors import Code, InferError
+from penstock.batching.ensembles.passage import is_step, links_for
 from penstock.batching.running.batch import Batch
 from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.batching.sinks import hand_out
@@ -98,7 +99,7 @@ class Remembering:
         if request.miss is not None or self._engine.stopping or self._model.closing:
             return False
         start_ns = time.monotonic_ns()
-        if self._model.ensemble is not None and self._generation != self._engine.generation and not self._renewed():
+        if self._model.ensemble is not None and not self._speaks_of(request):
             return False
         if request.nbytes > HERE_BYTES and self._model.scheduler.ordering is None:
             self._engine.hold(self._model)
@@ -115,6 +116,14 @@ class Remembering:
         self._sought.remove(request)
         self._model.statistics.record_failure(CANCELED, request.start_ns, time.monotonic_ns())
         return True
+
+    def _speaks_of(self, request: InferRequest) -> bool:
+        """Tell whether the keys are those of the steps that an ensemble's request has to pass."""
+        ensemble = self._model.ensemble
+        # a step of what began before a swap goes the old way: its answer would be found by who asks after the swap
+        if ensemble is not None and is_step(request) and links_for(request, ensemble).stale:
+            return False
+        return self._generation == self._engine.generation or self._renewed()
 
     def _renewed(self) -> bool:
         """Make other keys if an ensemble's steps are others by now.

@@ -74,7 +74,7 @@ class Asking:
     def __init__(self) -> None:
         self._link: Link | None = None
         self._asks: dict[int, Ask] = {}
-        self._last, self.draining = 0, False
+        self._last, self.draining, self.exiting = 0, False, False
         self.watches: dict[int, Call] = {}
         """Streams that have no end of their own."""
 
@@ -97,12 +97,13 @@ class Asking:
         for ask in asks.values():
             ask.end(None)
 
-    def drain(self) -> None:
-        """Say that this front end is on its way out, and end the streams that would not end by themselves."""
-        self.draining = True
+    def drain(self, *, last: bool = True) -> None:
+        """End the streams that would not end by themselves; `last`: the server ends too, and probes are told so."""
+        self.draining, self.exiting = True, last
         for call in list(self.watches.values()):
             cancelled, call.cancelled = call.cancelled, None
-            call.send(_NOT_SERVING)
+            if last:
+                call.send(_NOT_SERVING)
             call.refuse(Status.UNAVAILABLE, SHUTTING_DOWN)
             if cancelled is not None:
                 cancelled()
@@ -197,16 +198,15 @@ class AskingApp:
         path = scope["path"]
         if path not in (_LIVE, _READY) or scope["method"] not in {"GET", "HEAD"}:
             return False
-        if self._asking.engine and not self._asking.draining:
+        if self._asking.engine and not self._asking.exiting:
             return False
         if self._restricted:
             headers = dict(scope["headers"])
-            category = category_of(path) or ""
-            header = self._restricted.check(category, lambda name: _text(headers.get(name.encode())))
+            header = self._restricted.check(category_of(path) or "", lambda name: _text(headers.get(name.encode())))
             if header is not None:
                 await _answer(send, 403, [_JSON], error_body(http_text(header)))
                 return True
-        if self._asking.draining:
+        if self._asking.exiting:
             raise InferError(Code.NOT_READY, EXITING)
         await _answer(send, 200 if path == _LIVE else 400, [], b"")
         return True
@@ -300,11 +300,11 @@ def asking_methods(asking: Asking) -> dict[str, Method]:
 
 
 def _begin(asking: Asking, path: str, call: Call, message: bytes) -> None:
-    alone = None if asking.engine and not asking.draining else _WITHOUT_ENGINE.get(path)
+    alone = None if asking.engine and not asking.exiting else _WITHOUT_ENGINE.get(path)
     if asking.draining and path.endswith("/Watch"):
         call.refuse(Status.UNAVAILABLE, SHUTTING_DOWN)
     elif alone is not None:
-        call.answer(b"" if asking.draining and path.endswith("/ServerLive") else alone)
+        call.answer(b"" if asking.exiting and path.endswith("/ServerLive") else alone)
     else:
         _RpcAsk(asking, path, call, message)
 

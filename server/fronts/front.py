@@ -261,15 +261,17 @@ class FrontServer:
     # -- the end -----------------------------------------------------------------------------------------------
 
     async def drain(self, *, last: bool = True) -> int:
-        """Stop being ready, and finish what was accepted, within the exit timeout.
+        """Finish what was accepted, within the exit timeout.
 
-        `last`: there will be nobody who takes connections; who comes meanwhile is told so. Otherwise none is accepted.
+        `last`: there will be nobody who takes connections; probes are told so a while before, and so is who comes
+        meanwhile. Otherwise none is accepted, and nobody need be told.
         Returns: how much was dropped: requests, or connections that had not finished theirs.
         """
         self.health.draining = True
         self._faults.end()
-        self.asking.drain()
-        await asyncio.sleep(self._settings.drain_delay_secs)
+        self.asking.drain(last=last)
+        if last:
+            await asyncio.sleep(self._settings.drain_delay_secs)
         self.health.leaving = True
         deadline = self._loop.time() + self._settings.exit_timeout_secs
         if self._spread is not None:

@@ -254,10 +254,15 @@ class Lifetime(Pings):
     def _tick_age(self, elapsed_s: float) -> None:
         limits = self.limits
         self._idle_s = 0.0 if self.streams else self._idle_s + elapsed_s
-        if 0 < limits.max_age_s < self._age_s or 0 < limits.idle_timeout_s < self._idle_s:
+        old = 0 < limits.max_age_s < self._age_s
+        if old and self.draining:
+            if 0 < limits.max_age_grace_s <= self._age_s - limits.max_age_s:
+                self.transport.abort()
+        elif old or 0 < limits.idle_timeout_s < self._idle_s:
+            if old:
+                # its grace begins as it is told, which may be a second late
+                self._age_s = limits.max_age_s
             self.shutdown()
-        if limits.max_age_s > 0 and 0 < limits.max_age_grace_s < self._age_s - limits.max_age_s:
-            self.transport.abort()
 
 
 def _below_tls(transport: Any) -> int:

@@ -20,6 +20,7 @@ from penstock.batching.engine import Engine
 from penstock.batching.model import Model
 from penstock.batching.spec import BatchPolicy, EnsembleSpec, ModelSpec, Step
 from penstock.batching.statistics import CANCELED
+from tests.batching.ensembles import ensemble_spec, house, step, values_of
 from tests.fakes import FakeBackend, Gate, ListSink, fake_loader, fake_request
 
 pytestmark = pytest.mark.anyio
@@ -66,6 +67,10 @@ def plus_one(inputs: list[Any]) -> list[Any]:
     if (inputs[0] == GUILTY).any():
         raise InferError(Code.INVALID, "a guilty row")
     return [inputs[0] + 1]
+
+
+def ten_times(inputs: list[Any]) -> list[Any]:
+    return [inputs[0] * 10]
 
 
 @asynccontextmanager
@@ -337,6 +342,25 @@ async def test_an_ensemble_finds_nothing_that_was_made_by_steps_that_have_gone()
         assert s.counts() == (4, 2, 2)
         await s.serve(1)
         assert s.counts() == (5, 3, 2)
+
+
+async def test_who_asks_after_a_swap_finds_nothing_of_a_request_that_goes_the_old_way() -> None:
+    async with house() as h:
+        h.engine.cache = Cache(1 << 20)
+        await h.serve("first", plus_one)
+        await h.serve("second", plus_one)
+        await h.engine.load(ensemble_spec("inner", "x", "y", step("second", "x=x", "y=y"), cached=True))
+        outer = step("first", "x=x", "y=between"), step("inner", "x=between", "y=y")
+        await h.engine.load(ensemble_spec("outer", "x", "y", *outer))
+        h.gates["first"].close()
+        h.submit("outer", 1)
+        await h.gates["first"].entered()
+        await h.serve("second", ten_times, version=2)
+        h.gates["first"].open()
+        await h.sink.holds(1)
+        h.submit("inner", 2)
+
+        assert values_of(await h.sink.holds(2)) == [3, 20]
 
 
 async def test_an_ensemble_whose_steps_have_gone_answers_nothing() -> None:

@@ -89,7 +89,7 @@ class ModelInfer:
                 encoding = call.context
                 if type(encoding) is Encoder and not (request.id or encoding.own):
                     call.answer(encoding.plain(request.wanted, request.outputs or []))
-                else:
+                elif not call.ended:  # who was told that its time is over may have other use for its memory
                     call.answer(self._inference.encode(encoding, request, b""))
             except LargeAnswer as large:
                 self._tasks.start(call, partial(self._answer_slowly, call, large.encode), "ModelInfer")

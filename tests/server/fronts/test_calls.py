@@ -21,6 +21,7 @@ from tests.server.fronts.asked import Client, FrontEnd, engine_of, turns
 from tests.server.v2.rpc.calls import FakeCall
 
 SERVICE = "/inference.GRPCInferenceService/"
+WATCH = "/grpc.health.v1.Health/Watch"
 pb = service_pb2()
 
 
@@ -30,7 +31,7 @@ async def asked(app: Any, **methods: Any) -> AsyncIterator[FrontEnd]:
     paths = {
         "live": SERVICE + "ServerLive",
         "load": SERVICE + "RepositoryModelLoad",
-        "watch": "/grpc.health.v1.Health/Watch",
+        "watch": WATCH,
     }
     front = FrontEnd(app, {paths[name]: Method(paths[name], method) for name, method in methods.items()})
     try:
@@ -318,6 +319,28 @@ def test_a_front_end_that_drains_says_so_as_a_server_does() -> None:
     uvloop.run(main())
 
 
+def test_a_front_end_that_gives_way_says_what_its_engine_says() -> None:
+    async def ready(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def main() -> None:
+        async with asked(ready, live=lambda call, _: call.answer(b"\x08\x01"), watch=lambda *_: None) as front:
+            watched, late, live = FakeCall(), FakeCall(), FakeCall()
+            front.methods[WATCH].unary(watched, b"")  # type: ignore[misc]
+            front.asking.drain(last=False)
+            front.methods[WATCH].unary(late, b"")  # type: ignore[misc]
+            for call in (watched, late):
+                assert (call.sent, call.status, call.text) == ([], Status.UNAVAILABLE, SHUTTING_DOWN)
+            for path in ("/v2/health/live", "/v2/health/ready"):
+                assert (await Client(path=path).ask(front.app)).status == 200
+            front.methods[SERVICE + "ServerLive"].unary(live, b"")  # type: ignore[misc]
+            await turns(lambda: live.ended)
+            assert pb.ServerLiveResponse.FromString(live.sent[0]).live
+
+    uvloop.run(main())
+
+
 def test_what_is_restricted_is_so_without_an_engine() -> None:
     async def main() -> None:
         app = AskingApp(Asking(), 1000, Restricted.parse(["health:key=secret"]))
@@ -369,7 +392,7 @@ def test_a_stream_is_passed_on_with_its_end_and_its_pushback() -> None:
     async def main() -> None:
         async with asked(nothing, watch=watch) as front:
             call = FakeCall(metadata={"authorization": "x"}, deadline_ns=77)
-            front.methods["/grpc.health.v1.Health/Watch"].unary(call, b"message")  # type: ignore[misc]
+            front.methods[WATCH].unary(call, b"message")  # type: ignore[misc]
             await turns(lambda: call.sent == [b"first message"])
             call.writable = False
             for _ in range(AHEAD):
@@ -398,7 +421,7 @@ def test_a_call_that_ends_by_itself_is_cancelled_in_the_engine() -> None:
         async with asked(nothing, watch=watch) as front:
             lost, drained = FakeCall(), FakeCall()
             for call in (lost, drained):
-                front.methods["/grpc.health.v1.Health/Watch"].unary(call, b"m")  # type: ignore[misc]
+                front.methods[WATCH].unary(call, b"m")  # type: ignore[misc]
             await turns(lambda: len(front.answers._under_way) == 2)
             lost.lose()
             await turns(lambda: cancelled == [b"m"])

@@ -104,3 +104,16 @@ def test_what_is_not_found_while_an_engine_loads_may_be_there_in_a_moment(tmp_pa
             await engine.close()
 
     asyncio.run(main())
+
+
+def test_a_front_end_that_gives_way_does_not_wait_for_load_balancers(tmp_path: Path) -> None:
+    async def main() -> None:
+        front = FrontServer(settings_for(tmp_path, drain_delay_secs=3600))
+        try:
+            await front.open()
+            async with asyncio.timeout(GUARD_S):
+                assert await front.drain(last=False) == 0
+        finally:
+            await front.close()
+
+    asyncio.run(main())

@@ -190,6 +190,16 @@ def test_a_connection_of_some_age_takes_no_more_calls_and_ends_after_its_grace()
     assert wire.transport.aborted
 
 
+def test_its_grace_begins_when_it_is_told_however_late_that_is() -> None:
+    wire = Wire(max_age_s=10.0, max_age_grace_s=0.2)
+    wire.feed(wire.call(HOLD))
+    wire.frames()
+    wire.shared.sweep(11.0)
+    wire.loop.turn()
+
+    assert (wire.transport.aborted, last_ids(wire.frames())) == (False, [MAX_WINDOW])
+
+
 def test_an_idle_connection_is_told_to_go() -> None:
     wire = Wire(idle_timeout_s=10.0)
     wire.feed(wire.call(HOLD))

@@ -136,11 +136,11 @@ def test_a_remembered_request_is_decoded_without_protobuf(monkeypatch: pytest.Mo
     assert second.nbytes == len(request(id="another").SerializeToString())
 
 
-def test_tensors_in_shared_memory_are_counted_and_answered_there_each_time(tmp_path: Path) -> None:
-    (tmp_path / "key").write_bytes(ROW.tobytes() + bytes(16))
+def sharing(directory: Path) -> tuple[Services, Any]:
+    """Serve a model, and give a request whose tensors are both in the memory `key`."""
+    (directory / "key").write_bytes(ROW.tobytes() + bytes(16))
     regions = Regions(allowed=True)
-    SystemRegions(regions, tmp_path).register("r", "key", 0, 32)
-    services = Services(regions=regions)
+    SystemRegions(regions, directory).register("r", "key", 0, 32)
     message = pb.ModelInferRequest(model_name="m")
     for tensor, offset in (
         (message.inputs.add(name="x", datatype="FP32", shape=[1, 4]), 0),
@@ -149,6 +149,11 @@ def test_tensors_in_shared_memory_are_counted_and_answered_there_each_time(tmp_p
         tensor.parameters["shared_memory_region"].string_param = "r"
         tensor.parameters["shared_memory_byte_size"].int64_param = 16
         tensor.parameters["shared_memory_offset"].int64_param = offset
+    return Services(regions=regions), message
+
+
+def test_tensors_in_shared_memory_are_counted_and_answered_there_each_time(tmp_path: Path) -> None:
+    services, message = sharing(tmp_path)
     for number in (1, 2):
         message.id = str(number)
         call = services.call("ModelInfer", message)
@@ -159,6 +164,15 @@ def test_tensors_in_shared_memory_are_counted_and_answered_there_each_time(tmp_p
         found = answer(call)
         assert (found.id, list(found.raw_output_contents)) == (str(number), [b""])
         assert (tmp_path / "key").read_bytes()[16:] == (ROW * number).tobytes()
+
+
+def test_nothing_is_written_into_the_memory_of_a_client_that_has_gone(tmp_path: Path) -> None:
+    services, message = sharing(tmp_path)
+    call = services.call("ModelInfer", message)
+    call.lose()
+    services.engine.let_go()
+
+    assert (tmp_path / "key").read_bytes()[16:] == bytes(16)
 
 
 def test_what_was_remembered_of_a_model_goes_with_it() -> None:
