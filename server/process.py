@@ -97,6 +97,8 @@ class Serving(Protocol):
 
 def prepare() -> None:
     """Set this process up for serving, before it imports and makes what serves."""
+    # ignored, as some programs leave it to those that they start, the system would not say how children end
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     gc.set_threshold(*GC_THRESHOLD)  # or a sixth of its imports would be walks over what they have made so far
     sys.setswitchinterval(SWITCH_S)
     allow_open_files()
