@@ -176,7 +176,8 @@ def main(words: list[str]) -> None:
         mount(asked)
         die_with(int(parent))  # which a change of its rights may have ended
     prepare_output()
-    del sys.path[0]  # this file's folder
+    if sys.path[0] == os.path.dirname(__file__):  # noqa: PTH120 - not there under PYTHONSAFEPATH
+        del sys.path[0]
     sys.argv[1:] = []
     memory = mmap.mmap(int(begun), mmap.PAGESIZE)
     os.close(int(begun))
