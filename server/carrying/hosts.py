@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.workers.kept import Kept
+from penstock.server.workers.kept import Kept, start_all
 from penstock.server.workers.order import Order
 
 from .seats import Seat
@@ -76,12 +76,8 @@ class Crew:
 
     async def start(self) -> bytes:
         """Start all workers. Returns: what one of them answers to being opened. Raises: what it was not opened for."""
-        done = await asyncio.gather(*(host.start() for host in self.hosts), return_exceptions=True)
-        failed = next((each for each in done if isinstance(each, BaseException)), None)
-        if failed is not None:
-            await asyncio.gather(*(host.close() for host in self.hosts))
-            raise failed
-        return next(each for each in done if isinstance(each, bytes))
+        first, *_ = await start_all(self.hosts)
+        return bytes(first)
 
 
 class Host:
