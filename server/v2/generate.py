@@ -326,7 +326,7 @@ def _demand_once(known: Collection[str], body: bytes) -> None:
     if b"\\" not in body and all(body.count(orjson.dumps(name)) < 2 for name in known):
         return
     seen: set[str] = set()
-    for name, _ in json.loads(body, object_pairs_hook=tuple):
+    for name, _ in json.loads(body.rstrip(b"\0"), object_pairs_hook=tuple):
         if name in known and name in seen:
             raise said.invalid(f"input '{name}' already exists in request")
         seen.add(name)
