@@ -13,13 +13,14 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec
+from penstock.server.ipc.refusals import read_error
 from penstock.server.workers.order import NotBegunError, Order
 from penstock.server.workers.watch import Doubt
 from penstock.server.workers.worker import Worker
 
 from .call import Call, MovedError, Owner, blame, log, log_lines
 from .loading import POST, PRE
-from .packing import ANSWER, DONE, FORGET, GIVE_WAY, REFUSED, REPLIED, read_refusal
+from .packing import ANSWER, DONE, FORGET, GIVE_WAY, REFUSED, REPLIED
 from .pull import AHEAD
 from .worker_pull import WorkerPull
 
@@ -283,12 +284,12 @@ class WorkerReplica:
                 call.future.set_result(result)
             return None
         if how == REFUSED:
-            error = read_refusal(text)
+            error = read_error(text)
             if error.code is Code.INTERNAL:
                 log(f"{call.hook}: {error.message}", self._about(call))
             return error
         raised, plain, lines, worded = json.loads(text)
-        error = read_refusal(worded) if worded else blame(call, raised, sample=plain)
+        error = read_error(worded) if worded else blame(call, raised, sample=plain)
         log_lines(f"{call.hook} raised {raised}", self._about(call), lines)
         return error
 

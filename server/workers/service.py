@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.server.ipc.channel import Channel
+from penstock.server.ipc.refusals import write_error
 from penstock.server.ipc.wire import Message
 
 from .kinds import CLOSE, ERROR, FIRST_CALL, FIRST_TOLD, OPEN, PING, REPLY
@@ -184,7 +185,7 @@ class Calls:
 
     def _refuse(self, number: int, error: BaseException) -> None:
         refused = error if isinstance(error, InferError) else _failed(error)
-        self._channel.send(ERROR, number, error_body(refused))
+        self._channel.send(ERROR, number, write_error(refused))
 
     def _done(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Any:
         if kind >= FIRST_CALL:
@@ -285,12 +286,6 @@ def _mark() -> mmap.mmap | bytes:
         return bytes(1)
     memory[0] = 1
     return memory
-
-
-def error_body(error: InferError) -> bytes:
-    """Write an error for the server."""
-    said = {"code": error.code.name, "message": error.message, "retry_after_ns": error.retry_after_ns}
-    return json.dumps(said).encode()
 
 
 def _failed(error: BaseException) -> InferError:
