@@ -1,4 +1,4 @@
-"""Inside: a model's hooks in a worker process. The service that `outside.py` has opened there.
+"""Inside: a model's hooks in a worker process. The service that `worker_replica.py` has opened there.
 
 What this imports, any Python with numpy and orjson can import.
 """

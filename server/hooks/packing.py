@@ -1,6 +1,7 @@
 """Packing: what a hook's call and its answer look like on their way to a worker process and back.
 
-Written and read on both sides (`outside.py`, `inside.py`), so it needs no more than numpy and orjson.
+Written and read on both sides (`call.py` and `worker_replica.py`; `inside.py`), so it needs no more than numpy and
+orjson.
 """
 
 from __future__ import annotations
