@@ -25,7 +25,7 @@ import orjson
 from penstock.backends.errors import Code, InferError
 from penstock.batching.loaded import COMING
 from penstock.server.errors import GRPC_STATUS, HTTP_STATUS, error_body, pushback_ms, retry_after_s
-from penstock.server.grpc.method import Method, Status
+from penstock.server.grpc.method import Method, Status, Unary
 from penstock.server.v2.rpc.calls import as_refusal
 
 from .calls import AHEAD, packed, unpacked
@@ -67,10 +67,8 @@ class Answers:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def take(
-        self, kind: int, number: int, body: bytes, arrays: Sequence[Array | None] = (), descriptors: Sequence[int] = ()
-    ) -> None:
-        """Take a message of the front end."""
+    def take(self, kind: int, number: int, body: bytes, arrays: Sequence[Array | None] = ()) -> None:
+        """Take a message of the front end: ASK, TAKEN or LEAVE."""
         if kind == ASK:
             self._begin(number, *unpacked(body, arrays))
             return
@@ -99,7 +97,7 @@ class Answers:
         if method is None or method.unary is None:
             call.refuse(Status.UNIMPLEMENTED, f"unknown method {head['rpc']}")
             return
-        self.start(call.run(method, payload))
+        self.start(call.run(method.unary, payload))
 
     def start(self, work: Any) -> None:
         """Do something on a task of its own."""
@@ -262,14 +260,12 @@ class _RpcAnswer:
     async def drained(self) -> None:
         await self.pace.wait()
 
-    async def run(self, method: Method, message: bytes) -> None:
+    async def run(self, begin: Unary, message: bytes) -> None:
         state = self._answers.state
         if state is not None:
             self._changes = state.watch()
-        if method.unary is None:
-            return
         try:
-            method.unary(self, message)
+            begin(self, message)
         except Exception as error:  # noqa: BLE001 - logged under an id, and the client gets an answer whatever it is
             self._refused(as_refusal(error, self._path))
 

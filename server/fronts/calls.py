@@ -130,9 +130,7 @@ class Asking:
         if self._asks.pop(number, None) is not None and self._link is not None:
             self._link.send(LEAVE, number)
 
-    def take(
-        self, kind: int, number: int, body: bytes, arrays: Sequence[Array | None] = (), descriptors: Sequence[int] = ()
-    ) -> None:
+    def take(self, kind: int, number: int, body: bytes, arrays: Sequence[Array | None] = ()) -> None:
         """Take a message of the engine: PART or END, for calls that are still waited for."""
         ask = self._asks.get(number)
         if ask is None:

@@ -90,10 +90,10 @@ class PythonModels:
         (group, instance), *_ = [*_instances(spec), (spec.instances[0], spec.name)]
         order = _order(spec, interpreter, instance, orjson.loads(spec.declared), group)
 
-        def told(kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+        def hear(kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
             dealings.take(kind, number, body, arrays)
 
-        worker = Worker(order, said=told)
+        worker = Worker(order, said=hear)
         dealings = Dealings(worker, self._beside, order.about)
         try:
             body, _ = await worker.ready

@@ -71,16 +71,16 @@ class FrontEnd:
     def _take(self, messages: list[Message]) -> None:
         for kind, number, body, arrays, descriptors in messages:
             if kind != STATE:
-                self.asking.take(kind, number, body, arrays, descriptors)
+                self.asking.take(kind, number, body, arrays)
             elif not self.mute:
-                self.copy.take(self.link, kind, number, body, arrays, descriptors)
+                self.copy.take(self.link, number, body, descriptors)
 
     def _take_there(self, messages: list[Message]) -> None:
-        for kind, number, body, arrays, descriptors in messages:
+        for kind, number, body, arrays, _ in messages:
             if kind == IN_PLACE and self.state is not None:
-                self.state.take(self.engine_link, kind, number, body)
+                self.state.take(self.engine_link, number, body)
             else:
-                self.answers.take(kind, number, body, arrays, descriptors)
+                self.answers.take(kind, number, body, arrays)
 
     def _lost(self, why: str) -> None:
         self.lost.append(why)
