@@ -10,14 +10,14 @@ import builtins
 from collections.abc import Sequence
 from typing import Any
 
-from .calls import Calls
 from .pure import CONSTANTS, MUTATORS, PLAIN_NAMES, READ_ATTRIBUTES, SAFE_DUNDERS, TEXT_ATTRIBUTES
+from .reading_calls import ReadingCalls
 from .scopes import COMPREHENSIONS, Scope, bind, inner, own_comprehension
 from .sources import CHANGING, CONTAINED, FRESH, Project, Source, Value
 from .writes import INSTANCE, PROCESS, GlobalWrite
 
 
-class Reading(Calls):
+class Reading(ReadingCalls):
     """Gives the Value of expressions, and notes each use of something held that is not known to only read it.
 
     `loading`: what is read runs when the module is loaded, where everything may be used, and nothing is noted.

@@ -1,4 +1,4 @@
-"""Calls: what a call in a project's function gives, and whether what is called may keep something.
+"""ReadingCalls: what a call in a project's function gives, and whether what is called may keep something.
 
 The base of `reading.py`.
 """
@@ -76,7 +76,7 @@ class Given:
         return held[0] if len(kinds) == 1 else Value("PLAIN", held[0].held)
 
 
-class Calls:
+class ReadingCalls:
     """Reads calls. The rest is Reading's."""
 
     loading: bool
