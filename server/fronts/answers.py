@@ -53,7 +53,7 @@ class Answers:
     """
 
     def __init__(
-        self, link: Link, app: Application, methods: Mapping[str, Method], state: SharedState | None = None,
+        self, link: Link, app: Application, methods: Mapping[str, Method], state: SharedState,
         loading: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         self.link = link
@@ -117,7 +117,7 @@ class Answers:
 
     async def settled(self, changes: Sequence[Change]) -> None:
         """Wait until what a call has changed is in place everywhere. Raises: InferError (why it is not)."""
-        if self.state is not None and changes:
+        if changes:
             await self.state.settled(changes)
 
 
@@ -178,9 +178,7 @@ class _HttpAnswer:
         self.pace.open()
 
     async def run(self, app: Application) -> None:
-        state = self._answers.state
-        if state is not None:
-            self._changes = state.watch()
+        self._changes = self._answers.state.watch()
         try:
             await app(self._scope(), self._receive, self._send)
         except Exception:
@@ -261,9 +259,7 @@ class _RpcAnswer:
         await self.pace.wait()
 
     async def run(self, begin: Unary, message: bytes) -> None:
-        state = self._answers.state
-        if state is not None:
-            self._changes = state.watch()
+        self._changes = self._answers.state.watch()
         try:
             begin(self, message)
         except Exception as error:  # noqa: BLE001 - logged under an id, and the client gets an answer whatever it is

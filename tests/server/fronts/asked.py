@@ -20,7 +20,9 @@ from penstock.server.ipc.link import Link
 from penstock.server.ipc.wire import Message
 from penstock.server.restricted import Restricted
 from penstock.server.serve import Server
+from penstock.server.settings import Settings
 from penstock.server.telemetry.logs import Levels
+from penstock.server.v2.logging_settings import LogSettings
 from penstock.server.v2.shared_memory import SharedMemory
 from tests.fakes import FakeBackend, fake_loader
 from tests.live import settings_for
@@ -63,7 +65,8 @@ class FrontEnd:
         self.lost: list[str] = []
         self.link = Link(mine, self._take, self._lost)
         self.engine_link = Link(other, self._take_there, self._lost_there)
-        self.answers = Answers(self.engine_link, app, methods, state)
+        unchanged = SharedState(SharedMemory(allowed=False), LogSettings(Settings()))
+        self.answers = Answers(self.engine_link, app, methods, state or unchanged)
         if state is not None:
             state.joined(self.engine_link)
         self.asking.joined(self.link)
