@@ -135,7 +135,8 @@ class TestTogether:
         act(scene)
 
     def test_one_that_spins_past_its_limit_is_ended_though_its_model_is_unloaded_meanwhile(self, act: Act) -> None:
-        source = REMEMBERS.replace('sample["gate"].wait()', 'sample["gate"].wait()\n            while sample["x"]: pass')
+        waits = 'sample["gate"].wait()'
+        source = REMEMBERS.replace(waits, f'{waits}\n            while sample["x"]: pass')
 
         async def scene(stage: Stage) -> None:
             engine = PuppetEngine()
