@@ -97,6 +97,8 @@ class Serving(Protocol):
 
 def prepare() -> None:
     """Set this process up for serving, before it imports and makes what serves."""
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # as some programs leave it to those that they start
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or the system would not say how children end
     gc.set_threshold(*GC_THRESHOLD)  # or a sixth of its imports would be walks over what they have made so far
     sys.setswitchinterval(SWITCH_S)
     allow_open_files()

@@ -108,7 +108,9 @@ class Forker:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", __file__, str(there.fileno()), *more],
                 pass_fds=(there.fileno(),),
-                env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8", **_ALONE},
+                # the tree under test may be there, and another one installed
+                env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+                | _ALONE,
                 stdin=subprocess.DEVNULL,
             )
 
@@ -196,6 +198,8 @@ def main(sock: socket.socket, *more: str) -> int:
 
         begin_tensorflow()
         importlib.import_module("penstock.backends.tensorflow")
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:] = [entry for entry in sys.path if entry not in given]  # each command says its own
     brought = {name: value for name, value in os.environ.items() if before.get(name) != value}
     gc.collect()
     gc.freeze()
@@ -253,7 +257,9 @@ def _run(order: dict[str, Any], out: int, aside: int, passed: Sequence[int]) -> 
         first, words = order["folder"], words[2:]
     if passed:
         program, words = words[0], [*map(str, passed), str(os.getppid()), *words[4:]]
-    sys.path[:0] = [first, *(os.environ["PYTHONPATH"].split(os.pathsep) if os.environ.get("PYTHONPATH") else [])]
+    sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep) if os.environ.get("PYTHONPATH") else []
+    if not passed:
+        sys.path.insert(0, first)
     importlib.invalidate_caches()
     sys.argv[:] = [program, *words]
     if passed:

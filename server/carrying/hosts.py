@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.workers.kept import Kept
+from penstock.server.workers.kept import Kept, start_all
 from penstock.server.workers.order import Order
 
 from .seats import Seat
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from penstock.backends.backend import Array
     from penstock.batching.request import InferRequest
-    from penstock.batching.running.outside import Takes
     from penstock.server.workers.worker import Worker
 
 SEATS = 2
@@ -76,53 +75,29 @@ class Crew:
 
     async def start(self) -> bytes:
         """Start all workers. Returns: what one of them answers to being opened. Raises: what it was not opened for."""
-        done = await asyncio.gather(*(host.start() for host in self.hosts), return_exceptions=True)
-        failed = next((each for each in done if isinstance(each, BaseException)), None)
-        if failed is not None:
-            await asyncio.gather(*(host.close() for host in self.hosts))
-            raise failed
-        return next(each for each in done if isinstance(each, bytes))
+        first, *_ = await start_all(self.hosts)
+        return bytes(first)
 
 
 class Host:
-    """One worker, and its Seats. `free_ns` is when it had answered all it was asked. Threads: the event loop's."""
+    """One worker, which `kept` has, and its Seats. `free_ns` is when it had answered all it was asked.
+
+    Threads: the event loop's.
+    """
 
     def __init__(self, order: Order, crew: Crew) -> None:
         self.order = order
         self.crew = crew
         self.free_ns = 0
         self._may_serve = 0
-        self._kept = Kept(order, self)
+        self.kept = Kept(order, self)
         self.seats = [crew.seat(self) for _ in range(SEATS)]
         self._open = SEATS
 
-    @property
-    def worker(self) -> Worker | None:
-        """The worker that serves, None while there is none."""
-        return self._kept.worker
-
-    @property
-    def pid(self) -> int:
-        """The worker's process id, 0 for none."""
-        return self._kept.pid
-
-    @property
-    def closing(self) -> bool:
-        """Whether no worker will come any more."""
-        return self._kept.closing
-
     async def start(self) -> bytes:
         """Start the worker. Returns: its answer to being opened. Raises: InferError."""
-        body, _ = await self._kept.start()
+        body, _ = await self.kept.start()
         return body
-
-    def seated(self, takes: Takes) -> None:
-        """Have what happens to the worker counted."""
-        self._kept.count_with(takes.count)
-
-    def proved(self) -> None:
-        """Note that the worker has answered: a call that ends it is not to keep others waiting for the next one."""
-        self._kept.proved()
 
     def served(self, calls: int) -> None:
         """Count calls. After so many as there may be, another worker takes the place of this one."""
@@ -130,7 +105,7 @@ class Host:
             self._may_serve -= calls
             if self._may_serve <= 0:
                 self._may_serve = 0
-                self._kept.renew()
+                self.kept.renew()
 
     async def left(self) -> None:
         """Note that a Seat is closed; with the last one, the worker ends."""
@@ -140,7 +115,7 @@ class Host:
 
     async def close(self) -> None:
         """Have the worker end."""
-        await self._kept.close(kill=any(seat.busy for seat in self.seats))
+        await self.kept.close(kill=any(seat.busy for seat in self.seats))
         await self.crew.left()
 
     def rest(self, *, rests: bool) -> None:
@@ -150,7 +125,7 @@ class Host:
                 continue
             if rests:
                 seat.takes.down(InferError(Code.NOT_READY, f"{self.order.label} has enough to do"), hopeless=False)
-            elif self.worker is not None:
+            elif self.kept.worker is not None:
                 seat.takes.up()
 
     # -- as Kept tells it --------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ class Seat:
     def attach(self, instance: Takes) -> None:
         """Take whom to tell."""
         self.takes = instance
-        self._host.seated(instance)
+        self._host.kept.count_with(instance.count)
 
     def most_ns(self, key: Key) -> int:
         """Keep calls few: they run one after another."""
@@ -94,7 +94,7 @@ class Seat:
         """Send a request as a call of its own."""
         self._asked += 1
         try:
-            worker = self._host.worker
+            worker = self._host.kept.worker
             if worker is None:
                 raise NotBegunError
             if not isinstance(request, RawCall):
@@ -134,7 +134,7 @@ class Seat:
 
     def leave(self, failure: InferError) -> None:
         """Take nothing for now: there is no worker."""
-        if self.takes is not None and not self._host.closing:
+        if self.takes is not None and not self._host.kept.closing:
             self.takes.down(failure, hopeless=False)
         self._tell()
 
@@ -156,7 +156,7 @@ class Seat:
         if answered:
             self._stamp(batch)
             if answered[0].error is None:
-                self._host.proved()
+                self._host.kept.proved()  # a call that ends it is not to keep others waiting for the next one
             self._host.crew.done(answered)
         if self._asked or self._unbegun:
             if answered:
@@ -185,13 +185,13 @@ class Seat:
     def _give_back(self, batch: Batch, takes: Takes) -> None:
         """Give back what the worker has not begun. It has ended, or is about to."""
         unbegun, self._unbegun, self._batch = self._unbegun, [], None
-        if self._host.closing:
+        if self._host.kept.closing:
             for request in unbegun:
                 request.error = InferError(Code.NOT_READY, f"{self._host.order.label} is ended: the server stops")
             self._host.crew.done(unbegun)
             takes.freed(batch, unbegun)
             return
-        worker = self._host.worker
+        worker = self._host.kept.worker
         if worker is not None:  # its end is not noticed yet
             takes.down(InferError(Code.NOT_READY, f"{self._host.order.label} has ended"), hopeless=False)
         batch.requests, batch.rows = unbegun, sum(request.rows for request in unbegun)

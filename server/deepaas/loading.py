@@ -40,7 +40,7 @@ class DeepaasCrew(Crew):
 
     async def left(self) -> None:
         """End the desk with the last of them."""
-        if self.desk is not None and all(host.closing for host in self.hosts):
+        if self.desk is not None and all(host.kept.closing for host in self.hosts):
             await self.desk.close()
             self.empty(self.desk)
             await asyncio.to_thread(sweep)  # what was uploaded to those that were killed

@@ -71,8 +71,8 @@ def ask(
     command = [found, "-c", _ASK, *needs]
     try:
         ended = subprocess.run(  # noqa: S603 - the user's own Python
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_WITHIN_S, check=False,
-            cwd="/", env={**os.environ, **environment},
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            timeout=ASK_WITHIN_S, check=False, cwd="/", env={**os.environ, **environment},
         )  # fmt: skip
         version, build, platform, prefix, missing = json.loads(ended.stdout.rpartition("\n")[2])
     except subprocess.TimeoutExpired:

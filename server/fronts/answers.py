@@ -25,7 +25,7 @@ import orjson
 from penstock.backends.errors import Code, InferError
 from penstock.batching.loaded import COMING
 from penstock.server.errors import GRPC_STATUS, HTTP_STATUS, error_body, pushback_ms, retry_after_s
-from penstock.server.grpc.method import Method, Status
+from penstock.server.grpc.method import Method, Status, Unary
 from penstock.server.v2.rpc.calls import as_refusal
 
 from .calls import AHEAD, packed, unpacked
@@ -53,7 +53,7 @@ class Answers:
     """
 
     def __init__(
-        self, link: Link, app: Application, methods: Mapping[str, Method], state: SharedState | None = None,
+        self, link: Link, app: Application, methods: Mapping[str, Method], state: SharedState,
         loading: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         self.link = link
@@ -67,10 +67,8 @@ class Answers:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def take(
-        self, kind: int, number: int, body: bytes, arrays: Sequence[Array | None] = (), descriptors: Sequence[int] = ()
-    ) -> None:
-        """Take a message of the front end."""
+    def take(self, kind: int, number: int, body: bytes, arrays: Sequence[Array | None] = ()) -> None:
+        """Take a message of the front end: ASK, TAKEN or LEAVE."""
         if kind == ASK:
             self._begin(number, *unpacked(body, arrays))
             return
@@ -99,7 +97,7 @@ class Answers:
         if method is None or method.unary is None:
             call.refuse(Status.UNIMPLEMENTED, f"unknown method {head['rpc']}")
             return
-        self.start(call.run(method, payload))
+        self.start(call.run(method.unary, payload))
 
     def start(self, work: Any) -> None:
         """Do something on a task of its own."""
@@ -119,7 +117,7 @@ class Answers:
 
     async def settled(self, changes: Sequence[Change]) -> None:
         """Wait until what a call has changed is in place everywhere. Raises: InferError (why it is not)."""
-        if self.state is not None and changes:
+        if changes:
             await self.state.settled(changes)
 
 
@@ -180,9 +178,7 @@ class _HttpAnswer:
         self.pace.open()
 
     async def run(self, app: Application) -> None:
-        state = self._answers.state
-        if state is not None:
-            self._changes = state.watch()
+        self._changes = self._answers.state.watch()
         try:
             await app(self._scope(), self._receive, self._send)
         except Exception:
@@ -262,14 +258,10 @@ class _RpcAnswer:
     async def drained(self) -> None:
         await self.pace.wait()
 
-    async def run(self, method: Method, message: bytes) -> None:
-        state = self._answers.state
-        if state is not None:
-            self._changes = state.watch()
-        if method.unary is None:
-            return
+    async def run(self, begin: Unary, message: bytes) -> None:
+        self._changes = self._answers.state.watch()
         try:
-            method.unary(self, message)
+            begin(self, message)
         except Exception as error:  # noqa: BLE001 - logged under an id, and the client gets an answer whatever it is
             self._refused(as_refusal(error, self._path))
 

@@ -31,6 +31,7 @@ from penstock.server.grpc.method import Call, Method, Status
 from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.health import EXITING
 from penstock.server.restricted import GRPC_CATEGORIES, Restricted, category_of, http_text
+from penstock.server.v2.routes import gone
 
 from .kinds import ASK, END, LEAVE, PART, TAKEN
 from .remote_engine import NO_ENGINE
@@ -131,9 +132,7 @@ class Asking:
         if self._asks.pop(number, None) is not None and self._link is not None:
             self._link.send(LEAVE, number)
 
-    def take(
-        self, kind: int, number: int, body: bytes, arrays: Sequence[Array | None] = (), descriptors: Sequence[int] = ()
-    ) -> None:
+    def take(self, kind: int, number: int, body: bytes, arrays: Sequence[Array | None] = ()) -> None:
         """Take a message of the engine: PART or END, for calls that are still waited for."""
         ask = self._asks.get(number)
         if ask is None:
@@ -220,14 +219,14 @@ class AskingApp:
         ask = _HttpAsk()
         number = self._asking.ask(ask, {"http": _head_of(scope)}, body)
         del body
-        gone = asyncio.ensure_future(_gone(receive))
-        gone.add_done_callback(lambda _: ask.end({"left": True}))
+        left = asyncio.ensure_future(gone(receive))
+        left.add_done_callback(lambda _: ask.end({"left": True}))
         try:
             await self._passed_on(ask, number, send)
         finally:
             self._asking.leave(number)
-            gone.cancel()
-            await asyncio.wait((gone,))
+            left.cancel()
+            await asyncio.wait((left,))
 
     async def _passed_on(self, ask: _HttpAsk, number: int, send: Send) -> None:
         """Pass an answer on. Raises: InferError while nothing of it has gone out."""
@@ -274,11 +273,6 @@ def _head_of(scope: Scope) -> dict[str, Any]:
 
 def _text(raw: bytes | None) -> str | None:
     return None if raw is None else raw.decode("latin-1")
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _refuse(send: Send, error: InferError) -> None:

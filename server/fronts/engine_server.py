@@ -167,7 +167,7 @@ class Front:
         if kind in {ASK, LEAVE, TAKEN}:
             self._answers.take(kind, number, body, arrays)
         elif kind == IN_PLACE:
-            self._owner.state.take(self.link, kind, number, body)
+            self._owner.state.take(self.link, number, body)
         elif kind == ACKNOWLEDGED:
             self._owner.published.take(self.link, kind, number, body)
         elif kind == GONE:

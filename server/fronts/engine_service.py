@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest
 from penstock.batching.running.own_outputs import OwnOutputs
+from penstock.server.ipc.refusals import write_error
 
 from .counted import count
 from .kinds import ANSWER, CANCEL, COUNTED, DONE, FAILED, FORM, SUBMIT
-from .submission import Form, form_of, own_said, packed_outputs, read_form, read_submit, write_answer, write_error
+from .submission import Form, form_of, own_said, packed_outputs, read_form, read_submit, write_answer
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.fronts")
 
 _NO_FORM = "a request of a kind that was not told"
-
-
 MOST_UNSENT_BYTES = 256 << 20
 """What may wait for a front end that does not read; a request of several answers fails then."""
 ENOUGH_BYTES = 1 << 20

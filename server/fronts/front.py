@@ -240,7 +240,7 @@ class FrontServer:
                 elif kind == MODELS:
                     placing.take(number, body)
                 elif kind == STATE:
-                    self._state.take(link, kind, number, body, arrays, descriptors)
+                    self._state.take(link, number, body, descriptors)
             except Exception:
                 logger.exception("the engine has said what cannot be (kind %d)", kind)
 

@@ -20,12 +20,12 @@ from penstock.batching.spec import ModelSpec
 from penstock.batching.statistics import ModelStatistics
 from penstock.server.hooks.modules import let_go
 from penstock.server.hooks.runner import Hooks, close_all
+from penstock.server.ipc.refusals import said_of
 
 from . import snapshot
 from .counted import Counted
 from .kinds import ACKNOWLEDGED, COUNTED, GONE
 from .remote_engine import NO_ENGINE, RETRY_NS, RemoteEngine
-from .submission import said_of
 
 if TYPE_CHECKING:
     from penstock.server.hooks.worker_replicas import Interpreters

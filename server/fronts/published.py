@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from penstock.backends.errors import Code, InferError
 from penstock.server.hooks.engine import opened
 from penstock.server.hooks.runner import Hooks
+from penstock.server.ipc.refusals import error_of
 
 from .kinds import ACKNOWLEDGED, GONE, MODELS
 from .placing import write_model
-from .submission import error_of
 
 if TYPE_CHECKING:
     from penstock.batching.engine import Engine

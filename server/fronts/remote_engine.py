@@ -16,9 +16,10 @@ from penstock.batching.request import NO_TERMS, Terms
 from penstock.batching.scheduling.admission import request_for
 from penstock.batching.sinks import answered
 from penstock.batching.statistics import REJECTED
+from penstock.server.ipc.refusals import read_error
 
 from .kinds import ANSWER, CANCEL, DONE, FAILED, FORM, SUBMIT
-from .submission import Form, read_answer, read_error, said_more, unpacked_outputs, write_form, write_submit
+from .submission import Form, read_answer, said_more, unpacked_outputs, write_form, write_submit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -5,11 +5,11 @@ reads and writes regions. Wired by `engine_service.py` and `front.py`:
 
     state = SharedState(server.shared_memory, server.observing.logging)  # engine; after `logging.apply` has been set
     state.joined(link)                  # first of all that a new front end is sent: all there is, in order
-    state.take(link, kind, number, body)  # a message of IN_PLACE
+    state.take(link, number, body)      # an IN_PLACE
     state.lost(link)
 
     copy = StateCopy(shared_memory, logs.apply)                          # front end
-    copy.take(link, kind, number, body, arrays, descriptors)  # a message of STATE
+    copy.take(link, number, body, descriptors)  # a STATE
 
 A system region travels as the engine's own descriptor: a front end reads the same memory whatever its key names by
 then, and one that starts later too. A CUDA region is mapped by every front end for itself, which may fail: then it is
@@ -35,7 +35,6 @@ from penstock.server.v2.regions import CUDA, SYSTEM, Region
 from .kinds import IN_PLACE, STATE
 
 if TYPE_CHECKING:
-    from penstock.backends.backend import Array
     from penstock.server.ipc.link import Link
     from penstock.server.v2.logging_settings import LogSettings
     from penstock.server.v2.shared_memory import SharedMemory
@@ -115,10 +114,10 @@ class SharedState:
         for number in list(self._changes):
             self._answered(link, number)
 
-    def take(self, link: Link, kind: int, number: int, body: bytes) -> None:
-        """Take a message of a front end: IN_PLACE."""
+    def take(self, link: Link, number: int, body: bytes) -> None:
+        """Take an IN_PLACE of a front end."""
         change = self._changes.get(number)
-        if kind != IN_PLACE or change is None:
+        if change is None:
             return
         if body and not change.failed:
             change.failed = body.decode("utf-8", "replace")
@@ -178,12 +177,8 @@ class StateCopy:
         self._memory = memory
         self._apply = apply
 
-    def take(
-        self, link: Link, kind: int, number: int, body: bytes, arrays: Sequence[Array | None], descriptors: list[int]
-    ) -> None:
-        """Take a message of the engine, STATE, and say that it is in place, or why not."""
-        if kind != STATE:
-            return
+    def take(self, link: Link, number: int, body: bytes, descriptors: list[int]) -> None:
+        """Take a STATE of the engine, and say that it is in place, or why not."""
         try:
             self._make(orjson.loads(body), descriptors)
             failed = ""

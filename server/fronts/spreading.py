@@ -271,6 +271,7 @@ class Spread:
                 logger.error("too many open files to take a connection of another front end: it is lost")
                 self._board.says(self._place, takes=False)
             for descriptor in descriptors:
+                os.set_inheritable(descriptor, False)  # as of one that is accepted; recv_fds takes no flags (3.11)
                 self._serve(body[0], socket.socket(fileno=descriptor))
         self._board.taken(self._place)
 

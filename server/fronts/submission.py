@@ -12,12 +12,11 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InSequence
 from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.batching.stream import Told
+from penstock.server.hooks.packing import pack, unpack
+from penstock.server.ipc.refusals import error_of, said_of
 from penstock.server.tracing.trace import context_of
 
 if TYPE_CHECKING:
@@ -131,27 +130,6 @@ def trace_context(carrier: Any) -> dict[str, str] | None:
     return {"traceparent": parent, "tracestate": state} if parent else None
 
 
-def write_error(error: InferError) -> bytes:
-    """Write the body of a FAILED."""
-    return json.dumps(said_of(error)).encode()
-
-
-def said_of(error: InferError) -> list[Any]:
-    """Give an error as JSON has it."""
-    return [error.code.name, error.message, error.retry_after_ns]
-
-
-def read_error(body: bytes) -> InferError:
-    """Read what `write_error` has written."""
-    return error_of(json.loads(body))
-
-
-def error_of(said: Sequence[Any]) -> InferError:
-    """Make an error of its code's name, its message, and after how long a call is worth repeating."""
-    code, message, retry_after_ns = said
-    return InferError(Code[code], message, retry_after_ns)
-
-
 def write_answer(told: Told) -> tuple[bytes, list[Array | None]]:
     """Give the body and the tensors of an ANSWER."""
     said = {
@@ -178,25 +156,7 @@ def packed_outputs(outputs: Sequence[Any]) -> tuple[bytes, list[Array | None]]:
     Raises: TypeError for what is neither.
     """
     arrays: list[Array | None] = []
-    return json.dumps([_packed(output, arrays) for output in outputs]).encode(), arrays
-
-
-def _packed(value: Any, arrays: list[Array | None]) -> Any:
-    if isinstance(value, np.ndarray):
-        arrays.append(value)
-        return {"array": len(arrays) - 1}
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, Mapping):
-        return {"map": [[_packed(name, arrays), _packed(each, arrays)] for name, each in value.items()]}
-    if isinstance(value, list | tuple):
-        return {"list": [_packed(each, arrays) for each in value]}
-    if isinstance(value, bytes):
-        arrays.append(np.frombuffer(value, np.uint8))
-        return {"bytes": len(arrays) - 1}
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(f"an output of {type(value).__name__} cannot be sent to another process")
+    return json.dumps(pack(outputs, arrays)).encode(), arrays
 
 
 def own_said(outputs: OwnOutputs) -> bytes:
@@ -209,16 +169,4 @@ def unpacked_outputs(body: bytes, arrays: Sequence[Array | None]) -> list[Any]:
     said = json.loads(body)
     if isinstance(said, dict):
         return OwnOutputs(arrays, said["parameters"], said["wrong"])
-    return [_unpacked(written, arrays) for written in said]
-
-
-def _unpacked(written: Any, arrays: Sequence[Array | None]) -> Any:
-    if not isinstance(written, dict):
-        return written
-    ((kind, said),) = written.items()
-    if kind == "map":
-        return {_unpacked(name, arrays): _unpacked(each, arrays) for name, each in said}
-    if kind == "list":
-        return [_unpacked(each, arrays) for each in said]
-    array = arrays[said]
-    return array.tobytes() if kind == "bytes" and array is not None else array
+    return [unpack(written, arrays) for written in said]

@@ -122,7 +122,7 @@ class Bench:
         self.stopped = True
         for seat in tuple(self._seats):
             seat.ring()
-        if self._timer is not None:
+        if self._timer is not None and not self._lost:  # what spins is still to be ended
             self._timer.cancel()
 
     def take_one(self) -> Call | None:

@@ -11,9 +11,10 @@ from typing import Any, Protocol
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
+from penstock.batching.model import Model
 
 from .bound import Bound, Maker
-from .loading import PRE, brief
+from .loading import POST, PRE, brief
 from .packing import (
     ASKED,
     CALL,
@@ -27,6 +28,8 @@ from .packing import (
 
 Written = tuple[int, bytes, list[Array | None] | None]
 """What a worker process is sent: kind, body, tensors."""
+STATISTICS_NAMES = {PRE: "pre", POST: "post"}
+"""How statistics call the hooks."""
 _TELL_NS = 1_000_000_000
 
 logger = logging.getLogger("penstock.hooks")
@@ -158,6 +161,11 @@ class Call:
     def taken(self, text: bytes, arrays: list[Array | None], ended_ns: int) -> Any:
         """Read what a worker process has answered."""
         return read_made(self.form, text, arrays)
+
+
+def about_of(model: Model, call: Call) -> dict[str, str]:
+    """Give what goes with the log lines of a call."""
+    return {"model": model.name} | ({"request_id": call.request_id} if call.request_id else {})
 
 
 def log(message: str, about: Mapping[str, str], error: BaseException | None = None) -> None:

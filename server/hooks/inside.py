@@ -1,4 +1,4 @@
-"""Inside: a model's hooks in a worker process. The service that `outside.py` has opened there.
+"""Inside: a model's hooks in a worker process. The service that `worker_replica.py` has opened there.
 
 What this imports, any Python with numpy and orjson can import.
 """
@@ -21,6 +21,7 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import InferError
 from penstock.backends.node import Node
 from penstock.server.ipc.channel import Channel
+from penstock.server.ipc.refusals import write_error
 
 from .bound import bind
 from .conversions import Described, make
@@ -51,7 +52,6 @@ from .packing import (
     read_value,
     tensor_bytes,
     unpack,
-    write_refusal,
 )  # fmt: skip
 from .siblings import FolderOnPath
 
@@ -186,12 +186,12 @@ class Inside:
         took_ns = now_ns - start_ns if start_ns else 0
         worded = self._bound.words(PRE if is_pre else POST, error) if self._in_hook else None
         if worded is None and isinstance(error, InferError):
-            return REPLIED.pack(REFUSED, took_ns, 0) + write_refusal(error), None
+            return REPLIED.pack(REFUSED, took_ns, 0) + write_error(error), None
         plain, lines = isinstance(error, Exception), ""
         if not (is_pre and plain) or now_ns - self._told_ns > _TELL_NS:
             self._told_ns = now_ns
             lines = _traceback(error)
-        told = write_refusal(worded).decode() if worded is not None else ""
+        told = write_error(worded).decode() if worded is not None else ""
         return REPLIED.pack(RAISED, took_ns, 0) + json.dumps([brief(error), plain, lines, told]).encode(), None
 
     # -- generators --------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ class Inside:
         computed_ns = time.monotonic_ns()
         infer_ns = computed_ns - start_ns
         if isinstance(value, InferError):
-            self._channel.send(ANSWER, number, YIELDED.pack(REFUSED, infer_ns, 0, 0) + write_refusal(value))
+            self._channel.send(ANSWER, number, YIELDED.pack(REFUSED, infer_ns, 0, 0) + write_error(value))
             return 0
         text, tensors = self._made(form, value, parameters)
         nbytes = tensor_bytes(tensors) if tensors else len(text)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from .reading import Reading
-from .sources import Project, Source, Value, inner
+from .scopes import inner
+from .sources import Project, Source, Value
 from .writes import HOOK_NAMES, INSTANCE, PROCESS, GlobalWrite, files_of
 
 _STORES = (ast.Store, ast.Del)

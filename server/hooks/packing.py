@@ -1,6 +1,7 @@
 """Packing: what a hook's call and its answer look like on their way to a worker process and back.
 
-Written and read on both sides (`outside.py`, `inside.py`), so it needs no more than numpy and orjson.
+Written and read on both sides (`call.py` and `worker_replica.py`; `inside.py`), so it needs no more than numpy and
+orjson.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import numpy as np
 import orjson
 
 from penstock.backends.backend import Array
-from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 
 CALL = 32
@@ -112,6 +112,8 @@ def pack(value: Any, arrays: list[Array | None]) -> Any:
 
     Arrays are appended to `arrays`. Raises: TypeError for what it does not know.
     """
+    if isinstance(value, np.generic) and value.dtype.kind not in "biuf":
+        value = value.item()
     if isinstance(value, np.ndarray | np.generic):
         arrays.append(np.asarray(value))
         return {"array": len(arrays) - 1} if isinstance(value, np.ndarray) else {"scalar": len(arrays) - 1}
@@ -158,17 +160,6 @@ def read_signature(written: list[Any]) -> Signature:
     """Read what `write_signature` has written."""
     inputs, outputs = (tuple(TensorSpec(row[0], row[1], tuple(row[2]), row[3]) for row in side) for side in written)
     return Signature(inputs, outputs)
-
-
-def write_refusal(error: InferError) -> bytes:
-    """Write an InferError that a hook has raised, or that a conversion has."""
-    return json.dumps([error.code.name, error.message, error.retry_after_ns]).encode()
-
-
-def read_refusal(text: bytes) -> InferError:
-    """Read what `write_refusal` has written."""
-    code, message, retry_after_ns = json.loads(text)
-    return InferError(Code[code], message, retry_after_ns)
 
 
 def tensor_bytes(arrays: Iterable[Array | None]) -> int:

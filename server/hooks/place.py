@@ -16,6 +16,7 @@ from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec, WorkerSpec
 
 from .holding import Holding
+from .loading import brief
 from .plan import Plan, plan
 from .replicas import Replicas
 from .siblings import FolderOnPath
@@ -135,9 +136,10 @@ class Place:
             return
         try:
             replicas, first = await self._in_workers(count, self._decided)
-        except InferError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody waits for this task
+            text = error.message if isinstance(error, InferError) else brief(error)
             logger.warning(
-                "the hooks of model '%s' stay where they are: %s", self._model.name, error.message,
+                "the hooks of model '%s' stay where they are: %s", self._model.name, text,
                 extra={"model": self._model.name},
             )  # fmt: skip
             return

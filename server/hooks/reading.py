@@ -10,17 +10,14 @@ import builtins
 from collections.abc import Sequence
 from typing import Any
 
-from .calls import Calls
 from .pure import CONSTANTS, MUTATORS, PLAIN_NAMES, READ_ATTRIBUTES, SAFE_DUNDERS, TEXT_ATTRIBUTES
-from .scopes import COMPREHENSIONS, Scope, bind, own_comprehension
-from .sources import FRESH, Project, Source, Value, inner
+from .reading_calls import ReadingCalls
+from .scopes import COMPREHENSIONS, Scope, bind, inner, own_comprehension
+from .sources import CHANGING, CONTAINED, FRESH, Project, Source, Value
 from .writes import INSTANCE, PROCESS, GlobalWrite
 
-CHANGING = {"FLAT", "ARRAY", "PLAIN"}
-_CONTAINED = {"FIXED", *CHANGING}
 
-
-class Reading(Calls):
+class Reading(ReadingCalls):
     """Gives the Value of expressions, and notes each use of something held that is not known to only read it.
 
     `loading`: what is read runs when the module is loaded, where everything may be used, and nothing is noted.
@@ -103,7 +100,7 @@ class Reading(Calls):
                 self.goes_out(value, node, source)
             return FRESH
         for value in values:
-            if value.kind not in _CONTAINED and not (value.kind == "CLASS" and isinstance(node, ast.Compare)):
+            if value.kind not in CONTAINED and not (value.kind == "CLASS" and isinstance(node, ast.Compare)):
                 self.goes_out(value, node, source)
         return Value("FIXED")  # comparisons, formatted texts, slices
 
@@ -112,7 +109,7 @@ class Reading(Calls):
         if not computed:
             return join(values, loading=self.loading)
         for value, node in zip(values, nodes, strict=True):
-            if value.kind not in _CONTAINED:
+            if value.kind not in CONTAINED:
                 self.goes_out(value, node, source)
         kinds = {value.kind for value in values}
         if kinds <= {"FIXED"}:
@@ -127,7 +124,7 @@ class Reading(Calls):
         held = next((value.held for value in values if value.held and value.kind != "FIXED"), "")
         if kinds <= {"FIXED"}:
             return Value("FIXED" if isinstance(node, ast.Tuple) else "FLAT")
-        return Value("PLAIN" if kinds <= _CONTAINED else "UNKNOWN", held)
+        return Value("PLAIN" if kinds <= CONTAINED else "UNKNOWN", held)
 
     def _comprehension(self, node: Any, source: Source, scope: Scope) -> Value:
         within = Scope(scope, in_function=scope.in_function)
@@ -220,7 +217,7 @@ class Reading(Calls):
         kinds = {value.kind for value in values if value.kind != "FIXED"}
         first = next((value for value in values if value.kind != "FIXED"), values[0])
         if len(kinds) > 1:
-            return Value("PLAIN" if kinds <= _CONTAINED else "UNKNOWN", name)
+            return Value("PLAIN" if kinds <= CONTAINED else "UNKNOWN", name)
         if len({value.path for value in values if value.kind == first.kind}) > 1:
             return Value("UNKNOWN", name)
         return first._replace(held=name)
@@ -258,7 +255,7 @@ class Reading(Calls):
             if owner.held and name in MUTATORS:  # a method that is called later, of a hash or of part of an array
                 self.note(source, node.lineno, owner.held, INSTANCE)
             return owner
-        if owner.kind in _CONTAINED and owner.held:
+        if owner.kind in CONTAINED and owner.held:
             if name not in READ_ATTRIBUTES:
                 self.note(source, node.lineno, owner.held, INSTANCE)
             return owner
@@ -276,14 +273,14 @@ class Reading(Calls):
             return Value("FIXED")
         if owner.kind == "FLAT" and not isinstance(node.slice, ast.Slice):
             return Value("FIXED", owner.held)
-        if owner.kind not in _CONTAINED:
+        if owner.kind not in CONTAINED:
             self.goes_out(owner, node, source)
             return FRESH
         return owner
 
     def goes_out_of_items(self, value: Value, node: ast.expr, source: Source) -> None:
         """Note what is given to an object as the key of an item."""
-        if value.kind not in _CONTAINED:
+        if value.kind not in CONTAINED:
             self.goes_out(value, node, source)
 
 
@@ -297,7 +294,7 @@ def join(values: Sequence[Value], *, loading: bool = False) -> Value:
     if len(kinds) == 1 and len({value.path for value in rest}) == 1:
         return rest[0]
     held = next((value.held for value in rest if value.held), "")
-    return Value("PLAIN" if kinds <= _CONTAINED else "UNKNOWN", held)
+    return Value("PLAIN" if kinds <= CONTAINED else "UNKNOWN", held)
 
 
 def consumed(value: Value) -> Value:

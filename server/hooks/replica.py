@@ -14,7 +14,7 @@ from penstock.batching.spec import HookSpec
 
 from .bench import Bench
 from .bound import Bound, bind
-from .call import Call, MovedError, Owner, log, refusal, tell
+from .call import STATISTICS_NAMES, Call, MovedError, Owner, about_of, log, refusal, tell
 from .conversions import of_model
 from .holding import LONG_NS
 from .interrupt import interrupt
@@ -29,7 +29,6 @@ LOAD_LIMIT_S = 300.0
 """A hook file that takes longer to load has failed. Files may fetch encoders and vocabularies as they load."""
 
 _LOAD = "load"
-_STATISTICS_NAME = {PRE: "pre", POST: "post"}
 
 
 class Replica:
@@ -142,7 +141,7 @@ class Replica:
     def settle(self, call: Call) -> None:
         """Tell whoever waits for a call how it has ended."""
         self.waiting -= 1
-        name = _STATISTICS_NAME.get(call.hook)
+        name = STATISTICS_NAMES.get(call.hook)
         if name is not None and call.start_ns:
             took_ns = call.end_ns - call.start_ns
             self._model.statistics.record_hook(name, took_ns)
@@ -172,7 +171,7 @@ class Replica:
         self._stuck, self._stopping = seat, True
         what = "loading the hooks" if running is self._load else running.hook
         text = f"{what} of model '{self._model.name}' took longer than its limit of {limit_ns / 1e9:g} s"
-        log(text, self._about(running))
+        log(text, about_of(self._model, running))
         self._owner.lost(self)  # first: who is told of it looks for another at once
         self._fail(running, InferError(Code.EXPIRED, text))
         self._lose()
@@ -239,15 +238,12 @@ class Replica:
         if call is not self._load:
             call.error = refusal(call, error, self.bound)
             if kept:
-                self._told_ns = tell(call, error, self._about(call), self._told_ns)
+                self._told_ns = tell(call, error, about_of(self._model, call), self._told_ns)
             return
         call.error = error if isinstance(error, InferError) else InferError(Code.INTERNAL, brief(error))
         cause = error.__cause__ if isinstance(error, InferError) else error
         if cause is not None:
-            log(call.error.message, self._about(call), cause)
-
-    def _about(self, call: Call) -> dict[str, str]:
-        return {"model": self._model.name} | ({"request_id": call.request_id} if call.request_id else {})
+            log(call.error.message, about_of(self._model, call), cause)
 
 
 class _Load(Call):

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import time
 from collections import deque
+from operator import attrgetter
 from typing import Any
 
 from penstock.backends.errors import Code, InferError
@@ -36,6 +37,7 @@ MAX_HANGING = 8
 """Abandoned replicas whose threads have not ended; past that many, no fresh one is made until one of them ends."""
 
 logger = logging.getLogger("penstock.hooks")
+waiting_of = attrgetter("waiting")
 
 
 class Replicas:
@@ -117,7 +119,7 @@ class Replicas:
                 # one that hangs is no reason to do without the others
                 live.remove(idle[-1])
                 idle[-1].stop()
-        replica = min(live, key=_waiting, default=None)
+        replica = min(live, key=waiting_of, default=None)
         if replica is not None and replica.waiting:
             self._grow_shared()
         return replica
@@ -221,7 +223,7 @@ class Replicas:
     def idle(self, replica: Any) -> None:
         """Have a replica that nothing waits for do what waits for another."""
         if replica in self._live:
-            replica.relieve(max(self._live, key=_waiting))
+            replica.relieve(max(self._live, key=waiting_of))
 
     def freed(self, replica: Any) -> None:
         """Hand a replica to the request that has waited longest."""
@@ -334,8 +336,3 @@ class Replicas:
     def _expire(future: asyncio.Future[Any]) -> None:
         if not future.done():
             future.set_exception(InferError(Code.EXPIRED, "Request timeout expired"))
-
-
-def _waiting(replica: Any) -> int:
-    waiting: int = replica.waiting
-    return waiting

@@ -19,11 +19,11 @@ from .call import Form, Told
 from .coded import Asked, told
 from .conversions import of_model
 from .convert import to_inputs
-from .order import Order
 from .packing import JSON, TENSORS
 from .place import Place, own_interpreter
 from .pull import Answer
 from .trip import Trip
+from .turns import Turns
 from .visit import Visit
 from .worker_replicas import Interpreters
 
@@ -69,7 +69,7 @@ class Hooks:
             model.all_outputs,
         )
         self._counted = AnswerStatistics()
-        self.order = Order()
+        self.turns = Turns()
         self._in_flight = 0
         self._drained: asyncio.Event | None = None
         self.has_pre = False

@@ -1,4 +1,7 @@
-"""Scopes of Python source: which nodes belong to one, which names it binds, and to what. Called by writes.py."""
+"""Scopes of Python source: which nodes belong to one, which names it binds, and to what.
+
+Called by what reads users' files: `writes.py`, `sources.py`, `reading.py`, `keeping.py`.
+"""
 
 from __future__ import annotations
 
@@ -92,6 +95,17 @@ def bind(scope: Scope, nodes: list[ast.AST]) -> None:
             scope.functions.add(node.name)
         for target, value in _bindings(node):
             scope.aliases.setdefault(target, []).append(value)
+
+
+def inner(scope: Scope, node: Function) -> tuple[Scope, list[ast.AST]]:
+    """Give the scope of a function, and its nodes."""
+    made = Scope(scope, in_function=True)
+    arguments = node.args
+    made.bound.update(argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
+    made.bound.update(argument.arg for argument in (arguments.vararg, arguments.kwarg) if argument)
+    nodes = list(own_nodes([node.body] if isinstance(node, ast.Lambda) else node.body))
+    bind(made, nodes)
+    return made, nodes
 
 
 def _bound_name(node: ast.AST) -> str | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .pure import KEEPS_NOTHING, MUTATORS, PASSES_ON
-from .scopes import Function, Scope, bind, own_nodes
+from .scopes import Scope, bind, own_nodes
 from .writes import of_tree, parsed
 
 _FILES = 200
@@ -34,6 +34,9 @@ class Value(NamedTuple):
 
 
 FRESH = Value("UNKNOWN")
+CHANGING = {"FLAT", "ARRAY", "PLAIN"}
+CONTAINED = {"FIXED", *CHANGING}
+"""Kinds of numbers, texts and containers of them; those of CHANGING can be changed."""
 Bound = list[Any]
 """What binds a name: expressions, definitions, and Values of imports."""
 
@@ -226,14 +229,3 @@ class Project:
     def below(self, source: Source, name: str) -> Source | None:
         """Give the module `name` of a package."""
         return self._own(name, (source.path.parent,)) if source.path.name == "__init__.py" else None
-
-
-def inner(scope: Scope, node: Function) -> tuple[Scope, list[ast.AST]]:
-    """Give the scope of a function, and its nodes."""
-    made = Scope(scope, in_function=True)
-    arguments = node.args
-    made.bound.update(argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
-    made.bound.update(argument.arg for argument in (arguments.vararg, arguments.kwarg) if argument)
-    nodes = list(own_nodes([node.body] if isinstance(node, ast.Lambda) else node.body))
-    bind(made, nodes)
-    return made, nodes

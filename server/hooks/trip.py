@@ -22,8 +22,8 @@ from penstock.batching.statistics import OTHER
 from .bound import Maker
 from .call import Call, Form, MovedError, Told
 from .loading import PRE
-from .order import Turn
 from .packing import INPUTS
+from .turns import Turn
 from .visit import Visit
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Trip:
         self.start_ns = self._since_ns = time.monotonic_ns()
         try:
             if terms.sequence is not None and hooks.model.spec.sequence is not None:
-                self._turn = hooks.order.turn(terms.sequence.id)
+                self._turn = hooks.turns.take(terms.sequence.id)
             if self.visit is not None and hooks.has_pre:
                 self._have_run(Call(PRE, sample, INPUTS, terms.deadline_ns, self.request_id))
             else:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.backends.backend import Array
+from penstock.server.ipc.refusals import read_error
 
 from .call import Call, MovedError, Written
 from .packing import (
@@ -19,7 +20,6 @@ from .packing import (
     TURN,
     YIELDED,
     read_made,
-    read_refusal,
 )  # fmt: skip
 from .pull import AHEAD, AHEAD_BYTES, CLOSING, Answer, Pull
 
@@ -61,7 +61,7 @@ class WorkerPull(Pull):
         if self._closed:
             return
         if how == REFUSED:
-            self._ahead.append(Answer({}, read_refusal(text), infer_ns=infer_ns))
+            self._ahead.append(Answer({}, read_error(text), infer_ns=infer_ns))
         else:
             outputs = read_made(self.form, text, arrays)
             self._ahead.append(Answer(outputs, infer_ns=infer_ns, output_ns=output_ns, nbytes=nbytes))

@@ -13,13 +13,13 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec
+from penstock.server.ipc.refusals import read_error
 from penstock.server.workers.order import NotBegunError, Order
 from penstock.server.workers.watch import Doubt
 from penstock.server.workers.worker import Worker
 
-from .call import Call, MovedError, Owner, blame, log, log_lines
-from .loading import POST, PRE
-from .packing import ANSWER, DONE, FORGET, GIVE_WAY, REFUSED, REPLIED, read_refusal
+from .call import STATISTICS_NAMES, Call, MovedError, Owner, about_of, blame, log, log_lines
+from .packing import ANSWER, DONE, FORGET, GIVE_WAY, REFUSED, REPLIED
 from .pull import AHEAD
 from .worker_pull import WorkerPull
 
@@ -29,7 +29,6 @@ each, and no call waits there long that another worker could take."""
 MOST_AHEAD = 32
 _QUICK_NS = AHEAD_NS / MOST_AHEAD
 _REPLIED_BYTES = REPLIED.size
-_STATISTICS_NAME = {PRE: "pre", POST: "post"}
 
 logger = logging.getLogger("penstock.hooks")
 
@@ -139,7 +138,7 @@ class WorkerReplica:
             self._worker.stop()
         else:
             self.kill()
-        self._move(MovedError)
+        self._move()
 
     def kill(self) -> None:
         """End the process here and now."""
@@ -160,7 +159,7 @@ class WorkerReplica:
         if more_s := self._doubt.more_s(running.since_ns, -left_ns / 1e9, limit_s):
             return int(more_s * 1e9)
         text = f"{running.hook} of model '{self._model.name}' took longer than its limit of {limit_s:g} s"
-        log(text, self._about(running))
+        log(text, about_of(self._model, running))
         self._worker.kill(text, Code.EXPIRED, "time")
         return 0
 
@@ -267,7 +266,7 @@ class WorkerReplica:
         how, took_ns, ended_ns = REPLIED.unpack_from(body)
         text = body[_REPLIED_BYTES:]
         self.proved = True
-        name = _STATISTICS_NAME.get(call.hook)
+        name = STATISTICS_NAMES.get(call.hook)
         if name is not None:
             self._mean_ns = mean_ns = self._mean_ns + (took_ns - self._mean_ns) / 8
             most = MOST_AHEAD if mean_ns <= _QUICK_NS else 1 + int(AHEAD_NS / mean_ns)
@@ -283,13 +282,13 @@ class WorkerReplica:
                 call.future.set_result(result)
             return None
         if how == REFUSED:
-            error = read_refusal(text)
+            error = read_error(text)
             if error.code is Code.INTERNAL:
-                log(f"{call.hook}: {error.message}", self._about(call))
+                log(f"{call.hook}: {error.message}", about_of(self._model, call))
             return error
         raised, plain, lines, worded = json.loads(text)
-        error = read_refusal(worded) if worded else blame(call, raised, sample=plain)
-        log_lines(f"{call.hook} raised {raised}", self._about(call), lines)
+        error = read_error(worded) if worded else blame(call, raised, sample=plain)
+        log_lines(f"{call.hook} raised {raised}", about_of(self._model, call), lines)
         return error
 
     def _forget(self, call: Call) -> None:
@@ -307,10 +306,10 @@ class WorkerReplica:
     def _lost(self, worker: Worker) -> None:
         if self.ready.done() and not self._stopping:
             self._stopping = True
-            self._move(MovedError)
+            self._move()
             self._owner.lost(self)
 
-    def _move(self, error: type[Exception]) -> None:
+    def _move(self) -> None:
         """Hand back the calls that have not been sent."""
         if self._timer is not None and not self._sent:
             self._timer.cancel()
@@ -318,7 +317,7 @@ class WorkerReplica:
         for call in line:
             self.waiting -= 1
             if not call.future.done():
-                call.future.set_exception(error())
+                call.future.set_exception(MovedError())
 
     def _look(self) -> None:
         """Look after the running hook. One timer, however many calls; it goes off now and then."""
@@ -333,6 +332,3 @@ class WorkerReplica:
     def _look_in(self, after_ns: int) -> None:
         self._due_ns = time.monotonic_ns() + after_ns
         self._timer = self._loop.call_later(after_ns / 1e9, self._look)
-
-    def _about(self, call: Call) -> dict[str, str]:
-        return {"model": self._model.name} | ({"request_id": call.request_id} if call.request_id else {})

@@ -24,7 +24,7 @@ from .packing import FORGET, pack, write_signature
 from .plan import Plan
 from .pull import Answer, Pull
 from .replica import LOAD_LIMIT_S
-from .replicas import Replicas
+from .replicas import Replicas, waiting_of
 from .visit import Visit
 from .worker_pull import WorkerPull
 from .worker_replica import WorkerReplica
@@ -136,7 +136,7 @@ class WorkerReplicas(Replicas):
     def idlest(self) -> WorkerReplica | None:
         """Give the replica that the fewest calls wait for."""
         serving = [replica for replica in self._live if replica.serves]
-        return min(serving, key=_waiting, default=None)
+        return min(serving, key=waiting_of, default=None)
 
     def line_up(self, deadline_ns: int) -> asyncio.Future[Any]:
         """Wait for a replica. Raises: InferError, where the file could not be loaded again of late."""
@@ -305,7 +305,3 @@ class WorkerVisit(Visit):
         if self._left:
             self._replica.tell(FORGET, self._number)
         super().leave()
-
-
-def _waiting(replica: WorkerReplica) -> int:
-    return replica.waiting

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .scopes import COMPREHENSIONS, FUNCTIONS, Function, Scope, bind, own_comprehension, own_nodes
+from .scopes import COMPREHENSIONS, FUNCTIONS, Function, Scope, bind, inner, own_comprehension, own_nodes
 
 HOOK_NAMES = ("pre_inference", "post_inference")
 PICKLES = (".pickle", ".pkl")
@@ -148,28 +148,23 @@ def _nested(scope: Scope, nodes: list[ast.AST], module: Scope) -> Iterator[tuple
         if scope.in_function:
             yield from _writes(scope, node, module)
         if isinstance(node, FUNCTIONS):
-            inner = Scope(scope, in_function=True)
-            _take_parameters(inner, node)
-            body = [node.body] if isinstance(node, ast.Lambda) else node.body
-            within = list(own_nodes(body))
+            within, found = inner(scope, node)
+            _carry(within, node)
         elif isinstance(node, ast.ClassDef):
-            inner = Scope(scope, is_class=True, in_function=scope.in_function)
-            within = list(own_nodes(node.body))
-            inner.carried = {"": node.name}
+            within, found = Scope(scope, is_class=True, in_function=scope.in_function), list(own_nodes(node.body))
+            bind(within, found)
+            within.carried = {"": node.name}
         elif isinstance(node, COMPREHENSIONS):
-            inner = Scope(scope, in_function=scope.in_function)
-            within = list(own_comprehension(node))
+            within, found = Scope(scope, in_function=scope.in_function), list(own_comprehension(node))
+            bind(within, found)
         else:
             continue
-        bind(inner, within)
-        yield from _nested(inner, within, module)
+        yield from _nested(within, found, module)
 
 
-def _take_parameters(scope: Scope, node: Function) -> None:
-    arguments = node.args
-    positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
-    scope.bound.update(positional, (argument.arg for argument in arguments.kwonlyargs))
-    scope.bound.update(argument.arg for argument in (arguments.vararg, arguments.kwarg) if argument)
+def _carry(scope: Scope, node: Function) -> None:
+    """Note which parameters of a function stand for what outlives the call."""
+    positional = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
     outer = scope.parent
     if isinstance(node, ast.Lambda) or outer is None:
         return
@@ -255,10 +250,10 @@ def _roots(
 def _parts(value: ast.expr, *, through_calls: bool) -> list[ast.expr]:
     """Give the expressions whose value an expression may be, or be part of."""
     match value:
-        case ast.Attribute(value=inner) | ast.Subscript(value=inner) | ast.Starred(value=inner):
-            return [inner]
-        case ast.NamedExpr(value=inner) | ast.Await(value=inner):
-            return [inner]
+        case ast.Attribute(value=inside) | ast.Subscript(value=inside) | ast.Starred(value=inside):
+            return [inside]
+        case ast.NamedExpr(value=inside) | ast.Await(value=inside):
+            return [inside]
         case ast.IfExp(body=first, orelse=second):
             return [first, second]
         case ast.BoolOp(values=values):

@@ -190,11 +190,17 @@ class Link:
         if not self.closed:
             lost = self._lost
             self.close()
-            self._loop.call_soon(lost, why)
+            self._lost = lost
+            self._loop.call_soon(self._tell_lost, why)
+
+    def _tell_lost(self, why: str) -> None:
+        lost, self._lost = self._lost, _nobody
+        lost(why)
 
     def close(self) -> None:
         """End the conversation; what was sent in this loop turn still leaves, if the other side takes it at once."""
         if self.closed:
+            self._lost = _nobody
             return
         if not self._unsent and self._wire.out and not self._deaf:
             with contextlib.suppress(OSError):

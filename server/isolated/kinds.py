@@ -16,6 +16,7 @@ from penstock.backends.backend import remembers
 from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, RunStopped
 from penstock.backends.node import Node
 from penstock.backends.signature import Signature, TensorSpec
+from penstock.server.ipc.refusals import error_of, said_of
 
 BIND = 64
 """Told with a socket: make a Binding behind it. Number: the Binding's. Body: JSON, what to bind."""
@@ -98,10 +99,10 @@ def write_failure(error: BaseException) -> bytes:
     if not isinstance(error, InferError):
         error = InferError(Code.INTERNAL, f"inference failed: {type(error).__name__}")
     name = next((each.__name__ for each in type(error).__mro__ if each.__name__ in _CLASSES), InferError.__name__)
-    return json.dumps([name, error.code.name, error.message, error.retry_after_ns]).encode()
+    return json.dumps([name, *said_of(error)]).encode()
 
 
 def read_failure(body: bytes) -> InferError:
     """Read what `write_failure` has written."""
-    name, code, message, retry_after_ns = json.loads(body)
-    return _CLASSES[name](Code[code], str(message), int(retry_after_ns))
+    name, *said = json.loads(body)
+    return error_of(said, _CLASSES[name])

@@ -19,6 +19,7 @@ from penstock.server.repository.completed import completed, to_json
 from penstock.server.repository.fields.identity import PYTHON
 from penstock.server.repository.pbtxt import message_of
 from penstock.server.repository.scan import Defaults, read_folder
+from penstock.server.workers.kept import start_all
 from penstock.server.workers.order import NotBegunError, Order
 from penstock.server.workers.worker import Worker
 
@@ -78,11 +79,7 @@ class PythonModels:
         names = Names(spec, self._beside.context_for)
         orders = [_order(spec, interpreter, instance, None, group) for group, instance in seats]
         hosts = [Host(order, names, self._deals(order), spec.worker.timeout_s) for order in orders]
-        try:
-            await _all(hosts)
-        except BaseException:
-            await asyncio.gather(*(host.close() for host in hosts))
-            raise
+        await start_all(hosts)
         return Opened(spec, list(hosts), PYTHON)
 
     def _deals(self, order: Order) -> Any:
@@ -93,10 +90,10 @@ class PythonModels:
         (group, instance), *_ = [*_instances(spec), (spec.instances[0], spec.name)]
         order = _order(spec, interpreter, instance, orjson.loads(spec.declared), group)
 
-        def told(kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+        def hear(kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
             dealings.take(kind, number, body, arrays)
 
-        worker = Worker(order, said=told)
+        worker = Worker(order, said=hear)
         dealings = Dealings(worker, self._beside, order.about)
         try:
             body, _ = await worker.ready
@@ -119,14 +116,6 @@ class PythonModels:
             if _is_set(told, field):
                 _copy(config, told, field)
         return await asyncio.to_thread(_read_again, spec, config, self._defaults)
-
-
-async def _all(hosts: list[Host]) -> None:
-    """Start them all; if one fails, the others have ended to start by the time that is raised."""
-    done = await asyncio.gather(*(host.start() for host in hosts), return_exceptions=True)
-    for failed in done:
-        if failed is not None:
-            raise failed
 
 
 def _read_again(spec: ModelSpec, config: Any, defaults: Defaults) -> ModelSpec:

@@ -97,7 +97,7 @@ class SeldonSeat(Seat):
         """Send requests as one call."""
         self._asked += 1
         try:
-            worker = self._host.worker
+            worker = self._host.kept.worker
             if worker is None:
                 raise NotBegunError
             if type(requests[0]) is SeldonCall:

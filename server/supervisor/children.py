@@ -26,8 +26,8 @@ class Child:
     """One process, from its start to its end. It does nothing before it is given its START.
 
     `take` is called with what it says, and `ended` once, when it has ended, with how: an exit status, or a signal's
-    number below 0; both may be replaced. It is in a session of its own: what a
-    terminal sends reaches it through the supervisor only.
+    number below 0; both may be replaced. It is in a session of its own: what a terminal sends reaches it through the
+    supervisor only.
     Invariant: it never outlives the supervisor, unless it is finishing what it has accepted.
     Threads: the event loop's, on the main thread (it would be told to end with another one).
     """

@@ -16,8 +16,7 @@ FRONT = "front"
 STARTING, ANSWERS, READY, DRAINING = "starting", "answers", "ready", "draining"
 ALONE_S = 1.0
 """How soon an engine that a signal has asked to end does so without its front ends. By then the supervisor has had that
-signal too, where somebody sends it to all processes at once, as systemd does.
-"""
+signal too, where somebody sends it to all processes at once, as systemd does."""
 _ORDER = {STARTING: 0, ANSWERS: 1, READY: 2, DRAINING: 3}
 
 
@@ -221,13 +220,13 @@ class Fleet:
             return
         if self.reached(READY, following):
             self._change_over(following)
-        elif not self._begun(FRONT, following) and self.of(following, ENGINE)[0].state == READY:
+        elif not self._fronts_begun(following) and self.of(following, ENGINE)[0].state == READY:
             for place in range(self.fronts):
                 self._start(FRONT, place, following)
 
-    def _begun(self, role: str, generation: int) -> bool:
-        due = any(each.generation == generation and each.role == role for each in self._due)
-        return due or bool(self.of(generation, role))
+    def _fronts_begun(self, generation: int) -> bool:
+        due = any(each.generation == generation and each.role == FRONT for each in self._due)
+        return due or bool(self.of(generation, FRONT))
 
     def _change_over(self, following: int) -> None:
         self.generation, self.following = following, None

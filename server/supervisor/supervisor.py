@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -191,18 +191,27 @@ class Supervisor:
                 self._neighbours.enter(number, child)
             child.assign(assignment)
         except OSError as error:
-            self._neighbours.leave(number)
             logger.error("%s cannot be started: %s", member.name, error)  # noqa: TRY400 - the system's reason is all
-            self._loop.call_later(LOOK_S, lambda: self.fleet.ended(number, self._loop.time()))
+            if number in self._children:
+                self._children[number].kill()  # it does not know what to be
+            else:
+                self._loop.call_later(LOOK_S, lambda: self.fleet.ended(number, self._loop.time()))
 
     def _pair(self, front: Member, engine: Member) -> None:
         self._last_pairing += 1
         self._pairings[front.number] = self._last_pairing
-        ends = socket.socketpair()
-        for member, end in zip((front, engine), ends, strict=True):
-            if member.number in self._children:
-                self._children[member.number].tell(ATTACH, self._last_pairing, descriptors=[end.fileno()])
-            end.close()
+        ends: Sequence[socket.socket] = ()
+        try:
+            ends = socket.socketpair()
+            for member, end in zip((front, engine), ends, strict=True):
+                if member.number in self._children:
+                    self._children[member.number].tell(ATTACH, self._last_pairing, descriptors=[end.fileno()])
+        except OSError as error:
+            logger.error("%s cannot be joined to the engine: %s", front.name, error)  # noqa: TRY400 - likewise
+            self._loop.call_later(LOOK_S, self.fleet.unlinked, front.number)
+        finally:
+            for end in ends:
+                end.close()
 
     def _drain_one(self, member: Member) -> None:
         if member.number in self._children:

@@ -150,15 +150,13 @@ def _said(model: Model, parameters: Any, outputs: Any, regions: Regions | None) 
         raise invalid("Unable to parse 'parameters': attempt to access JSON non-object as object")
     spoken = said.parameters(parameters) if parameters else said.NO_PARAMETERS
     plan: said.Plan
+    if outputs is not None and type(outputs) is not list:
+        raise invalid("Unable to parse 'outputs': attempt to access JSON non-array as array")
     if outputs:
         # as Triton: `binary_data_output` is about outputs that are not named
-        if type(outputs) is not list:
-            raise invalid("Unable to parse 'outputs': attempt to access JSON non-array as array")
         entries = [(_name(entry), _members(entry.get("parameters"), entry["name"])) for entry in outputs]
         wanted, plan = wanted_of(model, entries, regions, hooks=spoken.hooks)
     else:
-        if outputs is not None and type(outputs) is not list:
-            raise invalid("Unable to parse 'outputs': attempt to access JSON non-array as array")
         wanted = model.all_outputs
         plan = (BINARY,) * len(wanted) if spoken.binary else None
     return wanted, options_of(spoken, plan)

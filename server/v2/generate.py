@@ -32,7 +32,7 @@ from . import said
 from .decode import wrong_inputs
 from .members import Members
 from .parsing import NO_OBJECT, parse
-from .routes import JSON, Route, asked, body_of
+from .routes import JSON, Route, asked, body_of, gone
 from .tensors import from_json
 
 if TYPE_CHECKING:
@@ -255,24 +255,19 @@ async def _on_thread(write: Callable[[Mapping[str, Array]], bytes], outputs: Map
 
 async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Await an answer, or cancel it when its client goes away. Raises: InferError (CANCELLED, which nobody reads)."""
-    answer, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    answer, left = asyncio.ensure_future(work), asyncio.ensure_future(gone(receive))
     try:
-        await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
             raise InferError(Code.CANCELLED, "the client has closed the connection")
         return answer.result()
     finally:
         answer.cancel()
-        gone.cancel()
+        left.cancel()
         # what it used is let go of next
-        await asyncio.wait((answer, gone))
+        await asyncio.wait((answer, left))
         # a task has its error, which has this frame
-        del answer, gone
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        del answer, left
 
 
 def read(model: Model, body: bytes, max_depth: int) -> tuple[str, dict[str, Array], said.Parameters]:
@@ -326,7 +321,7 @@ def _demand_once(known: Collection[str], body: bytes) -> None:
     if b"\\" not in body and all(body.count(orjson.dumps(name)) < 2 for name in known):
         return
     seen: set[str] = set()
-    for name, _ in json.loads(body, object_pairs_hook=tuple):
+    for name, _ in json.loads(body.rstrip(b"\0"), object_pairs_hook=tuple):
         if name in known and name in seen:
             raise said.invalid(f"input '{name}' already exists in request")
         seen.add(name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -17,6 +17,9 @@ from starlette.responses import Response
 from penstock.backends.errors import Code, InferError
 
 from .said import version_of
+
+if TYPE_CHECKING:
+    from starlette.types import Receive
 
 MAX_BODY_BYTES = 64 << 10
 MAX_JSON_DEPTH = 100
@@ -68,6 +71,12 @@ async def body_of(request: Request, most_bytes: int = MAX_BODY_BYTES) -> bytes:
     except ClientDisconnect:
         raise InferError(Code.CANCELLED, "the client has gone") from None
     return bytes(body)
+
+
+async def gone(receive: Receive) -> None:
+    """Wait until the client of a call has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def json_answer(answer: Any) -> Response:

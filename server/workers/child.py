@@ -176,7 +176,8 @@ def main(words: list[str]) -> None:
         mount(asked)
         die_with(int(parent))  # which a change of its rights may have ended
     prepare_output()
-    del sys.path[0]  # this file's folder
+    if not getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH; not before Python 3.11
+        del sys.path[0]  # this file's folder
     sys.argv[1:] = []
     memory = mmap.mmap(int(begun), mmap.PAGESIZE)
     os.close(int(begun))

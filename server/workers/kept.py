@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.backends.errors import Code, InferError
 
@@ -15,7 +15,7 @@ from .order import NotBegunError, Order, WorkerLost
 from .worker import Reply, Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from penstock.backends.backend import Array
 
@@ -42,6 +42,32 @@ class Tenant(Protocol):
 
     def said(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
         """Take what the worker tells."""
+
+
+class Startable(Protocol):
+    """Who has a worker, or several, to start and to end."""
+
+    async def start(self) -> Any:
+        """Start. Raises: InferError."""
+
+    async def close(self) -> None:
+        """End, started or not."""
+
+
+async def start_all(each: Sequence[Startable]) -> list[Any]:
+    """Start them together; if one fails, or nobody waits any more, all have ended by the time that is raised.
+
+    Returns: what their starts have. Raises: what the first that failed has raised.
+    """
+    try:
+        done = await asyncio.gather(*(one.start() for one in each), return_exceptions=True)
+        for result in done:
+            if isinstance(result, BaseException):
+                raise result
+    except BaseException:
+        await asyncio.gather(*(one.close() for one in each))
+        raise
+    return done
 
 
 class Kept:

@@ -14,7 +14,7 @@ PING = 18
 """A call that does nothing."""
 REPLY = 19
 ERROR = 20
-"""Body: JSON, {"code", "message", "retry_after_ns"}; `code` is a name of Code."""
+"""Body: an InferError (ipc/refusals.py)."""
 FIRST_CALL = 32
 """The services' own calls: up to FIRST_TOLD."""
 FIRST_TOLD = 64

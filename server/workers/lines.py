@@ -126,8 +126,7 @@ class Output:
     def _readable(self) -> None:
         self._loop.remove_reader(self._descriptor)
         self._read()
-        if self._lines.dropped and self._report_timer is None:
-            self._report_timer = self._loop.call_later(1.0, self._report)
+        self._report_soon()
         self._log(LINES_AT_ONCE)
         self._pause = self._loop.call_later(PAUSE_S, self._go_on)
 
@@ -148,9 +147,14 @@ class Output:
         self._waiting += self._lines.feed(data, self._loop.time())
         return len(data)
 
+    def _report_soon(self) -> None:
+        if self._lines.dropped and self._report_timer is None:
+            self._report_timer = self._loop.call_later(1.0, self._report)
+
     def _report(self) -> None:
         self._report_timer = None
         self._waiting += self._lines.report(self._loop.time())
+        self._report_soon()  # of a second that had begun since
         self._log(LINES_AT_ONCE)
 
     def _log(self, most: int) -> None:

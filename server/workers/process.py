@@ -86,7 +86,8 @@ class Process:
             if self._killed:
                 _kill_group(process.pid)
         # a group has its number for as long as its first process is not reaped
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored, the system has reaped it
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         with self._lock:
             _kill_group(process.pid)
             self._reaped = True

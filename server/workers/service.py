@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.server.ipc.channel import Channel
+from penstock.server.ipc.refusals import write_error
 from penstock.server.ipc.wire import Message
 
 from .kinds import CLOSE, ERROR, FIRST_CALL, FIRST_TOLD, OPEN, PING, REPLY
@@ -41,8 +42,11 @@ class Service(Protocol):
     An InferError that `open_service`, `opened` or `call` raises is the caller's as it is; anything else is INTERNAL,
     with its traceback in the log. A worker that could not be opened ends.
     `listens`: `told` is to be called while a call runs, on a thread of its own; otherwise between calls.
-    `awaits`, which may be missing: `call` is a coroutine function (LoopService). `told_with`, which may be missing too:
-    what is told with descriptors comes there, as (number, body, descriptors); they are the service's to close.
+    `awaits`, which may be missing: `call` is a coroutine function, on an asyncio loop that runs from when it is open
+    until the process ends, so that tasks which a call leaves behind live on. Calls are awaited one at a time; all but
+    `open_service` and `opened` is called on the loop, `told` whenever the loop gets to it; it does not listen.
+    `told_with`, which may be missing too: what is told with descriptors comes there, as (number, body, descriptors);
+    they are the service's to close.
     """
 
     listens: bool
@@ -51,30 +55,6 @@ class Service(Protocol):
         """Give the answer to being opened."""
 
     def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Reply:
-        """Do what is called, one call at a time."""
-
-    def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
-        """Take what is told. Must not raise."""
-
-    def close(self) -> None:
-        """End: no call will come."""
-
-
-class LoopService(Protocol):
-    """A service whose calls are awaited, on an asyncio loop that runs from when it is open until the process ends.
-
-    So tasks that a call leaves behind live on between calls. Calls are awaited one at a time; everything but
-    `open_service` and `opened`, which run before there is a loop, is called on the loop. `listens` is False: `told` is
-    called whenever the loop gets to it.
-    """
-
-    listens: bool
-    awaits: bool
-
-    def opened(self) -> Reply:
-        """Give the answer to being opened."""
-
-    async def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Reply:
         """Do what is called, one call at a time."""
 
     def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
@@ -184,7 +164,7 @@ class Calls:
 
     def _refuse(self, number: int, error: BaseException) -> None:
         refused = error if isinstance(error, InferError) else _failed(error)
-        self._channel.send(ERROR, number, error_body(refused))
+        self._channel.send(ERROR, number, write_error(refused))
 
     def _done(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Any:
         if kind >= FIRST_CALL:
@@ -285,12 +265,6 @@ def _mark() -> mmap.mmap | bytes:
         return bytes(1)
     memory[0] = 1
     return memory
-
-
-def error_body(error: InferError) -> bytes:
-    """Write an error for the server."""
-    said = {"code": error.code.name, "message": error.message, "retry_after_ns": error.retry_after_ns}
-    return json.dumps(said).encode()
 
 
 def _failed(error: BaseException) -> InferError:

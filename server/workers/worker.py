@@ -15,12 +15,12 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.server.ipc.arena import seal
 from penstock.server.ipc.link import Link
+from penstock.server.ipc.refusals import read_error
 from penstock.server.ipc.wire import Message
 
 from .kinds import CLOSE, ERROR, OPEN, PING, REPLY
@@ -255,8 +255,6 @@ class Worker:
     def _left_s(self, now_s: float) -> float:
         """Give when to look again; a call past its limit ends the worker."""
         number, _, limit_s = self._calls[0] if self._calls else (self._last, None, CLOSE_LIMIT_S)
-        if not self._calls and not self._stopping:
-            limit_s = 0.0
         self._doubt.looked(number, self._loop.time() - self._due_s)
         left_s = self._since_s + limit_s - now_s
         if not limit_s or left_s >= LOOK_S:
@@ -327,12 +325,6 @@ class Worker:
 
 def _nobody(_: Worker) -> None:
     """Be called of a worker that has ended before."""
-
-
-def read_error(body: bytes) -> InferError:
-    """Read an error that a worker has raised."""
-    said: dict[str, Any] = json.loads(body)
-    return InferError(Code[said["code"]], str(said["message"]), int(said["retry_after_ns"]))
 
 
 def _settle(future: asyncio.Future[Reply], body: bytes, arrays: list[Array | None], error: Exception | None) -> None:

@@ -340,7 +340,7 @@ def left(live: Live) -> dict[str, Any]:
             "levels": scheduler.levels._waiting if scheduler.levels is not None else (),
         }  # fmt: skip
         hooks = live.server._models.hooks_of(model)
-        there |= {"hooked": hooks._in_flight, "turns": len(hooks.order)}
+        there |= {"hooked": hooks._in_flight, "turns": len(hooks.turns)}
         found |= {f"{model.name} {name}": value for name, value in there.items() if value}
     return found
 

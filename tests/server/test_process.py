@@ -71,6 +71,20 @@ def test_a_server_may_open_as_many_files_as_the_hard_limit_allows(soft: int, har
     assert subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout.strip() == then
 
 
+CHILDREN = """
+import subprocess, sys
+from penstock.server.process import prepare
+prepare()
+print(subprocess.run([sys.executable, "-c", "raise SystemExit(3)"]).returncode)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a shell that has the system reap children")
+def test_how_a_child_has_ended_is_seen_though_who_started_the_server_ignores_the_ends_of_children() -> None:
+    words = ["sh", "-c", 'trap "" CHLD && exec "$0" -c "$1"', sys.executable, CHILDREN]
+    assert subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout.strip() == "3"
+
+
 def test_a_log_file_that_cannot_be_opened_ends_the_start(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(Settings(log_file="/no/such/penstock.log")) == 1
     assert capsys.readouterr().err == (

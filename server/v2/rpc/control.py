@@ -33,7 +33,6 @@ class Configurations(Protocol):
     """The part of the Repository that is read here."""
 
     def config(self, model: Model) -> Any: ...
-    def index(self, ready: bool = False) -> list[dict[str, str]]: ...
 
 
 class ServerRpcs:
@@ -95,10 +94,9 @@ class ServerRpcs:
 
 
 class RepositoryRpcs:
-    """The RPCs that load and unload; `control` None is a server whose models stay as they are."""
+    """The RPCs that tell of the repository, load and unload."""
 
-    def __init__(self, repository: Configurations, control: Control | None) -> None:
-        self._repository = repository
+    def __init__(self, control: Control) -> None:
         self._control = control
         self._pb = service_pb2()
 
@@ -112,11 +110,7 @@ class RepositoryRpcs:
 
     async def index(self, request: Any) -> Any:
         _demand_no_repository(request)
-        if self._control is not None:
-            rows = await self._control.index(request.ready)
-        else:
-            rows = self._repository.index(request.ready)
-        return self._pb.RepositoryIndexResponse(models=rows)
+        return self._pb.RepositoryIndexResponse(models=await self._control.index(request.ready))
 
     async def load(self, request: Any) -> Any:
         _demand_no_repository(request)
@@ -129,7 +123,7 @@ class RepositoryRpcs:
                 files[key.removeprefix("file:")] = _chosen(value, key, "load", "bytes_param")
             else:
                 raise InferError(Code.INVALID, f"unrecognized load parameter '{key}', expected 'config' or 'file:...'")
-        await self._controlled().load(request.model_name, config, files)
+        await self._control.load(request.model_name, config, files)
         return self._pb.RepositoryModelLoadResponse()
 
     async def unload(self, request: Any) -> Any:
@@ -139,13 +133,8 @@ class RepositoryRpcs:
             if key != "unload_dependents":
                 raise InferError(Code.INVALID, f"unrecognized unload parameter '{key}', expected 'unload_dependents'")
             dependents = _chosen(value, key, "unload", "bool_param")
-        await self._controlled().unload(request.model_name, dependents=dependents)
+        await self._control.unload(request.model_name, dependents=dependents)
         return self._pb.RepositoryModelUnloadResponse()
-
-    def _controlled(self) -> Control:
-        if self._control is None:
-            raise InferError(Code.UNSUPPORTED, "this server neither loads nor unloads models")
-        return self._control
 
 
 def _demand_no_repository(request: Any) -> None:

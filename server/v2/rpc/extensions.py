@@ -1,12 +1,11 @@
-"""The RPCs of shared memory, trace settings and logging settings. What they ask may be missing: UNIMPLEMENTED then.
+"""The RPCs of shared memory, trace settings and logging settings.
 
 Made by `services.py`. Source: Triton server, grpc_server.cc (messages, texts).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.grpc.method import Method
@@ -15,45 +14,17 @@ from penstock.server.protobuf import service_pb2
 from .calls import answering
 from .control import SERVICE
 
-
-class SystemMemory(Protocol):
-    """The part of SystemRegions that is asked here."""
-
-    def register(self, name: str, key: str, offset: int, byte_size: int) -> None: ...
-    def unregister(self, name: str = "") -> None: ...
-    def status(self, name: str = "") -> list[dict[str, Any]]: ...
-
-
-class CudaMemory(Protocol):
-    """The part of CudaRegions that is asked here."""
-
-    def register(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> None: ...
-    def unregister(self, name: str = "") -> None: ...
-    def status(self, name: str = "") -> list[dict[str, Any]]: ...
-
-
-class Traces(Protocol):
-    """The part of TraceSettings that is asked here."""
-
-    def read(self, model: str = "") -> dict[str, list[str]]: ...
-    def update(self, model: str, changes: Mapping[str, list[str] | None]) -> None: ...
-
-
-class Logging(Protocol):
-    """The part of LogSettings that is asked here."""
-
-    def read(self) -> dict[str, bool | int | str]: ...
-    def update(self, changes: Mapping[str, Any]) -> None: ...
-
-
-def _missing(what: str) -> InferError:
-    return InferError(Code.UNSUPPORTED, f"{what} is not supported by this server")
+if TYPE_CHECKING:
+    from penstock.server.v2.cuda_regions import CudaRegions
+    from penstock.server.v2.logging_settings import LogSettings
+    from penstock.server.v2.system_regions import SystemRegions
+    from penstock.server.v2.tracing import TraceSettings
 
 
 class MemoryRpcs:
     """System and CUDA shared memory."""
 
-    def __init__(self, system: SystemMemory | None, cuda: CudaMemory | None) -> None:
+    def __init__(self, system: SystemRegions, cuda: CudaRegions) -> None:
         self._system = system
         self._cuda = cuda
         self._pb = service_pb2()
@@ -70,44 +41,34 @@ class MemoryRpcs:
         )
 
     def system_status(self, request: Any) -> Any:
-        regions = self._system_memory().status(request.name)
+        regions = self._system.status(request.name)
         return self._pb.SystemSharedMemoryStatusResponse(regions={region["name"]: region for region in regions})
 
     def system_register(self, request: Any) -> Any:
-        self._system_memory().register(request.name, request.key, request.offset, request.byte_size)
+        self._system.register(request.name, request.key, request.offset, request.byte_size)
         return self._pb.SystemSharedMemoryRegisterResponse()
 
     def system_unregister(self, request: Any) -> Any:
-        self._system_memory().unregister(request.name)
+        self._system.unregister(request.name)
         return self._pb.SystemSharedMemoryUnregisterResponse()
 
     def cuda_status(self, request: Any) -> Any:
-        regions = self._cuda_memory().status(request.name)
+        regions = self._cuda.status(request.name)
         return self._pb.CudaSharedMemoryStatusResponse(regions={region["name"]: region for region in regions})
 
     def cuda_register(self, request: Any) -> Any:
-        self._cuda_memory().register(request.name, request.raw_handle, request.device_id, request.byte_size)
+        self._cuda.register(request.name, request.raw_handle, request.device_id, request.byte_size)
         return self._pb.CudaSharedMemoryRegisterResponse()
 
     def cuda_unregister(self, request: Any) -> Any:
-        self._cuda_memory().unregister(request.name)
+        self._cuda.unregister(request.name)
         return self._pb.CudaSharedMemoryUnregisterResponse()
-
-    def _system_memory(self) -> SystemMemory:
-        if self._system is None:
-            raise _missing("system shared memory")
-        return self._system
-
-    def _cuda_memory(self) -> CudaMemory:
-        if self._cuda is None:
-            raise _missing("CUDA shared memory")
-        return self._cuda
 
 
 class SettingsRpcs:
     """Trace settings and logging settings."""
 
-    def __init__(self, traces: Traces | None, logs: Logging | None) -> None:
+    def __init__(self, traces: TraceSettings, logs: LogSettings) -> None:
         self._traces = traces
         self._logs = logs
         self._pb = service_pb2()
@@ -121,8 +82,6 @@ class SettingsRpcs:
 
     def trace(self, request: Any) -> Any:
         traces = self._traces
-        if traces is None:
-            raise _missing("tracing")
         changes = {name: list(setting.value) or None for name, setting in request.settings.items()}
         if changes:
             traces.update(request.model_name, changes)
@@ -131,8 +90,6 @@ class SettingsRpcs:
 
     def log(self, request: Any) -> Any:
         logs = self._logs
-        if logs is None:
-            raise _missing("changing what is logged")
         changes: dict[str, Any] = {}
         for name, setting in request.settings.items():
             choice = setting.WhichOneof("parameter_choice")

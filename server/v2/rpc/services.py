@@ -27,12 +27,15 @@ if TYPE_CHECKING:
     from penstock.server.engines import Serves
     from penstock.server.health import Health
     from penstock.server.hooks.runner import Hooks
+    from penstock.server.v2.cuda_regions import CudaRegions
     from penstock.server.v2.forwarding import Forwarding
+    from penstock.server.v2.logging_settings import LogSettings
     from penstock.server.v2.regions import Regions
     from penstock.server.v2.repository import Control
+    from penstock.server.v2.system_regions import SystemRegions
+    from penstock.server.v2.tracing import TraceSettings
 
     from .control import Configurations
-    from .extensions import CudaMemory, Logging, SystemMemory, Traces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,19 +52,19 @@ class InferenceParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts(InferenceParts):
-    """What the methods stand on. What is None is not served: UNIMPLEMENTED. `name` is the server's.
+    """What the methods stand on. `name` is the server's.
 
     `files` are the FileDescriptorProtos of a dialect, for reflection to tell of beside ours.
     """
 
     repository: Configurations
+    control: Control
+    system: SystemRegions
+    cuda: CudaRegions
+    traces: TraceSettings
+    logs: LogSettings
     name: str = "triton"
     extensions: Sequence[str] = ()
-    control: Control | None = None
-    system: SystemMemory | None = None
-    cuda: CudaMemory | None = None
-    traces: Traces | None = None
-    logs: Logging | None = None
     files: Sequence[Any] = ()
 
 
@@ -71,7 +74,7 @@ def methods(parts: Parts) -> dict[str, Method]:
     served = (
         *_inference(parts, pulse, tasks),
         *ServerRpcs(parts.engine, parts.repository, parts.health, parts.name).methods(parts.extensions, tasks),
-        *RepositoryRpcs(parts.repository, parts.control).methods(tasks),
+        *RepositoryRpcs(parts.control).methods(tasks),
         *MemoryRpcs(parts.system, parts.cuda).methods(),
         *SettingsRpcs(parts.traces, parts.logs).methods(),
         *HealthRpcs(parts.health, pulse).methods(),

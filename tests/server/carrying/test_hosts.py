@@ -11,17 +11,21 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.backends.errors import InferError
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
-from penstock.batching.spec import BatchPolicy, InstanceGroup
+from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
 from penstock.server.carrying import seats
 from penstock.server.carrying.hosts import Crew
 from penstock.server.deepaas.loading import DeepaasCrew
-from tests.server.carrying.crews import Echo, Ledger, NoBackoff, Stage
+from penstock.server.workers import kept
+from penstock.server.workers.order import Order
+from tests.server.carrying.crews import Echo, Ledger, NoBackoff, Stage, Staged
 from tests.server.seldon.crews import SeldonEcho, SeldonStage
 
 Stages = Callable[..., Stage]
@@ -333,6 +337,32 @@ def test_of_workers_that_do_not_all_start_none_stays(
         stage.run(monkeypatch, scene, workers=3)
 
     assert [worker.serves for worker in stage.workers] == [False] * 3
+
+
+def test_of_workers_whose_start_nobody_waits_for_any_more_none_stays(
+    echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(echo)
+
+    def made(order: Order, lost: Callable[[Any], None], _said: Any) -> Staged:
+        worker = Staged(stage, order, lost)
+        if len(stage.workers) == 2:
+            worker.ready = worker.loop.create_future()
+        return worker
+
+    async def scene() -> None:
+        starting = asyncio.ensure_future(stage.open(ModelSpec("m", 1, Path(), instances=(InstanceGroup(2),))))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert len(stage.workers) == 2
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+
+    monkeypatch.setattr(kept, "Worker", made)
+    asyncio.run(scene())
+
+    assert [worker.serves for worker in stage.workers] == [False] * 2
 
 
 def test_a_worker_serves_as_many_calls_as_it_may_and_another_goes_on(

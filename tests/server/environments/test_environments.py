@@ -74,6 +74,7 @@ def test_one_that_lacks_something_is_refused_with_the_command_that_adds_it(kept:
 @pytest.mark.parametrize(("script", "says"), [
     ("#!/bin/sh\nprintf '[[3, 8, 1], \"\", \"\", \"\", {}]'", "is Python 3.8.1; workers need 3.11 or newer"),
     ("#!/bin/sh\necho broken >&2; exit 3", "does not run as a Python: exit status 3: broken"),
+    ("#!/bin/sh\nprintf 'caf\\351' >&2; exit 3", "does not run as a Python: exit status 3: caf\ufffd"),
     ("#!/no/such/shell\n", "No such file"),
 ])  # fmt: skip
 def test_one_that_does_not_do_is_refused(tmp_path: Path, script: str, says: str) -> None:

@@ -20,7 +20,9 @@ from penstock.server.ipc.link import Link
 from penstock.server.ipc.wire import Message
 from penstock.server.restricted import Restricted
 from penstock.server.serve import Server
+from penstock.server.settings import Settings
 from penstock.server.telemetry.logs import Levels
+from penstock.server.v2.logging_settings import LogSettings
 from penstock.server.v2.shared_memory import SharedMemory
 from tests.fakes import FakeBackend, fake_loader
 from tests.live import settings_for
@@ -63,7 +65,8 @@ class FrontEnd:
         self.lost: list[str] = []
         self.link = Link(mine, self._take, self._lost)
         self.engine_link = Link(other, self._take_there, self._lost_there)
-        self.answers = Answers(self.engine_link, app, methods, state)
+        unchanged = SharedState(SharedMemory(allowed=False), LogSettings(Settings()))
+        self.answers = Answers(self.engine_link, app, methods, state or unchanged)
         if state is not None:
             state.joined(self.engine_link)
         self.asking.joined(self.link)
@@ -71,16 +74,16 @@ class FrontEnd:
     def _take(self, messages: list[Message]) -> None:
         for kind, number, body, arrays, descriptors in messages:
             if kind != STATE:
-                self.asking.take(kind, number, body, arrays, descriptors)
+                self.asking.take(kind, number, body, arrays)
             elif not self.mute:
-                self.copy.take(self.link, kind, number, body, arrays, descriptors)
+                self.copy.take(self.link, number, body, descriptors)
 
     def _take_there(self, messages: list[Message]) -> None:
-        for kind, number, body, arrays, descriptors in messages:
+        for kind, number, body, arrays, _ in messages:
             if kind == IN_PLACE and self.state is not None:
-                self.state.take(self.engine_link, kind, number, body)
+                self.state.take(self.engine_link, number, body)
             else:
-                self.answers.take(kind, number, body, arrays, descriptors)
+                self.answers.take(kind, number, body, arrays)
 
     def _lost(self, why: str) -> None:
         self.lost.append(why)

@@ -444,6 +444,32 @@ def test_what_a_killed_sender_has_counted_and_not_sent_is_put_right() -> None:
     run(main, uvloop.new_event_loop)
 
 
+def test_a_connection_that_was_handed_over_is_no_more_inherited_than_one_that_was_accepted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        served = await Fronts.of(2)
+        inherited: list[bool] = []
+
+        def serve(_lane: int, sock: socket.socket) -> None:
+            inherited.append(sock.get_inheritable())
+            sock.close()
+
+        monkeypatch.setattr(served.spreads[1], "_serve", serve)
+        served.boards[0].count(HTTP, 0, 1)
+        here, there = socket.socketpair()
+
+        assert served.spreads[0]._elsewhere(HTTP, here)
+
+        served.spreads[1].each_second()
+        assert inherited == [False]
+        for end in (here, there):
+            end.close()
+        await served.close()
+
+    run(main, uvloop.new_event_loop)
+
+
 def test_without_descriptors_left_a_front_end_asks_for_no_more(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -134,6 +134,28 @@ class TestTogether:
 
         act(scene)
 
+    def test_one_that_spins_past_its_limit_is_ended_though_its_model_is_unloaded_meanwhile(self, act: Act) -> None:
+        waits = 'sample["gate"].wait()'
+        source = REMEMBERS.replace(waits, f'{waits}\n            while sample["x"]: pass')
+
+        async def scene(stage: Stage) -> None:
+            engine = PuppetEngine()
+            hooks = await stage.load(source, engine)
+            calls, sample, hanging = await self.behind_one(stage, hooks, engine)
+            sample["x"] = spins = [True]
+            hooks.watch(time.monotonic_ns() + 31_000_000_000)
+            assert (await refusal(hanging))[0] is Code.EXPIRED
+            await asyncio.gather(*calls)
+            await hooks.close()
+            try:
+                sample["gate"].set()
+                async with asyncio.timeout(20):
+                    await until(lambda: not threads())
+            finally:
+                spins.clear()
+
+        act(scene)
+
     def test_hooks_that_get_no_thread_more_wait_for_the_one_there_is(
         self, act: Act, monkeypatch: pytest.MonkeyPatch
     ) -> None:

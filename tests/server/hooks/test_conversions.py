@@ -28,10 +28,10 @@ from penstock.server.hooks.packing import (
     REPLIED,
     STEPS,
     TURN,
-    read_refusal,
     write_signature,
 )  # fmt: skip
 from penstock.server.hooks.plan import DEFAULT_REPLICAS, LIGHT_REPLICAS, Plan, plan
+from penstock.server.ipc.refusals import read_error
 from tests.fakes import fake_model
 from tests.server.hooks.stage import Act, Stage, refusal
 
@@ -289,7 +289,7 @@ class TestInAWorker:
                 said, _, lines, worded = json.loads(text)
                 assert (how, said.endswith("no")) == (RAISED, True)
                 assert lines.startswith("Traceback")
-                error = read_refusal(worded)
+                error = read_error(worded)
                 assert (error.code, error.message, error.retry_after_ns) == (Code.INVALID, f"{hook} SAYS no", 7)
         finally:
             inside.close()
@@ -298,7 +298,7 @@ class TestInAWorker:
         inside = self.opened(tmp_path, "def pre_inference(sample, metadata): return sample\n")
         try:
             how, text, _ = self.called(inside, 0, INPUTS, b'"four"')
-            assert (how, read_refusal(text).message) == (REFUSED, "STR?")
+            assert (how, read_error(text).message) == (REFUSED, "STR?")
         finally:
             inside.close()
 
@@ -309,7 +309,7 @@ class TestInAWorker:
             body = STEPS.pack(1, 1, JSON, 8, 1 << 20) + ASKED.pack(1, JSON, 2, 0, 1)
             reply, _ = inside.call(TURN, 0, body, [np.zeros((1, 1), np.float32)])
             assert REPLIED.unpack_from(reply)[0] == RAISED
-            assert read_refusal(json.loads(reply[REPLIED.size :])[3]).message == "post_inference SAYS no"
+            assert read_error(json.loads(reply[REPLIED.size :])[3]).message == "post_inference SAYS no"
         finally:
             inside.close()
 

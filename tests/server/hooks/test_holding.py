@@ -231,6 +231,19 @@ class TestMoving:
 
         act(scene)
 
+    def test_whatever_keeps_them_where_they_are_is_told(self, act: Act, caplog: pytest.LogCaptureFixture) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(COMPUTES)
+            place_of(hooks)._interpreters = {}.__getitem__  # type: ignore[assignment]
+            place_of(hooks)._found("post_inference", 5_000_000, 5_000_000)
+            assert place_of(hooks)._moving is not None
+            await place_of(hooks)._moving  # type: ignore[misc]
+
+            assert json.loads(await hooks.predict([0] * 4)) == [os.getpid()]
+            assert "stay where they are: TypeError" in caplog.records[-1].getMessage()
+
+        act(scene)
+
 
 def stage_pid(hooks: Hooks) -> int:
     (replica,) = place_of(hooks).replicas._live

@@ -170,7 +170,7 @@ def test_a_turn_is_passed_on_once_where_the_answer_is_there_at_once(act: Act) ->
         gc.collect()
         assert [list(answer) for answer in answers] == [["y"]] * 3
         assert wrong == []
-        assert len(hooks.order) == 0
+        assert len(hooks.turns) == 0
 
     act(scene)
 

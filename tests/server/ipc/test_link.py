@@ -343,6 +343,19 @@ def test_a_peer_that_lies_is_lost_once_and_nothing_of_it_is_left() -> None:
     assert kept() == before
 
 
+def test_who_has_closed_a_link_is_told_nothing_of_it_though_it_was_lost_in_that_turn() -> None:
+    async def main() -> None:
+        async with ends() as (here, there):
+            there.link.close()
+            here.link.read_rest()
+            assert here.link.closed
+            here.link.close()
+            await asyncio.sleep(0)
+            assert here.lost == []
+
+    uvloop.run(main())
+
+
 def test_a_frame_cut_off_by_the_end_of_its_process_is_no_message() -> None:
     async def main() -> None:
         mine, other = sockets()

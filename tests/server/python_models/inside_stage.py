@@ -17,11 +17,10 @@ import numpy as np
 
 from penstock.backends.errors import InferError
 from penstock.server.ipc.channel import Channel
+from penstock.server.ipc.refusals import read_error, write_error
 from penstock.server.python_models.inside.service import open_service
 from penstock.server.python_models.messages import ANSWER, CALL, CALLED, CANCEL, CONTROL, CONTROLLED, EXECUTE
 from penstock.server.workers.kinds import CLOSE, ERROR, FIRST_TOLD, OPEN, REPLY
-from penstock.server.workers.service import error_body
-from penstock.server.workers.worker import read_error
 
 MODELS = Path(__file__).parent / "models"
 GUARD_S = 30.0
@@ -78,7 +77,7 @@ class Work:
             try:
                 reply = self._done(kind, number, body, arrays)
             except InferError as error:
-                self._channel.send(ERROR, number, error_body(error))
+                self._channel.send(ERROR, number, write_error(error))
             else:
                 self._channel.send(REPLY, number, *reply)
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -324,5 +328,33 @@ def test_a_new_front_end_gets_new_connections_until_it_has_its_share() -> None:
 
             async with connected(port_of(supervisor), before[stayed]) as found:
                 assert found == {new: before[stayed]}
+
+    run(main)
+
+
+@pytest.mark.parametrize("step", ["place", "pair"])
+def test_what_the_system_has_no_descriptors_for_is_tried_again(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    async def main() -> None:
+        async with supervised() as supervisor:
+            failing = [OSError(errno.EMFILE, "Too many open files")] * 2
+
+            def unless_failing(work: Callable[..., Any], *words: Any) -> Any:
+                if failing:
+                    raise failing.pop()
+                return work(*words)
+
+            if step == "place":
+                neighbours = supervisor._neighbours
+                monkeypatch.setattr(neighbours, "enter", partial(unless_failing, neighbours.enter))
+            else:
+                made = SimpleNamespace(socketpair=partial(unless_failing, socket.socketpair))
+                monkeypatch.setattr(supervisor_module, "socket", made)
+            old = pids(supervisor, FRONT)
+            os.kill(old[0], signal.SIGKILL)
+
+            await until(lambda: not failing and old[0] not in pids(supervisor, FRONT))
+            await until(lambda: supervisor.fleet.reached(READY))
+            assert await ask(port_of(supervisor))
+            assert len(supervisor._children) == 3
 
     run(main)

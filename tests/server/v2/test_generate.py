@@ -76,6 +76,7 @@ class TestReading:
         ):
             with pytest.raises(InferError, match=r"input '(text|n)' already exists in request"):
                 read(MODEL, f"{{{members}}}".encode(), 100)
+        assert read(MODEL, b'{"text": "a\\n"}\0', 100)[1]["text"].tolist() == [[b"a\n"]]
         assert refused(text="a", parameters=[1]) == "Expected JSON object for keyword: 'parameters'"
         assert refused(text="a", triton_x=1).startswith("parameter keys starting with 'triton_'")
         with pytest.raises(InferError, match="must be a JSON object"):

@@ -443,3 +443,17 @@ def test_kill_before_it_is_there() -> None:
         assert worker.reason == "killed"
 
     scene(work())
+
+
+def test_the_end_is_noticed_though_this_process_was_started_to_leave_no_zombies() -> None:
+    async def work() -> None:
+        worker = Worker(order())
+        await worker.ready
+        os.kill(worker.pid, signal.SIGKILL)
+        await worker.ended
+
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        scene(work())
+    finally:
+        signal.signal(signal.SIGCHLD, before)

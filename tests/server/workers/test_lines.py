@@ -89,6 +89,38 @@ def test_what_was_dropped_is_said_once_a_second() -> None:
     assert lines.report(12.1) == []
 
 
+class Ahead(asyncio.SelectorEventLoop):
+    """A loop whose clock is put on by hand, too."""
+
+    ahead_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead_s
+
+
+def test_what_was_dropped_in_the_last_second_is_told_though_nothing_more_is_written() -> None:
+    told: list[str] = []
+    loop = Ahead()
+
+    async def write() -> None:
+        read, written = os.pipe()
+        output = Output(read, "component 'C'", {}, line=told.append)
+        for text, hundredths in ((b"x\n", 50), (b"x\n" * 600, 60), (b"x\n" * 700, 150)):
+            os.write(written, text)
+            for _ in range(hundredths):
+                loop.ahead_s += 0.01
+                for _ in range(3):
+                    await asyncio.sleep(0)
+        assert [line for line in told if line != "x"] == ["101 lines dropped", "200 lines dropped"]
+        output.close()
+        os.close(written)
+
+    try:
+        loop.run_until_complete(write())
+    finally:
+        loop.close()
+
+
 @pytest.mark.slow
 class TestOutput:
     """Of real workers."""

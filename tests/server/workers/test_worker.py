@@ -73,6 +73,15 @@ def test_it_works_in_its_folder_with_its_path_and_its_variables(tmp_path: Path) 
     assert scene(work()).decode() == f"{tmp_path} {HERE} here {sys.executable}"
 
 
+def test_it_finds_what_the_server_s_own_variables_say_though_they_leave_out_its_program_s_folder() -> None:
+    async def work() -> None:
+        worker = Worker(order(path=(), environment={"PYTHONSAFEPATH": "1", "PYTHONPATH": HERE}))
+        assert (await worker.ready)[0] == b"open"
+        await ended(worker)
+
+    scene(work())
+
+
 @pytest.mark.parametrize("name", ["logging", "string", "ssl", "subprocess", "concurrent"])
 def test_a_file_of_the_users_that_is_called_as_one_of_python_s_own_is_in_nobody_s_way(
     tmp_path: Path, name: str

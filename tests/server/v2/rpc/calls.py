@@ -148,10 +148,6 @@ class FakeRepository:
     def config(self, model: Model) -> Any:
         return {"name": model.name, "max_batch_size": 8}
 
-    def index(self, ready: bool = False) -> list[dict[str, str]]:
-        rows = [{"name": "m", "version": "1", "state": "READY"}]
-        return rows if ready else [*rows, {"name": "n", "state": "UNAVAILABLE", "reason": "broken"}]
-
 
 class FakeHooks:
     """Hooks of a model that has none, or whose post_inference is `function`."""
@@ -189,9 +185,10 @@ class Services:
         self.repository = FakeRepository()
         self.health = Health(self.repository, self.engine)
         self.hooks = hooks or FakeHooks()
+        others: dict[str, Any] = dict.fromkeys(("control", "system", "cuda", "traces", "logs"))
         made = Parts(
             engine=cast(Any, self.engine), repository=self.repository, health=self.health,
-            hooks_of=lambda model: cast(Any, self.hooks), **parts,
+            hooks_of=lambda model: cast(Any, self.hooks), **(others | parts),
         )  # fmt: skip
         self.methods: dict[str, Method] = methods(made)
 

@@ -1,4 +1,4 @@
-"""Calls: what a call in a project's function gives, and whether what is called may keep something.
+"""ReadingCalls: what a call in a project's function gives, and whether what is called may keep something.
 
 The base of `reading.py`.
 """
@@ -32,13 +32,12 @@ from .pure import (
     TEXT_METHODS,
     place_of_out,
 )  # fmt: skip
-from .sources import FRESH, Source, Value
+from .sources import CONTAINED, FRESH, Source, Value
 from .writes import INSTANCE, MACHINE, PROCESS
 
 if TYPE_CHECKING:
     from .scopes import Scope
 
-_CONTAINED = {"FIXED", "FLAT", "ARRAY", "PLAIN"}
 _WRITING = re.compile("[wax+]")
 _MODE = re.compile(r"[wax][bt]?\+?[bt]?(:\w*)?|r[bt]?\+[bt]?")
 _ONE_OF = {"max", "min", "sum"}
@@ -70,14 +69,14 @@ class Given:
     @property
     def parts(self) -> Value:
         """What a result has that may have parts of any of them."""
-        held = [value for value in self.held if value.kind in _CONTAINED]
+        held = [value for value in self.held if value.kind in CONTAINED]
         if not held:
             return FRESH
         kinds = {value.kind for value in held}
         return held[0] if len(kinds) == 1 else Value("PLAIN", held[0].held)
 
 
-class Calls:
+class ReadingCalls:
     """Reads calls. The rest is Reading's."""
 
     loading: bool
@@ -141,7 +140,7 @@ class Calls:
                 self._reach(value)
             elif value.kind == "MODULE":
                 continue  # who gets it is a library
-            elif value.kind not in _CONTAINED:
+            elif value.kind not in CONTAINED:
                 self.goes_out(value, given.call, source)
 
     # -- methods -----------------------------------------------------------------------------------------------
@@ -154,14 +153,14 @@ class Calls:
             self.note(source, line, f".{name}()", MACHINE)
         if owner.kind in {"BUILTIN", "LOGGER"}:
             return self._of_known(owner, name, given, source)
-        if owner.held and owner.kind in _CONTAINED:
+        if owner.held and owner.kind in CONTAINED:
             return self._of_held(owner, name, given, source)
         if owner.held:
             self.goes_out(owner, given.call, source)
         self._given_to_any(name, given, source)
         if given.parts.held and name not in READS:
             return given.parts
-        if owner.kind in _CONTAINED and name in GIVES_PART | READS and name not in TEXT_METHODS:
+        if owner.kind in CONTAINED and name in GIVES_PART | READS and name not in TEXT_METHODS:
             return Value(owner.kind)
         return Value(TEXT_METHODS.get(name, "UNKNOWN"))
 
@@ -245,7 +244,7 @@ class Calls:
     def _library(self, path: str, given: Given, source: Source) -> Value:
         if self.loading:
             return _made_by(path, given)
-        top, _, leaf = path.partition(".")[0], "", path.rpartition(".")[2]
+        top, leaf = path.partition(".")[0], path.rpartition(".")[2]
         path = re.sub(r"^np\.", "numpy.", path)
         keeps = top in sys.stdlib_module_names and top not in PURE_STDLIB
         sets = any(SETS.match(word) for word in path.split(".")[1:]) and not NOT_SETS.fullmatch(path)
@@ -302,7 +301,7 @@ def _made_at_load(name: str, given: Given) -> Value:
     if kinds <= {"FIXED", "FLAT"}:
         kind = "FIXED" if name in _ONE_OF else "FLAT"
     else:
-        kind = "PLAIN" if kinds <= _CONTAINED else "UNKNOWN"
+        kind = "PLAIN" if kinds <= CONTAINED else "UNKNOWN"
     return Value("LAZY", of=kind) if name in _LAZY else Value(kind)
 
 
@@ -313,7 +312,7 @@ def _made_by(path: str, given: Given) -> Value:
         return Value("LOGGER")
     if path.startswith("csv."):
         return Value("LAZY", of="PLAIN")
-    if path.startswith("collections.") and not {value.kind for value in given} <= _CONTAINED:
+    if path.startswith("collections.") and not {value.kind for value in given} <= CONTAINED:
         return FRESH
     if path in {"copy.copy", "copy.deepcopy"}:
         return Value(given.values[0].kind) if given.values else FRESH

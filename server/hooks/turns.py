@@ -1,4 +1,4 @@
-"""Order: the requests of one sequence reach the model in the order in which they came, whatever their hooks take.
+"""Turns: the requests of one sequence reach the model in the order in which they came, whatever their hooks take.
 
 Called by `runner.py`. On a stream, a client may send a sequence's next request before it has an answer to the last.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 
-class Order:
+class Turns:
     """The turns of a model's sequences. Invariant: a sequence is kept while one of its turns has not been passed on.
 
     Threads: the event loop's.
@@ -20,7 +20,7 @@ class Order:
     def __len__(self) -> int:
         return len(self._last)
 
-    def turn(self, identity: int | str) -> Turn:
+    def take(self, identity: int | str) -> Turn:
         """Take the next turn of a sequence. It is to be passed on, come or not."""
         passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         before = self._last.get(identity)

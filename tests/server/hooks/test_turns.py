@@ -1,4 +1,4 @@
-"""The requests of a sequence, which reach the model in their order."""
+"""The requests of a sequence, which reach the model in their turns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.batching.request import InSequence, Terms
 from penstock.batching.spec import SequenceSpec
-from penstock.server.hooks.order import Order
+from penstock.server.hooks.turns import Turns
 from tests.server.hooks.stage import Act, PuppetEngine, Stage, is_set
 
 HELD = """
@@ -29,10 +29,10 @@ HELD = """
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 5), st.sampled_from(["ok", "fails", "cancelled"]))))
 def test_each_sequence_keeps_its_order_however_long_each_takes(asked: list[tuple[str, int, str]]) -> None:
     async def main() -> None:
-        order, gone = Order(), []
+        turns, gone = Turns(), []
 
         async def one(number: int, name: str, steps: int, end: str) -> None:
-            turn = order.turn(name)
+            turn = turns.take(name)
             try:
                 for _ in range(steps):
                     await asyncio.sleep(0)
@@ -58,7 +58,7 @@ def test_each_sequence_keeps_its_order_however_long_each_takes(asked: list[tuple
             assert numbers == sorted(numbers)
         expected = {(name, number) for number, (name, _, end) in enumerate(asked) if end == "ok"}
         assert expected <= set(gone)
-        assert len(order) == 0
+        assert len(turns) == 0
 
     asyncio.run(main())
 
