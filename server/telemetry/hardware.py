@@ -105,9 +105,8 @@ class _Reading:
 
     async def latest(self) -> Mapping[str, Any]:
         if self._clock() - self._read_s >= self._interval_s:
-            if self._pending is None:
-                self._pending = self._start()
-            await asyncio.wait((self._pending,), timeout=_PATIENCE_S)
+            pending = self._start() if self._pending is None else self._pending
+            await asyncio.wait((pending,), timeout=_PATIENCE_S)
         now_s = self._clock()
         if now_s - self._read_s < self._stale_s:
             return self._values
@@ -118,6 +117,7 @@ class _Reading:
         pending: asyncio.Future[None] = loop.create_future()
         self._begun_s = self._clock()
         read = self._begin()
+        self._pending = pending
 
         def finish(values: Mapping[str, Any]) -> None:
             self._values, self._read_s, self._pending = values, self._clock(), None
