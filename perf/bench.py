@@ -19,6 +19,7 @@ import numpy as np
 
 from . import models, offline
 from .load import Call, Process, Rounds, bare_uvicorn, drive, penstock, prototype
+from .verdicts import verdict
 
 ECHO = "echo"
 WARM_UP_S = 1
@@ -183,9 +184,9 @@ class Bench:
         words = []
 
         def say(case: Case, what: str, got: float, bound: float, *, least: bool) -> None:
-            holds = "holds" if (got >= bound if least else got <= bound) else "DOES NOT HOLD"
             limit = f"at {'least' if least else 'most'} {bound:,.4g}"
-            words.append(f"{case.name} at {case.connections}: {what} {got:,.3f}, {limit}: {holds}")
+            said = f"{case.name} at {case.connections}: {what} {got:,.3f}, {limit}"
+            words.append(verdict(said, got >= bound if least else got <= bound))
 
         for case, line in self.lines.items():
             rate = line.median("requests_per_s")

@@ -11,15 +11,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import onnx
 import orjson
 import uvloop
 
@@ -28,8 +24,8 @@ from penstock.batching.caching.cache import Cache
 from penstock.batching.engine import Engine
 from penstock.batching.spec import BatchPolicy, ModelSpec
 
-from . import models
-from .load import Call, Load, Process, drive, running
+from . import models, verdicts
+from .load import Call, Load, Process, drive, penstock
 from .micro import say, trip_us
 
 BUDGET_US = 15.0
@@ -74,8 +70,7 @@ def write(folder: Path) -> None:
     """Write the models, each with and without `response_cache`."""
     for name in WIDTHS:
         for served, config in ((name, ""), (f"{name}_cached", "response_cache { enable: true }")):
-            (folder / served / "1").mkdir(parents=True)
-            onnx.save(models.MODELS[name](), folder / served / "1" / "model.onnx")
+            models.make(folder, {served: models.MODELS[name]})
             (folder / served / "config.pbtxt").write_text(config)
 
 
@@ -92,17 +87,6 @@ def call(line: Line) -> Call:
     text = orjson.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}})
     headers = {"content-type": "application/octet-stream", "inference-header-content-length": str(len(text))}
     return Call(path, (text + row.tobytes(),), headers)
-
-
-@contextmanager
-def serving(folder: Path) -> Iterator[Process]:
-    """Serve the models until the block ends."""
-    command = [
-        sys.executable, "-m", "penstock.server.cli", "serve", str(folder), "--allow-metrics=false",
-        "--allow-grpc=false", "--cache-config", f"local,size={SIZE_BYTES}", "--http-port",
-    ]  # fmt: skip
-    with running(command, lambda process: process.request("GET", "/v2/health/ready")) as process:
-        yield process
 
 
 def measure(process: Process, line: Line, seconds: int) -> None:
@@ -144,8 +128,7 @@ async def trips(folder: Path, turns: tuple[int, ...] = (8, 64)) -> float:
 
 def verdict(dearest_us: float) -> str:
     """Hold the dearest hit against the budget."""
-    holds = "holds" if dearest_us <= BUDGET_US else "DOES NOT HOLD"
-    return f"a hit: {dearest_us:.1f} us, at most {BUDGET_US:g}: {holds}"
+    return verdicts.verdict(f"a hit: {dearest_us:.1f} us, at most {BUDGET_US:g}", dearest_us <= BUDGET_US)
 
 
 def main() -> None:
@@ -158,7 +141,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder))
         dearest_us = uvloop.run(trips(Path(folder)))
-        with serving(Path(folder)) as server:
+        with penstock(Path(folder), "--cache-config", f"local,size={SIZE_BYTES}") as server:
             for line in lines:  # nothing is measured that fails
                 sent = call(line)
                 server.request("POST", sent.path, sent.bodies[0], sent.headers)

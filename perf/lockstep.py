@@ -22,6 +22,7 @@ from .bench import CNN, MLP, Case, Line, call
 from .load import Process, drive, penstock
 from .policies import OURS
 from .variants import Variant, write
+from .verdicts import verdict
 
 CLIENTS = (2, 8, 16, 32, 64)
 DELAYS_US = (0, 4000)
@@ -97,9 +98,8 @@ class Lockstep:
                 written.append(row + (f"  {failed} FAILED" if failed else ""))
             best = max(settings(count), key=lambda name: lines[name].median(RATE))
             times, itself = (lines[DEFAULT].times(lines[name], RATE) for name in (best, TWIN))
-            holds = "holds" if times >= LEAST else "DOES NOT HOLD"
-            said = f"{times:.2f} times '{best}', at least {LEAST}: {holds} ({itself:.2f} times itself)"
-            verdicts.append(f"{count} clients: {said}")
+            said = verdict(f"{times:.2f} times '{best}', at least {LEAST}", times >= LEAST)
+            verdicts.append(f"{count} clients: {said} ({itself:.2f} times itself)")
         return "\n".join([*written, *verdicts])
 
 

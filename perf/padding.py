@@ -20,7 +20,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from . import models
 from .load import Call, Load, Process, drive, penstock
+from .verdicts import verdict
 
 LONGEST = 128
 FIXED = 64
@@ -113,9 +115,7 @@ def lines() -> list[Line]:
 def make(folder: Path, table: Iterable[Line]) -> None:
     """Write the models, one per line."""
     for line in table:
-        path = folder / line.model / "1" / "model.onnx"
-        path.parent.mkdir(parents=True)
-        onnx.save(masked(), path)
+        models.make(folder, {line.model: masked})
         if line.buckets is not None:
             said = f"buckets = {list(line.buckets)}\n" if line.buckets else ""
             text = f'[padding.ids]\naxis = 0\nmask = "mask"\n{said}'
@@ -169,9 +169,8 @@ def table(done: list[Line]) -> str:
         failed = sum(load.refused + load.broken for load in line.loads)
         rows.append(row + (f"  {failed} FAILED" if failed else ""))
     share = done[1].share_of(done[0])
-    verdict = "holds" if share >= BOUND else "DOES NOT HOLD"
-    rows.append(f"padded: {share:.2f} of one length's throughput at equal useful elements, at least {BOUND}: {verdict}")
-    return "\n".join(rows)
+    words = f"padded: {share:.2f} of one length's throughput at equal useful elements, at least {BOUND}"
+    return "\n".join([*rows, verdict(words, share >= BOUND)])
 
 
 def main() -> None:
