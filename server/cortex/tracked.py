@@ -16,8 +16,8 @@ from typing import Any
 
 import orjson
 
+from penstock.server.telemetry.exposition import decimal, label_value
 from penstock.server.telemetry.families import FAMILIES
-from penstock.server.telemetry.metrics import decimal, label_value
 
 from .api import Api
 

@@ -8,9 +8,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock.server.telemetry.exposition import number
+from penstock.server.telemetry.exposition import label_value, number
 from penstock.server.telemetry.families import FAMILIES
-from penstock.server.telemetry.metrics import label_value
 
 from .messages import LABEL_NAME, METRIC_NAME
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import orjson
 
+from penstock.server.telemetry.exposition import label_value
 from penstock.server.telemetry.families import FAMILIES
-from penstock.server.telemetry.metrics import label_value
 
 from .environ import UNSET, UNSET_IMAGE
 from .messages import Endpoint

@@ -27,9 +27,7 @@ from penstock.batching.statistics import (
 from penstock.server.options.metrics_config import MetricsConfig
 from penstock.server.workers.order import ENDED, REASONS, STARTED
 
-from .exposition import decimal as decimal  # noqa: PLC0414 - whoever adds lines to the page has both from here
-from .exposition import label_value as label_value  # noqa: PLC0414
-from .exposition import number
+from .exposition import decimal, label_value, number
 from .families import FAMILIES
 from .hardware import Hardware, Sample
 from .standing import build_info, model_ready

@@ -27,9 +27,10 @@ from penstock.batching.statistics import REJECTED
 from penstock.server.options.metrics_config import DEFAULT_QUANTILES, parse
 from penstock.server.settings import SettingError, Settings
 from penstock.server.telemetry import page
+from penstock.server.telemetry.exposition import decimal, label_value
 from penstock.server.telemetry.families import FAMILIES
 from penstock.server.telemetry.hardware import Hardware
-from penstock.server.telemetry.metrics import SHOWN_KEYS, Metrics, decimal, label_value
+from penstock.server.telemetry.metrics import SHOWN_KEYS, Metrics
 from penstock.server.telemetry.page import create_metrics_app
 from tests.fakes import fake_model
 from tests.live import live_server

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 from penstock.server.seldon.messages import Endpoint
-from penstock.server.telemetry.metrics import decimal, label_value
+from penstock.server.telemetry.exposition import decimal, label_value
 
 from .nodes import Node, Predictor
 
