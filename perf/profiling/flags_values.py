@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +111,7 @@ def parameter(word: str) -> tuple[str, str | int | float | bool]:
     if kind == "string":
         return name, value
     if kind in {"int", "uint", "double", "float"}:
-        return name, number("request-parameter", value, int if "int" in kind else float)
+        return name, number("request-parameter", value, int if "int" in kind else float, finite=False)
     if kind == "bool" and value.lower() in {"true", "false", "1", "0"}:
         return name, value.lower() in {"true", "1"}
     raise UsageError(
@@ -131,12 +133,13 @@ def ids(word: str) -> tuple[int, int]:
     return max(found[0], 1), found[1] - found[0] if len(found) > 1 else UNBOUNDED
 
 
-def number(key: str, word: str, of: type) -> Any:
+def number(key: str, word: str, of: type, *, finite: bool = True) -> Any:
     """Read a number; a whole one may be written as 1000.0, as Model Analyzer does. Raises: UsageError."""
-    try:
-        return of(word.removesuffix(".0"))
-    except ValueError:
-        raise UsageError(f"Failed to parse {shown(key)}. Invalid value provided: {word}") from None
+    with suppress(ValueError):
+        found = of(word.removesuffix(".0"))
+        if not finite or of is int or math.isfinite(found):
+            return found
+    raise UsageError(f"Failed to parse {shown(key)}. Invalid value provided: {word}")
 
 
 def shown(key: str) -> str:

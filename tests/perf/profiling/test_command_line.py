@@ -148,6 +148,8 @@ def test_what_may_be_given_again_is_all_kept() -> None:
 def test_the_metrics_page_is_the_servers() -> None:
     assert options("-u far:8000 --collect-metrics").metrics_url == "far:8002/metrics"
     assert options("-u https://far:8000 --collect-metrics").metrics_url == "far:8002/metrics"
+    assert options("-u http://far/ --collect-metrics").metrics_url == "far:8002/metrics"
+    assert options("-u [::1] --collect-metrics").metrics_url == "[::1]:8002/metrics"
     assert options("--collect-metrics --metrics-url near:1/m").metrics_url == "near:1/m"
 
 
@@ -175,6 +177,9 @@ def test_models_that_a_model_calls_are_names_with_or_without_versions() -> None:
         ("--concurrency-range 0", "The start of the search range must be > 0"),
         ("--concurrency-range 1:8:0", "the step > 0"),
         ("--request-rate-range 0", "Failed to parse --request-rate-range. The start of the search range must be > 0"),
+        ("--request-rate-range nan", "Failed to parse --request-rate-range. Invalid value provided: nan"),
+        ("--request-rate-range 1:inf", "Failed to parse --request-rate-range. Invalid value provided: inf"),
+        ("--stability-percentage nan", "Failed to parse --stability-percentage. Invalid value provided: nan"),
         ("--concurrency-range 1:0", "can not be both 0 (or 0.0) simultaneously"),
         ("--binary-search --concurrency-range 1:4", "--latency-threshold cannot be 0 for binary search mode"),
         ("--binary-search -l 5 --concurrency-range 1:0", "can not be 0 (or 0.0) for binary search mode"),
