@@ -12,6 +12,8 @@ from .flags import UsageError
 from .options import Range
 
 UNBOUNDED = 0
+_IDS = 1 << 64
+"""How many numbers an id, or a parameter, has."""
 
 
 class Given:
@@ -110,8 +112,13 @@ def parameter(word: str) -> tuple[str, str | int | float | bool]:
     name, value, kind = parts[0], parts[1], parts[2].lower()
     if kind == "string":
         return name, value
-    if kind in {"int", "uint", "double", "float"}:
-        return name, number("request-parameter", value, int if "int" in kind else float, finite=False)
+    if kind in {"double", "float"}:
+        return name, number("request-parameter", value, float, finite=False)
+    if kind in {"int", "uint"}:
+        found = number("request-parameter", value, int)
+        if not -_IDS // 2 <= found < _IDS:
+            raise UsageError(f"Failed to parse --request-parameter. Invalid value provided: {value}")
+        return name, found
     if kind == "bool" and value.lower() in {"true", "false", "1", "0"}:
         return name, value.lower() in {"true", "1"}
     raise UsageError(
@@ -128,6 +135,8 @@ def ids(word: str) -> tuple[int, int]:
     found = [number("sequence-id-range", part, int) for part in parts]
     if min(found) < 0:
         raise UsageError("Failed to parse --sequence-id-range. The range values must be >= 0.")
+    if found[0] >= _IDS or found[-1] > _IDS:
+        raise UsageError("Failed to parse --sequence-id-range. The range values must be below 2^64.")
     if len(found) > 1 and found[1] <= found[0]:
         raise UsageError("Failed to parse --sequence-id-range. The 'end' value must be greater than 'start' value.")
     return max(found[0], 1), found[1] - found[0] if len(found) > 1 else UNBOUNDED
