@@ -49,6 +49,13 @@ class Line(Rounds):
 
     rows_per_batch: list[float] = field(default_factory=list)
 
+    def drive(self, server: Process, model: str, sent: Call, connections: int, seconds: int) -> None:
+        """Measure once more, and count what one of the server's models runs meanwhile."""
+        rows, batches = server.counts(model)
+        self.loads.append(drive(server, sent, connections, seconds))
+        rows_after, batches_after = server.counts(model)
+        self.rows_per_batch.append((rows_after - rows) / max(batches_after - batches, 1))
+
     @property
     def rows(self) -> float:
         return statistics.median(self.rows_per_batch) if self.rows_per_batch else 0.0
@@ -134,15 +141,14 @@ class Bench:
     def round(self, seconds: int) -> None:
         """Measure everything once, one after the other."""
         for case, line in self.lines.items():
-            server, counted = self._server(case), case.model != ECHO
+            server = self._server(case)
             if case in self.prototype:
                 peer = self._servers[case.model]
                 self.prototype[case].loads.append(drive(peer, call(case), case.connections, seconds))
-            rows, batches = server.counts(case.model) if counted else (0, 0)
-            line.loads.append(drive(server, call(case), case.connections, seconds))
-            if counted:
-                rows_after, batches_after = server.counts(case.model)
-                line.rows_per_batch.append((rows_after - rows) / max(batches_after - batches, 1))
+            if case.model == ECHO:
+                line.loads.append(drive(server, call(case), case.connections, seconds))
+            else:
+                line.drive(server, case.model, call(case), case.connections, seconds)
         for model, rates in self.offline.items():
             rates.append(offline.best_rows_per_s(self._folder / model / "1" / "model.onnx")["best"])
 

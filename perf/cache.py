@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import statistics
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ from penstock.batching.engine import Engine
 from penstock.batching.spec import BatchPolicy, ModelSpec
 
 from . import models, verdicts
-from .load import Call, Load, Process, drive, penstock
+from .load import Call, Process, Rounds, drive, penstock
 from .micro import say, trip_us
 
 BUDGET_US = 15.0
@@ -36,34 +35,30 @@ WIDTHS = {"iris": 4, "mlp": 512}
 HEAD = f"{'':<14}{'way':<8}{'answers/s':>10}{'p50 ms':>8}{'p99 ms':>8}{'CPU us':>8}"
 
 
-@dataclass(slots=True)
-class Line:
+@dataclass(slots=True, kw_only=True)
+class Line(Rounds):
     """One model, asked in one way, with the cache or without."""
 
     model: str
     way: str
     cached: bool
-    loads: list[Load] = field(default_factory=list)
 
     @property
     def served(self) -> str:
         """What the model is called on the server."""
         return f"{self.model}_cached" if self.cached else self.model
 
-    @property
-    def cpu_us(self) -> float:
-        """CPU of the server per request."""
-        return statistics.median(load.cpu_us for load in self.loads)
-
     def __str__(self) -> str:
-        rate, p50_ms, p99_ms = (
-            statistics.median(getattr(load, name) for load in self.loads)
-            for name in ("requests_per_s", "p50_ms", "p99_ms")
-        )
-        return f"{self.served:<14}{self.way:<8}{rate:>10,.0f}{p50_ms:>8.2f}{p99_ms:>8.2f}{self.cpu_us:>8.1f}"
+        rate, p50_ms, p99_ms, cpu_us = map(self.median, ("requests_per_s", "p50_ms", "p99_ms", "cpu_us"))
+        return f"{self.served:<14}{self.way:<8}{rate:>10,.0f}{p50_ms:>8.2f}{p99_ms:>8.2f}{cpu_us:>8.1f}"
 
 
-LINES = [Line(model, way, cached) for model in WIDTHS for way in ("json", "binary") for cached in (False, True)]
+LINES = [
+    Line(model=model, way=way, cached=cached)
+    for model in WIDTHS
+    for way in ("json", "binary")
+    for cached in (False, True)
+]
 
 
 def write(folder: Path) -> None:

@@ -19,7 +19,7 @@ from penstock.batching.spec import BatchPolicy
 
 from . import models
 from .bench import CNN, MLP, Case, Line, call
-from .load import Process, drive, penstock
+from .load import Process, penstock
 from .policies import OURS
 from .variants import Variant, write
 from .verdicts import verdict
@@ -72,11 +72,7 @@ class Lockstep:
             sent = call(Case(self.model, "binary", count, SHAPES[self.model]))
             for name, line in lines.items():
                 of = variant(self.model, count, name).name
-                rows, batches = server.counts(of)
-                load = drive(server, replace(sent, path=f"/v2/models/{of}/infer"), count, seconds)
-                rows_after, batches_after = server.counts(of)
-                line.loads.append(load)
-                line.rows_per_batch.append((rows_after - rows) / max(batches_after - batches, 1))
+                line.drive(server, of, replace(sent, path=f"/v2/models/{of}/infer"), count, seconds)
 
     def forget(self) -> None:
         """Drop what the warm-up gave."""
