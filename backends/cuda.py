@@ -16,7 +16,7 @@ from typing import Protocol
 
 from .cuda_calls import DRIVER, HANDLE_BYTES, Calls, CudaError, Handle, Int, Size
 from .cuda_pins import Pins
-from .errors import Code, DeviceLost, InferError, OutOfMemory
+from .errors import RETRY_AFTER_NS, Code, DeviceLost, InferError, OutOfMemory
 
 __all__ = ["HANDLE_BYTES", "CudaError", "CudaRuntime", "Runtime", "find_runtime", "refusal", "why_none"]
 
@@ -29,8 +29,6 @@ which it says "the process must be terminated and relaunched", and those of a de
 ABSENT = frozenset({3, 34, 35, 36, 46, 100, 101, 103, 209, *range(802, 810)})
 """CUDA's errors that say at a load that the device cannot be had at all: no or too old a driver, no device, one that is
 another process's alone, a multi-process service (MPS) that refuses, no kernels for so old a GPU."""
-RETRY_AFTER_NS = 1_000_000_000
-"""When memory may be free again: nobody knows, other runs last a second at most as a rule."""
 
 _RUNTIMES = ("libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so")
 _MAPS = Path("/proc/self/maps")

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .cuda import RETRY_AFTER_NS, CudaError, Runtime, refusal
-from .errors import Code, InferError
+from .cuda import CudaError, Runtime, refusal
+from .errors import RETRY_AFTER_NS, Code, InferError
 
 BYTES = "penstock.gpu_memory_bytes"
 LIMIT = "penstock.gpu_limit"

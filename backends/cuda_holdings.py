@@ -10,8 +10,8 @@ from contextlib import suppress
 import numpy as np
 
 from .backend import Array
-from .cuda import OUT_OF_MEMORY, RETRY_AFTER_NS, CudaError, Runtime, refusal
-from .errors import Code, OutOfMemory
+from .cuda import OUT_OF_MEMORY, CudaError, Runtime, refusal
+from .errors import RETRY_AFTER_NS, Code, OutOfMemory
 
 _GRAIN_BYTES = 256
 

@@ -7,6 +7,9 @@ from typing import TypeVar
 
 E = TypeVar("E", bound=Exception)
 
+RETRY_AFTER_NS = 1_000_000_000
+"""When memory may be free again: nobody knows, other runs last a second at most as a rule."""
+
 
 class Code(enum.Enum):
     """Why a call was not served. `server/` maps it to HTTP and gRPC in one table."""

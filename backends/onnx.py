@@ -1,4 +1,4 @@
-"""ONNX Runtime: loads an .onnx file on the CPU or on one GPU, and lends Bindings. The only file that imports it.
+"""ONNX Runtime: loads an .onnx file on the CPU or on one GPU, and lends Bindings. Only onnx*.py import it.
 
 Called through `loading.py`. Why a run takes the path it takes, with figures: docs/adr/0004-onnx-runtime-binding.md.
 """

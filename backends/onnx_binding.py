@@ -16,7 +16,7 @@ import onnxruntime
 from .backend import Array
 from .errors import Code, InferError
 from .gathering import copied
-from .onnx_failures import bare, kind, run_error
+from .onnx_failures import kind, run_error, without_status
 from .onnx_values import bits, decoded, encoded, ort_value
 from .signature import Signature, TensorSpec
 
@@ -284,7 +284,7 @@ class OnnxBinding:
         try:
             results = self._run_fed(plan, wanted)
         except InferError as fed:
-            if type(fed) is InferError and bare(fed) == failed.message:
+            if type(fed) is InferError and without_status(fed) == failed.message:
                 if len(self._kinds) >= MAX_KINDS:
                     del self._kinds[next(iter(self._kinds))]
                 self._kinds[kind(failed)] = fed.code, fed.message.removesuffix(failed.message)

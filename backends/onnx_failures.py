@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from .cuda import ABSENT, LOST, RETRY_AFTER_NS
-from .errors import Code, DeviceLost, InferError, OutOfMemory, RunStopped
+from .cuda import ABSENT, LOST
+from .errors import RETRY_AFTER_NS, Code, DeviceLost, InferError, OutOfMemory, RunStopped
 
 _SOURCE_PLACE = re.compile(r"\S*/([\w.-]+\.(?:cc|cpp|cu|cuh|h|hpp)\b)")
 # "cuda_call.cc:154 <signature> cuda_call.cc:146 <signature> CUDA failure 46: ...": who throws it is always the same
@@ -70,10 +70,10 @@ def is_absent(error: Exception) -> bool:
 
 def kind(error: InferError) -> str:
     """Give what failures of one kind have in common: their words without numbers and without a status."""
-    return _NUMBER.sub("#", bare(error))
+    return _NUMBER.sub("#", without_status(error))
 
 
-def bare(error: InferError) -> str:
+def without_status(error: InferError) -> str:
     """Give the words of a failure as a run with all bound tells them: without a status."""
     return re.sub(r"^onnx runtime error \d+: ", "", error.message)
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from .errors import Code, DeviceLost, InferError, OutOfMemory
+from .errors import RETRY_AFTER_NS, Code, DeviceLost, InferError, OutOfMemory
 
-RETRY_AFTER_NS = 1_000_000_000
-"""When memory may be free again: nobody knows, other runs last a second at most as a rule."""
 MAX_WORDS = 2000
 """Letters of a message that go on: an assertion prints whole tensors where it is told to."""
 

@@ -34,6 +34,7 @@ from .simulator.frontend import simulate_server
 from .simulator.runtimes import RunTimes
 from .simulator.simulation import Result
 from .variants import Run, Variant, knee_per_s, median, run, write
+from .verdicts import verdict
 
 KNEE_GUESS_PER_S = 4000.0
 TWIN = "the default again"
@@ -143,7 +144,7 @@ def verdicts(comparisons: Sequence[Comparison]) -> Iterator[str]:
     for each in comparisons:
         words = f"goodput {each.goodput_ratio:.3f} of the best static, at least 0.95"
         words += f"; p99 {each.p99_ratio:.2f} times the best, at most 1.1"
-        yield f"{each.cell.name}: {words}: {'holds' if each.holds else 'DOES NOT HOLD'}"
+        yield verdict(f"{each.cell.name}: {words}", each.holds)
 
 
 def costs(fields: Sequence[Field]) -> Iterator[str]:

@@ -19,6 +19,7 @@ import numpy as np
 
 from . import models, offline
 from .load import Call, Process, Rounds, bare_uvicorn, drive, penstock, prototype
+from .verdicts import verdict
 
 ECHO = "echo"
 WARM_UP_S = 1
@@ -47,6 +48,13 @@ class Line(Rounds):
     """And how large the batches were."""
 
     rows_per_batch: list[float] = field(default_factory=list)
+
+    def drive(self, server: Process, model: str, sent: Call, connections: int, seconds: int) -> None:
+        """Measure once more, and count what one of the server's models runs meanwhile."""
+        rows, batches = server.counts(model)
+        self.loads.append(drive(server, sent, connections, seconds))
+        rows_after, batches_after = server.counts(model)
+        self.rows_per_batch.append((rows_after - rows) / max(batches_after - batches, 1))
 
     @property
     def rows(self) -> float:
@@ -135,15 +143,14 @@ class Bench:
     def round(self, seconds: int) -> None:
         """Measure everything once, one after the other."""
         for case, line in self.lines.items():
-            server, counted = self._server(case), case.model != ECHO
+            server = self._server(case)
             if case in self.prototype:
                 peer = self._servers[case.model]
                 self.prototype[case].loads.append(drive(peer, call(case), case.connections, seconds))
-            rows, batches = server.counts(case.model) if counted else (0, 0)
-            line.loads.append(drive(server, call(case), case.connections, seconds))
-            if counted:
-                rows_after, batches_after = server.counts(case.model)
-                line.rows_per_batch.append((rows_after - rows) / max(batches_after - batches, 1))
+            if case.model == ECHO:
+                line.loads.append(drive(server, call(case), case.connections, seconds))
+            else:
+                line.drive(server, case.model, call(case), case.connections, seconds)
         for model, rates in self.offline.items():
             rates.append(offline.best_rows_per_s(self._folder / model / "1" / "model.onnx")["best"])
 
@@ -185,9 +192,9 @@ class Bench:
         words = []
 
         def say(case: Case, what: str, got: float, bound: float, *, least: bool) -> None:
-            holds = "holds" if (got >= bound if least else got <= bound) else "DOES NOT HOLD"
             limit = f"at {'least' if least else 'most'} {bound:,.4g}"
-            words.append(f"{case.name} at {case.connections}: {what} {got:,.3f}, {limit}: {holds}")
+            said = f"{case.name} at {case.connections}: {what} {got:,.3f}, {limit}"
+            words.append(verdict(said, got >= bound if least else got <= bound))
 
         for case, line in self.lines.items():
             if case in ASKED:

@@ -19,6 +19,7 @@ from typing import TypeVar
 from . import processes
 from .calm import Others
 from .load import Load, Process, Rounds, await_ready
+from .verdicts import verdict
 
 WARM_UP_S = 1
 
@@ -121,14 +122,12 @@ def report(lines: Lines, wanted: Mapping[str, float]) -> Iterator[str]:
 
 def _against(ours: Line, theirs: Line, times: float | None) -> str:
     gain = ours.median("requests_per_s") / theirs.median("requests_per_s")
-    wanted = "" if times is None else f", at least {times:g}: {_holds(gain >= times)}"
-    lower = ours.median("p99_ms") < theirs.median("p99_ms")
+    more = f"{gain:.1f} times the requests/s"
+    if times is not None:
+        more = verdict(f"{more}, at least {times:g}", gain >= times)
+    lower = verdict("a p99 that is lower", ours.median("p99_ms") < theirs.median("p99_ms"))
     less = theirs.median("cpu_us") / ours.median("cpu_us")
-    return f"{gain:.1f} times the requests/s{wanted}; a p99 that is lower: {_holds(lower)}; {less:.1f} times less CPU"
-
-
-def _holds(what: bool) -> str:
-    return "holds" if what else "DOES NOT HOLD"
+    return f"{more}; {lower}; {less:.1f} times less CPU"
 
 
 def arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:

@@ -25,7 +25,7 @@ from . import h2load, processes
 from .generator.fleet import fleet
 from .generator.orders import INFER, GrpcCall, Load, Target
 from .load import HOST, Call, Process, drive, penstock_over_grpc, prefixed
-from .models import Graph
+from .models import Graph, make
 from .payloads.repeated import Repeated
 
 SIZES = (25_000, 75_000, 150_000)
@@ -81,11 +81,6 @@ def in_large_frames(process: Process, port: int, numbers: int, seconds: int) -> 
 WAYS: dict[str, Way] = {"HTTP": over_http, "gRPC, 16 KiB": in_small_frames, "gRPC": in_large_frames}
 
 
-def loop_cpu_s(pid: int) -> float:
-    """Give the CPU time of a process's first thread, which has the event loop."""
-    return int((processes.PROC / str(pid) / "task" / str(pid) / "schedstat").read_text("ascii").split()[0]) / 1e9
-
-
 def main() -> None:
     """Print a line for each way and size."""
     parser = argparse.ArgumentParser(prog="python -m penstock.perf.bodies", description=__doc__)
@@ -93,10 +88,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=2)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        for numbers in SIZES:
-            path = Path(folder, f"slice{numbers}", "1", "model.onnx")
-            path.parent.mkdir(parents=True)
-            onnx.save(slicing(numbers), path)
+        make(Path(folder), {f"slice{numbers}": partial(slicing, numbers) for numbers in SIZES})
         with penstock_over_grpc(Path(folder)) as (process, port):
             print(f"{'':14} {'kB':>5} {'loop us':>9} {'requests/s':>11}")
             for name, way in WAYS.items():
@@ -108,9 +100,9 @@ def main() -> None:
 def _measured(drive_it: Callable[[], float], process: Process, args: argparse.Namespace) -> tuple[float, float]:
     seen = []
     for _ in range(args.rounds):
-        before_s = loop_cpu_s(process.pid)
+        before_ns = processes.loop_ns(process.pid)
         answered = max(drive_it(), 1)
-        seen.append(((loop_cpu_s(process.pid) - before_s) / answered * 1e6, answered / args.seconds))
+        seen.append(((processes.loop_ns(process.pid) - before_ns) / answered / 1e3, answered / args.seconds))
     loop_us, per_s = (statistics.median(figures) for figures in zip(*seen, strict=True))
     return loop_us, per_s
 

@@ -10,16 +10,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import statistics
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import onnx
 import orjson
 import uvloop
 
@@ -28,8 +23,8 @@ from penstock.batching.caching.cache import Cache
 from penstock.batching.engine import Engine
 from penstock.batching.spec import BatchPolicy, ModelSpec
 
-from . import models
-from .load import Call, Load, Process, drive, running
+from . import models, verdicts
+from .load import Call, Process, Rounds, drive, penstock
 from .micro import say, trip_us
 
 BUDGET_US = 15.0
@@ -40,42 +35,37 @@ WIDTHS = {"iris": 4, "mlp": 512}
 HEAD = f"{'':<14}{'way':<8}{'answers/s':>10}{'p50 ms':>8}{'p99 ms':>8}{'CPU us':>8}"
 
 
-@dataclass(slots=True)
-class Line:
+@dataclass(slots=True, kw_only=True)
+class Line(Rounds):
     """One model, asked in one way, with the cache or without."""
 
     model: str
     way: str
     cached: bool
-    loads: list[Load] = field(default_factory=list)
 
     @property
     def served(self) -> str:
         """What the model is called on the server."""
         return f"{self.model}_cached" if self.cached else self.model
 
-    @property
-    def cpu_us(self) -> float:
-        """CPU of the server per request."""
-        return statistics.median(load.cpu_us for load in self.loads)
-
     def __str__(self) -> str:
-        rate, p50_ms, p99_ms = (
-            statistics.median(getattr(load, name) for load in self.loads)
-            for name in ("requests_per_s", "p50_ms", "p99_ms")
-        )
-        return f"{self.served:<14}{self.way:<8}{rate:>10,.0f}{p50_ms:>8.2f}{p99_ms:>8.2f}{self.cpu_us:>8.1f}"
+        rate, p50_ms, p99_ms, cpu_us = map(self.median, ("requests_per_s", "p50_ms", "p99_ms", "cpu_us"))
+        return f"{self.served:<14}{self.way:<8}{rate:>10,.0f}{p50_ms:>8.2f}{p99_ms:>8.2f}{cpu_us:>8.1f}"
 
 
-LINES = [Line(model, way, cached) for model in WIDTHS for way in ("json", "binary") for cached in (False, True)]
+LINES = [
+    Line(model=model, way=way, cached=cached)
+    for model in WIDTHS
+    for way in ("json", "binary")
+    for cached in (False, True)
+]
 
 
 def write(folder: Path) -> None:
     """Write the models, each with and without `response_cache`."""
     for name in WIDTHS:
         for served, config in ((name, ""), (f"{name}_cached", "response_cache { enable: true }")):
-            (folder / served / "1").mkdir(parents=True)
-            onnx.save(models.MODELS[name](), folder / served / "1" / "model.onnx")
+            models.make(folder, {served: models.MODELS[name]})
             (folder / served / "config.pbtxt").write_text(config)
 
 
@@ -92,17 +82,6 @@ def call(line: Line) -> Call:
     text = orjson.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}})
     headers = {"content-type": "application/octet-stream", "inference-header-content-length": str(len(text))}
     return Call(path, (text + row.tobytes(),), headers)
-
-
-@contextmanager
-def serving(folder: Path) -> Iterator[Process]:
-    """Serve the models until the block ends."""
-    command = [
-        sys.executable, "-m", "penstock.server.cli", "serve", str(folder), "--allow-metrics=false",
-        "--allow-grpc=false", "--cache-config", f"local,size={SIZE_BYTES}", "--http-port",
-    ]  # fmt: skip
-    with running(command, lambda process: process.request("GET", "/v2/health/ready")) as process:
-        yield process
 
 
 def measure(process: Process, line: Line, seconds: int) -> None:
@@ -144,8 +123,7 @@ async def trips(folder: Path, turns: tuple[int, ...] = (8, 64)) -> float:
 
 def verdict(dearest_us: float) -> str:
     """Hold the dearest hit against the budget."""
-    holds = "holds" if dearest_us <= BUDGET_US else "DOES NOT HOLD"
-    return f"a hit: {dearest_us:.1f} us, at most {BUDGET_US:g}: {holds}"
+    return verdicts.verdict(f"a hit: {dearest_us:.1f} us, at most {BUDGET_US:g}", dearest_us <= BUDGET_US)
 
 
 def main() -> None:
@@ -158,7 +136,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder))
         dearest_us = uvloop.run(trips(Path(folder)))
-        with serving(Path(folder)) as server:
+        with penstock(Path(folder), "--cache-config", f"local,size={SIZE_BYTES}") as server:
             for line in lines:  # nothing is measured that fails
                 sent = call(line)
                 server.request("POST", sent.path, sent.bodies[0], sent.headers)

@@ -43,9 +43,9 @@ from penstock.server.serve import Server
 from penstock.server.settings import Settings
 
 from . import models
+from .beside import Family
 from .calm import in_calm
-from .hooks import children_cpu_s
-from .load import HOST, Call, Process, drive, penstock, running
+from .load import HOST, Call, Process, drive, http_ready, penstock, running
 
 JSON = {"Content-Type": "application/json"}
 PATIENCE_S = 10.0
@@ -247,27 +247,18 @@ async def serve_one_by_one(project: Path, port: int) -> None:
     await server.close()
 
 
-class Family(Process):
-    """A server and the processes that it has started, one for a model of TensorFlow's."""
-
-    def cpu_s(self) -> float:
-        """CPU time so far of all of them."""
-        return super().cpu_s() + children_cpu_s(self.pid)
-
-
 @contextlib.contextmanager
 def served(folder: Path, way: str) -> Iterator[Process]:
-    """Serve what `write` has written, in one of three ways."""
+    """Serve what `write` has written, in one of three ways. Its workers count: one is for a model of TensorFlow's."""
+    project = folder / "project"
     if way == "plain infer":
-        with penstock(folder / "plain") as server:
-            yield Family(server.pid, server.port)
-        return
-    project = str(folder / "project")
-    command = [sys.executable, "-m", "penstock.server.cli", "serve", project, "--dialect", "cortex"]
-    command += ["--http-address", HOST, "--allow-grpc=false", "--allow-metrics=false", "--http-port"]
-    if way == "one by one":
-        command = [sys.executable, "-m", "penstock.perf.cortex", "--one-by-one", project, "--port"]
-    with running(command, lambda server: server.request("GET", "/v2/health/ready")) as server:
+        serving = penstock(folder / "plain")
+    elif way == "batched":
+        serving = penstock(project, "--dialect", "cortex", "--http-address", HOST)
+    else:
+        command = [sys.executable, "-m", "penstock.perf.cortex", "--one-by-one", str(project), "--port"]
+        serving = running(command, http_ready("/v2/health/ready"))
+    with serving as server:
         yield Family(server.pid, server.port)
 
 

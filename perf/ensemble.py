@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import statistics
 import tempfile
@@ -28,14 +27,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import uvloop
-from onnx import TensorProto, helper, numpy_helper
 
 from penstock.backends.loading import LOADERS
 from penstock.batching.engine import Engine
 from penstock.server.repository.scan import Defaults, scan
 
-from . import models, processes
+from . import bench, models, processes
 from .load import Call, Load, Process, drive, penstock
+from .verdicts import verdict
 
 WIDTH = 16
 STEPS = 10
@@ -48,14 +47,9 @@ WARM_UP_S = 1
 
 def small() -> onnx.ModelProto:
     """Build one layer, 16-16: all overhead, like `iris`."""
-    weight = np.random.default_rng(6).normal(0, 0.3, (WIDTH, WIDTH)).astype(np.float32)
-    nodes = [
-        helper.make_node("MatMul", ["input", "weight"], ["hidden"]),
-        helper.make_node("Tanh", ["hidden"], ["output"]),
-    ]
-    sides = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", WIDTH]) for name in ("input", "output")]
-    graph = helper.make_graph(nodes, "small", sides[:1], sides[1:], [numpy_helper.from_array(weight, "weight")])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    graph = models.Graph(seed=6)
+    hidden = graph.node("MatMul", "input", graph.weight(WIDTH, WIDTH, fan_in=WIDTH))
+    return graph.model("small", graph.node("Tanh", hidden), ("N", WIDTH), ("N", WIDTH))
 
 
 def config(name: str, steps: Sequence[str]) -> str:
@@ -81,12 +75,7 @@ def write(folder: Path) -> None:
 
 def call(model: str) -> Call:
     """Write a request: one row, raw."""
-    tensor = np.random.default_rng(5).random((1, WIDTH), dtype=np.float32)
-    taken = {"name": "input", "shape": tensor.shape, "datatype": "FP32", "parameters": {"binary_data_size": 64}}
-    head = {"inputs": [taken], "outputs": [{"name": "output", "parameters": {"binary_data": True}}]}
-    words = json.dumps(head).encode()
-    headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(words))}
-    return Call(f"/v2/models/{model}/infer", (words + tensor.tobytes(),), headers)
+    return bench.call(bench.Case(model, "binary", 1, ((1, WIDTH),)))
 
 
 @dataclass(slots=True)
@@ -124,24 +113,17 @@ class Sides:
         words += f"{cpu[SECOND]:.1f} us; a round {min(ratios):.2f} to {max(ratios):.2f} times, "
         return [
             f"under load: {', '.join(f'{name} {each:,.0f}/s' for name, each in rate.items())}",
-            words + _of(ratio, MOST_CPU, f"median {ratio:.2f}, at most {MOST_CPU}"),
-            *_chain("HTTP, one connection", p50[CHAIN], p50[FIRST] * STEPS),
-            *_chain("inside the Engine", inside[CHAIN], inside[FIRST]),
+            verdict(f"{words}median {ratio:.2f}, at most {MOST_CPU}", ratio <= MOST_CPU),
+            _chain("HTTP, one connection", p50[CHAIN], p50[FIRST] * STEPS),
+            _chain("inside the Engine", inside[CHAIN], inside[FIRST]),
             *([f"{self.failed()} FAILED"] if self.failed() else []),
         ]
 
 
-def _chain(where: str, chain_ms: float, parts_ms: float) -> list[str]:
+def _chain(where: str, chain_ms: float, parts_ms: float) -> str:
     more_ms = chain_ms - parts_ms
-    words = f"{more_ms:+.3f} ms, at most +{MOST_MORE_MS:g}"
-    return [
-        f"p50, {where}: {STEPS} steps in a row {chain_ms:.3f} ms; {STEPS} calls of the step {parts_ms:.3f} ms: "
-        + _of(more_ms, MOST_MORE_MS, words)
-    ]
-
-
-def _of(got: float, most: float, words: str) -> str:
-    return f"{words}: {'holds' if got <= most else 'DOES NOT HOLD'}"
+    words = f"p50, {where}: {STEPS} steps in a row {chain_ms:.3f} ms; {STEPS} calls of the step {parts_ms:.3f} ms"
+    return verdict(f"{words}: {more_ms:+.3f} ms, at most +{MOST_MORE_MS:g}", more_ms <= MOST_MORE_MS)
 
 
 def _median(loads: Sequence[Load], figure: Callable[[Load], float]) -> float:

@@ -11,20 +11,21 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import statistics
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 from penstock.batching.running.quarantine import MOST as MOST_KNOWN
 
-from .load import Call, Load, Process, drive, penstock
+from .load import Call, Process, Rounds, drive, penstock
+from .models import Graph, make
+from .verdicts import verdict
 
 PLACES = 1000
 CONNECTIONS = 64
@@ -34,59 +35,39 @@ MOST = 1.3
 """Times the CPU time of the same load without bad requests. Source: issue 4."""
 
 
-class _Graph:
-    """A chain of nodes under construction."""
-
-    def __init__(self) -> None:
-        self._rng = np.random.default_rng(11)
-        self.nodes: list[onnx.NodeProto] = []
-        self.weights: list[onnx.TensorProto] = []
-
-    def node(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        name = f"{kind.lower()}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, list(inputs), [name], **attributes))
-        return name
-
-    def weight(self, *shape: int) -> str:
-        name = f"w{len(self.weights)}"
-        values = self._rng.normal(0, np.sqrt(2 / shape[0]), shape).astype(np.float32)
-        self.weights.append(numpy_helper.from_array(values, name))
-        return name
+class _Graph(Graph):
+    """And what looks rows up in a table."""
 
     def places(self, numbers: str) -> str:
         return self.node("Cast", numbers, to=TensorProto.INT64)
 
     def after(self, x: str) -> str:
         """Give the places once `x` is there: nothing of it is added to them."""
-        self.weights.append(numpy_helper.from_array(np.zeros(1, np.float32), "nothing"))
-        none_of_it = self.node("Mul", self.node("ReduceMax", x, axes=[1], keepdims=1), "nothing")
+        nothing = self.kept(np.zeros(1, np.float32))
+        none_of_it = self.node("Mul", self.node("ReduceMax", x, axes=[1], keepdims=1), nothing)
         return self.places(self.node("Add", "input", none_of_it))
 
     def look_up(self, places: str, width: int) -> str:
         """Give the mean of 4 rows of a table."""
-        found = self.node("Gather", self.weight(PLACES, width), places, axis=0)
+        found = self.node("Gather", self.weight(PLACES, width, fan_in=PLACES), places, axis=0)
         return self.node("ReduceMean", found, axes=[1], keepdims=0)
 
-    def dense(self, x: str, *widths: int) -> str:
+    def layers(self, x: str, *widths: int) -> str:
         for taken, given in itertools.pairwise(widths):
-            x = self.node("Relu", self.node("MatMul", x, self.weight(taken, given)))
+            x = self.node("Relu", self.node("MatMul", x, self.weight(taken, given, fan_in=taken)))
         return x
 
 
 def build(name: str) -> onnx.ModelProto:
     """Build one of MODELS."""
-    graph = _Graph()
+    graph, given = _Graph(seed=11), 3 if name == "lookup" else 512
     if name == "lookup":
-        result, given = graph.dense(graph.look_up(graph.places("input"), 16), 16, 16, 3), 3
+        result = graph.layers(graph.look_up(graph.places("input"), 16), 16, 16, 3)
     elif name == "early":
-        result, given = graph.dense(graph.look_up(graph.places("input"), 512), 512, 2048, 2048, 512), 512
+        result = graph.layers(graph.look_up(graph.places("input"), 512), 512, 2048, 2048, 512)
     else:
-        result, given = graph.look_up(graph.after(graph.dense("input", 4, 512, 2048, 2048, 512)), 512), 512
-    graph.nodes.append(helper.make_node("Identity", [result], ["output"]))
-    inputs = [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["N", 4])]
-    outputs = [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["N", given])]
-    whole = helper.make_graph(graph.nodes, name, inputs, outputs, graph.weights)
-    return helper.make_model(whole, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+        result = graph.look_up(graph.after(graph.layers("input", 4, 512, 2048, 2048, 512)), 512)
+    return graph.model(name, result, ("N", 4), ("N", given))
 
 
 def bodies(bad: int) -> tuple[bytes, ...]:
@@ -104,14 +85,13 @@ def _body(row: list[int]) -> bytes:
 
 
 @dataclass(slots=True)
-class Kind:
+class Kind(Rounds):
     """What the rounds of one load of one model have given. `bad`: how many different bad requests; 0: none.
 
     `served` and `failed` are the server's own counts.
     """
 
-    bad: int
-    loads: list[Load] = field(default_factory=list)
+    bad: int = 0
     served: int = 0
     failed: int = 0
 
@@ -124,10 +104,6 @@ class Kind:
         self.served += served_after - served
         self.failed += failed_after - failed
 
-    def median(self, name: str) -> float:
-        """Give the median of one figure of Load."""
-        return float(statistics.median(getattr(load, name) for load in self.loads))
-
     @property
     def is_whole(self) -> bool:
         """Whether who is bad has failed, and nobody else."""
@@ -139,7 +115,7 @@ class Kind:
 def cases() -> dict[str, Kind]:
     """Make the loads: without bad requests, with others each time, and with one that comes again and again."""
     # more than the server remembers, so that each is a new one to it
-    return {"none bad": Kind(0), "each another": Kind(2 * MOST_KNOWN), "the same again": Kind(1)}
+    return {"none bad": Kind(), "each another": Kind(bad=2 * MOST_KNOWN), "the same again": Kind(bad=1)}
 
 
 def lines(model: str, kinds: dict[str, Kind]) -> Iterator[str]:
@@ -152,12 +128,8 @@ def lines(model: str, kinds: dict[str, Kind]) -> Iterator[str]:
         )
     for name in others:
         ratio = kinds[name].median("cpu_us") / kinds[clean].median("cpu_us")
-        yield f"{model}, {name}: {ratio:.2f} times the CPU, at most {MOST}: {_verdict(ratio <= MOST)}"
-    yield f"{model}: every good request is served: {_verdict(all(kind.is_whole for kind in kinds.values()))}"
-
-
-def _verdict(holds: bool) -> str:
-    return "holds" if holds else "DOES NOT HOLD"
+        yield verdict(f"{model}, {name}: {ratio:.2f} times the CPU, at most {MOST}", ratio <= MOST)
+    yield verdict(f"{model}: every good request is served", all(kind.is_whole for kind in kinds.values()))
 
 
 def _counts(server: Process, model: str) -> tuple[int, int]:
@@ -174,10 +146,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=4, help="of each load")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        for name in args.models:
-            path = Path(folder, name, "1", "model.onnx")
-            path.parent.mkdir(parents=True)
-            onnx.save(build(name), path)
+        make(Path(folder), {name: partial(build, name) for name in args.models})
         with penstock(Path(folder)) as server:
             for name in args.models:
                 for seconds, rounds in ((1, 1), (args.seconds, args.rounds)):  # the first to warm up

@@ -8,7 +8,6 @@ it shares with them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import sys
 import tempfile
@@ -20,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import helper
 
 from penstock.backends.loading import LOADERS
 from penstock.batching.engine import Engine
@@ -35,8 +33,10 @@ from penstock.server.fronts.remote_engine import RemoteEngine
 from penstock.server.ipc.link import Link
 from penstock.server.ipc.wire import Message
 
-from .load import Call, Load, Process, drive, running
-from .models import make
+from . import bench, processes
+from .beside import Family
+from .load import Call, Load, Process, drive, penstock
+from .models import Graph, iris, make
 
 CONNECTIONS = (1, 8, 64)
 SECONDS = 2
@@ -46,62 +46,33 @@ BARE_ROUNDS = 1000
 BUDGET_US = 15.0
 LARGE = 150_000
 """FP32 values: 600 kB."""
-_COMMAND = (sys.executable, "-m", "penstock.server.cli", "serve", "--allow-metrics=false", "--allow-grpc=false")
+LARGE_8 = bench.Case("echo", "binary", 8, ((1, LARGE),))
 
 
-class Family(Process):
-    """A server and the processes that serve, the supervisor with them.
+class Serving(Family):
+    """A server and the processes that serve, the supervisor with them."""
 
-    A spare process, which reads its modules meanwhile, is not counted.
-    """
-
-    def __init__(self, pid: int, port: int) -> None:
-        super().__init__(pid, port)
-        self._pids = [each for each in _family(pid) if Path(f"/proc/{each}/comm").read_text().strip() != "starting"]
-
-    def cpu_s(self) -> float:
-        """CPU time so far of all of them, user and system."""
-        return sum(Process(pid, 0).cpu_s() for pid in self._pids)
-
-
-def _family(pid: int) -> Iterator[int]:
-    yield pid
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text("ascii").split():
-                yield from _family(int(child))
+    def pids(self) -> list[int]:
+        """Leave out a spare process, which reads its modules meanwhile."""
+        seen = {pid: each for pid, each in processes.living().items() if each.name != "starting"}
+        return processes.descended([self.pid], seen)
 
 
 @contextmanager
-def served(folder: Path, fronts: int) -> Iterator[Family]:
+def served(folder: Path, fronts: int) -> Iterator[Serving]:
     """Serve a repository by one process, or by so many front ends and an engine, until the block ends."""
-
-    def ready(process: Process) -> object:
-        return process.request("GET", "/v2/health/ready")
-
-    with running([*_COMMAND, str(folder), "--http-workers", str(fronts), "--http-port"], ready) as process:
-        yield Family(process.pid, process.port)
+    with penstock(folder, "--http-workers", str(fronts)) as process:
+        yield Serving(process.pid, process.port)
 
 
 def echo() -> onnx.ModelProto:
     """Make a model that gives what it takes: what is left is the way there and back."""
-    tensors = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [None, LARGE]) for name in "xy"]
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "echo", tensors[:1], tensors[1:])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return Graph(seed=0).model("echo", "input", ("N", LARGE), ("N", LARGE))
 
 
 def _small() -> Call:
     row = b'{"inputs":[{"name":"input","shape":[1,4],"datatype":"FP32","data":[5.1,3.5,1.4,0.2]}]}'
     return Call("/v2/models/iris/infer", (row,), {"Content-Type": "application/json"})
-
-
-def _large() -> Call:
-    head = (
-        b'{"inputs":[{"name":"x","shape":[1,%d],"datatype":"FP32","parameters":{"binary_data_size":%d}}],'
-        b'"parameters":{"binary_data_output":true}}' % (LARGE, 4 * LARGE)
-    )
-    body = head + np.ones(LARGE, np.float32).tobytes()
-    return Call("/v2/models/echo/infer", (body,), {"Inference-Header-Content-Length": str(len(head))})
 
 
 def _best(serve: Callable[[], AbstractContextManager[Process]], call: Call, connections: int) -> Load:
@@ -181,13 +152,11 @@ def main() -> None:
     """Print what each topology costs, and the difference. With `bare`: of the hop alone, without sockets of clients."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make(folder)
+        make(folder, {"iris": iris, "echo": echo})
         asyncio.run(print_bare(folder / "iris" / "1" / "model.onnx"))
         if "bare" in sys.argv:
             return
-        (folder / "echo" / "1").mkdir(parents=True)
-        onnx.save(echo(), folder / "echo" / "1" / "model.onnx")
-        cases = [("iris", _small(), connections) for connections in CONNECTIONS] + [("600 kB", _large(), 8)]
+        cases = [("iris", _small(), connections) for connections in CONNECTIONS] + [("600 kB", bench.call(LARGE_8), 8)]
         print("model    connections  topology            requests/s  p50 ms  p99 ms   CPU us", flush=True)
         for model, call, connections in cases:
             costs = []

@@ -24,6 +24,7 @@ from .gpu.machine import described
 from .gpu.parts import PARTS, ROWS, TOTAL_S, chosen, run_all
 from .gpu.rows import Row, figure, parsed, summary, table
 from .gpu.world import GPU, World, out_folder
+from .verdicts import FAILS, HOLDS
 
 _FAILED, _USAGE = 1, 2
 _LOG_CHARACTERS = 500_000
@@ -95,7 +96,7 @@ class Telling:
         for path in self._files:
             with path.open("a", encoding="utf-8") as file:
                 file.write(f"{row.line()}\n")
-        verdict = "" if row.held is None else "  holds" if row.held else "  DOES NOT HOLD"
+        verdict = "" if row.held is None else f"  {HOLDS if row.held else FAILS}"
         print(f"{row.part:10}{row.what}: {figure(row.value)} {row.unit}{verdict}  {row.note}".rstrip(), flush=True)
 
 

@@ -23,6 +23,7 @@ from .bench import PROTOTYPES
 from .generator.orders import INFER
 from .h2load import Posts
 from .load import HOST, Load, Process, Rounds, needs, penstock_over_grpc, prefixed, prototype, running
+from .verdicts import verdict
 
 WARM_UP_S = 1
 CPU_US, TIMES, P50_MS = 12, 8, 0.08
@@ -140,7 +141,7 @@ def report(lines: dict[tuple[str, Case], Rounds]) -> str:
             (f"times grpc.aio's requests/s, at least {TIMES}", ratio, ratio >= TIMES),
             (f"p50 ms of one stream, at most {P50_MS}", p50_ms, p50_ms <= P50_MS),
         ):
-            rows.append(f"{what}: {got:.3f}: {'holds' if holds else 'DOES NOT HOLD'}")
+            rows.append(verdict(f"{what}: {got:.3f}", holds))
     return "\n".join(rows)
 
 

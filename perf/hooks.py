@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import onnx
 
 from . import models
+from .beside import Family
 from .load import Call, Load, Process, drive, flood, needs, penstock
 
 HEAVY = """
@@ -46,9 +46,7 @@ def served(source: str, workers: int) -> Iterator[Process]:
     """Serve iris twice, `iris` plain and `hooked` with hooks."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        for model in ("iris", "hooked"):
-            (root / model / "1").mkdir(parents=True)
-            onnx.save(models.iris(), root / model / "1" / "model.onnx")
+        models.make(root, {"iris": models.iris, "hooked": models.iris})
         (root / "hooked" / "hooks.py").write_text(source)
         (root / "hooked" / "penstock.toml").write_text(f'[hooks]\nfile = "hooks.py"\nworkers = {workers}\n')
         with penstock(root) as server:
@@ -56,20 +54,13 @@ def served(source: str, workers: int) -> Iterator[Process]:
             yield server
 
 
-def children_cpu_s(pid: int) -> float:
-    """Give the CPU time so far of the processes that one has started."""
-    ids: set[str] = set()
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):  # a thread may end while it is looked at
-            ids.update((task / "children").read_text("ascii").split())
-    return sum(Process(int(child), 0).cpu_s() for child in ids)
-
-
 def measured(server: Process, connections: int, seconds: int) -> tuple[Load, float]:
     """Drive the hooked model. Returns: what was seen, and the workers' CPU per request in microseconds."""
-    before_s = children_cpu_s(server.pid)
+    family = Family(server.pid, server.port)
+    before_s = family.cpu_s() - server.cpu_s()
     load = drive(server, PREDICT, connections, seconds)
-    return load, (children_cpu_s(server.pid) - before_s) * 1e6 / max(load.requests_per_s * seconds, 1)
+    spent_s = family.cpu_s() - server.cpu_s() - before_s
+    return load, spent_s * 1e6 / max(load.requests_per_s * seconds, 1)
 
 
 def several(seconds: int, rounds: int) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import struct
 import subprocess
@@ -36,7 +37,9 @@ from penstock.server.ipc.channel import Channel
 from penstock.server.ipc.link import Link
 from penstock.server.settings import Settings
 
+from . import processes
 from .models import iris, make
+from .verdicts import verdict
 
 IN_FLIGHT = 64
 BUDGET_US = 15.0
@@ -154,8 +157,7 @@ async def bare() -> None:
         for in_flight in (1, 8, IN_FLIGHT):
             cost = await asked.cost(16, in_flight)
             print(f"{f'hop, a row, {in_flight} in flight, both processes':54}{cost.cpu:9.2f} us")
-        holds = "holds" if cost.cpu <= BUDGET_US else "DOES NOT HOLD"
-        print(f"hop: {cost.cpu:.2f} us of CPU a call at {IN_FLIGHT} in flight, at most {BUDGET_US:g}: {holds}")
+        _say_held(f"hop: {cost.cpu:.2f} us of CPU a call at {IN_FLIGHT} in flight", cost.cpu)
         small, large, copy = await asked.cost(16, 1), await asked.cost(LARGE_BYTES, 1), copy_us(LARGE_BYTES)
         copies = (large.cpu - small.cpu) / copy
         print(f"{'hop, 600 kB, 1 in flight, both processes':54}{large.cpu:9.2f} us")
@@ -181,21 +183,20 @@ async def hooked(engine: Engine, path: Path) -> None:
         costs = []
         for version, workers in ((901, 0), (902, 1)):
             spec = HookSpec(file, workers=workers)
-            before = _children()
+            before = _family()
             model = await engine.load(ModelSpec("hooked", version, path, policy=_POLICY, hooks=spec))
             hooks = await Hooks.load(engine, model)
-            costs.append(await _request_us(hooks, _children() - before))
+            costs.append(await _request_us(hooks, _family() - before))
             await hooks.close()
             await engine.unload("hooked", version)
     here, there = costs
     print(f"{f'a request with a hook here, {IN_FLIGHT} in flight':54}{here:9.2f} us")
     print(f"{f'a request with a hook in a worker, {IN_FLIGHT} in flight':54}{there:9.2f} us")
-    holds = "holds" if there - here <= BUDGET_US else "DOES NOT HOLD"
-    print(f"hook in a worker: {there - here:.2f} us of CPU more a request, at most {BUDGET_US:g}: {holds}")
+    _say_held(f"hook in a worker: {there - here:.2f} us of CPU more a request", there - here)
 
 
-async def _request_us(hooks: Hooks, children: set[int]) -> float:
-    """Microseconds of CPU of a request, IN_FLIGHT at a time, here and in the children."""
+async def _request_us(hooks: Hooks, workers: set[int]) -> float:
+    """Microseconds of CPU of a request, IN_FLIGHT at a time, here and in the workers."""
 
     async def ask(count: int) -> None:
         for _ in range(count):
@@ -203,9 +204,9 @@ async def _request_us(hooks: Hooks, children: set[int]) -> float:
 
     best, each = float("inf"), 20
     for _ in range(_ROUNDS):
-        start = time.process_time_ns() + sum(map(_cpu_ns, children))
+        start = time.process_time_ns() + sum(map(processes.cpu_ns, workers))
         await asyncio.gather(*(ask(each) for _ in range(IN_FLIGHT)))
-        best = min(best, time.process_time_ns() + sum(map(_cpu_ns, children)) - start)
+        best = min(best, time.process_time_ns() + sum(map(processes.cpu_ns, workers)) - start)
     return best / (IN_FLIGHT * each) / 1e3
 
 
@@ -228,8 +229,11 @@ async def fronted(path: Path) -> None:
         await engine.close()
     print(f"{f'a request from the engine itself, {IN_FLIGHT} in flight':54}{here:9.2f} us")
     print(f"{f'a request from a front end, {IN_FLIGHT} in flight':54}{there:9.2f} us")
-    holds = "holds" if there - here <= BUDGET_US else "DOES NOT HOLD"
-    print(f"front end: {there - here:.2f} us of CPU more a request, at most {BUDGET_US:g}: {holds}")
+    _say_held(f"front end: {there - here:.2f} us of CPU more a request", there - here)
+
+
+def _say_held(words: str, us: float) -> None:
+    print(verdict(f"{words}, at most {BUDGET_US:g}", us <= BUDGET_US))
 
 
 async def _infer_us(engine: Engine | RemoteEngine, model: Model) -> float:
@@ -246,14 +250,8 @@ async def _infer_us(engine: Engine | RemoteEngine, model: Model) -> float:
     return best / (IN_FLIGHT * each) / 1e3
 
 
-def _children() -> set[int]:
-    tasks = Path("/proc/self/task").glob("*/children")
-    return {int(pid) for task in tasks for pid in task.read_text("utf-8").split()}
-
-
-def _cpu_ns(pid: int) -> int:
-    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(task.read_text("utf-8").split()[0]) for task in tasks)
+def _family() -> set[int]:
+    return set(processes.descended([os.getpid()], processes.living()))
 
 
 def model_in(folder: Path) -> Path:

@@ -27,6 +27,7 @@ from penstock.server.isolated.loader import IsolatedLoader, with_isolated
 
 from .hop import Cost, copy_us
 from .models import iris
+from .processes import cpu_ns
 
 LARGE = (1, 150_000)
 """600 kB."""
@@ -62,19 +63,12 @@ def cost(binding: Binding, rows: int, shapes: Shapes, wanted: tuple[int, ...], h
     repeated = max(5, 20 * how.round_ns // (time.perf_counter_ns() - start))
     cpu = wall = float("inf")
     for _ in range(how.rounds):
-        begun, start = time.process_time_ns() + _cpu_ns(how.pid), time.perf_counter_ns()
+        begun, start = time.process_time_ns() + cpu_ns(how.pid), time.perf_counter_ns()
         for _ in range(repeated):
             run()
         wall = min(wall, time.perf_counter_ns() - start)
-        cpu = min(cpu, time.process_time_ns() + _cpu_ns(how.pid) - begun)
+        cpu = min(cpu, time.process_time_ns() + cpu_ns(how.pid) - begun)
     return Cost(cpu / repeated / 1e3, wall / repeated / 1e3)
-
-
-def _cpu_ns(pid: int) -> int:
-    if not pid:
-        return 0
-    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(task.read_text("utf-8").split()[0]) for task in tasks)
 
 
 def _plus_one() -> onnx.ModelProto:

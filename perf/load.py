@@ -195,37 +195,28 @@ class Process:
         return stats["inference_count"], stats["execution_count"]
 
 
-@contextlib.contextmanager
-def penstock(folder: Path) -> Iterator[Process]:
-    """Serve a model repository over HTTP until the block ends."""
-    with running(
-        [*_SERVE, str(folder), "--allow-grpc=false", "--http-port"], _http_ready("/v2/health/ready")
-    ) as process:
-        yield process
+def penstock(folder: Path, *words: str) -> contextlib.AbstractContextManager[Process]:
+    """Serve a model repository over HTTP until the block ends; `words` are said to `serve` too."""
+    command = [*_SERVE, str(folder), "--allow-grpc=false", *words, "--http-port"]
+    return running(command, http_ready("/v2/health/ready"))
 
 
 @contextlib.contextmanager
-def penstock_over_grpc(folder: Path) -> Iterator[tuple[Process, int]]:
+def penstock_over_grpc(folder: Path, *words: str) -> Iterator[tuple[Process, int]]:
     """Serve a model repository over both protocols until the block ends; gives the gRPC port too."""
     port = free_port()
-    command = [*_SERVE, str(folder), "--grpc-port", str(port), "--http-port"]
-    with running(command, _http_ready("/v2/health/ready")) as process:
+    with penstock(folder, "--allow-grpc", "--grpc-port", str(port), *words) as process:
         yield process, port
 
 
-@contextlib.contextmanager
-def bare_uvicorn() -> Iterator[Process]:
+def bare_uvicorn() -> contextlib.AbstractContextManager[Process]:
     """Serve the echo until the block ends."""
-    with running([sys.executable, "-m", "penstock.perf.echo"], _http_ready("/")) as process:
-        yield process
+    return running([sys.executable, "-m", "penstock.perf.echo"], http_ready("/"))
 
 
-@contextlib.contextmanager
-def prototype(where: str, model: Path) -> Iterator[Process]:
+def prototype(where: str, model: Path) -> contextlib.AbstractContextManager[Process]:
     """Serve one model by the prototype until the block ends, over both protocols; `where`: "loop" or "thread"."""
-    command = [sys.executable, "-m", "penstock.perf.prototype", where, str(model)]
-    with running(command, _http_ready("/")) as process:
-        yield process
+    return running([sys.executable, "-m", "penstock.perf.prototype", where, str(model)], http_ready("/"))
 
 
 @contextlib.contextmanager
@@ -252,7 +243,8 @@ def free_port() -> int:
     return port
 
 
-def _http_ready(path: str) -> Callable[[Process], object]:
+def http_ready(path: str) -> Callable[[Process], object]:
+    """Give what `running` is to ask: it is ready once it answers `path` with 200."""
     return lambda process: process.request("GET", path)
 
 

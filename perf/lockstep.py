@@ -19,9 +19,10 @@ from penstock.batching.spec import BatchPolicy
 
 from . import models
 from .bench import CNN, MLP, Case, Line, call
-from .load import Process, drive, penstock
+from .load import Process, penstock
 from .policies import OURS
 from .variants import Variant, write
+from .verdicts import verdict
 
 CLIENTS = (2, 8, 16, 32, 64)
 DELAYS_US = (0, 4000)
@@ -71,11 +72,7 @@ class Lockstep:
             sent = call(Case(self.model, "binary", count, SHAPES[self.model]))
             for name, line in lines.items():
                 of = variant(self.model, count, name).name
-                rows, batches = server.counts(of)
-                load = drive(server, replace(sent, path=f"/v2/models/{of}/infer"), count, seconds)
-                rows_after, batches_after = server.counts(of)
-                line.loads.append(load)
-                line.rows_per_batch.append((rows_after - rows) / max(batches_after - batches, 1))
+                line.drive(server, of, replace(sent, path=f"/v2/models/{of}/infer"), count, seconds)
 
     def forget(self) -> None:
         """Drop what the warm-up gave."""
@@ -97,9 +94,8 @@ class Lockstep:
                 written.append(row + (f"  {failed} FAILED" if failed else ""))
             best = max(settings(count), key=lambda name: lines[name].median(RATE))
             times, itself = (lines[DEFAULT].times(lines[name], RATE) for name in (best, TWIN))
-            holds = "holds" if times >= LEAST else "DOES NOT HOLD"
-            said = f"{times:.2f} times '{best}', at least {LEAST}: {holds} ({itself:.2f} times itself)"
-            verdicts.append(f"{count} clients: {said}")
+            said = verdict(f"{times:.2f} times '{best}', at least {LEAST}", times >= LEAST)
+            verdicts.append(f"{count} clients: {said} ({itself:.2f} times itself)")
         return "\n".join([*written, *verdicts])
 
 

@@ -42,6 +42,7 @@ from penstock.server.v2.regions import Regions
 from penstock.server.v2.tensors import from_json
 
 from .hop import bare, fronted, hooked
+from .verdicts import verdict
 
 ROUNDS = 300
 CONNECTIONS = (1, 8, 32, 64)
@@ -186,8 +187,8 @@ async def scheduling(engine: Engine, path: Path) -> None:
             say(f"scheduling{', a target' if target_us else ''}, {queue}", us)
             most = max(most, us)
         await engine.unload("iris", version)
-    holds = "holds" if most <= SCHEDULING_BUDGET_US else "DOES NOT HOLD"
-    print(f"scheduling: {most:.2f} us a request, at most {SCHEDULING_BUDGET_US:g}: {holds}")
+    words = f"scheduling: {most:.2f} us a request, at most {SCHEDULING_BUDGET_US:g}"
+    print(verdict(words, most <= SCHEDULING_BUDGET_US))
 
 
 def say(what: str, us: float) -> None:

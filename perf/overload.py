@@ -27,6 +27,7 @@ from . import models
 from .bench import IRIS_64, MLP_32, Case, call
 from .load import Flooded, Load, Process, drive, flood, penstock
 from .simulator.arrivals import constant
+from .verdicts import verdict
 
 DEEP = Case("deep", "binary", 64, ((1, 64),))
 SOAKED = (IRIS_64, MLP_32)
@@ -175,11 +176,6 @@ def _verdicts(before: Calm, during: Overload, after: Calm) -> list[str]:
         verdict(f"memory: {during.growth_mib:+.1f} MiB with the queue full", during.growth_mib <= FLAT_MIB),
         verdict(f"after: {again:.1%} of the goodput before", again >= LEAST_OF_PEAK),
     ]
-
-
-def verdict(words: str, holds: bool) -> str:
-    """Write one line of what was claimed."""
-    return f"{words}: {'holds' if holds else 'DOES NOT HOLD'}"
 
 
 def soak(server: Process, case: Case, seconds: int) -> str:

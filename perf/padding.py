@@ -12,7 +12,7 @@ import json
 import statistics
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from .load import Call, Load, Process, drive, penstock
+from . import bench, models
+from .load import Call, Process, penstock
+from .verdicts import verdict
 
 LONGEST = 128
 FIXED = 64
@@ -72,29 +74,26 @@ def masked(width: int = 96, hidden: int = 384, vocabulary: int = VOCABULARY) -> 
     return model
 
 
-@dataclass(frozen=True)
-class Line:
+@dataclass(slots=True, kw_only=True)
+class Line(bench.Line):
     """One line of the table. `buckets`: () for the silent ones, None for no padding: then the caller sends the mask."""
 
     name: str
     lengths: tuple[int, ...]
     buckets: tuple[int, ...] | None
-    loads: list[Load] = field(default_factory=list)
-    rows_per_batch: list[float] = field(default_factory=list)
 
     @property
     def model(self) -> str:
         return self.name.replace(" ", "_")
 
     @property
-    def elements_per_s(self) -> list[float]:
-        """Useful tokens, in each round."""
-        return [load.requests_per_s * statistics.mean(self.lengths) for load in self.loads]
+    def tokens(self) -> float:
+        """Useful tokens of a request, in the mean."""
+        return statistics.mean(self.lengths)
 
     def share_of(self, other: Line) -> float:
-        """Give the median of what it did of what another did in the same round, since machines drift."""
-        rounds = zip(self.elements_per_s, other.elements_per_s, strict=True)
-        return statistics.median(mine / theirs for mine, theirs in rounds)
+        """Give the median of the tokens it did of those that another did in the same round, since machines drift."""
+        return self.times(other, "requests_per_s") * self.tokens / other.tokens
 
 
 def lines() -> list[Line]:
@@ -102,20 +101,18 @@ def lines() -> list[Line]:
     spread = tuple(np.random.default_rng(8).permutation(np.arange(1, LONGEST + 1)).tolist())
     powers, eights = (16, 32, 64, 128), (*range(8, 65, 8), *range(80, LONGEST + 1, 16))
     return [
-        Line("one length", (FIXED,), None),
-        Line("padded", spread, ()),
-        Line("padded to powers of two", spread, powers),
-        Line("padded by eights at first", spread, eights),
-        Line("not padded", spread, None),
+        Line(name="one length", lengths=(FIXED,), buckets=None),
+        Line(name="padded", lengths=spread, buckets=()),
+        Line(name="padded to powers of two", lengths=spread, buckets=powers),
+        Line(name="padded by eights at first", lengths=spread, buckets=eights),
+        Line(name="not padded", lengths=spread, buckets=None),
     ]
 
 
 def make(folder: Path, table: Iterable[Line]) -> None:
     """Write the models, one per line."""
     for line in table:
-        path = folder / line.model / "1" / "model.onnx"
-        path.parent.mkdir(parents=True)
-        onnx.save(masked(), path)
+        models.make(folder, {line.model: masked})
         if line.buckets is not None:
             said = f"buckets = {list(line.buckets)}\n" if line.buckets else ""
             text = f'[padding.ids]\naxis = 0\nmask = "mask"\n{said}'
@@ -149,10 +146,7 @@ def call(line: Line, *, tokens: bool) -> Call:
 
 def measure(server: Process, line: Line, seconds: int, *, tokens: bool) -> None:
     """Put one round of load on a line's model."""
-    rows, batches = server.counts(line.model)
-    line.loads.append(drive(server, call(line, tokens=tokens), CONNECTIONS, seconds))
-    rows_after, batches_after = server.counts(line.model)
-    line.rows_per_batch.append((rows_after - rows) / max(batches_after - batches, 1))
+    line.drive(server, line.model, call(line, tokens=tokens), CONNECTIONS, seconds)
 
 
 def table(done: list[Line]) -> str:
@@ -160,18 +154,14 @@ def table(done: list[Line]) -> str:
     titles = f"{'p50 ms':>7} {'p99 ms':>7} {'CPU us':>7} {'rows/batch':>10}"
     rows = [f"{'':<26} {'req/s':>8} {'tokens/s':>10} {'of one':>7} {titles}"]
     for line in done:
-        rate = statistics.median(load.requests_per_s for load in line.loads)
-        names = ("p50_ms", "p99_ms", "cpu_us")
-        p50, p99, cpu = (statistics.median(getattr(load, name) for load in line.loads) for name in names)
-        useful = statistics.median(line.elements_per_s)
-        row = f"{line.name:<26} {rate:>8,.0f} {useful:>10,.0f} {line.share_of(done[0]):>7.2f}"
-        row += f" {p50:>7.2f} {p99:>7.2f} {cpu:>7.1f} {statistics.median(line.rows_per_batch):>10.1f}"
+        rate, p50, p99, cpu = map(line.median, ("requests_per_s", "p50_ms", "p99_ms", "cpu_us"))
+        row = f"{line.name:<26} {rate:>8,.0f} {rate * line.tokens:>10,.0f} {line.share_of(done[0]):>7.2f}"
+        row += f" {p50:>7.2f} {p99:>7.2f} {cpu:>7.1f} {line.rows:>10.1f}"
         failed = sum(load.refused + load.broken for load in line.loads)
         rows.append(row + (f"  {failed} FAILED" if failed else ""))
     share = done[1].share_of(done[0])
-    verdict = "holds" if share >= BOUND else "DOES NOT HOLD"
-    rows.append(f"padded: {share:.2f} of one length's throughput at equal useful elements, at least {BOUND}: {verdict}")
-    return "\n".join(rows)
+    words = f"padded: {share:.2f} of one length's throughput at equal useful elements, at least {BOUND}"
+    return "\n".join([*rows, verdict(words, share >= BOUND)])
 
 
 def main() -> None:

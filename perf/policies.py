@@ -17,6 +17,7 @@ from penstock.batching.spec import DEFAULT_MAX_BATCH_ROWS, BatchPolicy
 from .simulator.arrivals import ONE_ROW, Arrivals, Kind, bursty, poisson
 from .simulator.runtimes import RunTimes
 from .simulator.simulation import Result, simulate
+from .verdicts import FAILS
 
 CAPS = (1, 2, 4, 8, 16, 32, 64)
 DELAYS_US = (0, 200, 1000, 5000)
@@ -169,5 +170,5 @@ def table(comparisons: Sequence[Comparison]) -> str:
         line += f"  {best} ({each.static[best].p99_ms:.2f} ms)"
         if each.best_goodput != best:
             line += f"; most rows/s: {each.best_goodput}"
-        lines.append(line + ("" if each.holds else "  DOES NOT HOLD"))
+        lines.append(line + ("" if each.holds else f"  {FAILS}"))
     return "\n".join(lines)

@@ -16,16 +16,18 @@ ZOMBIE = "Z"
 """The state of a process that has ended and has not been waited for."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_STATE, _PARENT, _TIME, _TIME_OF_CHILDREN, _THREADS, _STARTED = 0, 1, 11, 13, 17, 19
+_STATE, _PARENT, _FAULTS, _TIME, _TIME_OF_CHILDREN, _THREADS, _STARTED = 0, 1, 7, 11, 13, 17, 19
 
 
 class Stat:
     """One process at one moment. Units: `started` in ticks of the machine; with its number it names one process."""
 
-    __slots__ = ("_words",)
+    __slots__ = ("_words", "name")
 
     def __init__(self, text: str) -> None:
-        self._words = text.rpartition(")")[2].split()  # its name before may hold spaces and brackets
+        before, _, after = text.rpartition(")")  # the name may hold spaces and brackets
+        self.name = before.partition("(")[2]
+        self._words = after.split()
 
     @property
     def state(self) -> str:
@@ -36,6 +38,11 @@ class Stat:
     def parent(self) -> int:
         """Who started it, or has adopted it."""
         return int(self._words[_PARENT])
+
+    @property
+    def faults(self) -> int:
+        """Its page faults that no disk was read for."""
+        return int(self._words[_FAULTS])
 
     @property
     def threads(self) -> int:
@@ -96,6 +103,20 @@ def cpu_s(pids: Iterable[int], proc: Path = PROC, *, waited: bool = False) -> fl
             each = stat(pid, proc)
             total += each.cpu_s + (each.children_cpu_s if waited else 0.0)
     return total
+
+
+def cpu_ns(pid: int, proc: Path = PROC) -> int:
+    """Give the CPU time of the threads that a process has now, finer than `cpu_s`; 0 where there is none."""
+    return sum(map(_scheduled_ns, (proc / str(pid) / "task").glob("*/schedstat")))
+
+
+def loop_ns(pid: int, proc: Path = PROC) -> int:
+    """Give the CPU time of a server's first thread, which has the event loop. Raises: OSError."""
+    return _scheduled_ns(proc / str(pid) / "task" / str(pid) / "schedstat")
+
+
+def _scheduled_ns(file: Path) -> int:
+    return int(file.read_text("ascii").split()[0])
 
 
 def rss_bytes(pid: int, proc: Path = PROC) -> int:

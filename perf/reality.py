@@ -32,6 +32,7 @@ from . import models
 from .bench import Case, call
 from .calm import in_calm
 from .load import HOST, Call, Flooded, Process, flood, penstock
+from .processes import loop_ns
 from .simulator.arrivals import SHAPELESS, Arrivals, poisson, recorded
 from .simulator.frontend import WIRE_NS, FrontCosts, simulate_server
 from .simulator.runtimes import RunTimes, table
@@ -98,18 +99,18 @@ def calibrate(server: Process, end: float) -> Calibration:
 
 
 def _alone(server: Process, rows: int) -> Alone:
-    before, loop_ns = _runs(server), _loop_ns(server)
+    before, before_ns = _runs(server), loop_ns(server.pid)
     took_ns = _ask_again_and_again(server, _call(rows), ALONE_S)
-    loop_ns = _loop_ns(server) - loop_ns
+    spent_ns = loop_ns(server.pid) - before_ns
     runs, ns = _since(before, _runs(server))[rows]
-    return Alone(took_ns, ns / runs, loop_ns / runs)
+    return Alone(took_ns, ns / runs, spent_ns / runs)
 
 
 def _loaded(server: Process, load: Arrivals) -> tuple[float, float]:
     """Give what the loop spends on a request under a load, and the rows per batch."""
-    loop_ns = _loop_ns(server)
+    before_ns = loop_ns(server.pid)
     _, batches = _flooded(server, load)
-    return (_loop_ns(server) - loop_ns) / len(load), len(load) / batches
+    return (loop_ns(server.pid) - before_ns) / len(load), len(load) / batches
 
 
 def _flooded(server: Process, load: Arrivals) -> tuple[Flooded, int]:
@@ -144,11 +145,6 @@ def _runs(server: Process) -> dict[int, tuple[int, int]]:
 def _since(before: dict[int, tuple[int, int]], after: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
     old = {size: before.get(size, (0, 0)) for size in after}
     return {size: (count - old[size][0], ns - old[size][1]) for size, (count, ns) in after.items()}
-
-
-def _loop_ns(server: Process) -> int:
-    """Read the CPU time of the server's event loop, which is its first thread."""
-    return int(Path(f"/proc/{server.pid}/task/{server.pid}/schedstat").read_text("ascii").split()[0])
 
 
 def _ask_again_and_again(server: Process, sent: Call, seconds: float) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -20,15 +20,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
 
-from .load import _SERVE, HOST, Process, _http_ready, running
+from . import processes
+from .load import HOST, Process, penstock
+from .models import Graph, make
 
 VALUES = 150_000
 NBYTES = 4 * VALUES
@@ -48,17 +50,10 @@ class Round:
 
 def model(kind: str) -> onnx.ModelProto:
     """Build one that gives its input back, or its mean."""
-    width: int | str = "M" if kind == "identity" else 1
+    graph = Graph(seed=0)
     if kind == "identity":
-        nodes = [helper.make_node("Identity", ["x"], ["y"])]
-    else:
-        nodes = [helper.make_node("ReduceMean", ["x"], ["y"], axes=[1], keepdims=1)]
-    graph = helper.make_graph(
-        nodes, kind,
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", "M"])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", width])],
-    )  # fmt: skip
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+        return graph.model(kind, "input", ("N", "M"), ("N", "M"))
+    return graph.model(kind, graph.node("ReduceMean", "input", axes=[1], keepdims=1), ("N", "M"), ("N", 1))
 
 
 class Client:
@@ -110,7 +105,7 @@ def _request(name: str, document: dict[str, Any], after: int) -> bytes:
 
 def over_http(client: Client, name: str, values: Any) -> Ask:
     """Make what asks with a binary tensor, and is answered with one."""
-    tensor = {"name": "x", "datatype": "FP32", "shape": [1, VALUES], "parameters": {"binary_data_size": NBYTES}}
+    tensor = {"name": "input", "datatype": "FP32", "shape": [1, VALUES], "parameters": {"binary_data_size": NBYTES}}
     head = _request(name, {"inputs": [tensor], "parameters": {"binary_data_output": True}}, NBYTES)
     raw, into = memoryview(values).cast("B"), memoryview(bytearray(NBYTES + 4096))
     return lambda: void(client.ask([head, raw], into))
@@ -125,8 +120,9 @@ def through_memory(client: Client, name: str, values: Any, memory: SharedMemory,
             "shared_memory_region": "region", "shared_memory_offset": offset, "shared_memory_byte_size": 4 * count
         }  # fmt: skip
 
-    tensor = {"name": "x", "datatype": "FP32", "shape": [1, VALUES], "parameters": placed(0, VALUES)}
-    head = _request(name, {"inputs": [tensor], "outputs": [{"name": "y", "parameters": placed(NBYTES, width)}]}, 0)
+    tensor = {"name": "input", "datatype": "FP32", "shape": [1, VALUES], "parameters": placed(0, VALUES)}
+    given = {"name": "output", "parameters": placed(NBYTES, width)}
+    head = _request(name, {"inputs": [tensor], "outputs": [given]}, 0)
     source = np.ndarray(VALUES, np.float32, memory.buf)
     target = np.ndarray(width, np.float32, memory.buf, NBYTES)
     into, answer = memoryview(bytearray(4096)), np.empty(width, np.float32)
@@ -149,26 +145,18 @@ def void(_: object) -> None:
 
 def measure(process: Process, ask: Ask) -> Round:
     """Ask for one turn."""
-    cpu_s, faults, start = process.cpu_s(), _faults(process), time.perf_counter()
+    before, start = processes.stat(process.pid), time.perf_counter()
     for _ in range(TURN):
         ask()
-    took = time.perf_counter() - start
-    return Round(TURN / took, (process.cpu_s() - cpu_s) / TURN * 1e6, (_faults(process) - faults) / TURN)
-
-
-def _faults(process: Process) -> int:
-    return int(Path(f"/proc/{process.pid}/stat").read_text("ascii").rpartition(")")[2].split()[7])
+    took, after = time.perf_counter() - start, processes.stat(process.pid)
+    return Round(TURN / took, (after.cpu_s - before.cpu_s) / TURN * 1e6, (after.faults - before.faults) / TURN)
 
 
 @contextmanager
 def served(folder: Path) -> Iterator[Process]:
     """Serve both models, with shared memory."""
-    for kind in ("identity", "mean"):
-        path = folder / kind / "1" / "model.onnx"
-        path.parent.mkdir(parents=True)
-        onnx.save(model(kind), path)
-    command = [*_SERVE, str(folder), "--allow-grpc=false", "--allow-client-shm", "--http-port"]
-    with running(command, _http_ready("/v2/health/ready")) as process:
+    make(folder, {kind: partial(model, kind) for kind in ("identity", "mean")})
+    with penstock(folder, "--allow-client-shm") as process:
         yield process
 
 

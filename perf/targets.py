@@ -23,10 +23,10 @@ from pathlib import Path
 
 from . import models
 from .load import Process, penstock
-from .overload import verdict
 from .policies import OURS
 from .simulator.arrivals import poisson
 from .variants import MANY, Run, Variant, knee_per_s, run, write
+from .verdicts import verdict
 
 CALM, TOO_MUCH = 0.8, 2.0
 LEAST_IN_TIME = 0.99

@@ -6,11 +6,11 @@ fields of `Settings`. Called by the command line; the composition root reads the
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -281,7 +281,8 @@ def _checked(known: Setting, value: Any, where: str) -> Any:
     """Check type and bounds; a whole number is also a good float, and one path a list of one."""
     kind = type(known.default)
     if kind is float and type(value) is int:
-        value = float(value)
+        with suppress(OverflowError):
+            value = float(value)
     if kind is tuple:
         value = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
         if isinstance(value, tuple) and all(isinstance(entry, str) for entry in value):
@@ -290,7 +291,7 @@ def _checked(known: Setting, value: Any, where: str) -> Any:
     if good and known.choices:
         good = value in known.choices
     if good and known.bounds:
-        good = math.isfinite(value) and known.bounds[0] <= value <= known.bounds[1]
+        good = known.bounds[0] <= value <= known.bounds[1]  # nan is not, nor infinity
     if not good:
         raise _refused(known, value, where)
     return value

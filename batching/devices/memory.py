@@ -1,6 +1,6 @@
 """Memory: what this process holds and may hold, what is free, and giving back what is kept of a model that was opened.
 
-Called by opening.py, counting.py and model.py.
+Called where models are loaded, and by what tells of the machine: doctor and metrics page.
 """
 
 from __future__ import annotations
@@ -45,16 +45,19 @@ def resident_bytes(proc: Path = Path("/proc")) -> int:
 
 
 def usable_bytes(proc: Path = Path("/proc"), cgroup: Path = CGROUP_ROOT) -> int:
-    """Tell how much memory there is for this process and its like: the machine's, or its container's; 0: nobody says.
-
-    Source: MemTotal of proc_meminfo(5).
-    """
-    found = [limit_bytes(cgroup, _text(proc / "self" / "cgroup")) or 0]
-    for line in _text(proc / "meminfo").splitlines():
-        name, _, kib = line.removesuffix("kB").partition(":")
-        if name == "MemTotal" and kib.strip().isdecimal():
-            found.append(int(kib) * 1024)
+    """Tell how much memory there is for this process and its like: the machine's or container's; 0: nobody says."""
+    found = limit_bytes(cgroup, _text(proc / "self" / "cgroup")), meminfo("MemTotal", proc)
     return min(filter(None, found), default=0)
+
+
+def meminfo(name: str, proc: Path = Path("/proc")) -> int | None:
+    """Give one of the figures of proc_meminfo(5) in bytes; None: nobody says."""
+    for line in _text(proc / "meminfo").splitlines():
+        said, _, after = line.partition(":")
+        kib = after.split()[:1]
+        if said == name and kib and kib[0].isdecimal():
+            return int(kib[0]) * 1024
+    return None
 
 
 def limit_bytes(cgroup: Path, membership: str) -> int | None:
@@ -66,12 +69,9 @@ def limit_bytes(cgroup: Path, membership: str) -> int | None:
 
 
 def free_bytes(proc: Path = Path("/proc"), cgroup: Path = CGROUP_ROOT) -> int | None:
-    """Tell how much memory can still be had: of the machine's, and of what its cgroups may use; None: nobody says.
-
-    Source: MemAvailable of proc_meminfo(5).
-    """
-    available = [line.split() for line in _text(proc / "meminfo").splitlines() if line.startswith("MemAvailable:")]
-    free = [int(words[1]) * 1024 for words in available if len(words) > 1 and words[1].isdecimal()]
+    """Tell how much memory can still be had: of the machine's, and of what its cgroups may use; None: nobody says."""
+    available = meminfo("MemAvailable", proc)
+    free = [] if available is None else [available]
     membership = _text(proc / "self" / "cgroup") or "0::/\n1:memory:/"
     free += [limit - used for limit, used in _limits(cgroup, membership)]
     return max(min(free), 0) if free else None

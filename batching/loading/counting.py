@@ -243,7 +243,7 @@ class Trials:
 def together(runs: Sequence[Callable[[], None]]) -> list[float]:
     """Repeat each on a thread of its own, at the same time and at least once. Returns: how often a second each ran.
 
-    Raises: what one of them raised.
+    Raises: what one of them raised, or RuntimeError where there are not so many threads; none runs any more then.
     """
     rates = [0.0] * len(runs)
     errors: list[Exception] = []
@@ -278,14 +278,23 @@ def together(runs: Sequence[Callable[[], None]]) -> list[float]:
             count, start_ns = count - 1, start_ns + longest_ns
         rates[place] = count / max((now_ns - start_ns) / 1e9, 1e-9)
 
-    threads = [threading.Thread(target=repeat, args=(place,), daemon=True) for place in range(len(runs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    _await([threading.Thread(target=repeat, args=(place,), daemon=True) for place in range(len(runs))], ready)
     if errors:
         raise errors[0]
     return rates
+
+
+def _await(threads: Sequence[threading.Thread], ready: threading.Barrier) -> None:
+    """Start threads that meet, and wait until all have ended. Raises: RuntimeError where there are not so many."""
+    try:
+        for thread in threads:
+            thread.start()
+    except RuntimeError:
+        ready.abort()  # or those that have begun would wait for the others
+        raise
+    finally:
+        for thread in (thread for thread in threads if thread.ident):
+            thread.join()
 
 
 def budget_bytes(spec: ModelSpec, device: str = "cpu") -> int:

@@ -13,7 +13,16 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from penstock.backends.backend import Binding
-from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, PartUnreadable, RunStopped, bare
+from penstock.backends.errors import (
+    RETRY_AFTER_NS,
+    Code,
+    DeviceLost,
+    InferError,
+    OutOfMemory,
+    PartUnreadable,
+    RunStopped,
+    bare,
+)
 
 from .batch import Batch, parted
 from .execution import run_batch
@@ -26,7 +35,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.batching")
 
-RETRY_AFTER_NS = 1_000_000_000
 CHEAP = 4
 """A failure is cheap when it took so many times less than the batch was predicted to take."""
 

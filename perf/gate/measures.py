@@ -25,6 +25,7 @@ from penstock.backends.loading import LOADERS
 from penstock.batching.engine import Engine
 from penstock.batching.spec import BatchPolicy, ModelSpec
 from penstock.perf import bench, micro, micro_rpc, policies
+from penstock.perf.load import penstock
 from penstock.perf.simulator.arrivals import ONE_ROW
 from penstock.perf.simulator.runtimes import RunTimes
 from penstock.perf.simulator.simulation import simulate
@@ -32,7 +33,7 @@ from penstock.server.hooks.runner import Hooks
 from penstock.server.v2.rpc.encode import Encoder, before
 from penstock.server.v2.rpc.inference import RpcInference
 
-from .world import CONCURRENCY, World, penstock
+from .world import CONCURRENCY, QUIET, World
 
 MANY = 128
 _ROUNDS, _TURNS = 15, 4
@@ -216,7 +217,7 @@ def _cpu_s(words: Sequence[str]) -> float:
 def _cpu_until_ready(model: Path) -> float:
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(model, Path(folder, model.name))
-        with penstock(Path(folder), "--allow-grpc=false") as process:
+        with penstock(Path(folder), QUIET) as process:
             return process.cpu_s()
 
 

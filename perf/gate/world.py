@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import compileall
 import contextlib
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +16,8 @@ from penstock.perf.payloads.repeated import Repeated
 
 WARM_UP_S, MEASURED_S, TURNS = 0.15, 0.7, 2
 CONCURRENCY = 32
+QUIET = "--log-info=false"
+"""Said to `serve`."""
 
 
 class World:
@@ -104,8 +105,7 @@ CALLS: Mapping[str, Callable[[], bytes]] = MappingProxyType(
 
 @contextlib.contextmanager
 def _bare() -> Iterator[tuple[load.Process, int]]:
-    command = [sys.executable, "-m", "penstock.perf.bare"]
-    with load.running(command, lambda process: process.request("GET", "/")) as process:
+    with load.running([sys.executable, "-m", "penstock.perf.bare"], load.http_ready("/")) as process:
         yield process, process.port
 
 
@@ -115,29 +115,10 @@ def _echo() -> Iterator[tuple[load.Process, int]]:
         yield process, 0
 
 
-@contextlib.contextmanager
-def penstock(folder: Path, *words: str) -> Iterator[load.Process]:
-    """Serve a model repository until the block ends, without a word."""
-    command = [sys.executable, "-m", "penstock.server.cli", "serve", os.fspath(folder), "--allow-metrics=false"]
-    with load.running([*command, "--log-info=false", *words, "--http-port"], _ready) as process:
-        yield process
-
-
-def _ready(process: load.Process) -> None:
-    process.request("GET", "/v2/health/ready")
-
-
-@contextlib.contextmanager
-def _both(folder: Path) -> Iterator[tuple[load.Process, int]]:
-    port = load.free_port()
-    with penstock(folder, "--grpc-port", str(port)) as process:
-        yield process, port
-
-
 _Served = contextlib.AbstractContextManager[tuple[load.Process, int]]
 _SERVERS: Mapping[str, Callable[[World], _Served]] = MappingProxyType(
     {
-        "penstock": lambda world: _both(world.folder),
+        "penstock": lambda world: load.penstock_over_grpc(world.folder, QUIET),
         "uvicorn": lambda world: _echo(),
         "grpc.aio": lambda world: grpc.grpc_aio(world.iris),
         "bare": lambda world: _bare(),

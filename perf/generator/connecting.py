@@ -47,6 +47,8 @@ class Connecting:
         except OSError as error:
             why = f"{error.strerror or error}{' (ulimit -n)' if error.errno == errno.EMFILE else ''}"
             raise ConnectionError(f"no connection to {target.host}:{target.port}: {why}") from error
+        except UnicodeError as error:  # a name of a host that is none
+            raise ConnectionError(f"no connection to {target.host}:{target.port}: {error}") from error
 
     def _encryption(self) -> dict[str, Any]:
         if self._target.tls is None:

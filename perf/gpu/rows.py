@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-HOLDS, FAILS = "holds", "DOES NOT HOLD"
+from penstock.perf.verdicts import FAILS, HOLDS
+
 _DIGITS = 4
 _WHOLE_FROM = 1000
 

@@ -70,11 +70,9 @@ class Server:
     @property
     def engine(self) -> int:
         """The process that has the models: the engine of a supervisor, else the server itself."""
-        for pid in processes.descended([self.process.pid], processes.living()):
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                if "engine" in (processes.PROC / str(pid) / "comm").read_text("utf-8"):
-                    return pid
-        return self.process.pid
+        living = processes.living()
+        family = processes.descended([self.process.pid], living)
+        return next((pid for pid in family if pid in living and "engine" in living[pid].name), self.process.pid)
 
     def states(self) -> dict[str, tuple[str, str]]:
         """Give the state of each model of the repository, and why."""

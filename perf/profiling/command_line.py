@@ -6,9 +6,11 @@ Source: perf_analyzer's command_line_parser.cc, whose rules these are, and in th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from penstock.perf.generator.orders import Tls
 
@@ -222,7 +224,6 @@ def _results(given: Given) -> dict[str, Any]:
     for key in ("metrics-url", "metrics-interval"):
         if key in given and not collect:
             raise UsageError(f"Must specify --collect-metrics when using the --{key} option.")
-    host = given.text("u", "localhost").partition("://")[2] or given.text("u", "localhost")
     return {
         "csv": _path(given, "f"),
         "verbose_csv": "verbose-csv" in given,
@@ -230,11 +231,20 @@ def _results(given: Given) -> dict[str, Any]:
         "json": _path(given, "json"),
         "html": _path(given, "html"),
         "collect_metrics": collect,
-        "metrics_url": given.text("metrics-url", f"{host.rpartition(':')[0] or host}:8002/metrics"),
+        "metrics_url": given.text("metrics-url") or _metrics_url(given.text("u")),
         "metrics_interval_ms": given.number("metrics-interval", 1000),
         "target_ms": given.number("target-ms", None, least=0, of=float),
         "progress": "no-progress" not in given,
     }
+
+
+def _metrics_url(url: str) -> str:
+    """Say where the page of a server usually is. A URL that is none is refused by who drives it."""
+    host: str | None = None
+    with suppress(ValueError):
+        host = urlsplit(url if "://" in url else f"//{url}").hostname
+    host = host or "localhost"
+    return f"[{host}]:8002/metrics" if ":" in host else f"{host}:8002/metrics"
 
 
 def _agreed(given: Given, made: Options) -> None:

@@ -167,7 +167,7 @@ class HttpControl:
                 connection.request(method, path, None if body is None else json.dumps(body), self._headers)
                 answer = connection.getresponse()
                 content = answer.read()
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: a header or host that is none
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise ControlError(f"{method} {path}: {self._target.host}:{self._target.port}: {why}") from error
         if answer.status != http.client.OK:

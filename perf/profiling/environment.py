@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.backends import cpus
-from penstock.batching.devices.memory import limit_bytes
+from penstock.batching.devices.memory import limit_bytes, meminfo
 
 from . import energy
 from .sampling_looking import within
@@ -41,7 +41,7 @@ def machine(
         "cpu": _field(_read(proc / "cpuinfo"), "model name") or platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "usable_cores": cpus.affinity(),
-        "memory_bytes": _kib(_field(_read(proc / "meminfo"), "MemTotal")),
+        "memory_bytes": meminfo("MemTotal", proc),
         "kernel": f"{platform.system()} {platform.release()}",
         "cgroup_cpus": cpus.cgroup_cpus(cgroup, membership),
         "cgroup_memory_bytes": limit_bytes(cgroup, membership),
@@ -84,11 +84,6 @@ def _field(text: str, name: str) -> str:
         if key.strip() == name:
             return value.strip()
     return ""
-
-
-def _kib(words: str) -> int | None:
-    count = words.partition(" ")[0]
-    return int(count) * 1024 if count.isdecimal() else None
 
 
 def _read(path: Path) -> str:

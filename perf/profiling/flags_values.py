@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ from .flags import UsageError
 from .options import Range
 
 UNBOUNDED = 0
+_IDS = 1 << 64
+"""How many numbers an id, or a parameter, has."""
 
 
 class Given:
@@ -108,8 +112,13 @@ def parameter(word: str) -> tuple[str, str | int | float | bool]:
     name, value, kind = parts[0], parts[1], parts[2].lower()
     if kind == "string":
         return name, value
-    if kind in {"int", "uint", "double", "float"}:
-        return name, number("request-parameter", value, int if "int" in kind else float)
+    if kind in {"double", "float"}:
+        return name, number("request-parameter", value, float, finite=False)
+    if kind in {"int", "uint"}:
+        found = number("request-parameter", value, int)
+        if not -_IDS // 2 <= found < _IDS:
+            raise UsageError(f"Failed to parse --request-parameter. Invalid value provided: {value}")
+        return name, found
     if kind == "bool" and value.lower() in {"true", "false", "1", "0"}:
         return name, value.lower() in {"true", "1"}
     raise UsageError(
@@ -126,17 +135,20 @@ def ids(word: str) -> tuple[int, int]:
     found = [number("sequence-id-range", part, int) for part in parts]
     if min(found) < 0:
         raise UsageError("Failed to parse --sequence-id-range. The range values must be >= 0.")
+    if found[0] >= _IDS or found[-1] > _IDS:
+        raise UsageError("Failed to parse --sequence-id-range. The range values must be below 2^64.")
     if len(found) > 1 and found[1] <= found[0]:
         raise UsageError("Failed to parse --sequence-id-range. The 'end' value must be greater than 'start' value.")
     return max(found[0], 1), found[1] - found[0] if len(found) > 1 else UNBOUNDED
 
 
-def number(key: str, word: str, of: type) -> Any:
+def number(key: str, word: str, of: type, *, finite: bool = True) -> Any:
     """Read a number; a whole one may be written as 1000.0, as Model Analyzer does. Raises: UsageError."""
-    try:
-        return of(word.removesuffix(".0"))
-    except ValueError:
-        raise UsageError(f"Failed to parse {shown(key)}. Invalid value provided: {word}") from None
+    with suppress(ValueError):
+        found = of(word.removesuffix(".0"))
+        if not finite or of is int or math.isfinite(found):
+            return found
+    raise UsageError(f"Failed to parse {shown(key)}. Invalid value provided: {word}")
 
 
 def shown(key: str) -> str:

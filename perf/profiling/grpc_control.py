@@ -107,7 +107,7 @@ class GrpcControl:
             raise kind(f"{method}: {error}") from error
         except TimeoutError as error:
             raise ControlError(f"{method}: no answer within {wait_s:g} s") from error
-        except (OSError, DecodeError) as error:
+        except (OSError, ValueError, DecodeError) as error:  # ValueError: headers that are too large
             raise ControlError(f"{method}: {str(error) or type(error).__name__}") from error
 
     async def _answer(self, call: GrpcCall, message: bytes, wait_s: float) -> bytes:

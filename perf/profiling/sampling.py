@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from penstock.batching.devices.memory import meminfo
 from penstock.perf import processes
 from penstock.perf.generator.orders import Target
 from penstock.perf.processes import PROC
@@ -189,10 +190,9 @@ class Machine:
     def read(self) -> dict[str, float]:
         """Give the CPU seconds of all cores together, and memory. Raises: OSError where there is no /proc."""
         busy_s, all_s = processes.machine_s(self._proc)
-        lines = (self._proc / "meminfo").read_text("ascii").splitlines()
-        kib = {words[0]: int(words[1]) for words in (line.split() for line in lines) if len(words) > 1}
+        total, available = meminfo("MemTotal", self._proc), meminfo("MemAvailable", self._proc)
         found = {"cpu.all_s": all_s, "cpu.busy_s": busy_s}
-        if "MemTotal:" in kib and "MemAvailable:" in kib:
-            found["memory.total_bytes"] = kib["MemTotal:"] * 1024.0
-            found["memory.used_bytes"] = (kib["MemTotal:"] - kib["MemAvailable:"]) * 1024.0
+        if total is not None and available is not None:
+            found["memory.total_bytes"] = float(total)
+            found["memory.used_bytes"] = float(total - available)
         return {f"{self._whose}{name}": value for name, value in found.items()}

@@ -180,8 +180,8 @@ def _levels(run: _Run, running: Generator, marks: Marks, listener: Listener) -> 
 def target(options: Options) -> Target:
     """Say where requests go. Raises: SessionError."""
     url = options.url or f"localhost:{GRPC_PORT if options.grpc else HTTP_PORT}"
-    parts = urlsplit(url if "://" in url else f"//{url}")
     try:
+        parts = urlsplit(url if "://" in url else f"//{url}")
         port = parts.port or (GRPC_PORT if options.grpc else HTTP_PORT)
     except ValueError as error:
         raise SessionError(f"-u {url}: {error}") from error

@@ -10,6 +10,7 @@ a file of an older penstock can be read, and one of a later penstock is refused 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -241,9 +242,10 @@ _WORDS = {list: "a list", dict: "an object", str: "a text", int: "a whole number
 def _number(value: Any, where: str) -> float:
     if value is None:
         return math.nan
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise DocumentError(_wrong(where, "a number", value))
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):
+            return float(value)
+    raise DocumentError(_wrong(where, "a number", value))
 
 
 def _at(where: str, name: str) -> str:

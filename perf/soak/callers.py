@@ -14,7 +14,6 @@ from typing import Any
 
 import grpc
 import numpy as np
-import onnx
 import onnxruntime
 
 from penstock.perf import models
@@ -61,9 +60,7 @@ instance_group { kind: KIND_CPU count: 1 }
 
 def write_repository(root: Path) -> None:
     """Write the models: iris, the same with hooks in two workers, and one that is Python."""
-    for name in ("iris", "hooked"):
-        (root / name / "1").mkdir(parents=True)
-        onnx.save(models.iris(), root / name / "1" / "model.onnx")
+    models.make(root, {"iris": models.iris, "hooked": models.iris})
     (root / "hooked" / "hooks.py").write_text(HOOKS, "utf-8")
     (root / "hooked" / "penstock.toml").write_text(
         '[hooks]\nfile = "hooks.py"\nworkers = 2\ntimeout_s = 1.0\n', "utf-8"

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.perf.load import HOST, Process, free_port
+from penstock.perf.load import Process, await_ready, free_port, http_ready
 
 from .callers import Answers, Caller, callers, calling, write_repository
 from .census import Seen, census, is_there
@@ -258,7 +258,7 @@ def soak(args: argparse.Namespace, fronts: int) -> bool:
         # in this order, or what is hit twice in a row would be taken for something that keeps ending
         turns = [(deed, victim) for deed in ("kill", "stop") for victim in victims]
         with serving(root, fronts, ports, problems, args.log or Path(name, "log")) as server:
-            _await_ready(server, ports[0])
+            await_ready(Process(server.pid, ports[0]), server, http_ready("/v2/health/ready"))
             warm = Ledger()
             with calling(callers(*ports, answers, warm, each)) as made:
                 _await_right(made, warm, server)
@@ -271,19 +271,6 @@ def soak(args: argparse.Namespace, fronts: int) -> bool:
         lines = list(run.lines())
         print(*lines, sep="\n", flush=True)
         return lines[-1] == "PASS"
-
-
-def _await_ready(server: subprocess.Popen[bytes], port: int) -> None:
-    process, end_s = Process(server.pid, port), time.monotonic() + READY_WITHIN_S
-    while True:
-        try:
-            process.request("GET", "/v2/health/ready")
-        except (OSError, RuntimeError) as error:
-            if server.poll() is not None or time.monotonic() > end_s:
-                raise SystemExit(f"the server at {HOST}:{port} did not get ready: {error}") from error
-            time.sleep(0.1)
-        else:
-            return
 
 
 def main() -> int:

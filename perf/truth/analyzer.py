@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from penstock.perf.load import HOST, free_port, running
-from penstock.perf.overload import verdict
+from penstock.perf.load import HOST, penstock_over_grpc
+from penstock.perf.verdicts import verdict
 
 WITHIN = 0.05
 PLACES, SLEEP_S = 8, 0.02
@@ -203,8 +203,5 @@ def _served(folder: Path, window_ms: int) -> Iterator[Served]:
     (model / "1" / "model.py").write_text(_CODE, "utf-8")
     (model / "config.pbtxt").write_text(_CONFIG, "utf-8")
     (folder / "intervals").write_text("".join(f"{each}\n" for each in BURST_US), "ascii")
-    grpc_port = free_port()
-    command = [sys.executable, "-m", "penstock.server.cli", "serve", str(folder / "models"), "--allow-metrics=false"]
-    command += ["--allow-client-shm=true", "--grpc-port", str(grpc_port), "--http-port"]
-    with running(command, lambda server: server.request("GET", "/v2/health/ready")) as server:
+    with penstock_over_grpc(folder / "models", "--allow-client-shm") as (server, grpc_port):
         yield Served(server.port, grpc_port, folder, window_ms)

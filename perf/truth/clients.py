@@ -20,7 +20,7 @@ from penstock.perf.generator import orders
 from penstock.perf.generator.fleet import Fleet, fleet
 from penstock.perf.h2load import Posts
 from penstock.perf.load import Load, Process, drive, needs
-from penstock.perf.overload import verdict
+from penstock.perf.verdicts import verdict
 
 from .server import CALL, PATH, PROTOCOLS, bare, message, payloads, target
 

@@ -12,10 +12,10 @@ import itertools
 import signal
 from collections.abc import Callable, Iterator
 
+from penstock.perf.verdicts import FAILS
+
 from . import analyzer, clients, theory
 from .server import PROTOCOLS
-
-DOES_NOT_HOLD = "DOES NOT HOLD"
 
 
 def _parts(quick: bool) -> dict[str, Callable[[], Iterator[str]]]:
@@ -39,5 +39,5 @@ def main() -> int:
     broken = 0
     for line in itertools.chain.from_iterable(parts[name]() for name in args.only):
         print(line, flush=True)
-        broken += DOES_NOT_HOLD in line
+        broken += FAILS in line
     return 1 if broken else 0

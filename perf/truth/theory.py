@@ -23,8 +23,8 @@ import numpy as np
 from penstock.perf.generator.fleet import Fleet, fleet
 from penstock.perf.generator.orders import Load, Part, Window
 from penstock.perf.generator.schedule import due_ns
-from penstock.perf.overload import verdict
 from penstock.perf.queueing import DETERMINISTIC, EXPONENTIAL, Floats, Ints, departures, services_ns, theory
+from penstock.perf.verdicts import verdict
 
 from .server import bare, payloads, target
 

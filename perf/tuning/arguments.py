@@ -81,7 +81,6 @@ def tuning(words: Sequence[str], warn: Callable[[str], None] = lambda line: None
     options = replace(
         options,
         poisson=options.poisson or "request-distribution" not in given,
-        metrics_interval_ms=options.metrics_interval_ms,
         command=("penstock", "perf", "tune", *_shown(words, options)),
     )
     return Tuning(

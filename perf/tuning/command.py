@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import os
 import shlex
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from penstock.perf.generator.fleet import FleetError, fleet
 from penstock.perf.generator.orders import Target
@@ -49,7 +48,7 @@ def main(words: Sequence[str]) -> int:
     except SystemExit as ended:
         return int(ended.code or 0)
     try:
-        with _interrupts() as interrupts:
+        with Interrupts(say) as interrupts:  # SIGTERM too: a server must not be left with a trial's setting
             return _Run(asked, interrupts.stopped).run()
     except _EXPECTED as error:
         say(f"error: {error}")
@@ -61,17 +60,6 @@ def main(words: Sequence[str]) -> int:
 def say(line: str) -> None:
     """Print a line of progress."""
     print(line, file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _interrupts() -> Iterator[Interrupts]:
-    """End well at a Ctrl-C, and likewise when asked to terminate: a server must not be left with a trial's setting."""
-    with Interrupts(say) as interrupts:
-        before = signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
-        try:
-            yield interrupts
-        finally:
-            signal.signal(signal.SIGTERM, before)
 
 
 class _Run:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from penstock.backends.cpus import affinity, cgroup_cpus, decide
-from penstock.batching.devices.memory import free_bytes, limit_bytes
+from penstock.batching.devices.memory import free_bytes, limit_bytes, meminfo
 
 from .facts import Limit, Machine
 
@@ -22,7 +22,7 @@ _SHM = Path("/dev/shm")  # noqa: S108 - the place itself, nothing is put there
 def read_machine(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"), shm: Path = _SHM) -> Machine:
     """Read it; what cannot be read is left out.
 
-    Source: proc_meminfo(5), cgroups(7), the kernel's cgroup-v2.rst and memory.rst.
+    Source: cgroups(7), the kernel's cgroup-v2.rst and memory.rst.
     """
     membership = _text(proc / "self" / "cgroup")
     quota, cpus = cgroup_cpus(cgroup, membership), affinity()
@@ -31,7 +31,7 @@ def read_machine(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup
         python=f"{platform.python_version()} ({platform.machine()})", slow_python=_is_slow(),
         kernel=f"{platform.system()} {_text(proc / 'sys/kernel/osrelease').strip()}",
         cpus=os.cpu_count(), affinity_cpus=cpus, quota_cpus=quota, usable_cpus=decide(cpus, quota),
-        cgroup=_version(cgroup, membership), memory_bytes=_total(proc),
+        cgroup=_version(cgroup, membership), memory_bytes=meminfo("MemTotal", proc),
         memory_limit_bytes=limit_bytes(cgroup, membership), free_bytes=free_bytes(proc, cgroup),
         shm_bytes=shm_bytes, shm_free_bytes=shm_free_bytes, limits=_limits(),
         somaxconn=_number(_text(proc / "sys/net/core/somaxconn")),
@@ -60,14 +60,6 @@ def _version(cgroup: Path, membership: str) -> int:
     if (cgroup / "cgroup.controllers").exists():
         return 2
     return 1 if any(not line.startswith("0::") for line in membership.splitlines()) else 0
-
-
-def _total(proc: Path) -> int | None:
-    for line in _text(proc / "meminfo").splitlines():
-        if line.startswith("MemTotal:"):
-            kib = _number(line.partition(":")[2])
-            return None if kib is None else kib * 1024
-    return None
 
 
 def _room(shm: Path) -> tuple[int | None, int | None]:

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock.backends.backend import remembers
-from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, RunStopped
+from penstock.backends.errors import RETRY_AFTER_NS, Code, DeviceLost, InferError, OutOfMemory, RunStopped
 from penstock.backends.node import Node
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.server.ipc.refusals import error_of, said_of
@@ -34,7 +34,6 @@ FAILED = 19
 NUMBER = struct.Struct("<Q")
 ROWS = struct.Struct("<I")
 _CLASSES = {each.__name__: each for each in (InferError, OutOfMemory, DeviceLost, RunStopped)}
-_RETRY_AFTER_NS = 1_000_000_000
 
 
 def write_run(rows: int, wanted: Sequence[int]) -> bytes:
@@ -95,7 +94,7 @@ def _spec(written: Mapping[str, Any]) -> TensorSpec:
 def write_failure(error: BaseException) -> bytes:
     """Write what was raised: an InferError with its class, anything else as the INTERNAL failure that it is."""
     if isinstance(error, MemoryError):
-        error = OutOfMemory(Code.OVERLOADED, "no memory in the model's process", _RETRY_AFTER_NS)
+        error = OutOfMemory(Code.OVERLOADED, "no memory in the model's process", RETRY_AFTER_NS)
     if not isinstance(error, InferError):
         error = InferError(Code.INTERNAL, f"inference failed: {type(error).__name__}")
     name = next((each.__name__ for each in type(error).__mro__ if each.__name__ in _CLASSES), InferError.__name__)

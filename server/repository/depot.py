@@ -76,7 +76,7 @@ class Depot:
         return True
 
     def renew(self) -> None:
-        """Do so again, as a file of credentials may have been written anew; if it cannot be read, nothing changes.
+        """Reach it again, as a file of credentials may have been written anew; if it cannot be read, nothing changes.
 
         Raises: what a new client does; where there is none yet, what `reach` does.
         """

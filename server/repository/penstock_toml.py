@@ -108,7 +108,7 @@ def read_toml(path: Path) -> tuple[Statement, list[Finding]]:
     text = read_text(path)
     try:
         document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also of an integer with thousands of digits
         place = re.search(r"\(at line (\d+), column \d+\)", str(error))
         raise MistakeError(Finding(path, f"is not TOML: {error}", int(place[1]) if place else 0)) from error
     lines = key_lines(text)
@@ -202,7 +202,10 @@ def _unknown(table: str, word: str, name: str = "") -> str:
 
 def _given(value: Any) -> str:
     kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list", dict: "table"}
-    text = f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+    try:
+        text = f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+    except ValueError:  # Python writes no integer of so many digits
+        text = "thousands of digits"
     return f"{text[:60]}{'...' if len(text) > 60 else ''} ({kinds.get(type(value), 'date or time')})"
 
 

@@ -91,6 +91,6 @@ def as_python(spec: ModelSpec, stated: Statement, config: Any) -> ModelSpec:
 
 def worker(stated: Statement) -> WorkerSpec:
     """Give where its code runs, as it is stated."""
-    names = {"interpreter": "interpreter", "requirements": "requirements", "timeout_s": "timeout_s"}
-    said = {names[name]: stated.values[f"worker.{name}"] for name in names if f"worker.{name}" in stated.values}
+    names = ("interpreter", "requirements", "timeout_s")
+    said = {name: stated.values[f"worker.{name}"] for name in names if f"worker.{name}" in stated.values}
     return WorkerSpec(**said, memory_bytes=stated.get("worker.memory_mb", 0))

@@ -71,7 +71,10 @@ def number(value: Any) -> float:
     """Take any number."""
     if type(value) not in {int, float}:
         raise ValueError("a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError("a number that a double can hold") from None
 
 
 def word(value: Any) -> str:

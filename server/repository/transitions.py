@@ -271,10 +271,10 @@ def _mistakes(entry: Entry) -> dict[int, str]:
     for finding in entry.findings:
         if finding.mistake:
             # where each of two is, is logged
-            text = TWICE if finding.message == TWICE else str(finding)
+            text = TWICE if finding.message == TWICE else hidden(str(finding), entry)
             found = reasons.setdefault(finding.version, [])
             if text not in found:
-                found.append(hidden(text, entry))
+                found.append(text)
     return {version: "; ".join(texts) for version, texts in reasons.items()}
 
 

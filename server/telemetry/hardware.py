@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from penstock.batching.devices.memory import meminfo, resident_bytes
 from penstock.server.gpus.device_times import Used
 from penstock.server.gpus.lines import Lines
 from penstock.server.gpus.nvml import Nvml
@@ -105,9 +106,8 @@ class _Reading:
 
     async def latest(self) -> Mapping[str, Any]:
         if self._clock() - self._read_s >= self._interval_s:
-            if self._pending is None:
-                self._pending = self._start()
-            await asyncio.wait((self._pending,), timeout=_PATIENCE_S)
+            pending = self._start() if self._pending is None else self._pending
+            await asyncio.wait((pending,), timeout=_PATIENCE_S)
         now_s = self._clock()
         if now_s - self._read_s < self._stale_s:
             return self._values
@@ -118,6 +118,7 @@ class _Reading:
         pending: asyncio.Future[None] = loop.create_future()
         self._begun_s = self._clock()
         read = self._begin()
+        self._pending = pending
 
         def finish(values: Mapping[str, Any]) -> None:
             self._values, self._read_s, self._pending = values, self._clock(), None
@@ -161,13 +162,10 @@ class _CpuTime:
 
 
 def _memory(proc: Path) -> Values:
-    try:
-        words = [line.split() for line in (proc / "meminfo").read_text(encoding="ascii").splitlines()]
-        kib = {row[0]: int(row[1]) for row in words if row[0] in {"MemTotal:", "MemAvailable:"}}
-        total, used = kib["MemTotal:"], kib["MemTotal:"] - kib["MemAvailable:"]
-    except (OSError, ValueError, KeyError, IndexError):
+    total, available = meminfo("MemTotal", proc), meminfo("MemAvailable", proc)
+    if total is None or available is None:
         return {}
-    return {"nv_cpu_memory_total_bytes": str(total * 1024), "nv_cpu_memory_used_bytes": str(used * 1024)}
+    return {"nv_cpu_memory_total_bytes": str(total), "nv_cpu_memory_used_bytes": str(total - available)}
 
 
 def _process(proc: Path) -> Values:
@@ -177,9 +175,8 @@ def _process(proc: Path) -> Values:
         "process_max_fds": str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
     }
     own = proc / "self"
-    with suppress(OSError, ValueError, IndexError):
-        pages = int((own / "statm").read_text(encoding="ascii").split()[1])
-        values["process_resident_memory_bytes"] = str(pages * os.sysconf("SC_PAGE_SIZE"))
+    if resident := resident_bytes(proc):
+        values["process_resident_memory_bytes"] = str(resident)
     with suppress(OSError):
         values["process_open_fds"] = str(sum(1 for _ in (own / "fd").iterdir()))
     with suppress(OSError, ValueError, IndexError, StopIteration):

@@ -138,11 +138,14 @@ class _Enqueue(logging.Handler):
         self._named = {"process_name": process} if process else {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        now_s = time.monotonic()
-        for over in self.repeats.over(now_s):
-            self._put(over)
-        if self.repeats.passes(record, now_s):
-            self._put(record)
+        try:
+            now_s = time.monotonic()
+            for over in self.repeats.over(now_s):
+                self._put(over)
+            if self.repeats.passes(record, now_s):
+                self._put(record)
+        except Exception:  # noqa: BLE001 - words that do not go with their arguments are no error of whoever logs
+            self.handleError(record)
 
     def tell_repeats(self, now_s: float) -> None:
         """Put what is over when nobody logs anything."""
@@ -240,9 +243,10 @@ class Logs:
             self._door.tell_repeats(time.monotonic())
 
     def _write(self, record: logging.LogRecord) -> None:
-        # A closed or full stream must not end the writer.
+        # Neither a closed or full stream nor a record that cannot be written must end the writer.
+        text = self._text_of(record)
         try:
-            self._stream.write(self._formatter.format(record) + "\n")
+            self._stream.write(text + "\n")
             if self._records.empty():
                 self._stream.flush()
         except (OSError, ValueError) as error:
@@ -254,6 +258,15 @@ class Logs:
             lost, self._lost = self._lost, 0
             message = f"{lost} log records are lost: the log could not be written"
             self._write(logging.makeLogRecord({"name": "penstock.logs", "levelname": "WARNING", "msg": message}))
+
+    def _text_of(self, record: logging.LogRecord) -> str:
+        """Write a record; one whose `extra`, which may be any of a user's objects, has no text goes without it."""
+        try:
+            return self._formatter.format(record)
+        except Exception as error:  # noqa: BLE001 - whatever an object of a user's does when it is asked for its text
+            kept = {name: value for name, value in vars(record).items() if name in _STANDARD or isinstance(value, str)}
+            kept["msg"] = f"{record.msg} (what it is about cannot be written: {type(error).__name__})"
+            return self._formatter.format(logging.makeLogRecord(kept))
 
     def _tell_lost(self, error: OSError | ValueError) -> None:
         """Say on the stream why the file cannot be written; of the stream itself there is nowhere to say it."""

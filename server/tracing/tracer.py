@@ -84,7 +84,9 @@ class Tracer:
         self._by_model: dict[str, _Scope] = {}
         self._number = 0
         self._traces: queue.Queue[Trace | None] = queue.Queue(QUEUE_TRACES)
-        self._waiting_bytes = 0
+        # each counted by one thread: what both changed would come apart
+        self._queued_bytes = 0
+        self._taken_bytes = 0
         self._writer: threading.Thread | None = None
         self.dropped = 0
         self._switch()
@@ -188,12 +190,12 @@ class Tracer:
         if self._writer is None and not self._start_writer():
             self.dropped += 1
             return
-        if held and self._waiting_bytes + held > QUEUE_BYTES:
+        if held and self._queued_bytes - self._taken_bytes + held > QUEUE_BYTES:
             self.dropped += 1
             return
         try:
             self._traces.put_nowait(trace)
-            self._waiting_bytes += held
+            self._queued_bytes += held
         except queue.Full:
             self.dropped += 1
 
@@ -248,8 +250,7 @@ class Tracer:
                 traces.append(self._traces.get_nowait())
             except queue.Empty:
                 break
-        # not exact, as two threads count; it is a bound on memory
-        self._waiting_bytes -= sum(trace.nbytes for trace in traces if trace is not None)
+        self._taken_bytes += sum(trace.nbytes for trace in traces if trace is not None)
         return traces
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory
-from penstock.backends.tensorflow_failures import MAX_WORDS, RETRY_AFTER_NS, load_error, run_error, words
+from penstock.backends.errors import RETRY_AFTER_NS, Code, DeviceLost, InferError, OutOfMemory
+from penstock.backends.tensorflow_failures import MAX_WORDS, load_error, run_error, words
 
 MODEL = Path("/models/iris/1/model.savedmodel")
 

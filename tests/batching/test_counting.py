@@ -199,6 +199,22 @@ class TestTrials:
         with pytest.raises(InferError, match="out of memory"):
             together([lambda: None, fails, lambda: None])
 
+    def test_where_threads_lack_none_is_left_that_waits_for_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        begun: list[threading.Thread] = []
+        start = threading.Thread.start
+
+        def first_only(thread: threading.Thread) -> None:
+            if begun:
+                raise RuntimeError("can't start new thread")
+            begun.append(thread)
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", first_only)
+        with pytest.raises(RuntimeError, match="can't start"):
+            together([lambda: None, lambda: None])
+
+        assert [thread.is_alive() for thread in begun] == [False]
+
     @pytest.mark.parametrize("stands_still_ns", [0, 100_000_000, 20_000_000_000])
     def test_a_machine_that_stands_still_for_a_moment_changes_no_rate(
         self, monkeypatch: pytest.MonkeyPatch, stands_still_ns: int

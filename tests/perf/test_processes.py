@@ -17,7 +17,8 @@ def test_every_figure_of_a_process_has_its_place_whatever_the_process_is_called(
     places = [f"{3 + number}" for number in range(30)]  # as proc(5) counts them: the state is 3
     seen = Stat(f"77 (a) b) (c) R {' '.join(places[1:])}")
 
-    assert (seen.state, seen.parent, seen.threads, seen.started) == ("R", 4, 20, 22)
+    assert (seen.name, seen.state, seen.parent) == ("a) b) (c", "R", 4)
+    assert (seen.faults, seen.threads, seen.started) == (10, 20, 22)
     assert (seen.cpu_s * TICKS, seen.children_cpu_s * TICKS) == pytest.approx((14 + 15, 16 + 17))
 
 
@@ -27,6 +28,15 @@ def test_a_machine_is_busy_but_when_it_is_idle_or_waits_for_disks(tmp_path: Path
 
     assert processes.machine_s(tmp_path) == (11_100_111, 11_111_111)
     assert processes.stolen_s(tmp_path) == 10_000_000
+
+
+def test_time_is_that_of_all_threads_or_of_the_first_alone(tmp_path: Path) -> None:
+    for thread, spent_ns in ((7, 1_000), (8, 20)):
+        (tmp_path / "7" / "task" / str(thread)).mkdir(parents=True)
+        (tmp_path / "7" / "task" / str(thread) / "schedstat").write_text(f"{spent_ns} 5 3\n", "ascii")
+
+    assert (processes.cpu_ns(7, tmp_path), processes.loop_ns(7, tmp_path)) == (1_020, 1_000)
+    assert processes.cpu_ns(0, tmp_path) == 0
 
 
 def test_descendants_come_after_those_they_descend_from_and_once() -> None:

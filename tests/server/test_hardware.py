@@ -265,6 +265,22 @@ def test_a_page_for_which_no_thread_is_to_be_had_goes_without_it(proc: Path, mon
     assert sample == Sample({}, {})
 
 
+def test_once_there_is_a_thread_again_the_page_has_all(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+
+    def later() -> None:
+        patch.undo()
+        clock.now_s += 1.0
+
+    with monkeypatch.context() as patch:
+        no_more_threads(patch)
+        without, sample = _samples(Hardware(proc, FakeNvml, clock), later)
+
+    assert without == Sample({}, {})
+    assert "nv_cpu_utilization" in sample.machine
+    assert "nv_gpu_utilization" in sample.gpus
+
+
 # -- what is watched -------------------------------------------------------------------------------------------
 
 

@@ -187,6 +187,42 @@ def test_a_closed_stream_does_not_end_the_writer() -> None:
     assert "penstock-logs" not in [thread.name for thread in threading.enumerate()]
 
 
+class Textless:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("log_format", "about"), [("json", {(1, 2): "a key that is no name"}), ("json", Textless()), ("text", Textless())]
+)
+def test_what_has_no_text_ends_neither_the_writer_nor_the_record(log_format: str, about: object) -> None:
+    def say() -> None:
+        logger.info("first", extra={"counts": about, "model": "iris"})
+        logger.info("second")
+
+    first, second = logged(say, Settings(log_format=log_format)).splitlines()
+
+    assert "first (what it is about cannot be written: " in first
+    assert "iris" in first
+    assert "second" in second
+
+
+def test_words_that_do_not_go_with_their_arguments_are_told_and_no_error_of_whoever_logs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own raise such an error
+
+    def say() -> None:
+        logger.info("%d rows", "many")
+        logger.warning("%d rows", "many")
+        logger.info("next")
+
+    text = logged(say)
+
+    assert json.loads(text)["msg"] == "next"
+    assert capsys.readouterr().err.count("Message: '%d rows'") == 2
+
+
 def test_stopping_gives_logging_back() -> None:
     before = (logging.getLogger().level, list(logging.getLogger().handlers), logging.getLogger("penstock").level)
 

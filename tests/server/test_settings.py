@@ -105,6 +105,11 @@ def test_a_choice_is_taken_in_any_case() -> None:
             {},
             "--write-memory-bytes: got 1, wanted a whole number from 65536 to 1125899906842624",
         ),
+        (
+            {"http_port": "1" + "0" * 400},
+            {},
+            f"--http-port: got 1{'0' * 400}, wanted a whole number from 0 to 65535",
+        ),
         ({"exit_timeout_secs": "nan"}, {}, "--exit-timeout-secs: got nan, wanted a number from 0 to 86400"),
         ({"exit_on_error": "yes"}, {}, "--exit-on-error: got 'yes', wanted true or false"),
         ({"log_format": "xml"}, {}, "--log-format: got 'xml', wanted one of auto, text, json, default, ISO8601"),
@@ -132,6 +137,10 @@ def test_what_cannot_be_used_is_refused_saying_where_what_and_what_was_wanted(
         ("exit_on_error = 1", "exit_on_error: got 1, wanted true or false"),
         ("model_repository = [1]", "model_repository: got (1,), wanted a list of texts"),
         ("exit_timeout_secs = inf", "exit_timeout_secs: got inf, wanted a number from 0 to 86400"),
+        (
+            "exit_timeout_secs = 1" + "0" * 400,
+            f"exit_timeout_secs: got 1{'0' * 400}, wanted a number from 0 to 86400",
+        ),
         ("= 1", "Invalid statement (at line 1, column 1)"),
     ],
 )

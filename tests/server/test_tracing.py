@@ -244,6 +244,28 @@ def test_what_cannot_be_written_soon_is_dropped_and_counted(monkeypatch: pytest.
     assert (tracer.dropped, kept.traces, kept.closed) == (1, [], True)
 
 
+def test_what_comes_while_the_thread_counts_what_it_took_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracer, _, _ = tracer_with("level=TENSORS", "rate=1", "triton,file=x")
+    monkeypatch.setattr(tracer, "_writer", threading.current_thread())  # this test is the thread
+    monkeypatch.setattr(tracing, "QUEUE_BYTES", 2000)
+    model = fake_model()
+
+    def record() -> None:
+        tracer.record(model, batch_of(fake_request(model, rows=100)), 1_070)  # 1600 bytes
+
+    class Slow(Trace):
+        @property
+        def nbytes(self) -> int:
+            record()
+            return 0
+
+    tracer._traces.put(Slow(1, "m", "1", "", False, (), (), 0, "", "", ()))
+    tracer._next()
+    record()
+
+    assert (tracer.dropped, tracer._traces.qsize()) == (1, 1)
+
+
 def test_a_trace_for_which_no_thread_is_to_be_had_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     tracer, kept, _ = tracer_with("level=TIMESTAMPS", "rate=1", "triton,file=x")
     model = fake_model()

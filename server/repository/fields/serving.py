@@ -11,7 +11,6 @@ from penstock.server.repository.findings import inside
 from .notes import Notes, enum_name
 
 HONOURED = ("model_warmup", "model_transaction_policy.decoupled", "response_cache.enable")
-REFUSED: tuple[str, ...] = ()
 
 FILES = "warmup"
 """The folder beside a model's versions that holds the data of its samples."""

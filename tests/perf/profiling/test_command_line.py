@@ -148,6 +148,8 @@ def test_what_may_be_given_again_is_all_kept() -> None:
 def test_the_metrics_page_is_the_servers() -> None:
     assert options("-u far:8000 --collect-metrics").metrics_url == "far:8002/metrics"
     assert options("-u https://far:8000 --collect-metrics").metrics_url == "far:8002/metrics"
+    assert options("-u http://far/ --collect-metrics").metrics_url == "far:8002/metrics"
+    assert options("-u [::1] --collect-metrics").metrics_url == "[::1]:8002/metrics"
     assert options("--collect-metrics --metrics-url near:1/m").metrics_url == "near:1/m"
 
 
@@ -175,6 +177,9 @@ def test_models_that_a_model_calls_are_names_with_or_without_versions() -> None:
         ("--concurrency-range 0", "The start of the search range must be > 0"),
         ("--concurrency-range 1:8:0", "the step > 0"),
         ("--request-rate-range 0", "Failed to parse --request-rate-range. The start of the search range must be > 0"),
+        ("--request-rate-range nan", "Failed to parse --request-rate-range. Invalid value provided: nan"),
+        ("--request-rate-range 1:inf", "Failed to parse --request-rate-range. Invalid value provided: inf"),
+        ("--stability-percentage nan", "Failed to parse --stability-percentage. Invalid value provided: nan"),
         ("--concurrency-range 1:0", "can not be both 0 (or 0.0) simultaneously"),
         ("--binary-search --concurrency-range 1:4", "--latency-threshold cannot be 0 for binary search mode"),
         ("--binary-search -l 5 --concurrency-range 1:0", "can not be 0 (or 0.0) for binary search mode"),
@@ -199,6 +204,9 @@ def test_models_that_a_model_calls_are_names_with_or_without_versions() -> None:
         ("--request-parameter a:b", "The value does not match <name:value:type>."),
         ("--request-parameter a:b:int", "Invalid value provided: b"),
         ("--request-parameter a:b:date", "the type must be"),
+        ("--request-parameter a:18446744073709551616:uint", "Invalid value provided: 18446744073709551616"),
+        ("--request-parameter a:-9223372036854775809:int", "Invalid value provided: -9223372036854775809"),
+        ("--sequence-id-range 1:18446744073709551617", "The range values must be below 2^64."),
         ("--sequence-id-range 5:5", "The 'end' value must be greater than 'start' value."),
         ("--sequence-id-range 1:2:3", "The value does not match <start:end>."),
         ("--input-data nowhere", "Unsupported type provided: 'nowhere'"),

@@ -151,6 +151,32 @@ def test_a_server_that_is_not_there_is_an_error_and_not_ready() -> None:
             assert not isinstance(raised.value, RefusedError)
 
 
+@pytest.mark.parametrize(
+    ("host", "header", "says"),
+    [
+        ("a..b", ("X", "y"), "label"),
+        ("127.0.0.1", ("X", "\N{EURO SIGN}"), "latin-1"),
+        ("127.0.0.1", ("X", "one\nline more"), "header"),
+    ],
+)
+def test_what_cannot_be_asked_over_http_is_an_error(host: str, header: tuple[str, str], says: str) -> None:
+    asking = control_for(Target(host, 1), dict([header]))
+
+    with pytest.raises(ControlError, match=says):
+        asking.server()
+
+
+@pytest.mark.parametrize(
+    ("host", "header", "says"),
+    [("a..b", ("x", "y"), "no connection to a..b:1: .*label"), ("127.0.0.1", ("x", "y" * 20_000), "header fields of")],
+)
+def test_what_cannot_be_asked_over_grpc_is_an_error(host: str, header: tuple[str, str], says: str) -> None:
+    asking = control_for(Target(host, 1, grpc=GRPC), dict([header]))
+
+    with pytest.raises(ControlError, match=says):
+        asking.server()
+
+
 @dataclass
 class Scripted:
     """A server of HTTP with the answers it is given, by path; all else is 404."""

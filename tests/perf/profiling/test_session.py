@@ -39,7 +39,7 @@ def test_the_url_and_the_protocol_make_the_target(options: Options, aimed: Targe
     assert target(options) == aimed
 
 
-@pytest.mark.parametrize("url", ["here:port", "here:99999", "here:1/v2", ":1"])
+@pytest.mark.parametrize("url", ["here:port", "here:99999", "here:1/v2", ":1", "[::1"])
 def test_a_url_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(SessionError, match="-u "):
         target(Options("m", url=url))

@@ -79,6 +79,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         'levels[0].client.requests: got "many", wanted a whole number',
     ),
     "a truth for a number": (lambda found: found["levels"][0]["client"].update(seconds=True), "wanted a number"),
+    "a number beyond any": (lambda found: found["levels"][0]["client"].update(seconds=10**400), "wanted a number"),
     "a fraction for a count": (lambda found: found["levels"][0].update(settled=1.5), "levels[0].settled: got 1.5"),
     "null for an object": (lambda found: found.update(model=None), "model: got null, wanted an object"),
     "an object for a list": (lambda found: found.update(levels={}), "levels: got {}, wanted a list"),

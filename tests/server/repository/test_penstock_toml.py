@@ -333,6 +333,25 @@ def test_what_is_no_toml_has_its_line(tmp_path: Path) -> None:
     assert caught.value.finding.line == 2
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (f"[padding.x]\naxis = 0\nvalue = 1{'0' * 400}", "takes a number that a double can hold"),
+        (f"[batching]\ncap = 0x{'f' * 5000}", "got thousands of digits (integer), takes an integer, 1 or more"),
+        (f"[instances]\ndevices = [0x{'f' * 5000}]", "got thousands of digits (list)"),
+    ],
+)
+def test_a_number_that_python_cannot_write_is_a_mistake_like_any_other(tmp_path: Path, text: str, problem: str) -> None:
+    _, findings = read(tmp_path, text)
+
+    assert [problem in finding.message for finding in findings] == [True]
+
+
+def test_an_integer_that_python_does_not_read_is_no_toml(tmp_path: Path) -> None:
+    with pytest.raises(MistakeError, match="is not TOML: "):
+        read(tmp_path, f"[batching]\ncap = 1{'0' * 5000}")
+
+
 @pytest.mark.parametrize("name", [f"{table}.{key}" for table, keys in KEYS.items() for key in keys])
 def test_every_key_is_in_the_docs(name: str) -> None:
     assert f"| `{name}` |" in DOCS.read_text("utf-8")
