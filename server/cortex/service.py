@@ -170,7 +170,7 @@ class CortexService:
                 return
             sample = sample_of(body, self._limits.max_json_depth) if claim.json else None
             promise = Promise(self._answer, self._fail, connection, claim, route, began_ns)
-            trip = hooks.start(promise, *_said(claim, route, model, sample))
+            trip = hooks.start(promise, *_said(claim, route, model, sample), nbytes=len(body))
             if not trip.done():
                 connection.task = trip
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer

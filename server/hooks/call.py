@@ -51,6 +51,7 @@ class Owner(Protocol):
     """Whoever keeps replicas. Threads: called on the event loop, but for `measures`: each call's processor time counts.
 
     `several`: other replicas take the same calls. `quiet`: no other call is likely to come in this turn of the loop.
+    `few`: so few requests are under way that a thread would be woken for nearly each.
     """
 
     @property
@@ -58,6 +59,9 @@ class Owner(Protocol):
 
     @property
     def quiet(self) -> bool: ...
+
+    @property
+    def few(self) -> bool: ...
 
     @property
     def several(self) -> bool: ...
@@ -97,12 +101,13 @@ class Call:
     user's.
     Units: stamps in monotonic nanoseconds; `deadline_ns` 0 is none, and counts until the hook begins. `since_ns` is
     when what its time limit is for began: the call, or the step of a generator. `begun`: no other replica can take it.
-    `replica` is who runs it. For a worker process, `number` says which request it is of.
+    `small`: its value is known to be. `replica` is who runs it. For a worker process, `number` says which request it is
+    of.
     """
 
     __slots__ = (
         "begun", "cpu_ns", "deadline_ns", "end_ns", "error", "form", "future", "hook", "in_hook", "number",
-        "parameters", "replica", "request_id", "result", "since_ns", "start_ns", "value",
+        "parameters", "replica", "request_id", "result", "since_ns", "small", "start_ns", "value",
     )  # fmt: skip
 
     def __init__(self, hook: str, value: Any, form: int, deadline_ns: int, request_id: str) -> None:
@@ -112,7 +117,7 @@ class Call:
         self.deadline_ns = deadline_ns
         self.request_id = request_id
         self.parameters: dict[str, Any] = {}
-        self.begun = self.in_hook = False
+        self.begun = self.in_hook = self.small = False
         self.number = 0
         self.replica: Any = None
         self.start_ns = 0

@@ -38,7 +38,7 @@ class HookModule:
     """One instance of a hook file, with globals of its own.
 
     `is_async`: at least one of the hooks is `async def`. `yields`: post_inference is a generator function, which only
-    a decoupled model may have.
+    a decoupled model may have. `functions` are the hooks by their names.
     """
 
     def __init__(self, path: Path, *, decoupled: bool = False, roots: Sequence[Path] = (), dialect: str = "") -> None:
@@ -50,19 +50,19 @@ class HookModule:
         rules = _rules(dialect)
         self._siblings = Siblings(path, roots, rules.folders)
         try:
-            self._functions = _found(path, self._siblings, rules)
-            self.yields = _yields(path, self._functions, rules, decoupled=decoupled)
+            self.functions = _found(path, self._siblings, rules)
+            self.yields = _yields(path, self.functions, rules, decoupled=decoupled)
         except BaseException:
             self._siblings.close()
             raise
         self.is_async = any(
             inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(inspect.unwrap(function))
-            for function in self._functions.values()
+            for function in self.functions.values()
         )
 
     def bind(self, name: str, signature: Any, metadata: Any) -> HookFunction | None:
         """Give a hook as a function of what changes from call to call; None where the file has no such hook."""
-        function = self._functions.get(name)
+        function = self.functions.get(name)
         if function is None:
             return None
         wanted = len(inspect.signature(function).parameters)
@@ -78,7 +78,7 @@ class HookModule:
 
     def takes_parameters(self, name: str) -> bool:
         """Tell whether the file has a hook that is given the request's own parameters."""
-        function = self._functions.get(name)
+        function = self.functions.get(name)
         return function is not None and len(inspect.signature(function).parameters) == len(_MORE) + 1
 
     def close(self) -> None:

@@ -72,6 +72,10 @@ class Place:
         else:
             self._replicas, first = await self._in_server(decided)
             reason = decided.reason
+            if first.swift:
+                reason += (
+                    f"; {' and '.join(sorted(first.swift, reverse=True))} cannot wait: by the event loop, if small"
+                )
         logger.info("hooks of %s: %s", self._model.name, reason, extra={"model": self._model.name})
         self._replicas.leave(first)
         return first

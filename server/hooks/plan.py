@@ -31,7 +31,7 @@ class Plan:
 
     `light`: how many there may be while they are light; of a shared one, beside it, while its hooks wait. `together`:
     they need no thread each. `alone`: what they write, other processes see, so that there can be no other instance
-    anywhere.
+    anywhere. `constant`: the file was read, and writes no globals.
     """
 
     replicas: int
@@ -40,6 +40,7 @@ class Plan:
     light: int = 0
     together: bool = False
     alone: bool = False
+    constant: bool = False
 
 
 def plan(spec: HookSpec) -> Plan:
@@ -65,7 +66,7 @@ def plan(spec: HookSpec) -> Plan:
         raise InferError(Code.INVALID, f"hooks file {spec.path}: {error}") from error
     if not writes:
         reason = "one instance for all requests, no globals are written"
-        return Plan(1, shared=True, reason=reason, light=LIGHT_REPLICAS)
+        return Plan(1, shared=True, reason=reason, light=LIGHT_REPLICAS, constant=True)
     listed = ", ".join(map(str, writes[:5])) + (f" and {len(writes) - 5} more" if len(writes) > 5 else "")
     reaches = {write.reach for write in writes} - {INSTANCE} if spec.dialect else set()
     if reaches:

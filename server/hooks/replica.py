@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import threading
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
@@ -21,6 +23,8 @@ from .interrupt import interrupt
 from .loading import POST, PRE, HookModule, brief
 from .packing import INPUTS
 from .seat import Seat
+from .swift import are_small, is_swift
+from .writes import parsed
 
 if TYPE_CHECKING:
     from .pull import Pull
@@ -28,6 +32,10 @@ if TYPE_CHECKING:
 LOAD_LIMIT_S = 300.0
 """A hook file that takes longer to load has failed. Files may fetch encoders and vocabularies as they load."""
 
+SLOW_NS = 1_000_000
+"""A swift hook has done before, unless the machine was at something else, as the processor's time tells."""
+DOUBTED = 16
+"""Of so many calls that is looked at after one that took longer."""
 _LOAD = "load"
 
 
@@ -38,13 +46,16 @@ class Replica:
     `MovedError`, or by its own cancellation.
     `has_pre`, `has_post`, `yields`, `is_async`, once `ready`: what the file has; its post_inference is a generator
     function, one of them is an `async def`. `load_bytes` is about what the process has grown by. `pulls` are the
-    generators that it has begun. `waiting` counts the calls that have not ended.
+    generators that it has begun. `waiting` counts the calls that have not ended. `swift` names the hooks that are run
+    at once, on the event loop, whatever else runs, where their values are small: they can neither wait nor change
+    anything (swift.py).
     Threads: the event loop's, but for what a Bench calls on its own, and `pulls`.
     """
 
     def __init__(
-        self, model: Model, spec: HookSpec, loop: asyncio.AbstractEventLoop, owner: Owner, bench: Bench | None = None
-    ) -> None:
+        self, model: Model, spec: HookSpec, loop: asyncio.AbstractEventLoop, owner: Owner, bench: Bench | None = None,
+        *, constant: bool = False,
+    ) -> None:  # fmt: skip
         self._model = model
         self._spec = spec
         self._loop = loop
@@ -53,6 +64,9 @@ class Replica:
         self.has_pre = self.has_post = self.yields = self.is_async = False
         self.load_bytes = 0
         self.bound: Any = None
+        self.swift: frozenset[str] = frozenset()
+        self._constant = constant
+        self._doubted = 0
         self._module: HookModule | None = None
         self._stuck: Seat | None = None
         self._stopping = self._leaving = False
@@ -106,7 +120,30 @@ class Replica:
             raise MovedError
         call.replica = self
         self.waiting += 1
-        self.bench.put(call, at_once=self._owner.quiet)
+        if call.hook in self.swift and self._owner.few and (call.small or are_small(call.value)):
+            self._run(call)
+        else:
+            self.bench.put(call, at_once=self._owner.quiet)
+
+    def _run(self, call: Call) -> None:
+        """Run a hook here and now."""
+        start_ns = time.monotonic_ns()
+        cpu_ns = time.thread_time_ns() if self._doubted else 0
+        if call.begins(start_ns):
+            try:
+                call.result = call.made(self.bound, call.invoke(self.bound))
+            except BaseException as error:  # noqa: BLE001 - whatever it is, it is the request's
+                self.refuse(call, error, kept=True)
+                if call.hook != PRE:
+                    self.swift -= {call.hook}  # to log each of them takes longer than a thread
+        call.end_ns = time.monotonic_ns()
+        if call.end_ns - start_ns > SLOW_NS:
+            self._doubted = DOUBTED
+        if cpu_ns:
+            self._doubted -= 1
+            if time.thread_time_ns() - cpu_ns > SLOW_NS:
+                self.swift -= {call.hook}
+        self.settle(call)
 
     def relieve(self, other: Replica) -> None:
         """Run the call that has waited longest for another replica, which is as good."""
@@ -220,6 +257,8 @@ class Replica:
         self.bound = bound = bind(module, rules, self._model.signature, metadata)
         self.has_pre, self.has_post = (bound.functions[hook] is not None for hook in (PRE, POST))
         self.is_async = module.is_async
+        if self._constant:
+            self.swift = _swift(spec.path, module)
         self.load_bytes = resident_bytes() - before_bytes
 
     def shut(self) -> None:
@@ -244,6 +283,14 @@ class Replica:
         cause = error.__cause__ if isinstance(error, InferError) else error
         if cause is not None:
             log(call.error.message, about_of(self._model, call), cause)
+
+
+def _swift(path: Path, module: HookModule) -> frozenset[str]:
+    try:
+        tree = parsed(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # it is a pickle; or it has been loaded, and is being changed
+        return frozenset()
+    return frozenset(name for name, function in module.functions.items() if is_swift(function, tree))
 
 
 class _Load(Call):

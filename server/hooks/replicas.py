@@ -33,6 +33,8 @@ SLOW_LOADS = 2
 """So many in a row that take longer are no accident; one may have met a machine that stood still."""
 FIRST_BYTES = 256 << 20
 """What the first one may take for a second to be tried where one would do: it brings the libraries too."""
+FEW = 16
+"""So many requests under way on average go through swift hooks on the loop for less than by a thread (ADR 0023)."""
 MAX_HANGING = 8
 """Abandoned replicas whose threads have not ended; past that many, no fresh one is made until one of them ends."""
 
@@ -54,6 +56,7 @@ class Replicas:
         self.shared = decided.shared
         self.holding: Holding | None = None
         self.guests = 0
+        self._crowd = 0.0
         self._retired = False
         self._model = model
         self._spec = spec
@@ -62,6 +65,7 @@ class Replicas:
         self._light_limit = decided.light
         self._slow_loads = 0
         self._together = decided.together
+        self._constant = decided.constant
         self._bench: Bench | None = None
         self._waits = Waits(decided.light if decided.shared or decided.together else 1)
         self._max_waiting = queue_requests(model.spec.policy)
@@ -90,6 +94,7 @@ class Replicas:
             for replica in self._live:
                 waiting += replica.waiting
         self._check(waiting)
+        self._crowd += (self.guests - self._crowd) / FEW
         return Visit(self, self._model)
 
     def _check(self, waiting: int) -> None:
@@ -205,6 +210,11 @@ class Replicas:
         return self.guests <= 1 or (self._bench is None and not self.shared)
 
     @property
+    def few(self) -> bool:
+        """Whether a thread would be woken for nearly each of the requests that come of late."""
+        return self._crowd <= FEW
+
+    @property
     def several(self) -> bool:
         """Whether any of several replicas takes any call."""
         return self.shared and len(self._live) > 1
@@ -272,7 +282,7 @@ class Replicas:
         self._refusing = False
         bench = None if self._bench is None or self._bench.stopped else self._bench
         try:
-            self._making = Replica(self._model, self._spec, self._loop, self, bench)
+            self._making = Replica(self._model, self._spec, self._loop, self, bench, constant=self._constant)
         except RuntimeError as error:  # at the system's limit of threads
             if not self._live:
                 self._refuse(InferError(Code.OVERLOADED, f"no thread for the hooks of '{self._model.name}': {error}"))

@@ -22,6 +22,7 @@ from .convert import to_inputs
 from .packing import JSON, TENSORS
 from .place import Place, own_interpreter
 from .pull import Answer
+from .swift import SMALL_BYTES
 from .trip import Trip
 from .turns import Turns
 from .visit import Visit
@@ -121,14 +122,16 @@ class Hooks:
             self._place.watch(now_ns)
 
     def start(
-        self, promise: Told, sample: Any, request_id: str, terms: Terms = NO_TERMS, parameters: Parameters = None
-    ) -> Trip:
+        self, promise: Told, sample: Any, request_id: str, terms: Terms = NO_TERMS, parameters: Parameters = None,
+        *, nbytes: int,
+    ) -> Trip:  # fmt: skip
         """Do as `predict` without a task, and tell a promise, unless the Trip is cancelled. Not where it `yields`.
 
+        `nbytes`: of the sample as it was sent.
         Raises: InferError (OVERLOADED, NOT_READY); then the promise is told nothing.
         """
         trip = Trip(self, self._as_json, promise)
-        trip.begin(sample, request_id, terms, parameters)
+        trip.begin(sample, request_id, terms, parameters, small=nbytes <= SMALL_BYTES)
         return trip
 
     def predict(

@@ -70,8 +70,10 @@ class Trip:
             raise InferError(Code.INTERNAL, "hooks without replicas")
         return self.visit
 
-    def begin(self, sample: Any, request_id: str, terms: Terms, parameters: Mapping[str, Any] | None) -> None:
-        """Set out; whatever goes wrong, the promise is told."""
+    def begin(
+        self, sample: Any, request_id: str, terms: Terms, parameters: Mapping[str, Any] | None, *, small: bool = False
+    ) -> None:
+        """Set out; whatever goes wrong, the promise is told. `small`: the sample is known to be."""
         hooks = self._hooks
         self.request_id, self._terms = request_id, terms
         # those of a request whose like is remembered are every such request's
@@ -81,7 +83,9 @@ class Trip:
             if terms.sequence is not None and hooks.model.spec.sequence is not None:
                 self._turn = hooks.turns.take(terms.sequence.id)
             if self.visit is not None and hooks.has_pre:
-                self._have_run(Call(PRE, sample, INPUTS, terms.deadline_ns, self.request_id))
+                call = Call(PRE, sample, INPUTS, terms.deadline_ns, self.request_id)
+                call.small = small
+                self._have_run(call)
             else:
                 self._convert(self._form.of_sample, sample)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the request's

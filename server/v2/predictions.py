@@ -51,7 +51,8 @@ class Predictions:
             return False
         sample = parse(body, self._limits.max_json_depth, simd=False)
         promise = Promise(self._answer, self._fail, connection, claim)
-        trip = hooks.start(promise, sample, claim.request_id, _terms(model), claim.forwarded)
+        said = sample, claim.request_id, _terms(model), claim.forwarded
+        trip = hooks.start(promise, *said, nbytes=len(body))
         if not trip.done():
             connection.task = trip
         return True

@@ -54,7 +54,7 @@ class HeldHooks:
     open: asyncio.Event = field(default_factory=asyncio.Event)
     yields: bool = False
 
-    def start(self, promise: Any, *said: Any) -> asyncio.Task[None]:
+    def start(self, promise: Any, *said: Any, nbytes: int) -> asyncio.Task[None]:
         async def keep() -> None:
             try:
                 answer = await self.predict(*said)

@@ -181,7 +181,7 @@ def test_one_that_is_cancelled_before_its_step_has_begun_says_nothing(
     async def scene(stage: Stage) -> None:
         hooks = await stage.load(None)
         promise = asyncio.get_running_loop().create_future()
-        hooks.start(promise, [[0.0] * 5000], "").cancel()
+        hooks.start(promise, [[0.0] * 5000], "", nbytes=25_000).cancel()
         await asyncio.sleep(0)
 
         gc.collect()

@@ -1,0 +1,258 @@
+"""Swift: which hooks are sure to return at once, so that the event loop may run them itself. Read by `replica.py`.
+
+A thread for a hook keeps what waits or spins from holding up everybody. One that calculates, looks into lists and dicts
+and calls what is listed here can do neither, on a small sample, and to hand it to a thread and back takes longer.
+What is not known here goes to a thread.
+
+All that such a hook meets is plain: JSON, arrays, texts, and the names and shapes of the model. So a method is known by
+its name alone, whatever it is called on, and there is no loop but over what is there and does not grow. What holds the
+interpreter in C, an absurd text say, would hold it on a thread as well.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import math
+from collections.abc import Callable, Mapping
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+
+SMALL_BYTES = 4096
+"""Of a sample as it was sent, and of the arrays that a hook is given: all of it is looked at within microseconds."""
+_MANY = 1 << 16
+_DEEP = 8
+_POWER = 4
+
+_NUMBERS = frozenset(
+    ("abs", "bool", "complex", "divmod", "float", "int", "isinstance", "len", "ord", "chr", "round", "str")
+)
+"""Builtins that take time by what they are given alone, however often a comprehension calls them."""
+_BUILTINS = _NUMBERS | frozenset((
+    "all", "any", "dict", "enumerate", "frozenset", "list", "max", "min", "reversed", "set", "sorted", "sum",
+    "tuple", "zip",
+))  # fmt: skip
+_NUMPY = frozenset((
+    "abs", "absolute", "argmax", "argmin", "argsort", "array", "asarray", "atleast_1d", "atleast_2d", "bool_",
+    "ceil", "clip", "concatenate", "exp", "expand_dims", "float16", "float32", "float64", "floor", "int16", "int32",
+    "int64", "int8", "log", "max", "maximum", "mean", "min", "minimum", "ravel", "reshape", "round", "sort", "sqrt",
+    "squeeze", "stack", "std", "sum", "tanh", "transpose", "uint16", "uint32", "uint64", "uint8", "where",
+))  # fmt: skip
+_METHODS = frozenset((
+    "argmax", "argmin", "argsort", "astype", "copy", "endswith", "flatten", "format", "get", "index", "item",
+    "items", "join", "keys", "lower", "lstrip", "max", "mean", "min", "ravel", "replace", "reshape", "round",
+    "rstrip", "split", "squeeze", "startswith", "strip", "sum", "title", "tolist", "transpose", "upper", "values",
+))  # fmt: skip
+_GROWING = frozenset(("append", "extend", "insert", "update"))
+"""Methods that make something grow: not where it is gone through."""
+_ATTRIBUTES = frozenset(("T", "dtype", "name", "ndim", "shape", "size", "type"))
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
+_STATEMENTS = (ast.Pass, ast.Return, ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.If, ast.Raise, ast.Assert)
+_EXPRESSIONS = (
+    ast.BoolOp, ast.UnaryOp, ast.IfExp, ast.Compare, ast.Dict, ast.Set, ast.List, ast.Tuple, ast.Subscript, ast.Slice,
+    ast.Constant, ast.JoinedStr, ast.FormattedValue, ast.Starred, ast.keyword,
+)  # fmt: skip
+_MUCH = (ast.Pow, ast.LShift, ast.MatMult)
+_PARTS = (ast.expr_context, ast.operator, ast.boolop, ast.unaryop, ast.cmpop)
+
+
+class _UnknownError(Exception):
+    """Something is not listed here."""
+
+
+def is_swift(hook: Callable[..., Any], tree: ast.Module) -> bool:
+    """Tell whether a hook, whose file this is, returns at once for a small sample.
+
+    To be asked of files that write no globals, when they have been loaded: what their names stand for stays.
+    """
+    try:
+        _Functions(tree, hook).read(hook)
+    except (_UnknownError, RecursionError, SyntaxError):
+        return False
+    return True
+
+
+def are_small(values: Any) -> bool:
+    """Tell whether tensors, in a list or by name, are few bytes or few texts. Of anything else it is not known."""
+    if type(values) not in {list, dict}:
+        return False
+    left = SMALL_BYTES
+    for value in values.values() if type(values) is dict else values:
+        if type(value) is not np.ndarray:
+            return False
+        left -= value.nbytes * (8 if value.dtype.hasobject else 1)
+    return left >= 0
+
+
+class _Functions:
+    """The functions of one file."""
+
+    def __init__(self, tree: ast.Module, hook: Callable[..., Any]) -> None:
+        self._written = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        made = (each for each in compile(tree, "", "exec", dont_inherit=True).co_consts if isinstance(each, CodeType))
+        self._codes = {code.co_name: code for code in made}
+        self._globals = getattr(hook, "__globals__", None)
+        self._reading: list[FunctionType] = []
+
+    def read(self, function: Any) -> None:
+        """Read one, and those that it calls. Raises: _UnknownError."""
+        if type(function) is not FunctionType or function.__globals__ is not self._globals or function in self._reading:
+            raise _UnknownError
+        node, code = self._written.get(function.__name__), self._codes.get(function.__name__)
+        defaults = (function.__defaults__ or (), function.__kwdefaults__ or {})
+        if node is None or function.__code__ != code or not all(map(_is_plain, defaults)):
+            raise _UnknownError  # decorated, say
+        self._reading.append(function)
+        _Reading(self, function, node).read()
+        self._reading.pop()
+
+
+class _Reading:
+    """One function, read."""
+
+    def __init__(self, functions: _Functions, function: FunctionType, node: ast.FunctionDef) -> None:
+        self._functions = functions
+        self._globals: Mapping[str, Any] = function.__globals__
+        self._body = node.body
+        stored = (each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store))
+        self._locals = {*function.__code__.co_varnames, *stored}
+        self._inner: list[str] = []
+        """What the comprehensions around the place that is read have made of each element."""
+
+    def read(self) -> None:
+        for statement in self._body:
+            self._statement(statement)
+
+    def _statement(self, node: ast.stmt) -> None:
+        if not isinstance(node, _STATEMENTS) or (isinstance(node, ast.AugAssign) and isinstance(node.op, _MUCH)):
+            raise _UnknownError
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.stmt):
+                self._statement(child)
+            elif not isinstance(node, ast.AnnAssign) or child is not node.annotation:
+                self._expression(child)
+
+    def _expression(self, node: ast.AST) -> None:
+        match node:
+            case ast.Name():
+                if node.id not in self._locals:
+                    self._global(node.id)
+            case ast.Call():
+                self._call(node)
+            case ast.Attribute():
+                self._attribute(node)
+            case ast.BinOp():
+                self._operation(node)
+            case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
+                self._comprehension(node)
+            case _ if isinstance(node, _EXPRESSIONS):
+                for child in ast.iter_child_nodes(node):
+                    self._expression(child)
+            case _ if not isinstance(node, _PARTS):
+                raise _UnknownError
+
+    def _global(self, name: str) -> None:
+        known = name in self._globals
+        if not (_is_plain(self._globals[name]) if known else _is_type(name)):
+            raise _UnknownError
+
+    def _attribute(self, node: ast.Attribute) -> None:
+        module = self._module(node.value)
+        if module is np and node.attr in _NUMPY | {"newaxis", "pi", "e", "inf", "nan"}:
+            return
+        if module is math and isinstance(getattr(math, node.attr, None), float):
+            return
+        if module is not None or node.attr not in _ATTRIBUTES or not isinstance(node.ctx, ast.Load):
+            raise _UnknownError
+        self._expression(node.value)
+
+    def _module(self, node: ast.expr) -> ModuleType | None:
+        """Give what module a name stands for."""
+        found = self._globals.get(node.id) if isinstance(node, ast.Name) and node.id not in self._locals else None
+        return found if isinstance(found, ModuleType) else None
+
+    def _operation(self, node: ast.BinOp) -> None:
+        power = node.right.value if isinstance(node.right, ast.Constant) else None
+        is_square = isinstance(node.op, ast.Pow) and isinstance(power, int | float) and abs(power) <= _POWER
+        if isinstance(node.op, _MUCH) and not is_square:
+            raise _UnknownError
+        self._expression(node.left)
+        self._expression(node.right)
+
+    def _call(self, node: ast.Call) -> None:
+        for given in (*node.args, *node.keywords):
+            self._expression(given)
+        match node.func:
+            case ast.Attribute(value=owner, attr=name):
+                self._method(owner, name)
+            case ast.Name(id=name) if name not in self._locals:
+                self._function(name, node)
+            case _:
+                raise _UnknownError
+
+    def _method(self, owner: ast.expr, name: str) -> None:
+        module = self._module(owner)
+        if module is not None:
+            if self._inner or not (module is math or (module is np and name in _NUMPY)):
+                raise _UnknownError
+        elif name not in _METHODS and (self._inner or name not in _GROWING):
+            raise _UnknownError
+        else:
+            self._expression(owner)
+
+    def _function(self, name: str, node: ast.Call) -> None:
+        if name in self._globals:
+            if self._inner:
+                raise _UnknownError
+            self._functions.read(self._globals[name])
+        elif name == "range":
+            if not all(map(_is_length, node.args)):
+                raise _UnknownError
+        elif name not in (_NUMBERS if self._inner else _BUILTINS) and not _is_type(name):
+            raise _UnknownError
+
+    def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
+        before = len(self._inner)
+        for part in node.generators:
+            if part.is_async or (self._inner and _root(part.iter) not in self._inner):
+                raise _UnknownError  # over something for each of something else: more than there is
+            self._expression(part.iter)
+            self._inner += [each.id for each in ast.walk(part.target) if isinstance(each, ast.Name)] or [""]
+            for condition in part.ifs:
+                self._expression(condition)
+        for each in (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,):
+            self._expression(each)
+        del self._inner[before:]
+
+
+def _root(node: ast.expr) -> str:
+    """Give the name that an expression is a part of."""
+    while isinstance(node, ast.Subscript | ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_length(node: ast.expr) -> bool:
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, int) and node.value <= SMALL_BYTES
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len"
+
+
+def _is_type(name: str) -> bool:
+    """Tell whether a builtin is an exception, or a type that is listed."""
+    found = getattr(builtins, name, None)
+    return isinstance(found, type) and (issubclass(found, Exception) or name in _BUILTINS | {"bytes"})
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    """Tell whether a global is nothing but numbers, texts and containers of them."""
+    if type(value) is np.ndarray:
+        return not value.dtype.hasobject and value.nbytes <= 8 * SMALL_BYTES
+    if isinstance(value, np.generic) or type(value) in _PLAIN:
+        return True
+    if depth >= _DEEP or type(value) not in {list, tuple, dict, set, frozenset} or len(value) > _MANY:
+        return False
+    members = (*value, *value.values()) if type(value) is dict else value
+    return all(_is_plain(each, depth + 1) for each in members)

@@ -1,0 +1,306 @@
+"""Swift hooks: what can neither wait nor grow is run by the event loop itself, and nothing else is."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import logging
+import textwrap
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.hooks import replica, replicas
+from penstock.server.hooks.loading import POST, PRE
+from penstock.server.hooks.runner import Hooks
+from penstock.server.hooks.swift import SMALL_BYTES, are_small, is_swift
+from tests.server.hooks.stage import Act, PuppetEngine, Stage
+
+PLAIN = """
+    labels = ["a", "b", "c"]
+    def pre_inference(sample, metadata): return [sample["x"]] * 4
+    def post_inference(prediction, metadata): return labels[int(prediction[0][0, 0])]
+"""
+
+
+def made(source: str) -> tuple[Any, ast.Module]:
+    """The function `hook` of a file, and how it is written."""
+    source = textwrap.dedent(source)
+    names: dict[str, Any] = {"__name__": "hooks"}
+    exec(compile(source, "hooks.py", "exec", dont_inherit=True), names)
+    return names["hook"], ast.parse(source)
+
+
+def found(source: str) -> bool:
+    return is_swift(*made(source))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return {metadata[0].name: [sample['a'], sample['b'], float(sample['c'])]}",
+        "return labels[int(np.argmax(sample[0]))]",
+        "return {'label': labels[sample[0].argmax()], 'all': sample[0].tolist(), 'shape': sample[0].shape}",
+        "e = np.exp(sample - np.max(sample))\n    return e / e.sum()",
+        "return [float(value) / 255 for value in sample['pixels'] if value is not None]",
+        "return [[float(value) for value in row] for row in sample]",
+        "return [value ** 2 for value in sample]",
+        "return {name: round(float(value), 4) for name, value in zip(labels, sample[0])}",
+        "return sorted(zip(sample[0].tolist(), labels), reverse=True)[:2]",
+        "out = []\n    out.append(sample['a'])\n    out += [1]\n    return np.array(out, dtype=np.float32)",
+        "if 'a' not in sample:\n        raise ValueError(f'no a: {sample!r:.80}')\n    return scaled(sample['a'])",
+        "text: str = sample['text'].strip().lower()\n    return text.split(' ')",
+        "return math.exp(-sample['x']) if sample['x'] > math.pi else scaled(sample['x'], by=3)",
+        "assert isinstance(sample, list), 'a list'\n    return sum(sample) / len(sample)",
+        "return [sample[at] for at in range(len(sample))]",
+        "return ', '.join(labels) + str(mean[0]) + '%d' % len(sample)",
+    ],
+)
+def test_a_hook_that_calculates_and_looks_up_is_swift(body: str) -> None:
+    assert found(f"""
+import math
+import numpy as np
+labels = ["a", "b", "c"]
+mean = np.array([0.5, 0.25])
+def scaled(value, by=2.0):
+    return value * by
+def hook(sample, metadata):
+    {body}
+""")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "time.sleep(1)",
+        "return requests_like.get(sample['url'])",
+        "return tools[0].encode(sample)",
+        "return open(sample['path'])",
+        "print(sample)",
+        "log.info(sample)",
+        "while True: pass",
+        "for value in sample: sample.append(value)",
+        "return [sample.append(value) for value in sample]",
+        "return hook(sample, metadata)",
+        "return np.zeros(sample['n'])",
+        "return np.load(sample['path'])",
+        "return np.random.rand(3)",
+        "return list(range(sample['n']))",
+        "return [a * b for a in sample for b in metadata]",
+        "return [a for _ in sample for a in sample]",
+        "return [helper(a) for a in sample]",
+        "return [sum(sample) for _ in sample]",
+        "return sample['base'] ** sample['n']",
+        "sample **= 99",
+        "return 1 << sample",
+        "return sample @ sample",
+        "return sample.set()",
+        "return sample.name()",
+        "return (lambda value: value)(sample)",
+        "return labels[0](sample)",
+        "len = sample['f']\n    return len(sample)",
+        "import os\n    return os.getcwd()",
+        "with sample: return 1",
+        "try:\n        return sample['a']\n    except KeyError:\n        return 0",
+        "return (again := sample)",
+        "return waiting(sample)",
+        "return foreign(sample)",
+        "return decorated(sample)",
+        "return Thing(sample)",
+        "return thing",
+        "return eval(sample)",
+        "return getattr(sample, 'wait')()",
+        "return globals()",
+        "return unknown",
+        "metadata[0].name = 'x'",
+        "return sum(value for value in huge)",
+        "yield sample",
+    ],
+)
+def test_one_that_may_wait_grow_or_do_what_is_not_known_is_not(body: str) -> None:
+    assert not found(f"""
+import logging, time, functools
+import numpy as np
+from textwrap import dedent as foreign
+import types
+labels = ["a"]
+huge = np.zeros(100_000)
+log = logging.getLogger()
+requests_like = types.SimpleNamespace(get=str)
+class Thing: pass
+thing = Thing()
+tools = [thing]
+def helper(value): return value
+def waiting(value): time.sleep(value)
+@functools.lru_cache
+def decorated(value): return value
+def hook(sample, metadata):
+    {body}
+""")
+
+
+def test_what_is_no_function_of_the_file_as_it_is_written_is_not() -> None:
+    hook, tree = made("def hook(sample, metadata): return sample")
+    _, other = made("def hook(sample, metadata): return [sample]")
+
+    assert is_swift(hook, tree)
+    assert not is_swift(hook, other)
+    assert not is_swift(hook.__get__(1), tree)
+    assert not is_swift(len, tree)
+    assert not found("def made():\n    x = 1\n    def hook(sample): return x\n    return hook\nhook = made()")
+    assert not found("async def hook(sample, metadata): return sample")
+    assert not found("def hook(sample, kept=print): return sample")
+
+
+@pytest.mark.parametrize(
+    ("values", "small"),
+    [
+        ([np.zeros(1024, "f4")], True),
+        ([np.zeros(1024, "f4"), np.zeros(1, "f4")], False),
+        ({"a": np.zeros(8)}, True),
+        ([np.array(["text"] * 64, object)], True),
+        ([np.array(["text"] * 65, object)], False),
+        ([{"a": 1.0}], False),
+        ({"a": 1.0}, False),
+        ("text", False),
+        ([], True),
+    ],
+)
+def test_tensors_are_small_by_their_bytes_and_nothing_else_is(values: Any, small: bool) -> None:
+    assert are_small(values) is small
+
+
+class Kept:
+    """A promise that keeps what it is told, and on which thread."""
+
+    def __init__(self) -> None:
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.told = asyncio.Event()
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, result: Any) -> None:
+        self.result = result
+        self.told.set()
+
+    def set_exception(self, error: BaseException) -> None:
+        self.error = error
+        self.told.set()
+
+
+def started(hooks: Hooks, sample: Any, nbytes: int = 20) -> Kept:
+    kept = Kept()
+    hooks.start(kept, sample, nbytes=nbytes, request_id="")
+    return kept
+
+
+def test_a_request_through_swift_hooks_needs_no_turn_of_the_loop(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        hooks = await stage.load(PLAIN)
+
+        assert started(hooks, {"x": 2.0}).result == b'"c"'
+        assert [each.count for each in stage.model.statistics.snapshot().hook_histograms.values()] == [1, 1]
+
+    act(scene)
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "nbytes"),
+    [
+        (PLAIN, {}, SMALL_BYTES + 1),
+        (PLAIN, {"replicas": "shared"}, 20),
+        (PLAIN.replace('return [sample["x"]]', 'sorted.__doc__; return [sample["x"]]'), {}, 20),
+        (PLAIN.replace("def post", "kept = []\n    def keep(x): kept.append(x)\n    def post"), {}, 20),
+    ],
+    ids=["a large sample", "as configured", "something unknown", "globals are written"],
+)
+def test_others_are_run_by_a_thread(act: Act, source: str, options: dict[str, Any], nbytes: int) -> None:
+    async def scene(stage: Stage) -> None:
+        hooks = await stage.load(source, **options)
+        kept = started(hooks, {"x": 1.0}, nbytes)
+
+        assert not kept.told.is_set()
+        await kept.told.wait()
+        assert kept.result == b'"b"'
+
+    act(scene)
+
+
+def test_where_many_are_under_way_a_thread_runs_them(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        engine = PuppetEngine()
+        hooks = await stage.load(PLAIN, engine)
+        under_way = [started(hooks, {"x": 0.0}) for _ in range(replicas.FEW)]
+        assert engine.waiting == replicas.FEW
+
+        under_way += [started(hooks, {"x": 1.0}) for _ in range(3 * replicas.FEW)]
+        assert engine.waiting < 3 * replicas.FEW
+        await engine.gather(4 * replicas.FEW)
+        engine.run()
+        for each in under_way:
+            await each.told.wait()
+
+        assert [each.result for each in (under_way[0], under_way[-1])] == [b'"a"', b'"b"']
+
+    act(scene)
+
+
+def test_what_a_swift_hook_raises_is_its_own_requests(act: Act, caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(stage: Stage) -> None:
+        hooks = await stage.load(PLAIN)
+        bad = started(hooks, {"y": 1.0})
+
+        assert isinstance(bad.error, InferError)
+        assert (bad.error.code, bad.error.message) == (Code.INVALID, "pre_inference: KeyError: 'x'")
+        assert started(hooks, {"x": 0.0}).result == b'"a"'
+
+    with caplog.at_level(logging.WARNING):
+        act(scene)
+    assert "pre_inference raised KeyError" in caplog.text
+
+
+def test_a_post_inference_that_raises_goes_to_the_thread_which_logs_it(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        hooks = await stage.load(PLAIN)
+        first, second = started(hooks, {"x": 7.0}), started(hooks, {"x": 7.0})
+
+        assert (first.told.is_set(), second.told.is_set()) == (True, False)
+        await second.told.wait()
+        assert [each.error.code for each in (first, second)] == [Code.INTERNAL] * 2  # type: ignore[union-attr]
+
+    act(scene)
+
+
+@pytest.mark.parametrize("computes", [True, False], ids=["it computes", "the machine stood still"])
+def test_one_that_takes_long_is_swift_no_more_if_it_computes(
+    act: Act, computes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns, cpu_ns = [0], [0]
+
+    class Clock:
+        monotonic_ns = staticmethod(lambda: now_ns[0])
+        thread_time_ns = staticmethod(lambda: cpu_ns[0])
+
+    def takes_long(*_: Any) -> list[float]:
+        now_ns[0] += 2 * replica.SLOW_NS
+        cpu_ns[0] += 2 * replica.SLOW_NS if computes else 0
+        return [0.0] * 4
+
+    async def scene(stage: Stage) -> None:
+        hooks = await stage.load(PLAIN)
+        (only,) = hooks.admit()._replicas._live  # type: ignore[union-attr]
+        now_ns[0], cpu_ns[0] = time.monotonic_ns(), 1
+        only.bound.functions[PRE] = takes_long
+        monkeypatch.setattr(replica, "time", Clock)
+        begun = [started(hooks, {"x": 0.0}) for _ in range(2)]
+
+        assert [each.told.is_set() for each in begun] == [True, True]
+        assert only.swift == ({POST} if computes else {PRE, POST})
+        hooks.leave(None)
+
+    act(scene)
