@@ -2,7 +2,7 @@
 
 `to_inputs`: what pre_inference returned (or a bare sample) as model inputs; `to_prediction`: a model's outputs as
 post_inference sees them; `to_tensors`: what post_inference returned as the named tensors of an infer answer.
-Called on a replica's thread, or on the event loop where a model lacks the hook.
+Called on a replica's thread, or on the event loop where a model lacks the hook or it is swift.
 """
 
 from __future__ import annotations

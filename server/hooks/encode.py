@@ -1,6 +1,6 @@
 """JSON for what post_inference returned, or for a prediction as it is.
 
-Called on a replica's thread, or on the event loop where a model has no post_inference.
+Called on a replica's thread, or on the event loop where a model has no post_inference or it is swift.
 Source: Cortex 0.10 with json_tricks: arrays are nested lists, float32 is printed as its double, sets are lists, dates
 ISO strings, complex numbers pairs, NaN and infinities the bare words that Python's json reads.
 """

@@ -1,6 +1,6 @@
 """Our own Conversions.
 
-Called on a replica's thread or in its process, and on the event loop where a model lacks the hook.
+Called on a replica's thread or in its process, and on the event loop where a model lacks the hook or it is swift.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Hooks:
     Invariant: a replica that writes globals handles one request at a time, from before pre_inference until after
     post_inference or its last answer, while other replicas' requests share the model's batches.
     `yields`: post_inference is a generator function, so that a request may have any number of answers.
-    Threads: the event loop's; hooks run on their replicas' threads only.
+    Threads: the event loop's; hooks run on their replicas' threads, but for swift ones.
     """
 
     def __init__(self, engine: SubmitsSoon, model: Model) -> None:
