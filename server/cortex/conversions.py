@@ -1,8 +1,8 @@
 """Cortex's Conversions: its rules of values for one model, and its words for what goes wrong.
 
 Called on a replica's thread or in its process, and on the event loop where a model lacks the hook or it is swift. An
-InferError's code says what `service.py` makes of it: INVALID is `prediction failed: ` and its message, UNKNOWN an answer
-that cannot be encoded.
+InferError's code says what `service.py` makes of it: INVALID is `prediction failed: ` and its message, UNKNOWN an
+answer that cannot be encoded.
 """
 
 from __future__ import annotations
