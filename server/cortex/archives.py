@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import lzma
 import stat
 import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -15,10 +13,6 @@ MAX_BYTES = 16 << 30
 """The most that one archive may become: a few kilobytes can say that they are petabytes."""
 MAX_FILES = 100_000
 _PIECE = 1 << 20
-_BROKEN = (
-    zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError, RuntimeError, EOFError, ValueError, OSError,
-)  # fmt: skip
-"""What zipfile and the decoders that it uses raise."""
 
 
 class ArchiveError(Exception):
@@ -41,7 +35,9 @@ def unpack(archive: Path, into: Path, max_bytes: int = MAX_BYTES) -> str:
             left = max_bytes
             for name in inside:
                 left -= _write(opened, members[name], into / name, left)
-    except _BROKEN as error:
+    except ArchiveError:
+        raise
+    except Exception as error:  # zipfile raises what its decoders do, and IndexError for an entry without a name
         raise ArchiveError(f"{archive.name}: cannot be unpacked: {error}") from error
     return folder
 

@@ -141,7 +141,7 @@ class GraphService(CarryingService):
             status, answer = 200, await self._answered(walk, address, message, puid)
         except NodeFailed as failed:
             # what a component has raised may have a status that ends no answer
-            status, answer = (failed.status if failed.status >= 200 else 500), failed.message
+            status, answer = (failed.status if 200 <= failed.status <= 999 else 500), failed.message
         except Exception as error:  # noqa: BLE001 - the client gets an answer whatever it is
             known = isinstance(error, GraphError | NotDescribedError | InferError | HttpError)
             status, answer, again = _refusal(error if known else self.trouble(claim, error))

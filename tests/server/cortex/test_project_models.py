@@ -211,6 +211,14 @@ class TestAnArchive:
         with pytest.raises(ModelError, match=r"^m\.zip: cannot be unpacked: "):
             models.find(api(tmp_path, "m.zip"))
 
+    def test_with_an_entry_that_has_no_name_is_told(self, models: Models, tmp_path: Path) -> None:
+        with zipfile.ZipFile(write_zip(tmp_path / "m.zip", ""), "a") as archive:
+            archive.writestr("@", "")
+        (tmp_path / "m.zip").write_bytes((tmp_path / "m.zip").read_bytes().replace(b"@", b"\0"))  # where a name ends
+
+        with pytest.raises(ModelError, match=r"^m\.zip: cannot be unpacked: "):
+            models.find(api(tmp_path, "m.zip"))
+
     @given(text=st.binary(max_size=200), cut=st.integers(0, 400))
     def test_that_is_none_or_broken_is_told(
         self, text: bytes, cut: int, tmp_path_factory: pytest.TempPathFactory

@@ -32,7 +32,10 @@ def graph_of(models: dict[str, Answers], *predictors: Predictor) -> Graph:
     return Graph(engine, repository, said, Exposition({}))
 
 
-@pytest.mark.parametrize(("status", "sent"), [(204, 204), (304, 304), (418, 418), (100, 500), (199, 500)])
+STATUSES = [(204, 204), (304, 304), (418, 418), (100, 500), (199, 500), (1000, 500)]
+
+
+@pytest.mark.parametrize(("status", "sent"), STATUSES)
 def test_a_node_that_fails_with_any_status_leaves_the_next_answer_whole(status: int, sent: int) -> None:
     def failing(endpoint: Any, message: Any) -> Any:
         if statuses:
