@@ -241,7 +241,7 @@ def _from_file(known: Mapping[str, Setting], path: Path) -> dict[str, Any]:
         table = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise SettingError(f"{path}: {error.strerror}") from error
-    except ValueError as error:  # also TOMLDecodeError, which names line and column, and UnicodeDecodeError
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, which names the place, and UnicodeDecodeError
         raise SettingError(f"{path}: {error}") from error
     values = {}
     for name, value in table.items():
@@ -298,7 +298,10 @@ def _checked(known: Setting, value: Any, where: str) -> Any:
 
 
 def _refused(known: Setting, value: object, where: str) -> SettingError:
-    return SettingError(f"{where}: got {value!r}, wanted {known.wanted}")
+    given = "thousands of digits"  # of which Python writes none; a file may have them in hexadecimal
+    with suppress(ValueError):
+        given = repr(value)
+    return SettingError(f"{where}: got {given}, wanted {known.wanted}")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -83,6 +83,11 @@ class Connection(HttpToolsProtocol):
         self._half_closed = False
         self._late = self._resting = False
 
+    @property
+    def busy(self) -> bool:
+        """Whether a Service has a request to answer. Asked by who measures it (perf/micro.py)."""
+        return self._state == BUSY
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection, or refuse it when there are too many."""
         super().connection_made(transport)

@@ -208,10 +208,15 @@ class Supervisor:
                     self._children[member.number].tell(ATTACH, self._last_pairing, descriptors=[end.fileno()])
         except OSError as error:
             logger.error("%s cannot be joined to the engine: %s", front.name, error)  # noqa: TRY400 - likewise
-            self._loop.call_later(LOOK_S, self.fleet.unlinked, front.number)
+            self._loop.call_later(LOOK_S, self._unlinked, front.number, self._last_pairing)
         finally:
             for end in ends:
                 end.close()
+
+    def _unlinked(self, number: int, pairing: int) -> None:
+        """Have a front end joined anew, unless it has been since: what is under way would fail."""
+        if self._pairings.get(number) == pairing:
+            self.fleet.unlinked(number)
 
     def _drain_one(self, member: Member) -> None:
         if member.number in self._children:
@@ -259,8 +264,7 @@ class Supervisor:
             else:
                 self._failed = said["why"]
         elif state == UNLINKED:
-            if self._pairings.get(number) == said["pairing"]:
-                self.fleet.unlinked(number)
+            self._unlinked(number, said["pairing"])
         elif state == ASKED:
             self.fleet.asked_to_end(number, self._loop.time())
         else:

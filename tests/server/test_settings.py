@@ -141,6 +141,8 @@ def test_what_cannot_be_used_is_refused_saying_where_what_and_what_was_wanted(
             "exit_timeout_secs = 1" + "0" * 400,
             f"exit_timeout_secs: got 1{'0' * 400}, wanted a number from 0 to 86400",
         ),
+        (f"http_port = 0x{'f' * 5000}", "http_port: got thousands of digits, wanted a whole number from 0 to 65535"),
+        (f"id = [0x{'f' * 5000}]", "id: got thousands of digits, wanted a text"),
         ("= 1", "Invalid statement (at line 1, column 1)"),
     ],
 )
@@ -151,6 +153,11 @@ def test_a_mistake_in_the_file_names_the_file_and_the_key(tmp_path: Path, text: 
         resolve({"config": config}, {})
 
     assert str(caught.value) == f"{config}: {message}"
+
+
+def test_a_file_that_is_nested_too_deeply_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="recursion"):
+        resolve({"config": write(tmp_path, f"id = {'[' * 5000}")}, {})
 
 
 def test_a_whole_number_in_the_file_is_good_for_seconds(tmp_path: Path) -> None:

@@ -358,3 +358,27 @@ def test_what_the_system_has_no_descriptors_for_is_tried_again(monkeypatch: pyte
             assert len(supervisor._children) == 3
 
     run(main)
+
+
+def test_a_front_end_that_has_been_joined_since_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with supervised() as supervisor:
+            (engine,), (front, _) = (supervisor.fleet.of(0, role) for role in (ENGINE, FRONT))
+            later: list[Callable[[], None]] = []
+
+            def unable() -> None:
+                raise OSError(errno.EMFILE, "Too many open files")
+
+            with monkeypatch.context() as patched:
+                patched.setattr(supervisor_module, "socket", SimpleNamespace(socketpair=unable))
+                clock = SimpleNamespace(call_later=lambda _, work, *words: later.append(partial(work, *words)))
+                patched.setattr(supervisor, "_loop", clock)
+                supervisor._pair(front, engine)
+            supervisor._pair(front, engine)
+            pairing = supervisor._pairings[front.number]
+            (try_again,) = later
+            try_again()
+
+            assert supervisor._pairings[front.number] == pairing
+
+    run(main)
