@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextvars
 import math
 from collections.abc import Callable, Mapping
 from types import CodeType, FunctionType, ModuleType
@@ -81,6 +82,11 @@ def is_swift(hook: Callable[..., Any], tree: ast.Module) -> bool:
     except (_UnknownError, RecursionError, SyntaxError):
         return False
     return True
+
+
+def set_here() -> Any:
+    """Give what is set on this thread alone, how numpy writes, say: a file that has set it needs its thread."""
+    return contextvars.copy_context(), np.geterr()
 
 
 def is_small(settings: Any) -> bool:

@@ -317,10 +317,25 @@ def test_a_request_through_swift_hooks_needs_no_turn_of_the_loop(act: Act) -> No
         (PLAIN, {}, SMALL_BYTES + 1),
         (PLAIN, {"replicas": "shared"}, 20),
         (PLAIN, {"metadata": {"words": ["a"] * 5000}}, 20),
+        (
+            """
+    import numpy as np
+    np.set_printoptions(precision=2)"""
+            + PLAIN,
+            {},
+            20,
+        ),
         (PLAIN.replace('return [sample["x"]]', 'sorted.__doc__; return [sample["x"]]'), {}, 20),
         (PLAIN.replace("def post", "kept = []\n    def keep(x): kept.append(x)\n    def post"), {}, 20),
     ],
-    ids=["a large sample", "as configured", "large metadata", "something unknown", "globals are written"],
+    ids=[
+        "a large sample",
+        "as configured",
+        "large metadata",
+        "settings of its thread",
+        "something unknown",
+        "globals are written",
+    ],
 )
 def test_others_are_run_by_a_thread(act: Act, source: str, options: dict[str, Any], nbytes: int) -> None:
     async def scene(stage: Stage) -> None:
