@@ -22,8 +22,9 @@ from .holding import LONG_NS
 from .interrupt import interrupt
 from .loading import POST, PRE, HookModule, brief
 from .packing import INPUTS
+from .plain import is_small
 from .seat import Seat
-from .swift import are_small, is_small, is_swift, set_here
+from .swift import are_small, is_swift, set_here
 from .writes import parsed
 
 if TYPE_CHECKING:

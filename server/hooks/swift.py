@@ -21,17 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from .plain import MANY, PLAIN, has_small, members
 from .scopes import own_nodes
 
 SMALL_BYTES = 4096
 """Of a sample as it was sent, and of the arrays that a hook is given: all of it is looked at within microseconds."""
-_MANY = 2048
-"""Of what a global has, for it to be gone through, again and again by a comprehension: as much as a sample has."""
-_LOOKED_INTO = 1 << 18
-"""Of what one has that is only looked into: a vocabulary."""
 _CALLS = 64
 """Of functions of the file by each other: none is called in a comprehension, so a hook makes no more."""
-_DEEP = 8
 _POWER = 4
 
 _NUMBERS = frozenset(
@@ -42,6 +38,7 @@ _BUILTINS = _NUMBERS | frozenset((
     "all", "any", "dict", "enumerate", "frozenset", "list", "max", "min", "reversed", "set", "sorted", "sum",
     "tuple", "zip",
 ))  # fmt: skip
+_LAZY = frozenset(("enumerate", "reversed", "zip"))
 _NUMPY = frozenset((
     "abs", "absolute", "argmax", "argmin", "argsort", "array", "asarray", "atleast_1d", "atleast_2d", "bool_",
     "ceil", "clip", "concatenate", "exp", "expand_dims", "float16", "float32", "float64", "floor", "int16", "int32",
@@ -56,7 +53,6 @@ _METHODS = frozenset((
 _GROWING = frozenset(("append", "extend", "insert", "update"))
 """Methods that make something grow: not where it is gone through."""
 _ATTRIBUTES = frozenset(("T", "dtype", "name", "ndim", "shape", "size", "type"))
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _STATEMENTS = (ast.Pass, ast.Return, ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.If, ast.Raise, ast.Assert)
 _EXPRESSIONS = (
     ast.BoolOp, ast.UnaryOp, ast.IfExp, ast.Compare, ast.Dict, ast.Set, ast.List, ast.Tuple, ast.Slice,
@@ -87,11 +83,6 @@ def is_swift(hook: Callable[..., Any], tree: ast.Module) -> bool:
 def set_here() -> Any:
     """Give what is set on this thread alone, how numpy writes, say: a file that has set it needs its thread."""
     return contextvars.copy_context(), np.geterr()
-
-
-def is_small(settings: Any) -> bool:
-    """Tell whether what hooks are told of their configuration is plain, and little."""
-    return _members(settings) <= _MANY
 
 
 def are_small(values: Any) -> bool:
@@ -131,7 +122,7 @@ class _Functions:
             raise _UnknownError  # decorated, say, or one of two that are written
         defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         self._calls += 1
-        if self._calls > _CALLS or not all(type(each) in _PLAIN for each in defaults):
+        if self._calls > _CALLS or not all(type(each) in PLAIN for each in defaults):
             raise _UnknownError  # a list as a default outlives the call
         self._reading.append(function)
         _Reading(self, function, node).read()
@@ -167,6 +158,15 @@ class _Reading:
         return self._functions.in_hook and not isinstance(node.op, _MUCH)
 
     def _expression(self, node: ast.AST) -> None:
+        """Read one whose value may be anything but what is made as it is gone through, maybe while that grows."""
+        if isinstance(node, ast.GeneratorExp) or (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _LAZY
+        ):
+            raise _UnknownError
+        self._consumed(node)
+
+    def _consumed(self, node: ast.AST) -> None:
+        """Read one that is gone through at once."""
         match node:
             case ast.Name():
                 if not self._is_local(node.id):
@@ -205,13 +205,13 @@ class _Reading:
 
     def _global(self, name: str) -> None:
         known = name in self._globals
-        if not (_members(self._globals[name]) <= _MANY if known else _is_type(name)):
+        if not (members(self._globals[name]) <= MANY if known else _is_type(name)):
             raise _UnknownError
 
     def _look_into(self, owner: ast.expr, kinds: tuple[type, ...]) -> None:
         """Read what something is looked up in, which takes no longer where that is large."""
         found = self._globals.get(owner.id) if isinstance(owner, ast.Name) and not self._is_local(owner.id) else None
-        if type(found) not in kinds or not _has_small(found):
+        if type(found) not in kinds or not has_small(found):
             self._expression(owner)
 
     def _attribute(self, node: ast.Attribute) -> None:
@@ -241,8 +241,10 @@ class _Reading:
         self._expression(node.right)
 
     def _call(self, node: ast.Call) -> None:
+        is_builtin = isinstance(node.func, ast.Name) and node.func.id not in self._globals
+        consumes = is_builtin or (isinstance(node.func, ast.Attribute) and node.func.attr == "join")
         for given in (*node.args, *node.keywords):
-            self._expression(given)
+            (self._consumed if consumes else self._expression)(given)
         match node.func:
             case ast.Attribute(value=owner, attr=name):
                 self._method(owner, name)
@@ -277,7 +279,7 @@ class _Reading:
         for part in node.generators:
             if part.is_async or (self._inner and _root(part.iter) not in self._inner):
                 raise _UnknownError  # over something for each of something else: more than there is
-            self._expression(part.iter)
+            self._consumed(part.iter)
             target = list(ast.walk(part.target))
             if not all(isinstance(each, _TARGETS) for each in target):
                 raise _UnknownError
@@ -316,31 +318,3 @@ def _is_type(name: str) -> bool:
     """Tell whether a builtin is an exception, or a type that is listed."""
     found = getattr(builtins, name, None)
     return isinstance(found, type) and (issubclass(found, Exception) or name in _BUILTINS | {"bytes"})
-
-
-def _has_small(value: Any) -> bool:
-    """Tell whether each of what a large container has is plain and little."""
-    members = (*value, *value.values()) if type(value) is dict else value
-    left: float = _LOOKED_INTO
-    for each in members:
-        count = _members(each)
-        left -= count
-        if count > _MANY or left < 0:
-            return False
-    return True
-
-
-def _members(value: Any, depth: int = 0) -> float:
-    """Count what a value has; infinite where that is not numbers, texts and containers of them, or too much."""
-    if type(value) is np.ndarray:
-        return math.inf if value.dtype.hasobject else 1 + value.nbytes // 8
-    if isinstance(value, np.generic) or type(value) in _PLAIN:
-        return 1 + (len(value) // 64 if isinstance(value, str | bytes) else 0)
-    if depth >= _DEEP or type(value) not in {list, tuple, dict, set, frozenset} or len(value) > _MANY:
-        return math.inf
-    count = 1.0
-    for each in (*value, *value.values()) if type(value) is dict else value:
-        count += _members(each, depth + 1)
-        if count > _MANY:
-            return math.inf
-    return count

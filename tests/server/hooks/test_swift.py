@@ -15,8 +15,9 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.server.hooks import replica, replicas
 from penstock.server.hooks.loading import POST, PRE
+from penstock.server.hooks.plain import is_small
 from penstock.server.hooks.runner import Hooks
-from penstock.server.hooks.swift import SMALL_BYTES, are_small, is_small, is_swift
+from penstock.server.hooks.swift import SMALL_BYTES, are_small, is_swift
 from tests.server.hooks.stage import Act, PuppetEngine, Stage
 
 PLAIN = """
@@ -165,6 +166,9 @@ labels = ["a", "b", "c"]
 words = {f"word{at}": at for at in range(50_000)}
 many = list(words)
 tables = [list(words)] * 3
+class Price(np.float64):
+    def __mul__(self, other): time.sleep(1)
+price = Price(1)
 def fast(value): return value
 if limit:
     def fast(value): time.sleep(1)
@@ -188,6 +192,8 @@ def hook(sample, metadata):
         "return sample + [0] * (limit - len(sample))",
         "return [at for at in range(len(sample) - 1)]",
         "return [np for np in sample]",
+        "sample.extend(list(zip(sample, labels)))\n    return ' '.join(word for word in sample)",
+        "return any(at > 1 for at, _ in enumerate(reversed(sample))), sum(value for value in sample)",
         "return {'a': fallen(sample), 'b': [fallen for fallen in sample]}",
     ],
 )
@@ -202,6 +208,7 @@ def test_what_is_large_may_be_looked_into(body: str) -> None:
         "[0 for at in sample for remote in at]\n    return remote.get(sample)",
         "return [remote for remote in remote.get(sample)]",
         "return [np.load(sample) for np in np.load(sample)]",
+        "return price * sample",
         "return fast(sample)",
         "return kept(sample)",
         "return add(labels, sample)",
@@ -219,6 +226,12 @@ def test_what_is_large_may_be_looked_into(body: str) -> None:
         "return sample + [0] * sample['n']",
         "return sample['n'] * [0]",
         "return range(limit * sample)",
+        "sample.extend(value for value in sample)",
+        "sample += (value for value in sample)",
+        "sample.extend(enumerate(sample))",
+        "more = zip(sample)\n    sample.extend(more)",
+        "sample.extend(fallen(value for value in sample))",
+        "more = [value for value in sample], (value for value in sample)\n    sample.extend(more[1])",
     ],
 )
 def test_what_goes_through_it_or_outlives_the_call_or_hides_behind_another_name_is_not_swift(body: str) -> None:
