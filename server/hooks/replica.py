@@ -22,8 +22,9 @@ from .holding import LONG_NS
 from .interrupt import interrupt
 from .loading import POST, PRE, HookModule, brief
 from .packing import INPUTS
+from .plain import is_small
 from .seat import Seat
-from .swift import are_small, is_swift
+from .swift import are_small, is_swift, set_here
 from .writes import parsed
 
 if TYPE_CHECKING:
@@ -248,7 +249,7 @@ class Replica:
 
     def load(self) -> None:
         """Run the file. Raises: InferError."""
-        before_bytes = resident_bytes()
+        before_bytes, before = resident_bytes(), set_here()
         spec, decoupled = self._spec, self._model.spec.decoupled
         module = HookModule(spec.path, decoupled=decoupled, roots=spec.roots, dialect=spec.dialect)
         self._module = module
@@ -257,7 +258,7 @@ class Replica:
         self.bound = bound = bind(module, rules, self._model.signature, metadata)
         self.has_pre, self.has_post = (bound.functions[hook] is not None for hook in (PRE, POST))
         self.is_async = module.is_async
-        if self._constant:
+        if self._constant and is_small(metadata) and set_here() == before:
             self.swift = _swift(spec.path, module)
         self.load_bytes = resident_bytes() - before_bytes
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextvars
 import math
 from collections.abc import Callable, Mapping
 from types import CodeType, FunctionType, ModuleType
@@ -20,10 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from .plain import MANY, PLAIN, has_small, members
+from .scopes import own_nodes
+
 SMALL_BYTES = 4096
 """Of a sample as it was sent, and of the arrays that a hook is given: all of it is looked at within microseconds."""
-_MANY = 1 << 16
-_DEEP = 8
+_CALLS = 64
+"""Of functions of the file by each other: none is called in a comprehension, so a hook makes no more."""
 _POWER = 4
 
 _NUMBERS = frozenset(
@@ -34,6 +38,7 @@ _BUILTINS = _NUMBERS | frozenset((
     "all", "any", "dict", "enumerate", "frozenset", "list", "max", "min", "reversed", "set", "sorted", "sum",
     "tuple", "zip",
 ))  # fmt: skip
+_LAZY = frozenset(("enumerate", "reversed", "zip"))
 _NUMPY = frozenset((
     "abs", "absolute", "argmax", "argmin", "argsort", "array", "asarray", "atleast_1d", "atleast_2d", "bool_",
     "ceil", "clip", "concatenate", "exp", "expand_dims", "float16", "float32", "float64", "floor", "int16", "int32",
@@ -48,13 +53,14 @@ _METHODS = frozenset((
 _GROWING = frozenset(("append", "extend", "insert", "update"))
 """Methods that make something grow: not where it is gone through."""
 _ATTRIBUTES = frozenset(("T", "dtype", "name", "ndim", "shape", "size", "type"))
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _STATEMENTS = (ast.Pass, ast.Return, ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.If, ast.Raise, ast.Assert)
 _EXPRESSIONS = (
-    ast.BoolOp, ast.UnaryOp, ast.IfExp, ast.Compare, ast.Dict, ast.Set, ast.List, ast.Tuple, ast.Subscript, ast.Slice,
+    ast.BoolOp, ast.UnaryOp, ast.IfExp, ast.Compare, ast.Dict, ast.Set, ast.List, ast.Tuple, ast.Slice,
     ast.Constant, ast.JoinedStr, ast.FormattedValue, ast.Starred, ast.keyword,
 )  # fmt: skip
 _MUCH = (ast.Pow, ast.LShift, ast.MatMult)
+_TARGETS = (ast.Name, ast.Tuple, ast.List, ast.Starred, ast.expr_context)
+_REPEATED = (ast.List, ast.Tuple, ast.ListComp, ast.JoinedStr)
 _PARTS = (ast.expr_context, ast.operator, ast.boolop, ast.unaryop, ast.cmpop)
 
 
@@ -72,6 +78,11 @@ def is_swift(hook: Callable[..., Any], tree: ast.Module) -> bool:
     except (_UnknownError, RecursionError, SyntaxError):
         return False
     return True
+
+
+def set_here() -> Any:
+    """Give what is set on this thread alone, how numpy writes, say: a file that has set it needs its thread."""
+    return contextvars.copy_context(), np.geterr()
 
 
 def are_small(values: Any) -> bool:
@@ -95,15 +106,24 @@ class _Functions:
         self._codes = {code.co_name: code for code in made}
         self._globals = getattr(hook, "__globals__", None)
         self._reading: list[FunctionType] = []
+        self._calls = 0
+
+    @property
+    def in_hook(self) -> bool:
+        """Whether it is the hook itself that is read."""
+        return len(self._reading) == 1
 
     def read(self, function: Any) -> None:
         """Read one, and those that it calls. Raises: _UnknownError."""
         if type(function) is not FunctionType or function.__globals__ is not self._globals or function in self._reading:
             raise _UnknownError
         node, code = self._written.get(function.__name__), self._codes.get(function.__name__)
-        defaults = (function.__defaults__ or (), function.__kwdefaults__ or {})
-        if node is None or function.__code__ != code or not all(map(_is_plain, defaults)):
-            raise _UnknownError  # decorated, say
+        if node is None or function.__code__ != code or code.co_firstlineno != node.lineno:
+            raise _UnknownError  # decorated, say, or one of two that are written
+        defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        self._calls += 1
+        if self._calls > _CALLS or not all(type(each) in PLAIN for each in defaults):
+            raise _UnknownError  # a list as a default outlives the call
         self._reading.append(function)
         _Reading(self, function, node).read()
         self._reading.pop()
@@ -116,8 +136,8 @@ class _Reading:
         self._functions = functions
         self._globals: Mapping[str, Any] = function.__globals__
         self._body = node.body
-        stored = (each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store))
-        self._locals = {*function.__code__.co_varnames, *stored}
+        stored = {each.id for each in own_nodes(node.body) if isinstance(each, ast.Name) and _is_stored(each)}
+        self._locals = stored | {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
         self._inner: list[str] = []
         """What the comprehensions around the place that is read have made of each element."""
 
@@ -126,7 +146,7 @@ class _Reading:
             self._statement(statement)
 
     def _statement(self, node: ast.stmt) -> None:
-        if not isinstance(node, _STATEMENTS) or (isinstance(node, ast.AugAssign) and isinstance(node.op, _MUCH)):
+        if not isinstance(node, _STATEMENTS) or (isinstance(node, ast.AugAssign) and not self._may_change(node)):
             raise _UnknownError
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.stmt):
@@ -134,11 +154,28 @@ class _Reading:
             elif not isinstance(node, ast.AnnAssign) or child is not node.annotation:
                 self._expression(child)
 
+    def _may_change(self, node: ast.AugAssign) -> bool:
+        return self._functions.in_hook and not isinstance(node.op, _MUCH)
+
     def _expression(self, node: ast.AST) -> None:
+        """Read one whose value may be anything but what is made as it is gone through, maybe while that grows."""
+        if isinstance(node, ast.GeneratorExp) or (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _LAZY
+        ):
+            raise _UnknownError
+        self._consumed(node)
+
+    def _consumed(self, node: ast.AST) -> None:
+        """Read one that is gone through at once."""
         match node:
             case ast.Name():
-                if node.id not in self._locals:
+                if not self._is_local(node.id):
                     self._global(node.id)
+            case ast.Subscript():
+                self._subscript(node)
+            case ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[owner]):
+                self._look_into(owner, (dict, set, frozenset))
+                self._expression(node.left)
             case ast.Call():
                 self._call(node)
             case ast.Attribute():
@@ -147,16 +184,35 @@ class _Reading:
                 self._operation(node)
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
                 self._comprehension(node)
-            case _ if isinstance(node, _EXPRESSIONS):
-                for child in ast.iter_child_nodes(node):
-                    self._expression(child)
-            case _ if not isinstance(node, _PARTS):
-                raise _UnknownError
+            case _:
+                self._other(node)
+
+    def _other(self, node: ast.AST) -> None:
+        if isinstance(node, _EXPRESSIONS):
+            for child in ast.iter_child_nodes(node):
+                self._expression(child)
+        elif not isinstance(node, _PARTS):
+            raise _UnknownError
+
+    def _subscript(self, node: ast.Subscript) -> None:
+        if _is_stored(node) and not self._functions.in_hook:
+            raise _UnknownError  # whose what it was given is, is not known
+        self._look_into(node.value, () if isinstance(node.slice, ast.Slice) else (list, tuple, dict))
+        self._expression(node.slice)
+
+    def _is_local(self, name: str) -> bool:
+        return name in self._locals or name in self._inner
 
     def _global(self, name: str) -> None:
         known = name in self._globals
-        if not (_is_plain(self._globals[name]) if known else _is_type(name)):
+        if not (members(self._globals[name]) <= MANY if known else _is_type(name)):
             raise _UnknownError
+
+    def _look_into(self, owner: ast.expr, kinds: tuple[type, ...]) -> None:
+        """Read what something is looked up in, which takes no longer where that is large."""
+        found = self._globals.get(owner.id) if isinstance(owner, ast.Name) and not self._is_local(owner.id) else None
+        if type(found) not in kinds or not has_small(found):
+            self._expression(owner)
 
     def _attribute(self, node: ast.Attribute) -> None:
         module = self._module(node.value)
@@ -170,7 +226,7 @@ class _Reading:
 
     def _module(self, node: ast.expr) -> ModuleType | None:
         """Give what module a name stands for."""
-        found = self._globals.get(node.id) if isinstance(node, ast.Name) and node.id not in self._locals else None
+        found = self._globals.get(node.id) if isinstance(node, ast.Name) and not self._is_local(node.id) else None
         return found if isinstance(found, ModuleType) else None
 
     def _operation(self, node: ast.BinOp) -> None:
@@ -178,16 +234,21 @@ class _Reading:
         is_square = isinstance(node.op, ast.Pow) and isinstance(power, int | float) and abs(power) <= _POWER
         if isinstance(node.op, _MUCH) and not is_square:
             raise _UnknownError
+        for repeated, times in ((node.left, node.right), (node.right, node.left)):
+            if isinstance(node.op, ast.Mult) and isinstance(repeated, _REPEATED) and not self._is_length(times):
+                raise _UnknownError
         self._expression(node.left)
         self._expression(node.right)
 
     def _call(self, node: ast.Call) -> None:
+        is_builtin = isinstance(node.func, ast.Name) and node.func.id not in self._globals
+        consumes = is_builtin or (isinstance(node.func, ast.Attribute) and node.func.attr == "join")
         for given in (*node.args, *node.keywords):
-            self._expression(given)
+            (self._consumed if consumes else self._expression)(given)
         match node.func:
             case ast.Attribute(value=owner, attr=name):
                 self._method(owner, name)
-            case ast.Name(id=name) if name not in self._locals:
+            case ast.Name(id=name) if not self._is_local(name):
                 self._function(name, node)
             case _:
                 raise _UnknownError
@@ -197,10 +258,10 @@ class _Reading:
         if module is not None:
             if self._inner or not (module is math or (module is np and name in _NUMPY)):
                 raise _UnknownError
-        elif name not in _METHODS and (self._inner or name not in _GROWING):
+        elif name not in _METHODS and (self._inner or name not in _GROWING or not self._functions.in_hook):
             raise _UnknownError
         else:
-            self._expression(owner)
+            self._look_into(owner, (dict,) if name == "get" else ())
 
     def _function(self, name: str, node: ast.Call) -> None:
         if name in self._globals:
@@ -208,9 +269,9 @@ class _Reading:
                 raise _UnknownError
             self._functions.read(self._globals[name])
         elif name == "range":
-            if not all(map(_is_length, node.args)):
+            if not all(map(self._is_length, node.args)):
                 raise _UnknownError
-        elif name not in (_NUMBERS if self._inner else _BUILTINS) and not _is_type(name):
+        elif name not in _NUMBERS and (self._inner or not (name in _BUILTINS or _is_type(name))):
             raise _UnknownError
 
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
@@ -218,13 +279,28 @@ class _Reading:
         for part in node.generators:
             if part.is_async or (self._inner and _root(part.iter) not in self._inner):
                 raise _UnknownError  # over something for each of something else: more than there is
-            self._expression(part.iter)
-            self._inner += [each.id for each in ast.walk(part.target) if isinstance(each, ast.Name)] or [""]
+            self._consumed(part.iter)
+            target = list(ast.walk(part.target))
+            if not all(isinstance(each, _TARGETS) for each in target):
+                raise _UnknownError
+            self._inner += [each.id for each in target if isinstance(each, ast.Name)] or [" "]
             for condition in part.ifs:
                 self._expression(condition)
         for each in (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,):
             self._expression(each)
         del self._inner[before:]
+
+    def _is_length(self, node: ast.expr) -> bool:
+        match node:
+            case ast.Call(func=ast.Name(id=name)):
+                return name == "len"
+            case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=right):
+                return self._is_length(left) and self._is_length(right)
+            case ast.Name(id=name) if not self._is_local(name):
+                value = self._globals.get(name)
+            case _:
+                value = getattr(node, "value", None)
+        return type(value) is int and value <= SMALL_BYTES
 
 
 def _root(node: ast.expr) -> str:
@@ -234,25 +310,11 @@ def _root(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _is_length(node: ast.expr) -> bool:
-    if isinstance(node, ast.Constant):
-        return isinstance(node.value, int) and node.value <= SMALL_BYTES
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len"
+def _is_stored(node: ast.Name | ast.Subscript) -> bool:
+    return isinstance(node.ctx, ast.Store)
 
 
 def _is_type(name: str) -> bool:
     """Tell whether a builtin is an exception, or a type that is listed."""
     found = getattr(builtins, name, None)
     return isinstance(found, type) and (issubclass(found, Exception) or name in _BUILTINS | {"bytes"})
-
-
-def _is_plain(value: Any, depth: int = 0) -> bool:
-    """Tell whether a global is nothing but numbers, texts and containers of them."""
-    if type(value) is np.ndarray:
-        return not value.dtype.hasobject and value.nbytes <= 8 * SMALL_BYTES
-    if isinstance(value, np.generic) or type(value) in _PLAIN:
-        return True
-    if depth >= _DEEP or type(value) not in {list, tuple, dict, set, frozenset} or len(value) > _MANY:
-        return False
-    members = (*value, *value.values()) if type(value) is dict else value
-    return all(_is_plain(each, depth + 1) for each in members)

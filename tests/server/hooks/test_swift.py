@@ -15,6 +15,7 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.server.hooks import replica, replicas
 from penstock.server.hooks.loading import POST, PRE
+from penstock.server.hooks.plain import is_small
 from penstock.server.hooks.runner import Hooks
 from penstock.server.hooks.swift import SMALL_BYTES, are_small, is_swift
 from tests.server.hooks.stage import Act, PuppetEngine, Stage
@@ -155,6 +156,120 @@ def test_what_is_no_function_of_the_file_as_it_is_written_is_not() -> None:
     assert not found("def hook(sample, kept=print): return sample")
 
 
+MORE = """
+import time
+import numpy as np
+class Remote:
+    def get(self, key, otherwise=None): time.sleep(1)
+remote, limit = Remote(), 128
+labels = ["a", "b", "c"]
+words = {f"word{at}": at for at in range(50_000)}
+many = list(words)
+tables = [list(words)] * 3
+class Price(np.float64):
+    def __mul__(self, other): time.sleep(1)
+price = Price(1)
+def fast(value): return value
+if limit:
+    def fast(value): time.sleep(1)
+def kept(value, all=[]): all.append(value)
+def add(to, value): to.append(value)
+def put(to, value): to[0] = value
+def grow(to, value): to += [value]
+def fallen(value): return value
+def hook(sample, metadata):
+    BODY
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return [words.get(word, 0) for word in sample]",
+        "return [words[word] if word in words else 0 for word in sample]",
+        "return [many[at] for at in sample]",
+        "return [labels.index(word) for word in sample]",
+        "return sample + [0] * (limit - len(sample))",
+        "return [at for at in range(len(sample) - 1)]",
+        "return [np for np in sample]",
+        "sample.extend(list(zip(sample, labels)))\n    return ' '.join(word for word in sample)",
+        "return any(at > 1 for at, _ in enumerate(reversed(sample))), sum(value for value in sample)",
+        "return {'a': fallen(sample), 'b': [fallen for fallen in sample]}",
+    ],
+)
+def test_what_is_large_may_be_looked_into(body: str) -> None:
+    assert found(MORE.replace("BODY", body))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "[0 for remote in sample]\n    return remote.get(sample)",
+        "[0 for at in sample for remote in at]\n    return remote.get(sample)",
+        "return [remote for remote in remote.get(sample)]",
+        "return [np.load(sample) for np in np.load(sample)]",
+        "return price * sample",
+        "return fast(sample)",
+        "return kept(sample)",
+        "return add(labels, sample)",
+        "return put(labels, sample)",
+        "return grow(labels, sample)",
+        "return [many.index(word) for word in sample]",
+        "return [word in many for word in sample]",
+        "return [word in tables[0] for word in sample]",
+        "return [set(labels) for word in sample]",
+        "return [value for value in words]",
+        "return many[1:]",
+        "return [0 for () in [[]] * 9 for at in range(4096)]",
+        "return [0 for sample[remote.get(0)] in sample]",
+        "return [0 for sample.name in sample]",
+        "return sample + [0] * sample['n']",
+        "return sample['n'] * [0]",
+        "return range(limit * sample)",
+        "sample.extend(value for value in sample)",
+        "sample += (value for value in sample)",
+        "sample.extend(enumerate(sample))",
+        "more = zip(sample)\n    sample.extend(more)",
+        "sample.extend(fallen(value for value in sample))",
+        "more = [value for value in sample], (value for value in sample)\n    sample.extend(more[1])",
+    ],
+)
+def test_what_goes_through_it_or_outlives_the_call_or_hides_behind_another_name_is_not_swift(body: str) -> None:
+    assert not found(MORE.replace("BODY", body))
+
+
+def test_a_hook_that_is_written_again_under_a_condition_is_not_taken_for_the_one_that_is_read() -> None:
+    assert not found("""
+        import time
+        def hook(sample, metadata): return sample
+        try:
+            def hook(sample, metadata): time.sleep(1)
+        except ImportError:
+            pass
+    """)
+
+
+def test_functions_that_call_each_other_again_and_again_are_given_up_on() -> None:
+    calls = "".join(f"def f{at + 1}(value): return f{at}(f{at}(value))\n" for at in range(7))
+
+    assert not found(f"def f0(value): return value\n{calls}def hook(sample, metadata): return f7(sample)")
+
+
+@pytest.mark.parametrize(
+    ("settings", "small"),
+    [
+        ({}, True),
+        ({"labels": ["a"] * 1000, "scale": 0.5}, True),
+        ({"labels": ["a"] * 3000}, False),
+        ({"text": "a" * 1_000_000}, False),
+        ({"client": object()}, False),
+        ({"a": {"b": [[0] * 1000] * 1000}}, False),
+    ],
+)
+def test_settings_are_small_by_all_that_they_have(settings: Any, small: bool) -> None:
+    assert is_small(settings) is small
+
+
 @pytest.mark.parametrize(
     ("values", "small"),
     [
@@ -214,10 +329,26 @@ def test_a_request_through_swift_hooks_needs_no_turn_of_the_loop(act: Act) -> No
     [
         (PLAIN, {}, SMALL_BYTES + 1),
         (PLAIN, {"replicas": "shared"}, 20),
+        (PLAIN, {"metadata": {"words": ["a"] * 5000}}, 20),
+        (
+            """
+    import numpy as np
+    np.set_printoptions(precision=2)"""
+            + PLAIN,
+            {},
+            20,
+        ),
         (PLAIN.replace('return [sample["x"]]', 'sorted.__doc__; return [sample["x"]]'), {}, 20),
         (PLAIN.replace("def post", "kept = []\n    def keep(x): kept.append(x)\n    def post"), {}, 20),
     ],
-    ids=["a large sample", "as configured", "something unknown", "globals are written"],
+    ids=[
+        "a large sample",
+        "as configured",
+        "large metadata",
+        "settings of its thread",
+        "something unknown",
+        "globals are written",
+    ],
 )
 def test_others_are_run_by_a_thread(act: Act, source: str, options: dict[str, Any], nbytes: int) -> None:
     async def scene(stage: Stage) -> None:
