@@ -5,8 +5,8 @@ and calls what is listed here can do neither, on a small sample, and to hand it 
 What is not known here goes to a thread.
 
 All that such a hook meets is plain: JSON, arrays, texts, and the names and shapes of the model. So a method is known by
-its name alone, whatever it is called on, and there is no loop but over what is there and does not grow. What holds the
-interpreter in C, an absurd text say, would hold it on a thread as well.
+its name alone, whatever it is called on, and there is no loop but over what is there and does not grow. Nothing is
+changed but what the hook has made itself. What holds the interpreter in C, an absurd text say, would do so on a thread.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from .plain import MANY, PLAIN, has_small, members
+from .pure import place_of_out
 from .scopes import own_nodes
 
 SMALL_BYTES = 4096
@@ -53,7 +54,7 @@ _METHODS = frozenset((
 _GROWING = frozenset(("append", "extend", "insert", "update"))
 """Methods that make something grow: not where it is gone through."""
 _ATTRIBUTES = frozenset(("T", "dtype", "name", "ndim", "shape", "size", "type"))
-_STATEMENTS = (ast.Pass, ast.Return, ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.If, ast.Raise, ast.Assert)
+_STATEMENTS = (ast.Pass, ast.Return, ast.Expr, ast.Assign, ast.AnnAssign, ast.If, ast.Raise, ast.Assert)
 _EXPRESSIONS = (
     ast.BoolOp, ast.UnaryOp, ast.IfExp, ast.Compare, ast.Dict, ast.Set, ast.List, ast.Tuple, ast.Slice,
     ast.Constant, ast.JoinedStr, ast.FormattedValue, ast.Starred, ast.keyword,
@@ -108,11 +109,6 @@ class _Functions:
         self._reading: list[FunctionType] = []
         self._calls = 0
 
-    @property
-    def in_hook(self) -> bool:
-        """Whether it is the hook itself that is read."""
-        return len(self._reading) == 1
-
     def read(self, function: Any) -> None:
         """Read one, and those that it calls. Raises: _UnknownError."""
         if type(function) is not FunctionType or function.__globals__ is not self._globals or function in self._reading:
@@ -138,6 +134,7 @@ class _Reading:
         self._body = node.body
         stored = {each.id for each in own_nodes(node.body) if isinstance(each, ast.Name) and _is_stored(each)}
         self._locals = stored | {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
+        self._own = _made_here(node.body)
         self._inner: list[str] = []
         """What the comprehensions around the place that is read have made of each element."""
 
@@ -146,16 +143,13 @@ class _Reading:
             self._statement(statement)
 
     def _statement(self, node: ast.stmt) -> None:
-        if not isinstance(node, _STATEMENTS) or (isinstance(node, ast.AugAssign) and not self._may_change(node)):
+        if not isinstance(node, _STATEMENTS):
             raise _UnknownError
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.stmt):
                 self._statement(child)
             elif not isinstance(node, ast.AnnAssign) or child is not node.annotation:
                 self._expression(child)
-
-    def _may_change(self, node: ast.AugAssign) -> bool:
-        return self._functions.in_hook and not isinstance(node.op, _MUCH)
 
     def _expression(self, node: ast.AST) -> None:
         """Read one whose value may be anything but what is made as it is gone through, maybe while that grows."""
@@ -195,10 +189,14 @@ class _Reading:
             raise _UnknownError
 
     def _subscript(self, node: ast.Subscript) -> None:
-        if _is_stored(node) and not self._functions.in_hook:
-            raise _UnknownError  # whose what it was given is, is not known
+        if _is_stored(node) and not self._is_own(node.value):
+            raise _UnknownError
         self._look_into(node.value, () if isinstance(node.slice, ast.Slice) else (list, tuple, dict))
         self._expression(node.slice)
+
+    def _is_own(self, node: ast.expr) -> bool:
+        """Tell whether what is to be changed was made here: a prediction may be kept for others, by the cache say."""
+        return isinstance(node, ast.Name) and node.id in self._own
 
     def _is_local(self, name: str) -> bool:
         return name in self._locals or name in self._inner
@@ -241,6 +239,8 @@ class _Reading:
         self._expression(node.right)
 
     def _call(self, node: ast.Call) -> None:
+        if any(each.arg in {None, "out"} for each in node.keywords):
+            raise _UnknownError
         is_builtin = isinstance(node.func, ast.Name) and node.func.id not in self._globals
         consumes = is_builtin or (isinstance(node.func, ast.Attribute) and node.func.attr == "join")
         for given in (*node.args, *node.keywords):
@@ -248,6 +248,8 @@ class _Reading:
         match node.func:
             case ast.Attribute(value=owner, attr=name):
                 self._method(owner, name)
+                if self._module(owner) is np and len(node.args) > place_of_out(f"numpy.{name}"):
+                    raise _UnknownError
             case ast.Name(id=name) if not self._is_local(name):
                 self._function(name, node)
             case _:
@@ -258,7 +260,7 @@ class _Reading:
         if module is not None:
             if self._inner or not (module is math or (module is np and name in _NUMPY)):
                 raise _UnknownError
-        elif name not in _METHODS and (self._inner or name not in _GROWING or not self._functions.in_hook):
+        elif name not in _METHODS and (self._inner or name not in _GROWING or not self._is_own(owner)):
             raise _UnknownError
         else:
             self._look_into(owner, (dict,) if name == "get" else ())
@@ -301,6 +303,17 @@ class _Reading:
             case _:
                 value = getattr(node, "value", None)
         return type(value) is int and value <= SMALL_BYTES
+
+
+def _made_here(body: list[ast.stmt]) -> set[str]:
+    """Name what a function makes lists and dicts of its own, and nothing else."""
+    made, other = set[str](), set[str]()
+    for node in own_nodes(body):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.List | ast.Dict | ast.ListComp | ast.DictComp):
+            made.update(each.id for each in node.targets if isinstance(each, ast.Name))
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            other.update(each.id for each in ast.walk(node) if isinstance(each, ast.Name) and _is_stored(each))
+    return made - other
 
 
 def _root(node: ast.expr) -> str:
