@@ -33,7 +33,7 @@ SLOW_LOADS = 2
 """So many in a row that take longer are no accident; one may have met a machine that stood still."""
 FIRST_BYTES = 256 << 20
 """What the first one may take for a second to be tried where one would do: it brings the libraries too."""
-FEW = 16
+FEW = 32
 """So many requests under way on average go through swift hooks on the loop for less than by a thread (ADR 0023)."""
 MAX_HANGING = 8
 """Abandoned replicas whose threads have not ended; past that many, no fresh one is made until one of them ends."""
