@@ -17,7 +17,7 @@ import pytest
 from penstock.perf import flood, models
 from penstock.perf.flood import BROKEN, RECORD, SKIPPED, Flood
 from penstock.perf.load import Flooded, Load
-from penstock.perf.overload import Calm, Overload, Sample, report
+from penstock.perf.overload import Calm, Overload, Round, Sample, report
 
 REQUEST = b"POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\nbody"
 
@@ -156,14 +156,18 @@ def calm(per_s: float) -> Calm:
     return Calm(best_per_s=per_s, few=load, alone=load, rss_mib=110)
 
 
-def said(after_per_s: float = 1000, rows: int = 1024, rss_mib: float = 130, **seen: Any) -> list[str]:
+def one_round(after_per_s: float = 1000, rows: int = 1024, rss_mib: float = 130, **seen: Any) -> Round:
     samples = [Sample(rows, 130)] * 60 + [Sample(rows, rss_mib)] * 20
     during = Overload(10_000, 20, flooded(**(SEEN | seen)), samples, 2.5)
-    return [line for line in report(calm(1000), during, calm(after_per_s)).splitlines() if "hold" in line.lower()]
+    return Round(calm(1000), during, calm(after_per_s))
+
+
+def said(*rounds: Round) -> list[str]:
+    return [line for line in report(rounds).splitlines() if line.endswith(("holds", "DOES NOT HOLD"))]
 
 
 def test_all_of_it_may_hold() -> None:
-    assert said() == [
+    assert said(one_round()) == [
         "offered 10.0 times the peak: holds",
         "queue: at most 1024 rows of 1024: holds",
         "goodput: 95.0% of the peak: holds",
@@ -188,9 +192,36 @@ def test_all_of_it_may_hold() -> None:
     ],
 )
 def test_what_does_not_hold_is_said(change: dict[str, Any], what: str) -> None:
-    failed = [line for line in said(**change) if line.endswith("DOES NOT HOLD")]
+    failed = [line for line in said(one_round(**change)) if line.endswith("DOES NOT HOLD")]
 
     assert [line.startswith(what) for line in failed] == [True]
+
+
+def test_one_round_of_a_slow_moment_is_not_the_median() -> None:
+    slow = one_round(after_per_s=800, s200=(15_000, 900), s503=(181_000, 11))
+
+    assert all(line.endswith(": holds") for line in said(one_round(), slow, one_round()))
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"rows": 1025}, "queue: at most 1025"),
+        ({"s500": (3, 1)}, "neither 200 nor 503: 3"),
+        ({"rss_mib": 135}, "memory: +5.0 MiB"),
+    ],
+)
+def test_what_must_never_be_is_said_of_any_round(change: dict[str, Any], what: str) -> None:
+    failed = [line for line in said(one_round(), one_round(**change), one_round()) if "NOT" in line]
+
+    assert [line.startswith(what) for line in failed] == [True]
+
+
+def test_the_cores_in_use_are_those_until_the_queue_was_empty() -> None:
+    during = Overload(10_000, 20, flooded(**SEEN), [Sample(0, 130)] * 8, 20)
+
+    # 200,000 requests of 9 and 30 us in 40 s
+    assert during.cores == pytest.approx((0.045, 0.15))
 
 
 def test_the_deep_model_takes_any_number_of_rows() -> None:
