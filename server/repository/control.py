@@ -249,23 +249,23 @@ class ModelControl:
             entry, print_ = await self._as_it_is_now(read, print_, said)
             complete = entry.needs <= read.needs
             record = self._repository.record(entry.name)
-            there = {print_, b""} if needed else {print_}
-            new = brought or not (record.settled and print_ and record.fingerprint in there)
+            same = print_ and record.fingerprint in {print_, b"" if needed else print_}
+            new = brought or not (record.settled and same)
+            if not new:
+                record.serve(record.ready)  # and what failed since has been taken back
             if complete and new:
                 log_all(entry.findings)
                 try:
                     gone = await self._transitions.bring_up(record, entry, whole=True)
                 finally:
                     if gone is not None or record.ensemble is entry:
-                        # what a request brought is not what is on disk
-                        record.fingerprint = b"" if brought else print_
-            record.asked = record.asked or (complete and not needed)
+                        record.fingerprint = b"" if brought else print_  # the disk has not what a request brought
+            record.asked |= complete and not needed
         if not complete:
             await self._load_needs(entry, (entry.name,))
             return await self._load_entry(entry, print_, said, needed=needed)
         if new:
-            # what it needs may have gone since it was looked for
-            await self._dependents.revise_one(entry.name)
+            await self._dependents.revise_one(entry.name)  # what it needs may have gone since it was looked for
             await self._dependents.revise(entry.name)
         return gone
 

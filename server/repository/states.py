@@ -25,7 +25,9 @@ class State(enum.StrEnum):
 
 @dataclass(slots=True, frozen=True, eq=False)
 class VersionState:
-    """One version's state, and why it is not ready. `version` 0: all of a model that has no version to speak of.
+    """One version's state, and why it is not ready, or could not be replaced while it serves.
+
+    `version` 0: all of a model that has no version to speak of.
 
     A change of state is a new object: whoever holds one can tell whether it still stands.
     """
@@ -79,17 +81,18 @@ class Record:
 
     def begin(self, versions: Iterable[int]) -> None:
         """Start loading versions; earlier failures are forgotten."""
-        self.versions = {
-            number: held for number, held in self.versions.items() if held.state is State.READY or not held.wanted
+        self.versions = {number: held for number, held in self.versions.items() if not held.wanted} | {
+            version: VersionState(version, State.READY) for version in self.ready
         }
         for version in versions:
             if version not in self.ready:
                 self._set(version, State.LOADING)
 
     def fail(self, version: int, reason: str) -> None:
-        """Note why a version could not be loaded, or none at all for version 0. What serves goes on."""
-        if version not in self.ready and (version or not self.ready):
-            self._set(version, State.UNAVAILABLE, reason)
+        """Note why a version could not be loaded, or none at all for version 0. What serves goes on, and says why."""
+        ready = self.ready
+        for each in ready if ready and not version else (version,):
+            self._set(each, State.READY if each in ready else State.UNAVAILABLE, reason)
 
     def give_up(self) -> None:
         """End a load that failed: what loaded beside the failures is not served."""

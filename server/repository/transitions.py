@@ -48,6 +48,7 @@ class LoadFailedError(Exception):
             each = [f"version {number} is at UNAVAILABLE state: {why};" if number else why for number, why in states]
             text = f"load failed for model '{name}': {' '.join(each)}"
         super().__init__(text)
+        self.failures = failures
         # Triton's codes for the two
         self.error = InferError(Code.INTERNAL if unread else Code.INVALID, text)
 
@@ -127,9 +128,15 @@ class Transitions:
         if not same or record.served is None or not changes.only_instances(record.served, entry):
             return None
         models = {int(model.version): model for model in self._serving[record.name]}
-        made = await self._changes(entry, models)
+        try:
+            made = await self._changes(entry, models)
+        except LoadFailedError as failed:
+            for version, reason in failed.failures.items():
+                record.fail(version, reason)
+            raise
         if made is None:
             return None
+        record.serve(record.ready)  # and no failure of before stands any more
         record.config, record.served = entry.config, entry
         return self.own(_all([task for change in made for task in change.commit()]))
 

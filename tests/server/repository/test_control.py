@@ -174,12 +174,38 @@ class TestLoading:
             assert code is Code.INTERNAL
             assert text.startswith("failed to load 'a', failed to poll from model repository: config.pbtxt:1: ")
             assert str(tmp_path) not in text
+            assert it.repository.ready()
+            assert it.repository.index(ready=True)[0]["reason"] == text.partition("repository: ")[2]
             (tmp_path / "a" / "config.pbtxt").unlink()
             make(tmp_path, "a/2/model.onnx")
             it.engine.failures["a"] = RuntimeError("boom")
             assert (await refusal(it.control.load("a")))[0] is Code.INVALID
             assert it.engine.served["a"] is served
             assert it.rows() == ["a 1 READY", "a 2 UNAVAILABLE RuntimeError: boom"]
+
+    async def test_a_version_that_serves_has_the_reason_of_a_reload_that_failed_until_one_does_not(
+        self, tmp_path: Path
+    ) -> None:
+        make(tmp_path, "a/1/model.onnx")
+        file, aside = tmp_path / "a" / "1" / "model.onnx", tmp_path / "aside"
+        async with house(tmp_path) as it:
+            await it.control.load("a")
+            file.rename(aside)
+            file.write_bytes(b"new")
+            it.engine.failures["a"] = InferError(Code.INVALID, "no good")
+            await refusal(it.control.load("a"))
+            assert it.rows() == ["a 1 READY no good"]
+
+            aside.rename(file)  # and so it is what serves
+            await it.control.load("a")
+            assert it.rows() == ["a 1 READY"]
+            assert len(it.engine.opened) == 2
+
+            file.write_bytes(b"newer")
+            await refusal(it.control.load("a"))
+            it.engine.failures.clear()
+            await it.control.load("a")
+            assert it.rows() == ["a 1 READY"]
 
     async def test_what_has_not_changed_is_left_alone_and_what_has_is_loaded_anew(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx")
@@ -267,7 +293,7 @@ class TestLoading:
             await it.control.load("alone")
             assert it.rows() == ["alone 1 READY"]
             assert "takes no configuration" in (await refusal(it.control.load("alone", "{}")))[1]
-            assert it.rows() == ["alone 1 READY"]
+            assert it.rows()[0].startswith("alone 1 READY alone: takes no configuration")
 
     async def test_where_a_model_that_is_one_file_lies_is_not_told(self, tmp_path: Path) -> None:
         make(tmp_path, "alone.onnx")
@@ -448,7 +474,7 @@ class TestStarting:
             why = "a: cannot be read: Too many open files"
             text = f"failed to load 'a', failed to poll from model repository: {why}"
             assert await refusal(it.control.load("a")) == (Code.INTERNAL, text)
-            assert it.rows() == ["a 1 READY"]
+            assert it.rows() == [f"a 1 READY {why}"]
 
     async def test_files_for_which_there_is_no_room_leave_what_serves_and_the_client_is_told(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -556,9 +582,10 @@ class TestOtherInstances:
             assert await refusal(it.control.load("a")) == (Code.INVALID, text)
 
             assert it.engine.changed == [("abandoned", 2)]
-            assert it.rows() == ["a 1 READY", "a 2 READY"]
+            assert it.rows() == ["a 1 READY", "a 2 READY no memory"]
             it.engine.failures.clear()
             await it.control.load("a")
+            assert it.rows() == ["a 1 READY", "a 2 READY"]
             assert it.engine.changed[1:] == [("committed", 2), ("committed", 2)]
             assert len(it.engine.opened) == 2
 
@@ -628,7 +655,7 @@ class TestPolling:
             await look_twice(it.control)
             await look_twice(it.control)
             assert len(it.engine.opened) == 2
-            assert it.rows() == ["a 1 READY"]
+            assert it.rows() == ["a 1 READY no good"]
             it.engine.failures.clear()
             (tmp_path / "a" / "1" / "model.onnx").write_bytes(b"whole")
             await look_twice(it.control)
@@ -691,7 +718,8 @@ class TestPolling:
                 make(tmp_path, a="", b="")
                 refuse(patch, tmp_path / "a")
                 await look_twice(it.control)
-                assert it.rows() == ["a 1 READY", "b 1 UNAVAILABLE unloaded", "b 2 READY"]
+                why = "a: cannot be read: Too many open files"
+                assert it.rows() == [f"a 1 READY {why}", "b 1 UNAVAILABLE unloaded", "b 2 READY"]
             await look_twice(it.control)
             assert it.rows() == ["a 1 UNAVAILABLE unloaded", "a 2 READY", "b 1 UNAVAILABLE unloaded", "b 2 READY"]
 

@@ -155,7 +155,7 @@ class TestExplicit:
             why = f"a: cannot be copied: {URL}/a: OSError: reset"
             text = f"failed to load 'a', failed to poll from model repository: {why}"
             assert (caught.value.code, caught.value.message) == (Code.INTERNAL, text)
-            assert (await rows(control))[0] == "a 1 READY"
+            assert (await rows(control))[0] == f"a 1 READY {why}"
 
     async def test_a_model_that_is_gone_is_not_found(self, store: type[Store]) -> None:
         async with house(URL, mode="explicit", names=("a",)) as control:

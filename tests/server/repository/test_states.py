@@ -32,11 +32,14 @@ class TestRecord:
         record.serve([1])
         record.begin([1, 2])
         record.fail(1, "no good")
+        assert states(record) == {1: ("READY", "no good"), 2: ("LOADING", "")}
         record.fail(0, "nothing is any good")
         record.give_up()
 
-        assert states(record) == {1: ("READY", ""), 2: ("UNAVAILABLE", UNLOADED)}
+        assert states(record) == {1: ("READY", "nothing is any good"), 2: ("UNAVAILABLE", UNLOADED)}
         assert record.settled
+        record.begin([1])
+        assert states(record)[1] == ("READY", "")
 
     def test_a_version_that_gives_way_is_unloading_and_then_unloaded(self) -> None:
         record = Record("m")
