@@ -27,6 +27,7 @@ from penstock.batching.spec import BatchPolicy
 
 from . import models
 from .load import Process, penstock
+from .numbers import above_zero, at_least_one, not_negative
 from .policies import OURS, TWO_SHAPES, Cell, Comparison, cells, compare_simulated, static_grid, table
 from .reality import MODEL, calibrate
 from .simulator.arrivals import Arrivals, Kind
@@ -199,12 +200,14 @@ def show(title: str, comparisons: Sequence[Comparison]) -> None:
 def main() -> None:
     """Compare, simulated and real, and print the tables."""
     parser = argparse.ArgumentParser(prog="make bench-batching", description=__doc__)
-    parser.add_argument("--choosing", type=int, default=2, help="rounds that choose the best static setting for real")
-    parser.add_argument("--rounds", type=int, default=5, help="that compare it with the default")
-    parser.add_argument("--seconds", type=float, default=2, help="of load per cell, setting and round")
-    parser.add_argument("--statics", type=int, default=STATICS, help="settings tried for real beside the first guess")
-    parser.add_argument("--requests", type=int, default=6000, help="simulated per cell and setting")
-    parser.add_argument("--minutes", type=float, default=5, help="for how long what was not calm is measured again")
+    parser.add_argument("--choosing", type=at_least_one, default=2, help="rounds that choose the best static for real")
+    parser.add_argument("--rounds", type=at_least_one, default=5, help="that compare it with the default")
+    parser.add_argument("--seconds", type=above_zero, default=2, help="of load per cell, setting and round")
+    parser.add_argument("--statics", type=at_least_one, default=STATICS, help="settings tried beside the first guess")
+    parser.add_argument("--requests", type=at_least_one, default=6000, help="simulated per cell and setting")
+    parser.add_argument(
+        "--minutes", type=not_negative, default=5, help="for how long to measure anew what was not calm"
+    )
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--simulated-only", action="store_true")
     only.add_argument("--real-only", action="store_true", help="beside static settings that nobody has ranked")

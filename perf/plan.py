@@ -26,6 +26,7 @@ import numpy as np
 
 from penstock.batching.spec import BatchPolicy
 
+from .numbers import at_least_one, not_negative, share
 from .simulator.arrivals import SHAPELESS, Arrivals, Kind, bursty, poisson, recorded
 from .simulator.frontend import FrontCosts, simulate_server
 from .simulator.measured import Measured, read_costs
@@ -146,8 +147,8 @@ class Plan:
     def curve(self) -> list[Outlook]:
         """Simulate one device under Poisson arrivals, from little to as much as it can do."""
         kinds, found = (Kind(self._load.rows),), []
-        for share in SHARES:
-            rate = share * self.knee_rows_per_s / self._load.rows
+        for busy in SHARES:
+            rate = busy * self.knee_rows_per_s / self._load.rows
             found.append(self._sum_up([self._simulate(poisson(rate, REQUESTS / rate, kinds))]))
         return found
 
@@ -218,37 +219,21 @@ def _parser() -> argparse.ArgumentParser:
         description="Predict latency and throughput of a measured model, and the devices that a target takes.",
     )  # fmt: skip
     parser.add_argument("--costs", required=True, metavar="URL|FILE", help="a model's statistics, or a table of costs")
-    parser.add_argument("--rate", type=float, default=0.0, metavar="N", help="requests per second, of all devices")
-    parser.add_argument("--arrivals", default="poisson", metavar="HOW", help="poisson, bursty or trace:FILE (poisson)")
-    parser.add_argument("--rows", type=_at_least_one, default=1, metavar="N", help="rows of a request (1)")
     parser.add_argument(
-        "--front-us", type=_not_negative, default=0.0, metavar="US", help="what a request costs the event loop"
+        "--rate", type=not_negative, default=0.0, metavar="N", help="requests per second, of all devices"
     )
-    parser.add_argument("--devices", type=_at_least_one, metavar="N", help="to split it between (busy for 80%%)")
-    parser.add_argument("--target-ms", type=float, default=0.0, metavar="MS", help="find the devices that answer in MS")
-    parser.add_argument("--attain", type=_share, default=0.99, metavar="P", help="the share answered in time (0.99)")
+    parser.add_argument("--arrivals", default="poisson", metavar="HOW", help="poisson, bursty or trace:FILE (poisson)")
+    parser.add_argument("--rows", type=at_least_one, default=1, metavar="N", help="rows of a request (1)")
+    parser.add_argument(
+        "--front-us", type=not_negative, default=0.0, metavar="US", help="what a request costs the event loop"
+    )
+    parser.add_argument("--devices", type=at_least_one, metavar="N", help="to split it between (busy for 80%%)")
+    parser.add_argument(
+        "--target-ms", type=not_negative, default=0.0, metavar="MS", help="find the devices that answer in MS"
+    )
+    parser.add_argument("--attain", type=share, default=0.99, metavar="P", help="the share answered in time (0.99)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
-
-
-def _at_least_one(word: str) -> int:
-    if not word.isdecimal() or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number above 0")
-    return int(word)
-
-
-def _not_negative(word: str) -> float:
-    number = float(word)
-    if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"{word!r} is not 0 or more")
-    return number
-
-
-def _share(word: str) -> float:
-    share = float(word)
-    if not 0 < share <= 1:
-        raise argparse.ArgumentTypeError(f"{word!r} is not above 0 and at most 1")
-    return share
 
 
 def _measured(source: str) -> Measured:

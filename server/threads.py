@@ -1,11 +1,13 @@
 """Threads: pools that go on with the threads they have, where the system (pids.max, RLIMIT_NPROC) gives no more.
 
-Made for the event loops of a server's processes, and for what a loop has done on threads of its own kind.
+Made for the event loops of a server's processes, and for what a loop has done on threads of its own kind. And locks of
+threads, by name.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TypeVar
@@ -28,6 +30,20 @@ class Threads(ThreadPoolExecutor):
             if not self._threads:
                 self._work_queue.get_nowait()  # what has just been put there, for which nobody would come
                 raise
+
+
+class StripedLocks:
+    """Locks by name, of which there are always the same few: names that clients make up cost no memory.
+
+    Two names may share a lock, so a thread holds one of these at a time.
+    """
+
+    def __init__(self) -> None:
+        self._locks = tuple(threading.Lock() for _ in range(64))
+
+    def of(self, name: str) -> threading.Lock:
+        """Give the lock of a name."""
+        return self._locks[hash(name) % len(self._locks)]
 
 
 def new_loop() -> asyncio.AbstractEventLoop:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from penstock.perf.numbers import at_least_one
 from penstock.perf.profiling import environment
 
 from . import environments, questions, results, tables
@@ -43,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--concurrency", type=_counts, default=(1, 8, 32), metavar="N,M", help="requests at once (1,8,32)"
     )
-    made.add_argument("--rounds", type=_count, default=3, help="turns of each peer, whose medians count (3)")
+    made.add_argument("--rounds", type=at_least_one, default=3, help="turns of each peer, whose medians count (3)")
     made.add_argument("--seconds", type=_seconds, default=1.2, help="of load in each turn (1.2)")
     made.add_argument("--json", type=Path, metavar="FILE", help="write all that was found")
     made.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables into a page")
@@ -69,14 +70,8 @@ def _some(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
     return chosen
 
 
-def _count(text: str) -> int:
-    if not text.strip().isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
-
-
 def _counts(text: str) -> tuple[int, ...]:
-    return tuple(sorted({_count(word) for word in text.split(",")}))
+    return tuple(sorted({at_least_one(word) for word in text.split(",")}))
 
 
 def _seconds(text: str) -> float:

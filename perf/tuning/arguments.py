@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from penstock.perf.numbers import above_zero, at_least_one
 from penstock.perf.profiling import flags
 from penstock.perf.profiling.command_line import options as options_of
 from penstock.perf.profiling.flags import UsageError
@@ -58,11 +59,13 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where what was found is written")
-    made.add_argument("--latency-target", type=_above_zero, metavar="MS", help="serve the most within this latency")
-    made.add_argument("--memory-budget", type=_above_zero, metavar="MIB", help="leave out what makes the server larger")
+    made.add_argument("--latency-target", type=above_zero, metavar="MS", help="serve the most within this latency")
+    made.add_argument("--memory-budget", type=above_zero, metavar="MIB", help="leave out what makes the server larger")
     made.add_argument("--over", type=_knobs, default=KNOBS, metavar="KNOB,...", help=f"of {', '.join(KNOBS)}")
-    made.add_argument("--budget-minutes", type=_above_zero, default=10.0, metavar="N", help="end within (default 10)")
-    made.add_argument("--cores", type=int, default=0, metavar="N", help="of the server (default: this machine's)")
+    made.add_argument("--budget-minutes", type=above_zero, default=10.0, metavar="N", help="end within (default 10)")
+    made.add_argument(
+        "--cores", type=at_least_one, default=0, metavar="N", help="of the server (default: this machine's)"
+    )
     made.add_argument("--apply", action="store_true", help="leave the model served as found, not as it was before")
     return made
 
@@ -103,13 +106,6 @@ def _shown(words: Sequence[str], options: Options) -> Sequence[str]:
     """Give the words again, without what `options.command` hides."""
     hidden = {told for told in options.command if told.endswith(":...")}
     return [next((each for each in hidden if word.startswith(each[:-3])), word) for word in words]
-
-
-def _above_zero(word: str) -> float:
-    found = float(word)
-    if not 0 < found < float("inf"):
-        raise ValueError(word)
-    return found
 
 
 def _knobs(word: str) -> tuple[str, ...]:

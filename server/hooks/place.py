@@ -73,9 +73,8 @@ class Place:
             self._replicas, first = await self._in_server(decided)
             reason = decided.reason
             if first.swift:
-                reason += (
-                    f"; {' and '.join(sorted(first.swift, reverse=True))} cannot wait: by the event loop, if small"
-                )
+                swift = " and ".join(sorted(first.swift, reverse=True))
+                reason += f"; by the event loop for small requests, since they only compute: {swift}"
         logger.info("hooks of %s: %s", self._model.name, reason, extra={"model": self._model.name})
         self._replicas.leave(first)
         return first

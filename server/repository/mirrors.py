@@ -6,7 +6,6 @@ Made by the composition root and by `penstock check`.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from penstock.server.options.backend_config import TENSORFLOW, rows_of, tensorflow_options
 from penstock.server.options.gpu_settings import parse_devices, parse_limits
 from penstock.server.settings import Settings
+from penstock.server.threads import StripedLocks
 
 from .address import is_remote
 from .findings import Finding
@@ -167,7 +167,7 @@ class MirroredRepository(Repository):
     def __init__(self, mirrors: Mirrors, defaults: Defaults) -> None:
         super().__init__(mirrors.paths, defaults)
         self._mirrors = mirrors
-        self._turns: dict[str, threading.Lock] = {}
+        self._turns = StripedLocks()
         self._failures: Mapping[str, Finding] = {}
         self._stray: Sequence[Finding] = ()
 
@@ -200,7 +200,7 @@ class MirroredRepository(Repository):
     def read(self, name: str, config: Any = None) -> tuple[Entry | None, bytes]:
         """Copy one model anew, where it has changed, and read it; it blocks."""
         # one at a time: nothing of what is read is replaced meanwhile
-        with self._turns.setdefault(name, threading.Lock()):
+        with self._turns.of(name):
             finding = self._mirrors.refresh(name)
             if finding is None:
                 return super().read(name, config)

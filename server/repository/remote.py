@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock.server.threads import StripedLocks
+
 from .address import Address
 from .credentials import CredentialError
 from .depot import Depot, home_of
@@ -75,7 +77,7 @@ class Remote:
         self._callback: Any = None
         self._stamps: dict[str, str] = {}
         self._refused: set[str] = set()
-        self._turns: dict[str, threading.Lock] = {}
+        self._turns = StripedLocks()
         self._closed = threading.Event()
 
     @property
@@ -285,7 +287,7 @@ class Remote:
 
     def _turn(self, name: str) -> threading.Lock:
         """Give what one thread at a time holds: for each model, or for a store whose client takes one call at once."""
-        return self._turns.setdefault(name if self._concurrent else "", threading.Lock())
+        return self._turns.of(name if self._concurrent else "")
 
     def _refuse_if_closed(self) -> None:
         if self._closed.is_set():

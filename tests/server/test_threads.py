@@ -13,7 +13,7 @@ from penstock.server.listening.mapped import LargeAnswers
 from penstock.server.process import run
 from penstock.server.serve import Server
 from penstock.server.settings import Settings
-from penstock.server.threads import Threads, new_loop
+from penstock.server.threads import StripedLocks, Threads, new_loop
 from tests.fakes import PATIENCE_S, no_more_threads
 from tests.live import settings_for
 
@@ -73,3 +73,10 @@ def test_one_that_gets_not_even_one_says_so_and_ends(
         assert run(Settings()) == 1
 
     assert "can't start new thread: the limit of processes and threads is too low" in capsys.readouterr().err
+
+
+def test_locks_by_name_are_the_same_few_whatever_names_there_are() -> None:
+    locks = StripedLocks()
+
+    assert locks.of("model") is locks.of("model")
+    assert len({id(locks.of(f"made up {number}")) for number in range(10_000)}) == 64
