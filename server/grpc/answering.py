@@ -65,25 +65,25 @@ class Answering(Stream):
         if self.ended:
             return
         connection, stream_id, length = self.connection, self.stream_id, len(message)
-        size = length + PREFIX_BYTES
+        outbox, size = connection.outbox, length + PREFIX_BYTES
         if (
-            size <= connection.quick_bytes
-            and size <= connection.out_window
-            and size <= connection.peer_window + self.credit
+            size <= outbox.quick_bytes
+            and size <= outbox.window
+            and size <= outbox.initial_window + self.credit
             and self.remote_ended
-            and not connection.notice
+            and not outbox.notice
             and not self.begun
         ):
-            connection.out += answers.whole(stream_id, message, length)
-            connection.out_window -= size
-            connection.answered += 1
-            connection.sent_frames += 1
+            outbox.frames += answers.whole(stream_id, message, length)
+            outbox.window -= size
+            outbox.answered += 1
+            outbox.sent_frames += 1
             del connection.streams[stream_id]
             self.ended = True
             if self.deadline_ns:
                 connection.shared.deadlines.discard(self)
-            if not connection.dirty:
-                connection.shared.mark(connection)
+            if not outbox.dirty:
+                connection.shared.mark(outbox)
             return
         self.send(message)
         self.finish()
@@ -92,25 +92,25 @@ class Answering(Stream):
         """Send one message of a stream. `coding` is a CodedCall's to say, which may have ended; flag 1: it is on it."""
         if self.ended and not coding:
             return
-        connection, stream_id = self.connection, self.stream_id
+        outbox, stream_id = self.connection.outbox, self.stream_id
         if not self.begun:
             self.begun = True
-            connection.send_headers(answers.begin(stream_id, coding))
+            outbox.send_headers(answers.begin(stream_id, coding))
         size = len(message) + PREFIX_BYTES
         if (
             self.unsent is None
-            and size <= connection.quick_bytes
-            and size <= connection.out_window
-            and size <= connection.peer_window + self.credit
+            and size <= outbox.quick_bytes
+            and size <= outbox.window
+            and size <= outbox.initial_window + self.credit
         ):
-            connection.out += (answers.before_message(stream_id, len(message), flag), message)
-            connection.out_window -= size
+            outbox.frames += (answers.before_message(stream_id, len(message), flag), message)
+            outbox.window -= size
             self.credit -= size
-            connection.sent_frames += 1
-            if not connection.dirty:
-                connection.shared.mark(connection)
+            outbox.sent_frames += 1
+            if not outbox.dirty:
+                self.connection.shared.mark(outbox)
             return
-        connection.queue(self, (PREFIX.pack(flag, len(message)), message))
+        outbox.queue(self, (PREFIX.pack(flag, len(message)), message))
 
     def finish(self) -> None:
         """End a stream with OK."""
@@ -141,7 +141,7 @@ class Answering(Stream):
         connection = self.connection
         if connection.streams.get(self.stream_id) is self:
             self.erred(Status.UNAVAILABLE)
-            connection.answered += 1
+            connection.outbox.answered += 1
             connection.end(self, self.held)
 
     def erred(self, status: Status) -> None:
@@ -150,10 +150,10 @@ class Answering(Stream):
 
     def _last(self, last: bytes) -> None:
         if not last:
-            self.connection.send_headers(answers.begin(self.stream_id))
+            self.connection.outbox.send_headers(answers.begin(self.stream_id))
             last = answers.ok(self.stream_id)
         self.let_go()
-        self.connection.answered += 1
+        self.connection.outbox.answered += 1
         if self.unsent is None:
             self.connection.end(self, last)
         else:

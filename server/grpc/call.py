@@ -246,7 +246,7 @@ class GrpcCall(Answering):
         if shared.held_bytes > shared.receive_bytes:
             self._abandon(Status.RESOURCE_EXHAUSTED, kept_text(shared.receive_bytes))
         elif not self.remote_ended and self.in_left < self.connection.stream_window_low and self._takes():
-            self.connection.refill(self)
+            self.refill()
 
     def _release(self) -> None:
         """Give up what was kept."""
@@ -262,7 +262,7 @@ class GrpcCall(Answering):
         request = self.request
         if request.refusal is not None:
             self.let_go()
-            self.connection.answered += 1
+            self.connection.outbox.answered += 1
             refusal = request.refusal
             self.erred(refusal.status)
             last = answers.trailers_only(self.stream_id, refusal.status, refusal.text, refusal.http)

@@ -52,7 +52,7 @@ class CodedCall(GrpcCall):
         else:
             if not self.begun:
                 self.begun = True
-                connection.send_headers(answers.begin(self.stream_id, coding))
+                connection.outbox.send_headers(answers.begin(self.stream_id, coding))
             self.packing = Packing(self, coding, message)
             self.packing.go_on()
 
@@ -76,13 +76,19 @@ class CodedCall(GrpcCall):
             super()._last(last)
             return
         self.let_go()
-        self.connection.answered += 1
+        self.connection.outbox.answered += 1
         self.packing.last = last
 
     @property
     def writable(self) -> bool:
         """Whether what was sent has left or nearly so."""
         return self.packing is None and super().writable
+
+    def uncount(self) -> None:
+        """Count what waits no longer, nor what is compressed."""
+        super().uncount()
+        if self.packing is not None:
+            self.packing.drop()
 
     def lost(self, code: Fault) -> None:
         """Learn that there is nobody to answer any more."""

@@ -74,9 +74,9 @@ class GrpcConnection(Http2Connection):
     def resolve(self, fields: Fields) -> Request | None:
         """Read a header list."""
         request = read(fields, self.shared.methods)
-        if self.late and request is not None:
+        if self.drain.late and request is not None:
             request.turn_away(self.shared.asking)
-            if self.hurried:
+            if self.drain.hurried:
                 self.shared.loop.call_soon(self.shutdown)
         return request
 
@@ -96,13 +96,6 @@ class GrpcConnection(Http2Connection):
         now_s = self.shared.loop.time()
         early, self._told_s = now_s < self._told_s, now_s + TOLD_S
         return early
-
-    def give_up(self) -> None:
-        """Drop a peer that does not read, and what is compressed for it."""
-        super().give_up()
-        for call in self.streams.values():
-            if isinstance(call, CodedCall) and call.packing is not None:
-                call.packing.drop()
 
     def greet(self, data: bytes) -> bytes:
         """Tell a client of HTTP/1 what it has reached; one that begins TLS would not understand."""

@@ -1,75 +1,68 @@
-"""Http2Connection: the receiving half of an HTTP/2 connection, an asyncio protocol. Its gRPC kind is in `server/grpc`.
+"""Http2Connection: one HTTP/2 connection, an asyncio protocol: its streams, and what each frame does to them.
 
-The two frames of a plain request take a straight way through `_take_frames`; every other frame, and every doubt, goes
-through `taking.py`. Long frames of DATA are handed on as they come, and what is still to come of one is read to where
-it belongs. Source: RFC 9113.
+Its parts have one job each, and keep no reference to it, so that it is gone once it has ended: FrameReader makes frames
+of bytes, HeaderMemory decodes header blocks, ReceiveWindow and Outbox have the flow control of what comes and goes,
+FrameBudget and Timeouts bound what a peer may cost, Keepalive asks whether it is there, Drain ends it in good order.
+Its gRPC kind is in `server/grpc`. Source: RFC 9113.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections import OrderedDict
+from typing import Any
 
-from penstock.server.listening.landing import Straight
-
-from .frames import (
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    HEAD,
-    HEAD_BYTES,
-    HEADERS,
-    INITIAL_WINDOW_SIZE,
-    MAX_CONCURRENT_STREAMS,
-    MAX_FRAME_SIZE,
-    MAX_HEADER_LIST_SIZE,
-    MAX_WINDOW,
-    MIN_FRAME_BYTES,
-    PADDED,
-    PREFACE,
-    Fault,
-    Http2Error,
-    settings,
-)  # fmt: skip
+from . import frames
+from .budget import FrameBudget
+from .drain import DRAIN_PING, Drain
+from .frames import Fault, Http2Error
+from .headers import Fields, HeaderMemory
+from .keepalive import Keepalive
+from .outbox import Outbox
+from .reader import FrameReader, take_data
 from .shared import Http2Shared
 from .stream import Stream
-from .taking import Taking
+from .timeouts import LINGER_S, Timeouts
+from .window import ReceiveWindow
 
 logger = logging.getLogger("penstock.http2")
 
-_LONG = MIN_FRAME_BYTES << 8
-"""A frame of DATA from here on, one of many or a large one, is handed on uncopied, and before it is whole."""
-_STRAIGHT_BYTES = 32768
-"""So much that is still to come of a frame is read to where it belongs."""
-
-_MOST_IDS = 256
-"""After so many, of which every second is a stream's, the others have their turn: 256 KiB may be 9000 calls that are
-answered at once, and 32 times as much is read in one turn of the loop."""
-_MOST_FRAMES = 2048
-"""Frames likewise: 256 KiB of a message in crumbs are 20,000, and take 70 ms."""
+_SMALL_INCREMENT = 256
+_PARDONED = 1024
 
 
-class Http2Connection(Taking):
-    """What comes in.
+class Http2Connection(asyncio.Protocol):
+    """What a client has open.
 
-    Invariants: `_partial` is the front of a frame that has not arrived whole; of a long one of DATA all that came is
-    handed on, and `_rest` is what is still to come of it. While `_straight` is there, the transport reads by `room` and
-    `filled`; `_target` is what the last `room` is of.
+    Invariants: `last_id` is the highest stream that was opened; `max_streams` how many may be open, none once the final
+    GOAWAY is sent. `pardoned` are the streams that this side ended last, frames on which may have been on their way.
+    What arrives is not looked at once it is `closed`.
     """
 
     __slots__ = (
-        "_most_streams", "_moved", "_partial", "_rest", "_rest_flags", "_rest_id", "_resting", "_straight", "_target",
-        "_tired",
+        "begun", "budget", "drain", "headers", "keepalive", "last_id", "limits", "max_streams", "outbox", "pardoned",
+        "reader", "shared", "streams", "timeouts", "transport", "window",
     )  # fmt: skip
 
     def __init__(self, shared: Http2Shared) -> None:
-        super().__init__(shared)
-        self._moved = False
-        self._resting = self._tired = False
-        self._partial = b""
-        self._rest = self._rest_flags = self._rest_id = 0
-        self._straight: Straight | None = None
-        self._target: Stream | None = None
-        self._most_streams = self.limits.max_streams
+        limits = shared.limits
+        self.shared = shared
+        self.limits = limits
+        self.transport: Any = None
+        self.begun = False
+        self.streams: dict[int, Stream] = {}
+        self.last_id = 0
+        self.max_streams = limits.max_streams
+        self.pardoned: OrderedDict[int, None] = OrderedDict()
+        self.outbox = Outbox(shared, self.streams)
+        self.headers: HeaderMemory[Any] = HeaderMemory(limits.max_header_bytes)
+        self.window = ReceiveWindow(limits.connection_window_bytes, self.outbox)
+        self.reader = FrameReader()
+        self.budget = FrameBudget(limits, self.outbox)
+        self.keepalive = Keepalive(shared, self.outbox, self.budget)
+        self.timeouts = Timeouts()
+        self.drain = Drain(shared.loop)
 
     # -- what the protocol above adds --------------------------------------------------------------------------
 
@@ -77,172 +70,279 @@ class Http2Connection(Taking):
         """Give what is answered to a client that does not speak HTTP/2."""
         return b""
 
-    # -- what arrives ------------------------------------------------------------------------------------------
+    def resolve(self, fields: Fields) -> Any:
+        """Make of a header list what `open` takes; None when it is malformed. Kept with the block."""
+        raise NotImplementedError
+
+    def open(self, stream_id: int, head: Any, ended: int) -> None:
+        """Open a stream: put it into `streams` and begin."""
+        raise NotImplementedError
+
+    # -- the transport -----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection, or drop it when there are too many."""
+        self.transport = self.outbox.transport = transport
+        connections = self.shared.connections
+        if len(connections) >= self.limits.max_connections:
+            self.shared.tally.full(self.limits.max_connections)
+            self.outbox.close()
+            self.transport.abort()
+            return
+        connections.add(self)
+        self.outbox.over_tls = transport.get_extra_info("sslcontext") is not None
+        if self.shared.draining:
+            self.drain.come_late(self)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes: every whole frame, and keep what is left."""
-        self.heard = True
-        if self.exact:
-            self.heard_at_s = self.shared.loop.time()
-        if self._waiting:
-            data = self._gather(data)
-        most_id = min(self.last_id + _MOST_IDS, MAX_WINDOW)
+        """Take what arrives."""
+        keepalive = self.keepalive
+        keepalive.heard = True  # as `received` does: a call would be a hundredth of what the lane takes for a request
+        if keepalive.exact:
+            keepalive.heard_at_s = self.shared.loop.time()
         try:
-            at = self._take_frames(data, most_id)
-        except Http2Error as fault:
-            self.fail(fault)
-            return
-        except Exception:
-            logger.exception("an HTTP/2 connection failed")
-            self.fail(Http2Error(Fault.INTERNAL_ERROR, ""))
-            return
-        if at < len(data) and not self.closed:
-            self._partial = data[at:] if at else data
-            self._waiting = True
-            self._moved |= at > 0
-        elif self._rest >= _STRAIGHT_BYTES and self._straight is None and self.room() is not self.shared.scratch:
-            self._straight = Straight(self)
-            self.transport.set_protocol(self._straight)
-        if (self._tired or self.last_id > most_id) and not self._resting:
-            self._resting, self._tired = True, False
-            self.transport.pause_reading()
-            self.shared.loop.call_soon(self._read_on)
-
-    def _read_on(self) -> None:
-        self._resting = False
-        if not self.transport.is_closing():
-            self.transport.resume_reading()
-            self.data_received(b"")
-
-    def _take_frames(self, data: bytes, most_id: int) -> int:
-        """Take whole frames, up to one that opens a stream above `most_id`. Returns: where the rest begins."""
-        at, size = self._go_on(data) if self._rest and data else 0, len(data)
-        streams, headers = self.streams, self._headers
-        known, unpack = headers.known, HEAD.unpack_from
-        left = _MOST_FRAMES
-        while left and size - at >= HEAD_BYTES:
-            left -= 1
-            word, flags, stream_id = unpack(data, at)
-            start = at + HEAD_BYTES
-            end = start + (word >> 8)
-            if end > size:
-                return self._take_front(data, at)
-            at = end
-            kind = word & 0xFF
-            if kind == DATA and headers.block is None and flags <= END_STREAM and end > start:
-                stream = streams.get(stream_id)
-                if stream is not None and not stream.remote_ended:
-                    self.window_left -= end - start
-                    if self.window_left < self._window_low:
-                        self._refill()
-                    if word < _LONG:
-                        stream.received(data[start:end], flags)
-                    else:
-                        self.check_size(word, flags)
-                        stream.part(memoryview(data)[start:end], flags)
-                    continue
-            elif kind == HEADERS and headers.block is None and flags | END_STREAM == END_HEADERS | END_STREAM:
-                head = known.get(data[start:end])
-                if (
-                    head is not None
-                    and self.last_id < stream_id <= most_id
-                    and stream_id & 1
-                    and len(streams) < self._most_streams
-                    and not self.leaving
-                ):
-                    self.last_id = stream_id
-                    self.open(stream_id, head, flags & END_STREAM)
-                    continue
-            self._frame(kind, flags, stream_id & MAX_WINDOW, data[start:end])
-            if self.closed or self.last_id > most_id:
-                break
-        self._tired = not left
-        return at
-
-    def _take_front(self, data: bytes, at: int) -> int:
-        """Take a frame that is not whole, if it is a long one of DATA. Returns: where the rest begins."""
-        word, flags, stream_id = HEAD.unpack_from(data, at)
-        start = at + HEAD_BYTES
-        self.check_size(word, flags)
-        if word < _LONG or word & 0xFF != DATA or flags & PADDED or start == len(data):
-            return at
-        self._check_turn(DATA, flags, stream_id)
-        self._rest, self._rest_flags, self._rest_id = word >> 8, flags, stream_id & MAX_WINDOW
-        return start + self._go_on(data, start)
-
-    def _go_on(self, data: bytes, at: int = 0) -> int:
-        """Hand on what has come of a long frame. Returns: how much that was."""
-        size = min(self._rest, len(data) - at)
-        self._rest -= size
-        self._moved = True
-        part = memoryview(data)[at : at + size]
-        self._take_payload(0 if self._rest else self._rest_flags, self._rest_id, part)
-        return size
-
-    # -- what arrives where it belongs -------------------------------------------------------------------------
+            self.reader.feed(self, data)
+        except Exception as error:  # noqa: BLE001 - it ends this connection, whatever it is
+            self.fail(error)
 
     def room(self) -> memoryview:
-        """Give where what comes next is written: into a message, or for a moment to a place that all share."""
-        stream = self.streams.get(self._rest_id) if self._rest else None
-        room = None if stream is None or stream.remote_ended else stream.room()
-        self._target = None if room is None else stream
-        return self.shared.scratch if room is None else room[: self._rest]
+        """Give where what comes next is written, while a large message does."""
+        return self.reader.room(self)
 
     def filled(self, size: int) -> None:
         """Take what has been written there."""
-        target, self._target = self._target, None
-        if target is None:
-            self.data_received(bytes(self.shared.scratch[:size]))
-            if self.room() is self.shared.scratch and self._straight is not None:
-                self._straight = None
-                self.transport.set_protocol(self)
-            return
-        self.heard = self._moved = True
-        if self.exact:
-            self.heard_at_s = self.shared.loop.time()
-        self._rest -= size
+        self.keepalive.received()
         try:
-            self._count(size)
-            target.landed(size, 0 if self._rest else self._rest_flags & END_STREAM)
-        except Http2Error as fault:
-            self.fail(fault)
+            self.reader.filled(self, size)
+        except Exception as error:  # noqa: BLE001 - as above
+            self.fail(error)
 
-    def _gather(self, data: bytes) -> bytes:
-        """Put what was kept before what has come; nothing while the client has not said that it speaks HTTP/2."""
-        if self.closed:
-            return b""
-        data = self._partial + data if self._partial else data
-        self._partial = b""
-        if self.begun:
-            self._waiting = False
-            return data
-        if not data.startswith(PREFACE[: len(data)]):
-            self.out.append(self.greet(data))
-            self._end()
-            return b""
-        if len(data) < len(PREFACE):
-            self._partial = data
-            return b""
-        self._waiting = False
-        self._begin()
-        return data[len(PREFACE) :]
+    def pause_writing(self) -> None:
+        """Note that the peer has fallen behind."""
+        self.outbox.pause()
 
-    def _begin(self) -> None:
-        limits = self.limits
+    def resume_writing(self) -> None:
+        """Go on with what waited."""
+        self.outbox.resume()
+
+    def eof_received(self) -> bool:
+        """Close: a peer that sends no more cannot open windows either."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget everything; the calls under way are cancelled."""
+        self._drop_streams()
+        self.shared.connections.discard(self)
+        self.shared.untaken.lessen(self.outbox)
+        self.outbox.frames.clear()
+
+    def begin(self) -> None:
+        """Answer the client's preface."""
         self.begun = True
-        values = {
-            MAX_CONCURRENT_STREAMS: limits.max_streams,
-            INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
-            MAX_FRAME_SIZE: limits.frame_bytes,
-            MAX_HEADER_LIST_SIZE: limits.max_header_bytes,
-        }
-        self.write(settings(values))
-        self._refill()
-        self.begin_keepalive()
-        if self.draining:
-            self.say_goodbye()
+        self.outbox.write(self.shared.settings)
+        self.window.refill()
+        self.keepalive.begin()
+        if self.drain.draining:
+            self.drain.announce(self)
 
-    def stuck(self) -> bool:
-        """Tell whether the same frame or header block has been under way since this was last asked."""
-        moved, self._moved = self._moved, False
-        return self._headers.block is not None or ((bool(self._partial) or self._rest > 0) and not moved)
+    def tick(self, elapsed_s: float) -> None:
+        """Learn that time has passed."""
+        self.budget.renew()
+        self.timeouts.tick(self, elapsed_s)
+
+    # -- endings -----------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended, but for what the peer has not seen of that."""
+        return self.outbox.closed
+
+    def shutdown(self) -> None:
+        """Drain."""
+        if not self.closed:
+            self.drain.begin(self)
+
+    def fail(self, error: Exception) -> None:
+        """End the connection with GOAWAY and the code of what was wrong."""
+        if not isinstance(error, Http2Error):
+            logger.error("an HTTP/2 connection failed", exc_info=error)
+            error = Http2Error(Fault.INTERNAL_ERROR, "")
+        if not self.closed:
+            logger.debug("connection ends with %s: %s", error.code.name, error.text)
+            self.outbox.frames.append(frames.goaway(self.last_id, error.code, error.text))
+            self.close()
+
+    def close(self, linger_s: float = LINGER_S) -> None:
+        """Write what there is, then only read and drop until the peer has seen it."""
+        self.timeouts.linger_s = linger_s
+        self._drop_streams()
+        if not self.transport.is_closing():
+            waiting, self.outbox.frames = self.outbox.frames, []
+            self.transport.write(b"".join(waiting))
+            self.transport.write_eof() if self.transport.can_write_eof() else self.transport.close()
+
+    def _drop_streams(self) -> None:
+        self.reader.stop()
+        self.keepalive.end()
+        self.outbox.close()
+        streams = list(self.streams.values())
+        self.streams.clear()
+        for stream in streams:
+            stream.unsent = None
+            self.shared.untaken.lessen(stream)
+            try:
+                stream.lost(Fault.CANCEL)
+            except Exception:  # the others are still to learn of it
+                logger.exception("a stream of an HTTP/2 connection could not be ended")
+
+    # -- frames ------------------------------------------------------------------------------------------------
+
+    def take_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        """Take a frame that may come now. Raises: Http2Error."""
+        if kind == frames.DATA:
+            take_data(self, flags, stream_id, payload)
+        elif kind == frames.HEADERS:
+            self._take_block(self.headers.begun(flags, stream_id, payload))
+        elif kind == frames.CONTINUATION:
+            if not payload:
+                self.budget.charge("empty CONTINUATION")
+            self._take_block(self.headers.continued(flags, payload))
+        elif kind == frames.WINDOW_UPDATE:
+            self._take_window_update(stream_id, payload)
+        elif kind == frames.RST_STREAM:
+            self._take_reset(stream_id, payload)
+        elif kind in {frames.SETTINGS, frames.PING, frames.GOAWAY}:
+            self._take_control(kind, flags, stream_id, payload)
+        else:
+            self.budget.charge(f"type {kind}")
+            if kind == frames.PRIORITY:
+                self._take_priority(stream_id, payload)
+
+    def _take_block(self, block: bytes | None) -> None:
+        """Take a header block that is whole. It is decoded whatever becomes of its stream: the table depends on it."""
+        if block is None:
+            return
+        stream_id, ended = self.headers.stream_id, self.headers.ended
+        head = self.headers.decode(block, self.resolve)
+        stream = self.streams.get(stream_id)
+        if stream is not None and stream.remote_ended:
+            raise Http2Error(Fault.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which is half closed")
+        if stream is not None:
+            stream.received(b"", ended) if ended else self.reset(stream_id, Fault.PROTOCOL_ERROR)
+        elif stream_id > self.last_id:
+            self._open(stream_id, head, ended)
+        elif stream_id not in self.pardoned:
+            raise Http2Error(Fault.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which is closed")
+
+    def _take_priority(self, stream_id: int, payload: bytes) -> None:
+        """Check what is not used: RFC 9113 deprecates priorities."""
+        if not stream_id:
+            raise Http2Error(Fault.PROTOCOL_ERROR, "PRIORITY without a stream")
+        if len(payload) != 5:
+            if stream_id not in self.streams:
+                raise Http2Error(Fault.FRAME_SIZE_ERROR, f"PRIORITY of {len(payload)} bytes")
+            self.reset(stream_id, Fault.FRAME_SIZE_ERROR)
+
+    def _take_reset(self, stream_id: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise Http2Error(Fault.FRAME_SIZE_ERROR, f"RST_STREAM of {len(payload)} bytes")
+        if self.is_idle(stream_id):
+            raise Http2Error(Fault.PROTOCOL_ERROR, f"RST_STREAM on stream {stream_id}, which is idle")
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            self.budget.charge("RST_STREAM")
+            return
+        stream.remote_ended = True
+        self.forget(stream)
+        stream.lost(Fault.CANCEL)
+        self.budget.charge_reset()
+        if self.drain.leaving and not self.outbox.dirty:
+            self.shared.mark(self.outbox)
+
+    def _take_window_update(self, stream_id: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise Http2Error(Fault.FRAME_SIZE_ERROR, f"WINDOW_UPDATE of {len(payload)} bytes")
+        increment = frames.read_word(payload)
+        if increment < _SMALL_INCREMENT:
+            self.budget.charge("small WINDOW_UPDATE")
+        if not stream_id:
+            self.outbox.widen(increment)
+            return
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            if self.is_idle(stream_id):
+                raise Http2Error(Fault.PROTOCOL_ERROR, f"WINDOW_UPDATE on stream {stream_id}, which is idle")
+        elif not increment:
+            self.reset(stream_id, Fault.PROTOCOL_ERROR)
+        elif not self.outbox.widen_stream(stream, increment):
+            self.reset(stream_id, Fault.FLOW_CONTROL_ERROR)
+
+    def _take_control(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        """Take a frame that is the connection's."""
+        if stream_id:
+            raise Http2Error(Fault.PROTOCOL_ERROR, f"frame of type {kind} on a stream")
+        if kind == frames.SETTINGS:
+            self.budget.charge_settings()
+            if not flags & frames.ACK:
+                self.outbox.configure(payload)
+            elif payload:
+                raise Http2Error(Fault.FRAME_SIZE_ERROR, "SETTINGS with ACK and a payload")
+        elif kind == frames.PING:
+            if flags & frames.ACK and payload == DRAIN_PING:
+                self.drain.acknowledged(self)
+            self.keepalive.take_ping(flags, payload)
+        elif len(payload) < 8:
+            raise Http2Error(Fault.FRAME_SIZE_ERROR, f"GOAWAY of {len(payload)} bytes")
+        else:
+            # the client opens no more streams, and closes when it has its answers
+            self.budget.charge("GOAWAY")
+
+    # -- streams -----------------------------------------------------------------------------------------------
+
+    def is_idle(self, stream_id: int) -> bool:
+        """Whether no such stream was opened; of those after the final GOAWAY a client need not have learned that."""
+        return not stream_id & 1 or (stream_id > self.last_id and not self.drain.leaving)
+
+    def _open(self, stream_id: int, head: Any, ended: int) -> None:
+        if self.drain.leaving:
+            return
+        self.last_id = stream_id
+        if head is None:
+            self.budget.charge("malformed requests")
+            self.reset(stream_id, Fault.PROTOCOL_ERROR)
+        elif len(self.streams) >= self.max_streams:
+            self.budget.charge("streams beyond the limit")
+            self.reset(stream_id, Fault.REFUSED_STREAM)
+        else:
+            self.open(stream_id, head, ended)
+
+    def end(self, stream: Stream, last: bytes) -> None:
+        """Send the frame that ends a stream, and forget it; the peer's side is reset when it has not ended."""
+        self.outbox.send_headers(last)
+        if not stream.remote_ended:
+            self.outbox.frames.append(frames.reset(stream.stream_id, Fault.NO_ERROR))
+        self.forget(stream)
+
+    def reset(self, stream_id: int, code: Fault) -> None:
+        """End a stream with an error; one that is open is lost to whoever serves it."""
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            self._pardon(stream_id)
+        else:
+            self.forget(stream)
+            stream.lost(code)
+        self.outbox.write(frames.reset(stream_id, code))
+
+    def forget(self, stream: Stream) -> None:
+        """Take a stream out of every list."""
+        self.streams.pop(stream.stream_id, None)
+        if stream.unsent is not None:
+            self.outbox.forget(stream)
+        if not stream.remote_ended:
+            self._pardon(stream.stream_id)
+
+    def _pardon(self, stream_id: int) -> None:
+        """Let frames pass that were on their way when this side ended the stream."""
+        self.pardoned[stream_id] = None
+        if len(self.pardoned) > _PARDONED:
+            self.pardoned.popitem(last=False)

@@ -95,10 +95,13 @@ class HeaderMemory(Generic[T]):
         return None
 
     def decode(self, block: bytes, resolve: Callable[[Fields], T]) -> T:
-        """Decode a block that is not in `known`. `resolve` makes of the fields what is kept.
+        """Decode a block, unless it is known. `resolve` makes of the fields what is kept.
 
         Raises: Http2Error; the decoder cannot be used after that.
         """
+        known = self.known.get(block)
+        if known is not None:
+            return known
         table = self._table
         table.changed = False
         _check_resizes(block)

@@ -11,10 +11,12 @@ from penstock.server.listening.pace import Pace
 from penstock.server.listening.tally import Tally
 from penstock.server.listening.untaken import Untaken
 
+from .frames import INITIAL_WINDOW_SIZE, MAX_CONCURRENT_STREAMS, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE, settings
+
 if TYPE_CHECKING:
-    from .lifetime import Lifetime
+    from .connection import Http2Connection
     from .limits import Http2Limits
-    from .sending import Sender
+    from .outbox import Outbox
 
 logger = logging.getLogger("penstock.http2")
 
@@ -26,49 +28,58 @@ _A_TURN = 1024
 class Http2Shared:
     """Connections, and the one write per connection and loop turn.
 
-    Invariants: a connection with something to write is in `dirty`, and then one flush is on its way. `held_bytes` is
-    what all of them keep of messages that have not arrived whole, never more than `receive_bytes` for long. `scratch`
-    is written and read within one call of the transport's, whoever's it is. `untaken` is that of all ports together.
+    Invariants: `settings` is what each connection sends first. An Outbox with something to write is in `dirty`, and one
+    flush is on its way then. `held_bytes` is what all of them keep of messages that have not arrived whole, never more
+    than `receive_bytes` for long. `scratch` is written and read within one call of the transport's, whoever's it is.
+    `untaken` is that of all ports together.
     Threads: the event loop's.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limits: Http2Limits, receive_bytes: int) -> None:
         self.loop = loop
         self.limits = limits
+        self.settings = settings(
+            {
+                MAX_CONCURRENT_STREAMS: limits.max_streams,
+                INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
+                MAX_FRAME_SIZE: limits.frame_bytes,
+                MAX_HEADER_LIST_SIZE: limits.max_header_bytes,
+            }
+        )
         self.receive_bytes = receive_bytes
         self.held_bytes = 0
         self.untaken = Untaken(loop=loop)
         self.pace = Pace()
         self.tally = Tally("grpc")
-        self.connections: set[Lifetime] = set()
-        self.dirty: list[Sender] = []
+        self.connections: set[Http2Connection] = set()
+        self.dirty: list[Outbox] = []
         self.draining = False
         self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
 
-    def mark(self, connection: Sender) -> None:
+    def mark(self, outbox: Outbox) -> None:
         """Write what a connection has, once this loop turn is over."""
-        connection.dirty = True
-        self.dirty.append(connection)
+        outbox.dirty = True
+        self.dirty.append(outbox)
         if len(self.dirty) == 1:
             self.loop.call_soon(self.flush)
 
     def flush(self) -> None:
         """Write for all that have something to write."""
         dirty, self.dirty = self.dirty, []
-        for connection in dirty:
-            connection.dirty = False
+        for outbox in dirty:
+            outbox.dirty = False
             try:
-                connection.flush()
+                outbox.flush()
             except Exception:
                 # the others have answers to write, too
                 logger.exception("an HTTP/2 connection failed")
-                connection.transport.abort()
+                outbox.transport.abort()
 
     def sweep(self, elapsed_s: float) -> None:
         """Look after time limits, keepalive and ages: one pass a second or so, instead of timers."""
         self._tick(list(self.connections), elapsed_s)
 
-    def _tick(self, connections: list[Lifetime], elapsed_s: float) -> None:
+    def _tick(self, connections: list[Http2Connection], elapsed_s: float) -> None:
         """Tell those of the time that has passed, some in each turn of the loop: their streams are told, too."""
         told = 0
         while connections and told < _A_TURN:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from .frames import Fault
+from .frames import Fault, window_update
 
 if TYPE_CHECKING:
     from .connection import Http2Connection
@@ -34,8 +34,8 @@ class Stream:
     """One stream, from its HEADERS until both sides have ended it or one has reset it.
 
     Invariants: it is in `connection.streams` exactly as long. `credit` is what the peer's WINDOW_UPDATEs gave less what
-    was sent, so that `connection.peer_window + credit` is the window, whatever becomes of the peer's setting. `in_left`
-    is what the peer may still send.
+    was sent, so that with the outbox's `initial_window` it is the window, whatever becomes of the peer's setting.
+    `in_left` is what the peer may still send.
     """
 
     __slots__ = ("connection", "credit", "in_left", "remote_ended", "stream_id", "unsent")
@@ -63,12 +63,22 @@ class Stream:
         """Learn that so much has been written there; else as `received`."""
         raise NotImplementedError
 
+    def refill(self) -> None:
+        """Give back what the peer has used of its window."""
+        increment = self.connection.limits.stream_window_bytes - self.in_left
+        self.in_left += increment
+        self.connection.outbox.write(window_update(self.stream_id, increment))
+
     def left(self) -> None:
         """Learn that what waited has gone out, or that there is little left of it."""
 
     def give_up(self) -> None:
         """Drop what waits: clients take too little. Source: gRPC's clients make RESOURCE_EXHAUSTED of this code."""
         self.connection.reset(self.stream_id, Fault.ENHANCE_YOUR_CALM)
+
+    def uncount(self) -> None:
+        """Count what waits no longer: its connection is being dropped, and the stream will be lost."""
+        self.connection.shared.untaken.lessen(self)
 
     def lost(self, code: Fault) -> None:
         """Learn that the stream is gone: reset by the peer or by the connection, which has forgotten it already."""

@@ -197,7 +197,7 @@ def test_what_little_has_become_large_is_decompressed_on_a_thread() -> None:
     wire.connection.data_received(
         wire.headers(grpc_encoding="gzip") + payload(message_of(gzip.compress(bytes(10**7)), 1), end=True)
     )
-    wire.connection.flush()
+    wire.connection.outbox.flush()
     assert frames.HEADERS not in [frame.kind for frame in wire.frames()]
     wire.loop.turn()
 

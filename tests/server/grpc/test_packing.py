@@ -209,7 +209,7 @@ def test_nothing_is_sent_on_a_connection_that_has_gone() -> None:
     wire.connection.connection_lost(None)
 
     assert threads.do() == b""
-    assert wire.connection.out == []
+    assert wire.connection.outbox.frames == []
 
 
 def test_a_connection_that_is_told_to_go_stays_for_an_answer_that_is_compressed() -> None:
@@ -308,7 +308,7 @@ def test_what_a_lost_call_was_to_send_is_not_kept_until_a_thread_comes_to_it() -
 def test_what_is_compressed_for_a_connection_that_is_dropped_counts_no_more() -> None:
     wire, threads = held()
     wire.held[0].send(LARGE)
-    wire.connection.give_up()
+    wire.connection.outbox.give_up()
     assert wire.shared.untaken.held_bytes == 0
 
     assert threads.do() == b""

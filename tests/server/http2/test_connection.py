@@ -9,6 +9,7 @@ import pytest
 
 from penstock.server.http2 import frames
 from penstock.server.http2.frames import Fault
+from penstock.server.http2.keepalive import Keepalive
 
 from .wire import BIDI, HOLD, OK, FakeTransport, Wire, message_of, payload
 
@@ -49,11 +50,11 @@ def test_bytes_may_come_one_by_one() -> None:
 def test_the_same_header_block_is_decoded_once() -> None:
     wire = Wire()
     wire.feed(wire.call(stream=1) + wire.call(stream=3))
-    known = dict(wire.connection._headers.known)
+    known = dict(wire.connection.headers.known)
     wire.feed(wire.call(stream=5))
 
     assert len(known) == 1
-    assert wire.connection._headers.known == known
+    assert wire.connection.headers.known == known
     assert wire.answers().keys() == {1, 3, 5}
 
 
@@ -462,7 +463,7 @@ def test_an_error_of_ours_ends_the_connection_and_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     wire = Wire()
-    monkeypatch.setattr(type(wire.connection), "ping_received", lambda *_: 1 / 0)
+    monkeypatch.setattr(Keepalive, "take_ping", lambda *_: 1 / 0)
     wire.feed(frame(frames.PING, 0, 0, b"12345678"))
 
     assert wire.goaway() == (Fault.INTERNAL_ERROR, "")

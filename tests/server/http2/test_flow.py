@@ -8,7 +8,7 @@ import pytest
 
 from penstock.server.http2 import frames
 from penstock.server.http2.frames import DATA, DEFAULT_WINDOW, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, Fault
-from penstock.server.http2.sending import Sender
+from penstock.server.http2.outbox import Outbox
 from penstock.server.http2.stream import Stream, Unsent
 from penstock.server.listening.mapped import together
 from penstock.server.listening.untaken import Untaken
@@ -33,7 +33,7 @@ def test_an_answer_waits_for_the_window_and_leaves_as_it_opens() -> None:
     wire.feed(frames.window_update(1, 50000))
     assert sent(wire) == 100005 - DEFAULT_WINDOW - 1000
     assert wire.connection.streams == {}
-    assert wire.connection.blocked == {}
+    assert wire.connection.outbox.blocked == {}
 
 
 def test_the_connections_window_is_shared_in_turns() -> None:
@@ -99,9 +99,9 @@ def test_a_reset_frees_what_waits_and_others_go_on() -> None:
     wire.feed(wire.call(GIVE, b"1000000", 1) + wire.call(GIVE, b"1000", 3))
     wire.feed(frames.reset(1, Fault.CANCEL) + frames.window_update(0, 10000))
 
-    assert wire.connection.blocked == {}
+    assert wire.connection.outbox.blocked == {}
     assert 3 in wire.answers()
-    assert wire.connection.quick_bytes > 0
+    assert wire.connection.outbox.quick_bytes > 0
 
 
 def test_nothing_is_written_while_the_transport_is_full() -> None:
@@ -158,7 +158,7 @@ def test_more_than_a_streams_window_resets_it() -> None:
 
 def test_more_than_the_connections_window_ends_it() -> None:
     wire = Wire()
-    wire.connection.window_left = 10
+    wire.connection.window.left = 10
     wire.feed(wire.headers() + payload(b"\0" * 11))
     found = wire.goaway()
 
@@ -205,12 +205,12 @@ def test_a_peer_that_keeps_its_window_shut_loses_the_stream() -> None:
     wire = Wire(write_timeout_s=5.0)
     wire.feed(frames.settings({INITIAL_WINDOW_SIZE: 0}) + wire.call(ECHO))
     for _ in range(6):
-        assert wire.connection.blocked
+        assert wire.connection.outbox.blocked
         wire.shared.sweep(1.0)
     wire.loop.turn()
 
     assert wire.reset_of(1) == Fault.CANCEL
-    assert wire.connection.blocked == wire.connection.streams == {}
+    assert wire.connection.outbox.blocked == wire.connection.streams == {}
 
 
 def test_answers_that_wait_are_looked_at_when_they_may_leave_and_not_for_each_other(
@@ -218,12 +218,12 @@ def test_answers_that_wait_are_looked_at_when_they_may_leave_and_not_for_each_ot
 ) -> None:
     looked_at: list[int] = []
 
-    def counted(connection: Sender, stream: Stream, unsent: Unsent) -> int:
+    def counted(outbox: Outbox, stream: Stream, unsent: Unsent) -> int:
         looked_at.append(stream.stream_id)
-        return send_some(connection, stream, unsent)
+        return send_some(outbox, stream, unsent)
 
-    send_some = Sender._send_some
-    monkeypatch.setattr(Sender, "_send_some", counted)
+    send_some = Outbox._send_some
+    monkeypatch.setattr(Outbox, "_send_some", counted)
     wire = Wire()
     wire.feed(frames.settings({INITIAL_WINDOW_SIZE: 0}))
     ids = [2 * number + 1 for number in range(100)]

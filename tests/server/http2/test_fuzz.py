@@ -124,7 +124,7 @@ def ends(wire: Wire, stream: int) -> None:
             assert transport.over or all(call._reader is not None or call in wire.held for call in waiting)
     connection.connection_lost(None)
     assert connection.streams == {}
-    assert connection.blocked == {}
+    assert connection.outbox.blocked == {}
     assert wire.shared.held_bytes == 0
     assert wire.shared.connections == set()
     wire.held.clear()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import select
 import socket
+import weakref
 from contextlib import suppress
 from typing import Any
 
 import pytest
 from hpack import Encoder
 
+from penstock.server.grpc.connection import GrpcConnection
 from penstock.server.grpc.method import Status
 from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.http2 import frames
@@ -436,7 +438,8 @@ class OverTls(FakeTransport):
 def over_tls() -> tuple[Wire, OverTls]:
     wire = Wire(write_timeout_s=5.0)
     transport = OverTls(wire.connection)
-    wire.connection.transport, wire.connection.over_tls = transport, True
+    wire.connection.transport = wire.connection.outbox.transport = transport
+    wire.connection.outbox.over_tls = True
     return wire, transport
 
 
@@ -474,3 +477,29 @@ def test_what_a_socket_below_tls_has_taken_is_the_systems_and_waits_for_its_read
 
 def test_a_peer_that_half_closes_is_closed() -> None:
     assert Wire().connection.eof_received() is False
+
+
+class Weak(GrpcConnection):
+    """One that can be referred to weakly."""
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("drained", [False, True])
+def test_one_that_is_lost_within_a_long_message_is_not_left_to_the_collector(drained: bool) -> None:
+    wire = Wire(begun=False)
+    wire.connection = Weak(wire.shared)
+    wire.transport = FakeTransport(wire.connection)
+    wire.connection.connection_made(wire.transport)  # type: ignore[arg-type]
+    wire.feed(frames.PREFACE + frames.settings({}) + wire.headers(__path=BIDI))
+    wire.feed(frames.frame(frames.DATA, 0, 1, message_of(bytes(900_000)))[:300_000])
+    assert wire.transport.straight
+    if drained:
+        wire.connection.shutdown()
+        wire.loop.pass_time(1.0)
+        assert last_ids(wire.frames()) == [MAX_WINDOW, 1]
+    wire.connection.connection_lost(None)
+    wire.transport.protocol = None
+    lost = weakref.ref(wire.connection)
+    wire.connect()
+
+    assert lost() is None

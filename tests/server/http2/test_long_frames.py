@@ -212,8 +212,8 @@ class TestRefusals:
         wire = Wire()
         raw = wire.headers(1, __path=HOLD) + long(message_of(LARGE))
         wire.feed(raw[:20_000])
-        wire.connection.window_left = 100_000
-        wire.connection._window_low = 0
+        wire.connection.window.left = 100_000
+        wire.connection.window.low = 0
         wire.feed(raw[20_000:])
         found = wire.goaway()
 

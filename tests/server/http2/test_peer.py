@@ -186,6 +186,6 @@ def test_both_sides_agree_on_a_legal_conversation(actions: list[tuple[object, ..
         assert peer.got.get(stream, b"") == (message_of(b"") if held else content)
         assert peer.status[stream] == ("0" if held else status)
     assert peer.wire.connection.streams == {}
-    assert peer.wire.connection.blocked == {}
+    assert peer.wire.connection.outbox.blocked == {}
     assert peer.wire.shared.held_bytes == 0
     assert not peer.wire.transport.over

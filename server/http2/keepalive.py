@@ -1,17 +1,17 @@
-"""Pings: those that ask a silent client whether it lives, and those of clients, which may not come too often.
+"""Keepalive: PINGs that ask a silent client whether it lives, and those of clients, which may not come too often.
 
-Part of Http2Connection, between `sending.py` and `lifetime.py`. Source: gRPC's keepalive rules (A8, A9).
+Owned by Http2Connection. Source: gRPC's keepalive rules (A8, A9).
 """
 
 from __future__ import annotations
 
 import asyncio
 
+from .budget import FrameBudget
 from .frames import ACK, PING, Fault, Http2Error, frame
-from .sending import Sender
+from .outbox import Outbox
 from .shared import Http2Shared
 
-DRAIN_PING = b"penstock"
 _KEEPALIVE_PING = b"are you?"
 _QUIET_AFTER_S = 7200.0
 """Without calls, pings are expected this far apart, as gRPC's servers have it."""
@@ -26,24 +26,28 @@ _LATE_S, _STOOD_STILL_S = 0.05, 1.0
 that is so late tells of a process that stood still, whose client has all the time anew."""
 
 
-class Pings(Sender):
+class Keepalive:
     """Who is asked, and when.
 
-    Invariants: `heard` says that something has come since the last tick, `silent_s` how long before that nothing has;
-    `heard_at_s` is when it came, where that is to be `exact`, and there is a timer then from `begin_keepalive` on.
+    Invariants: `heard` says that something has come since the last tick, `_silent_s` how long before that nothing has;
+    `heard_at_s` is when it came, where that is to be `exact`, and there is a timer then from `begin` to `end`.
+    `_asked_s` is how long ago a PING was sent that has no answer yet, or when, if it is to be exact; else below 0.
     """
 
     __slots__ = (
-        "_again", "_asked_s", "_due_s", "_frames_at_asking", "_frames_at_ping", "_ping_at_s", "_pings_without_answers",
-        "_strikes", "_timer", "draining", "exact", "heard", "heard_at_s", "silent_s",
+        "_again", "_asked_s", "_budget", "_due_s", "_frames_at_asking", "_frames_at_ping", "_limits", "_loop",
+        "_outbox", "_ping_at_s", "_pings_without_answers", "_silent_s", "_strikes", "_timer", "exact", "heard",
+        "heard_at_s",
     )  # fmt: skip
 
-    def __init__(self, shared: Http2Shared) -> None:
-        super().__init__(shared)
-        self.draining = False
+    def __init__(self, shared: Http2Shared, outbox: Outbox, budget: FrameBudget) -> None:
+        self._limits = limits = shared.limits
+        self._loop = shared.loop
+        self._outbox = outbox
+        self._budget = budget
         self.heard = True
-        self.silent_s = 0.0
-        self.exact = 0 < self.limits.keepalive_s < _EXACT_BELOW_S
+        self._silent_s = 0.0
+        self.exact = 0 < limits.keepalive_s < _EXACT_BELOW_S
         self.heard_at_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = 0.0
@@ -55,13 +59,13 @@ class Pings(Sender):
         self._frames_at_ping = 0
         self._strikes = 0
 
-    def charge(self, kind: str) -> None:
-        """Count a frame that asks for nothing. Raises: Http2Error."""
+    def received(self) -> None:
+        """Learn that something has come. What comes often, Http2Connection notes without a call."""
+        self.heard = True
+        if self.exact:
+            self.heard_at_s = self._loop.time()
 
-    def leave(self) -> None:
-        """Take no more calls."""
-
-    def ping_received(self, flags: int, payload: bytes) -> None:
+    def take_ping(self, flags: int, payload: bytes) -> None:
         """Answer a PING, or take the answer to one of ours.
 
         Raises: Http2Error.
@@ -69,24 +73,22 @@ class Pings(Sender):
         if len(payload) != 8:
             raise Http2Error(Fault.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes")
         if flags & ACK:
-            if payload == DRAIN_PING and self.draining:
-                self.leave()
             self._asked_s = -1.0
             return
-        self.charge("PING")
+        self._budget.charge("PING")
         self._strike()
-        self.write(frame(PING, ACK, 0, payload))
+        self._outbox.write(frame(PING, ACK, 0, payload))
 
     def _strike(self) -> None:
         """Count a PING that comes too soon after the last. Source: gRPC's keepalive rules (A8)."""
-        limits, now = self.limits, self.shared.loop.time()
-        if self.sent_frames != self._frames_at_ping:
+        limits, outbox, now = self._limits, self._outbox, self._loop.time()
+        if outbox.sent_frames != self._frames_at_ping:
             # there was something to measure the line with
             self._strikes = 0
-            self._frames_at_ping = self.sent_frames
+            self._frames_at_ping = outbox.sent_frames
             self._ping_at_s = now
             return
-        quiet = not self.streams and not limits.keepalive_without_calls
+        quiet = not outbox.streams and not limits.keepalive_without_calls
         wanted_s = _QUIET_AFTER_S if quiet else limits.min_ping_interval_s
         too_soon = now - self._ping_at_s < wanted_s
         self._ping_at_s = now
@@ -98,42 +100,41 @@ class Pings(Sender):
 
     # -- ours --------------------------------------------------------------------------------------------------
 
-    def tick_keepalive(self, elapsed_s: float) -> None:
+    def tick(self, elapsed_s: float) -> None:
         """Look whether a client is to be asked, or has not answered, where that need not be exact."""
-        limits = self.limits
+        limits = self._limits
+        self._silent_s = 0.0 if self.heard else self._silent_s + elapsed_s
+        self.heard = False
         if self.exact:
             return
         if self._asked_s >= 0:
             self._asked_s += elapsed_s
-            if not self.silent_s:
+            if not self._silent_s:
                 self._asked_s = -1.0
             elif self._asked_s > limits.keepalive_timeout_s:
-                self.transport.abort()
-        elif 0 < limits.keepalive_s < self.silent_s and self._ask():
+                self._outbox.transport.abort()
+        elif 0 < limits.keepalive_s < self._silent_s and self._ask():
             self._asked_s = 0.0
 
-    def begin_keepalive(self) -> None:
+    def begin(self) -> None:
         """Begin to watch a client that has said that it speaks HTTP/2."""
         if self.exact:
-            self._look_in(self.limits.keepalive_s)
+            self._look_in(self._limits.keepalive_s)
 
-    def end_keepalive(self) -> None:
+    def end(self) -> None:
         """Watch it no longer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _look_in(self, seconds: float) -> None:
-        loop = self.shared.loop
-        self._due_s = loop.time() + seconds
-        self._timer = loop.call_later(seconds, self._look)
+        self._due_s = self._loop.time() + seconds
+        self._timer = self._loop.call_later(seconds, self._look)
 
     def _look(self) -> None:
-        """Look at the same where it is to be exact; `_asked_s` is when it was asked then."""
-        limits, now = self.limits, self.shared.loop.time()
+        """Look at the same where it is to be exact."""
+        limits, now = self._limits, self._loop.time()
         self._timer = None
-        if self.closed:
-            return
         if 0 <= self._asked_s <= self.heard_at_s:
             self._asked_s = -1.0
         if self._asked_s >= 0:
@@ -142,7 +143,7 @@ class Pings(Sender):
             left_s = self._asked_s + limits.keepalive_timeout_s - now
             if left_s < _A_MOMENT_S:
                 if self._again or now - self._due_s < _LATE_S:
-                    self.transport.abort()
+                    self._outbox.transport.abort()
                     return
                 self._again, left_s = True, 2 * _A_MOMENT_S
         else:
@@ -156,14 +157,14 @@ class Pings(Sender):
 
     def _ask(self) -> bool:
         """Send a PING, if that is allowed now. Returns: whether it is."""
-        limits = self.limits
-        if not self.streams and not limits.keepalive_without_calls:
+        limits, outbox = self._limits, self._outbox
+        if not outbox.streams and not limits.keepalive_without_calls:
             return False
-        if self._frames_at_asking != self.sent_frames:
-            self._frames_at_asking = self.sent_frames
+        if self._frames_at_asking != outbox.sent_frames:
+            self._frames_at_asking = outbox.sent_frames
             self._pings_without_answers = 0
         if 0 < limits.max_pings_without_data <= self._pings_without_answers:
             return False
         self._pings_without_answers += 1
-        self.write(frame(PING, 0, 0, _KEEPALIVE_PING))
+        outbox.write(frame(PING, 0, 0, _KEEPALIVE_PING))
         return True

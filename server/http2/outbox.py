@@ -1,0 +1,291 @@
+"""Outbox: what leaves an HTTP/2 connection: the peer's flow control, the transport's pace, one write per loop turn.
+
+Owned by Http2Connection; answers that fit are put into it by the gRPC lane itself. Source: RFC 9113 (5.2, 6.9).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import select
+import sys
+import termios
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .frames import (
+    ACK,
+    DATA,
+    DEFAULT_TABLE_BYTES,
+    DEFAULT_WINDOW,
+    HEAD,
+    HEADER_TABLE_SIZE,
+    INITIAL_WINDOW_SIZE,
+    MAX_FRAME_SIZE,
+    MAX_WINDOW,
+    MIN_FRAME_BYTES,
+    SETTINGS,
+    Fault,
+    Http2Error,
+    frame,
+    read_settings,
+)  # fmt: skip
+from .headers import SHRUNK, begun_with
+from .stream import LOW_BYTES, Stream, Unsent
+
+if TYPE_CHECKING:
+    from penstock.server.listening.mapped import Body
+
+    from .shared import Http2Shared
+
+_TURN_BYTES = 1 << 18
+"""What is put together for one write while more waits. Above it, the transport says whether the peer keeps up."""
+_MOST_PAUSED_FRAMES = 10000
+"""Frames kept for a peer that does not read. Answers wait in their streams; only replies to frames come to this."""
+
+
+class Outbox:
+    """What goes out.
+
+    Invariants: `frames` leave in their order. `window` is the connection's, `initial_window` what the peer gives each
+    stream to begin with, and `max_frame` its largest frame. `quick_bytes` is the most that an answer may have to go
+    straight to `frames`: 0 while the transport is full or anything waits in `blocked`, otherwise `max_frame`. `notice`
+    must begin the next header block. A stream with an Unsent is in `blocked`. `flushed` is called after each write, if
+    it is there. Nothing that waits is sent once it is `closed`. `streams` are the connection's.
+    """
+
+    __slots__ = (
+        "_shared", "answered", "blocked", "closed", "dirty", "flushed", "frames", "initial_window", "max_frame",
+        "notice", "over_tls", "paused", "quick_bytes", "sent_frames", "streams", "transport", "window",
+    )  # fmt: skip
+
+    def __init__(self, shared: Http2Shared, streams: dict[int, Stream]) -> None:
+        self._shared = shared
+        self.streams = streams
+        self.transport: Any = None
+        self.frames: list[bytes | memoryview] = []
+        self.dirty = False
+        self.flushed: Callable[[], None] | None = None
+        self.over_tls = False
+        self.paused = False
+        self.closed = False
+        self.blocked: dict[int, Stream] = {}
+        self.window = DEFAULT_WINDOW
+        self.initial_window = DEFAULT_WINDOW
+        self.max_frame = MIN_FRAME_BYTES
+        self.quick_bytes = MIN_FRAME_BYTES
+        self.notice = b""
+        self.answered = 0
+        self.sent_frames = 0
+
+    # -- the transport -----------------------------------------------------------------------------------------
+
+    def write(self, frames: bytes) -> None:
+        """Send frames that no window holds back."""
+        self.frames.append(frames)
+        if not self.dirty:
+            self._shared.mark(self)
+
+    def flush(self) -> None:
+        """Write all of `frames`; what ends with it is closed."""
+        frames = self.frames
+        if self.transport.is_closing():
+            frames.clear()
+        elif frames:
+            if self.paused and len(frames) > _MOST_PAUSED_FRAMES:
+                self.transport.abort()
+                return
+            if not self.paused:
+                self.frames = []
+                self._write(b"".join(frames))
+        if self.flushed is not None:
+            self.flushed()
+
+    def _write(self, data: bytes) -> None:
+        if not self.over_tls or len(data) <= _TURN_BYTES:
+            self.transport.write(data)
+            return
+        # TLS passes on all of one write before it learns that the socket is full, and that is counted nowhere
+        for at in range(0, len(data), _TURN_BYTES):
+            self.transport.write(data[at : at + _TURN_BYTES])
+        if self.paused:
+            self._shared.untaken.keep(self, self.transport.get_write_buffer_size())
+
+    def pause(self) -> None:
+        """Note that the peer has fallen behind."""
+        self.paused = True
+        self.quick_bytes = 0
+        self._shared.untaken.keep(self, self.transport.get_write_buffer_size())
+
+    def resume(self) -> None:
+        """Go on with what waited."""
+        self.paused = False
+        self._shared.untaken.lessen(self)
+        self.pump()
+
+    def close(self) -> None:
+        """Let nothing go that still waits, but for `frames`; the streams are the connection's to end."""
+        self.closed = True
+        self.flushed = None
+        self.blocked.clear()
+
+    def give_up(self) -> None:
+        """Drop a peer that does not read: nor would it read why."""
+        self.transport.abort()
+        # they go when the connection is lost, in a turn to come; counted until then, they would have others dropped
+        for stream in self.streams.values():
+            stream.uncount()
+
+    def unsent_bytes(self) -> int:
+        """Give how much the transport has not got rid of."""
+        unsent: int = self.transport.get_write_buffer_size()
+        return _below_tls(self.transport) if self.over_tls and not unsent else unsent
+
+    # -- the peer's windows ------------------------------------------------------------------------------------
+
+    def widen(self, increment: int) -> None:
+        """Take WINDOW_UPDATE of the connection. Raises: Http2Error."""
+        if not increment:
+            raise Http2Error(Fault.PROTOCOL_ERROR, "WINDOW_UPDATE of nothing")
+        self.window += increment
+        if self.window > MAX_WINDOW:
+            raise Http2Error(Fault.FLOW_CONTROL_ERROR, "the connection's window is too large")
+        if self.blocked and self.window <= increment:  # before, it held back what waits
+            self.pump()
+
+    def widen_stream(self, stream: Stream, increment: int) -> bool:
+        """Take WINDOW_UPDATE of a stream. Returns: False where its window is too large then."""
+        stream.credit += increment
+        if self.initial_window + stream.credit > MAX_WINDOW:
+            return False
+        if stream.unsent is not None:
+            self.pump(stream)
+        return True
+
+    def configure(self, payload: bytes) -> None:
+        """Take the peer's SETTINGS, and acknowledge them. Raises: Http2Error."""
+        for name, value in read_settings(payload):
+            if name == INITIAL_WINDOW_SIZE:
+                self._resize_windows(value)
+            elif name == MAX_FRAME_SIZE:
+                self.max_frame = value
+            elif name == HEADER_TABLE_SIZE and value < DEFAULT_TABLE_BYTES:
+                self.notice = SHRUNK
+        self.write(frame(SETTINGS, ACK, 0))
+        self.pump()
+
+    def _resize_windows(self, value: int) -> None:
+        self.initial_window = value
+        if any(value + stream.credit > MAX_WINDOW for stream in self.streams.values()):
+            raise Http2Error(Fault.FLOW_CONTROL_ERROR, f"SETTINGS_INITIAL_WINDOW_SIZE of {value} is too large")
+
+    # -- streams -----------------------------------------------------------------------------------------------
+
+    def queue(self, stream: Stream, pieces: tuple[Body, ...]) -> None:
+        """Send payload as the windows let it go."""
+        unsent = stream.unsent
+        if unsent is None:
+            unsent = stream.unsent = Unsent()
+            self.blocked[stream.stream_id] = stream
+        for piece in pieces:
+            if piece:
+                unsent.pieces.append(memoryview(piece))
+                unsent.size += len(piece)
+                unsent.kept += len(piece)
+        self.pump(stream)
+        if stream.unsent is not None:
+            self._shared.untaken.keep(stream, stream.unsent.kept)
+
+    def pump(self, only: Stream | None = None) -> None:
+        """Send what may be sent, a turn for each stream, until the windows or the transport are full.
+
+        `only`: more has come of this one, and nothing else has changed: what else waits could not be sent before.
+        """
+        streams = list(self.blocked.values()) if only is None else [only]
+        while not self.paused and streams and not self.closed:
+            moved = 0
+            for stream in streams:
+                if stream.unsent is not None:
+                    moved += self._send_some(stream, stream.unsent)
+                if moved >= _TURN_BYTES:
+                    break
+            if moved < _TURN_BYTES:
+                break
+            self.flush()
+            streams = list(self.blocked.values())
+        if self.frames and not self.dirty:
+            self._shared.mark(self)
+        self.quick_bytes = 0 if self.paused or self.blocked else self.max_frame
+
+    def _send_some(self, stream: Stream, unsent: Unsent) -> int:
+        """Send one stream's share of a turn. Returns: how many bytes."""
+        window = min(self.window, self.initial_window + stream.credit, _TURN_BYTES)
+        pieces, moved = unsent.pieces, 0
+        stream_id = stream.stream_id
+        while pieces and moved < window:
+            room = min(window - moved, self.max_frame)
+            parts, size = [], 0
+            while pieces and size < room:
+                piece = pieces.popleft()
+                if len(piece) > room - size:
+                    pieces.appendleft(piece[room - size :])
+                    piece = piece[: room - size]
+                else:
+                    unsent.kept -= len(piece.obj)  # type: ignore[arg-type]
+                parts.append(piece)
+                size += len(piece)
+            self.frames.append(HEAD.pack(size << 8 | DATA, 0, stream_id))
+            self.frames += parts
+            self.sent_frames += 1
+            moved += size
+        if moved:
+            unsent.size -= moved
+            unsent.waited_s = 0.0
+            self.window -= moved
+            stream.credit -= moved
+            self._shared.untaken.lessen(stream, unsent.kept)
+        # in turn: who was served goes to the end
+        self.blocked.pop(stream_id, None)
+        if pieces:
+            self.blocked[stream_id] = stream
+        else:
+            stream.unsent = None
+            if unsent.last:
+                stream.connection.end(stream, unsent.last)
+        if unsent.size <= LOW_BYTES:
+            stream.left()
+        return moved
+
+    def send_headers(self, headers: bytes) -> None:
+        """Send a HEADERS frame; with the next write, like all of `out`."""
+        if self.notice:
+            headers, self.notice = begun_with(self.notice, headers), b""
+        self.frames.append(headers)
+        self.sent_frames += 1
+        if not self.dirty:
+            self._shared.mark(self)
+
+    def forget(self, stream: Stream) -> None:
+        """Drop what of a stream waits."""
+        stream.unsent = None
+        self._shared.untaken.lessen(stream)
+        self.blocked.pop(stream.stream_id, None)
+        self.quick_bytes = 0 if self.paused or self.blocked else self.max_frame
+
+
+def _below_tls(transport: Any) -> int:
+    """Give the bytes that the socket below TLS has not got rid of; 0 while it takes more.
+
+    What waits between TLS and the socket, up to one write, no transport tells; but while it does, the socket is full.
+    """
+    socket = transport.get_extra_info("socket")
+    descriptor = -1 if socket is None else socket.fileno()
+    if descriptor < 0:
+        return 0
+    writable = select.poll()
+    writable.register(descriptor, select.POLLOUT)
+    if writable.poll(0):
+        return 0
+    try:
+        return int.from_bytes(fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except OSError:  # a system that does not tell
+        return 0

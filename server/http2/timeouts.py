@@ -1,0 +1,77 @@
+"""Timeouts: how long a peer may take to begin, to finish a frame, and to take answers, and how old connections become.
+
+Owned by Http2Connection, and told of the time by its sweep, once in a second or so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .frames import Fault, Http2Error
+
+if TYPE_CHECKING:
+    from .connection import Http2Connection
+
+LINGER_S = 5.0
+"""How long what a refused peer still sends is read and dropped: closing on it would take the GOAWAY with it."""
+
+
+class Timeouts:
+    """Times without progress, in seconds. `linger_s` is how long the peer of a connection that is closed may take."""
+
+    __slots__ = ("_age_s", "_closed_s", "_idle_s", "_stuck_s", "_unfinished_s", "_unsent", "linger_s")
+
+    def __init__(self) -> None:
+        self.linger_s = LINGER_S
+        self._age_s = self._closed_s = self._idle_s = self._stuck_s = self._unfinished_s = 0.0
+        self._unsent = 0
+
+    def tick(self, connection: Http2Connection, elapsed_s: float) -> None:
+        """Count it, and close when a limit is passed."""
+        self._age_s += elapsed_s
+        if connection.closed:
+            self._closed_s += elapsed_s
+            if self._closed_s > self.linger_s:
+                connection.transport.abort()
+        elif not connection.begun:
+            if self._age_s > connection.limits.preface_timeout_s:
+                connection.transport.abort()
+        elif not self._tick_unsent(connection, elapsed_s) and not self._tick_unfinished(connection, elapsed_s):
+            for stream in list(connection.streams.values()):
+                stream.tick(elapsed_s)
+            self._tick_age(connection, elapsed_s)
+            connection.keepalive.tick(elapsed_s)
+
+    def _tick_unsent(self, connection: Http2Connection, elapsed_s: float) -> bool:
+        """Drop a peer that takes nothing of what waits for it."""
+        unsent, before = connection.outbox.unsent_bytes(), self._unsent
+        self._unsent = unsent
+        self._stuck_s = self._stuck_s + elapsed_s if unsent and unsent >= before > 0 else 0.0
+        if self._stuck_s <= connection.limits.write_timeout_s:
+            return False
+        connection.transport.abort()
+        return True
+
+    def _tick_unfinished(self, connection: Http2Connection, elapsed_s: float) -> bool:
+        """Refuse a frame or a header block that does not come to its end."""
+        if not connection.reader.stuck(connection):
+            self._unfinished_s = 0.0
+            return False
+        self._unfinished_s += elapsed_s
+        if self._unfinished_s <= connection.limits.receive_timeout_s:
+            return False
+        connection.fail(Http2Error(Fault.ENHANCE_YOUR_CALM, "a frame or a header block was not finished in time"))
+        return True
+
+    def _tick_age(self, connection: Http2Connection, elapsed_s: float) -> None:
+        limits = connection.limits
+        self._idle_s = 0.0 if connection.streams else self._idle_s + elapsed_s
+        old = 0 < limits.max_age_s < self._age_s
+        if old and connection.drain.draining:
+            if 0 < limits.max_age_grace_s <= self._age_s - limits.max_age_s:
+                connection.transport.abort()
+        elif old or 0 < limits.idle_timeout_s < self._idle_s:
+            if old:
+                # its grace begins as it is told, which may be a second late
+                self._age_s = limits.max_age_s
+            connection.shutdown()
