@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
-from .cuda_calls import DRIVER, HANDLE_BYTES, Calls, CudaError, Handle, Int, Size
+from .cuda_calls import DRIVER, HANDLE_BYTES, CudaError, CudaLibraries, Handle, Int, Size
 from .cuda_pins import Pins
 from .errors import RETRY_AFTER_NS, Code, DeviceLost, InferError, OutOfMemory
 
@@ -96,7 +96,7 @@ class Runtime(Protocol):
     def write(self, pointer: int, device: int, raw: bytes | memoryview) -> None: ...
 
 
-class CudaRuntime(Calls):
+class CudaRuntime(CudaLibraries):
     """libcudart, and libcuda for what that does not tell: the name of a device, and how large an allocation is."""
 
     def __init__(self, runtime: str, driver: str = DRIVER) -> None:

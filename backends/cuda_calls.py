@@ -86,7 +86,7 @@ _BRIEF = (
 """Calls that queue work, or look, and are over in a few microseconds."""
 
 
-class Calls:
+class CudaLibraries:
     """Both libraries, loaded. Threads: any; no call holds the GIL but those made by `brief`."""
 
     def __init__(self, runtime: str, driver: str = DRIVER) -> None:

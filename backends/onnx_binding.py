@@ -46,7 +46,7 @@ class Choice:
         self.outputs = outputs
 
 
-class Plan:
+class RunPlan:
     """What every run of the same input shapes shares. `choices` has None where outputs cannot be bound."""
 
     __slots__ = ("buffers", "choices", "feeds", "rows")
@@ -90,8 +90,8 @@ class OnnxBinding:
         self._bindable = {i for i in range(len(self._outputs)) if self._is_bindable(i)}
         self._input_slabs = [self._new_slab(graph, self._first_size(spec.shape)) for spec, graph in self._inputs]
         self._output_slabs: dict[int, Array] = {}
-        self._plans: dict[tuple[tuple[int, ...] | None, ...], Plan] = {}
-        self._lent: Plan | None = None
+        self._plans: dict[tuple[tuple[int, ...] | None, ...], RunPlan] = {}
+        self._lent: RunPlan | None = None
         self.tired = False
         self._given_bytes = 0
 
@@ -183,7 +183,7 @@ class OnnxBinding:
         rows = self.capacity_rows if self._signature.batched else 1
         return rows * math.prod(dim if dim > 0 else 1 for dim in shape)
 
-    def _make_plan(self, rows: int, shapes: tuple[tuple[int, ...] | None, ...]) -> Plan:
+    def _make_plan(self, rows: int, shapes: tuple[tuple[int, ...] | None, ...]) -> RunPlan:
         if rows > self.capacity_rows:
             raise ValueError(f"{rows} rows, capacity is {self.capacity_rows}")
         if self.never_empty:
@@ -201,7 +201,7 @@ class OnnxBinding:
             buffers.append(buffer)
             view = buffer.reshape(()) if not graph.shape and shape == (1,) else buffer
             feeds[spec.name] = ort_value(view, graph) if graph.datatype == "BF16" else view
-        plan = Plan(rows, buffers, feeds)
+        plan = RunPlan(rows, buffers, feeds)
         self.tired = self.tired or sum([buffer.nbytes for buffer in buffers if buffer is not None]) > LARGE_BYTES
         if len(self._plans) >= MAX_PLANS:
             del self._plans[next(iter(self._plans))]
@@ -225,13 +225,13 @@ class OnnxBinding:
         self._input_slabs[position] = self._new_slab(self._inputs[position][1], max(size, 2 * old.size))
         self._plans.clear()
 
-    def _choose(self, plan: Plan, wanted: tuple[int, ...]) -> Choice | None:
+    def _choose(self, plan: RunPlan, wanted: tuple[int, ...]) -> Choice | None:
         if len(plan.choices) >= MAX_CHOICES:
             plan.choices.clear()
         plan.choices[wanted] = choice = self._bind_all(plan, wanted) if self._can_bind(plan, wanted) else None
         return choice
 
-    def _can_bind(self, plan: Plan, wanted: tuple[int, ...]) -> bool:
+    def _can_bind(self, plan: RunPlan, wanted: tuple[int, ...]) -> bool:
         return (
             bool(wanted)
             and self._bindable.issuperset(wanted)
@@ -243,11 +243,11 @@ class OnnxBinding:
             )
         )
 
-    def _output_shape(self, plan: Plan, position: int) -> tuple[int, ...]:
+    def _output_shape(self, plan: RunPlan, position: int) -> tuple[int, ...]:
         shape = self._outputs[position][1].shape
         return (plan.rows, *shape[1:]) if self._signature.batched else shape
 
-    def _bind_all(self, plan: Plan, wanted: tuple[int, ...]) -> Choice:
+    def _bind_all(self, plan: RunPlan, wanted: tuple[int, ...]) -> Choice:
         binding = self._session.io_binding()
         for (_, graph), buffer in zip(self._inputs, plan.buffers, strict=True):
             if buffer is not None:
@@ -265,7 +265,7 @@ class OnnxBinding:
             outputs.append(output)
         return Choice(binding, outputs)
 
-    def _run_again(self, plan: Plan, wanted: tuple[int, ...], error: Exception) -> list[Any]:
+    def _run_again(self, plan: RunPlan, wanted: tuple[int, ...], error: Exception) -> list[Any]:
         """Run fed what has failed with all bound, unless it is known how such a failure ends.
 
         Only a run that is fed says whose fault it was, and a failing run costs as much as eight good ones. One
@@ -295,7 +295,7 @@ class OnnxBinding:
         plan.choices.clear()
         return results
 
-    def _run_fed(self, plan: Plan, wanted: tuple[int, ...]) -> list[Any]:
+    def _run_fed(self, plan: RunPlan, wanted: tuple[int, ...]) -> list[Any]:
         feeds = plan.feeds
         if self._strings:
             feeds = feeds | {name: decoded(name, feeds[name]) for name in self._strings if name in feeds}

@@ -20,7 +20,7 @@ from .cuda_moves import Move, onto_host, onto_pinned
 from .device_array import HOST, DeviceArray
 from .errors import Code, DeviceLost, InferError
 from .gathering import copied
-from .onnx_binding import Plan
+from .onnx_binding import RunPlan
 from .onnx_cuda_choice import CudaChoice, Parts, Targets
 from .onnx_cuda_session import CudaSession, bound_options
 from .onnx_cuda_slabs import DeviceSlabs
@@ -78,7 +78,7 @@ class CudaBinding(DeviceSlabs):
             self._placed, self._aimed = {}, {}
             raise
 
-    def _begin(self, plan: Plan, key: tuple[int, ...]) -> None:
+    def _begin(self, plan: RunPlan, key: tuple[int, ...]) -> None:
         try:
             choice = plan.choices[key] if key in plan.choices else self._choose(plan, key)
             if not isinstance(choice, CudaChoice):
@@ -204,7 +204,7 @@ class CudaBinding(DeviceSlabs):
             return False  # whoever runs it next meets it too, and says so
         return True
 
-    def _prepare_graph(self, plan: Plan) -> None:
+    def _prepare_graph(self, plan: RunPlan) -> None:
         if self._run_shapes(plan) in self._captured:
             return
         if not self._can_bind(plan, tuple(range(len(self._outputs)))):
@@ -257,7 +257,7 @@ class CudaBinding(DeviceSlabs):
 
     # --- how a run goes
 
-    def _capture(self, plan: Plan, number: int) -> str:
+    def _capture(self, plan: RunPlan, number: int) -> str:
         """Run with all outputs bound, and capture; say why that cannot be, or "". Raises: InferError."""
         choice = self._choose(plan, tuple(range(len(self._outputs))))
         if not isinstance(choice, CudaChoice) or not choice.is_whole(self._inputs, self._outputs):
@@ -301,12 +301,12 @@ class CudaBinding(DeviceSlabs):
                     raise
                 raise part.memory.failed(doing, error) from error
 
-    def _fed(self, plan: Plan, wanted: tuple[int, ...]) -> list[Any]:
+    def _fed(self, plan: RunPlan, wanted: tuple[int, ...]) -> list[Any]:
         self._fill_host(plan)
         with self._cuda.queue, GATE.shared():
             return self._deliver(self._run_fed(plan, wanted), wanted)
 
-    def _fill_host(self, plan: Plan) -> None:
+    def _fill_host(self, plan: RunPlan) -> None:
         for position, parts in self._placed.items():
             buffer = plan.buffers[position]
             if buffer is not None:

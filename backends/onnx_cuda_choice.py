@@ -15,7 +15,7 @@ Parts = Sequence[Array | DeviceArray]
 Targets = Sequence[tuple[int, DeviceArray]]
 
 
-class Bound:
+class BoundTensor:
     """A tensor as a choice binds it: on the device at `at`, which is its slab's own address but for a run in place.
 
     Shapes: `shape` is the run's; `slab.host` has the bytes of that for an input, of the rows that were lent for an
@@ -48,22 +48,22 @@ class CudaChoice(Choice):
         super().__init__(binding, [])
         self.device = device
         self.replay = replay
-        self.taken: dict[int, Bound] = {}
-        self.given: dict[int, Bound] = {}
+        self.taken: dict[int, BoundTensor] = {}
+        self.given: dict[int, BoundTensor] = {}
         self.into: list[Move] = []
         self.out: list[Move] = []
         self.moved = False
 
     def take(self, position: int, spec: TensorSpec, shape: tuple[int, ...], slab: Slab) -> None:
         """Bind an input in its slab."""
-        self.taken[position] = bound = Bound(spec, shape, slab, self.binding.bind_input)
+        self.taken[position] = bound = BoundTensor(spec, shape, slab, self.binding.bind_input)
         bound.put(self.device, slab.device)
         if slab.host.nbytes:
             self.into.append(Move(slab.device, slab.pinned, slab.host.nbytes))
 
     def give(self, position: int, spec: TensorSpec, shape: tuple[int, ...], slab: Slab, *, shown: bool) -> None:
         """Bind an output in its slab; copy it to the host where it is `shown`."""
-        self.given[position] = bound = Bound(spec, shape, slab, self.binding.bind_output)
+        self.given[position] = bound = BoundTensor(spec, shape, slab, self.binding.bind_output)
         bound.put(self.device, slab.device)
         if shown:
             self.out.append(Move(slab.pinned, slab.device, slab.host.nbytes))
@@ -100,7 +100,7 @@ class CudaChoice(Choice):
         self.moved = any(each.at != each.slab.device for each in (*self.taken.values(), *self.given.values()))
         return into, out
 
-    def _whole(self, parts: Parts, bound: Bound) -> DeviceArray | None:
+    def _whole(self, parts: Parts, bound: BoundTensor) -> DeviceArray | None:
         """Give the one tensor that a run can use where it lies. A graph has its own addresses."""
         part = parts[0] if len(parts) == 1 and self.replay is None else None
         if not isinstance(part, DeviceArray) or part.device != self.device:

@@ -15,7 +15,7 @@ from .backend import Array
 from .cuda_gate import GATE
 from .cuda_holdings import Holdings
 from .cuda_moves import Slab
-from .onnx_binding import OnnxBinding, Plan
+from .onnx_binding import OnnxBinding, RunPlan
 from .onnx_cuda_choice import CudaChoice
 from .onnx_cuda_session import CudaSession
 from .signature import Signature, TensorSpec
@@ -64,7 +64,7 @@ class DeviceSlabs(OnnxBinding):
     def _binds(self) -> bool:
         return bool(self._bindable) and self._cuda.inputs is not None and self._cuda.outputs is not None
 
-    def _can_bind(self, plan: Plan, wanted: tuple[int, ...]) -> bool:
+    def _can_bind(self, plan: RunPlan, wanted: tuple[int, ...]) -> bool:
         return self._binds() and super()._can_bind(plan, wanted)
 
     def _is_on_device(self, side: str, position: int) -> bool:
@@ -72,17 +72,17 @@ class DeviceSlabs(OnnxBinding):
         names = self._cuda.inputs if taken else self._cuda.outputs
         return names is not None and (self._inputs if taken else self._outputs)[position][1].name in names
 
-    def _run_rows(self, plan: Plan) -> int:
+    def _run_rows(self, plan: RunPlan) -> int:
         return self._cuda.wishes.bucket(plan.rows, self.capacity_rows)
 
-    def _run_shapes(self, plan: Plan) -> RunShapes:
+    def _run_shapes(self, plan: RunPlan) -> RunShapes:
         """Give the shapes that a run has: as many rows as the next bucket."""
         if not self._signature.batched:
             return tuple(None if buffer is None else buffer.shape for buffer in plan.buffers)
         rows = self._run_rows(plan)
         return tuple(None if buffer is None else (rows, *buffer.shape[1:]) for buffer in plan.buffers)
 
-    def _make_plan(self, rows: int, shapes: RunShapes) -> Plan:
+    def _make_plan(self, rows: int, shapes: RunShapes) -> RunPlan:
         plan = super()._make_plan(rows, shapes)
         for position, shape in enumerate(self._run_shapes(plan)):
             if shape is not None and math.prod(shape) > self._input_slabs[position].size:
@@ -131,11 +131,11 @@ class DeviceSlabs(OnnxBinding):
         for plan in self._plans.values():
             plan.choices.clear()
 
-    def _bind_all(self, plan: Plan, wanted: tuple[int, ...]) -> CudaChoice:
+    def _bind_all(self, plan: RunPlan, wanted: tuple[int, ...]) -> CudaChoice:
         with GATE.shared():  # ONNX Runtime takes a stream for each tensor that it is given
             return self._bound(plan, wanted)
 
-    def _bound(self, plan: Plan, wanted: tuple[int, ...]) -> CudaChoice:
+    def _bound(self, plan: RunPlan, wanted: tuple[int, ...]) -> CudaChoice:
         slabs = self._device_slabs()
         shapes = self._run_shapes(plan)
         replay = self._captured.get(shapes)
@@ -160,7 +160,7 @@ class DeviceSlabs(OnnxBinding):
             choice.take(position, spec, shape, Slab(pointer, host, _row_bytes(host, shape)))
 
     def _bind_output(
-        self, choice: CudaChoice, plan: Plan, position: int, pointer: int | None, *, shown: bool
+        self, choice: CudaChoice, plan: RunPlan, position: int, pointer: int | None, *, shown: bool
     ) -> None:  # fmt: skip
         spec = self._outputs[position][1]
         shape = self._output_shape(plan, position)
@@ -171,7 +171,7 @@ class DeviceSlabs(OnnxBinding):
         else:
             choice.give(position, spec, run_shape, Slab(pointer, view, _row_bytes(view, shape)), shown=shown)
 
-    def _output_view(self, plan: Plan, position: int) -> Array:
+    def _output_view(self, plan: RunPlan, position: int) -> Array:
         shape = self._output_shape(plan, position)
         return self._output_slabs[position][: math.prod(shape)].reshape(shape)
 

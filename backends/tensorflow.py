@@ -34,7 +34,7 @@ from .signature import Signature
 from .tensorflow_binding import TensorflowBinding
 from .tensorflow_failures import load_error
 from .tensorflow_rows import free_placeholders, with_free_rows
-from .tensorflow_signature import Serving, choose_key, read_signature
+from .tensorflow_signature import ServedSignature, choose_key, read_signature
 
 MAX_CALLABLES = 32
 """Choices of outputs whose pruned and optimised graph is kept: the oldest goes first."""
@@ -113,7 +113,7 @@ class TensorflowBackend:
         self._tags = (options.get("TF_GRAPH_TAG") or "serve").split(",")
         self._bindings: weakref.WeakSet[TensorflowBinding] = weakref.WeakSet()
         self._lock = threading.Lock()
-        self.serving: Serving
+        self.serving: ServedSignature
         self.defaults: Mapping[str, Any]
         self._freed: frozenset[str] = frozenset()
         self._opened: Session | None = None
@@ -271,7 +271,7 @@ def _as_json(described: Any) -> dict[str, Any]:
     return {key: MessageToDict(signature) for key, signature in described.signature_def.items()}
 
 
-def _serving(session: Session, described: Any, options: Mapping[str, str]) -> tuple[Serving, dict[str, Any]]:
+def _serving(session: Session, described: Any, options: Mapping[str, str]) -> tuple[ServedSignature, dict[str, Any]]:
     """Choose and read the signature, and the values of its inputs that may be absent."""
     signatures = _as_json(described)
     cortex = _flag(options, "cortex_signature", default=False)

@@ -15,7 +15,7 @@ from .backend import Array
 from .errors import Code, RunStopped
 from .signature import Signature, TensorSpec
 from .tensorflow_failures import run_error
-from .tensorflow_signature import Serving
+from .tensorflow_signature import ServedSignature
 
 MAX_PLANS = 256
 """Shapes whose buffers are remembered per Binding: the oldest goes first."""
@@ -23,7 +23,7 @@ MAX_PLANS = 256
 Shapes = tuple[tuple[int, ...] | None, ...]
 
 
-class Opened(Protocol):
+class OpenSession(Protocol):
     """A session of the model."""
 
     closed: bool
@@ -35,15 +35,15 @@ class Opened(Protocol):
         """End all runs: they fail."""
 
 
-class Loaded(Protocol):
+class LoadedSavedModel(Protocol):
     """What a Binding knows of its Backend. `defaults` are the values of inputs that may be absent."""
 
-    serving: Serving
+    serving: ServedSignature
     defaults: Mapping[str, Any]
     bfloat16: Any
     on_gpu: bool
 
-    def opened(self) -> Opened:
+    def opened(self) -> OpenSession:
         """Give the session to run on: the one there is, or a fresh one where that was closed. Raises: InferError."""
 
     def gives_way(self, error: Exception) -> bool:
@@ -57,7 +57,7 @@ class TensorflowBinding:
     stopped begin again on the session that is opened next.
     """
 
-    def __init__(self, model: Loaded, signature: Signature, capacity_rows: int) -> None:
+    def __init__(self, model: LoadedSavedModel, signature: Signature, capacity_rows: int) -> None:
         self.capacity_rows = capacity_rows
         self._model = model
         graph, tensors, unranked = model.serving.graph, model.serving.tensors, model.serving.unranked
@@ -73,7 +73,7 @@ class TensorflowBinding:
         ]
         self._plans: dict[Shapes, list[Array | None]] = {}
         self._lent: list[Array | None] | None = None
-        self._running: Opened | None = None
+        self._running: OpenSession | None = None
         self._stopped = False
 
     def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:

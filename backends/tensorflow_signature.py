@@ -49,7 +49,7 @@ logger = logging.getLogger("penstock.backends")
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class ServedSignature:
     """One signature of a SavedModel, as it is served.
 
     `tensors` are the names in TensorFlow's graph of all inputs and outputs, by ours. `unranked` names those of ours
@@ -88,7 +88,7 @@ def choose_key(signatures: _Description, asked: str, *, cortex: bool = False) ->
     return keys[0] if len(keys) == 1 else CORTEX_KEY
 
 
-def read_signature(signatures: _Description, key: str, order: Mapping[str, int]) -> Serving:
+def read_signature(signatures: _Description, key: str, order: Mapping[str, int]) -> ServedSignature:
     """Read one signature. `order` gives the place of each of the graph's nodes in the model's file.
 
     A map of protobuf has no order. Inputs and outputs are in that of the graph, which for TensorFlow 1 is the one they
@@ -123,7 +123,7 @@ def read_signature(signatures: _Description, key: str, order: Mapping[str, int])
     graph = Signature(tuple(inputs), tuple(outputs))
     ends = {("input", spec.name): described["inputs"][spec.name] for spec in graph.inputs}
     ends |= {("output", spec.name): described["outputs"][spec.name] for spec in graph.outputs}
-    return Serving(
+    return ServedSignature(
         key,
         graph,
         tuple(_node(spec.name, described["inputs"][spec.name]) for spec in graph.inputs),

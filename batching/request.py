@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .ensembles.course import Passed
     from .model import Model
     from .sequences.under_way import UnderWay
-    from .stream import Tells
+    from .stream import AnswerSink
 
 Key = tuple[tuple[int, ...] | None, ...]
 """What must be equal to share a batch: per input, in the Signature's order, its shape without rows; None if absent.
@@ -108,7 +108,7 @@ class InferRequest:
     under_way: UnderWay
     number: int
     parameters: Mapping[str, Any]
-    answers: Tells
+    answers: AnswerSink
     step: Passed
     caller: InferRequest
     targets: Mapping[int, DeviceArray]

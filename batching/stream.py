@@ -36,7 +36,7 @@ NOT_ONE = (
 """Source: Triton server, http_server.cc. Nobody else asks a decoupled model for one answer."""
 
 
-class Told(NamedTuple):
+class StreamedAnswer(NamedTuple):
     """One answer: its outputs by name, or why it failed; more may come unless it is `final`.
 
     `parameters` are the model's own. `wrong` is in what an output is not as the Signature says, "" for nothing.
@@ -56,17 +56,17 @@ Room = Callable[[GoOn], None]
 """To be called with what is to be called when there is room for more answers."""
 
 
-class Tells(Protocol):
+class AnswerSink(Protocol):
     """Where the answers of one request go, as they come."""
 
-    def tell(self, told: Told) -> Room | None:
+    def tell(self, told: StreamedAnswer) -> Room | None:
         """Take an answer. Returns: what to wait for before the next, None: nothing. It is taken if it comes before.
 
         Raises: InferError, which ends the request.
         """
 
 
-class Answers:
+class AnswerStream:
     """The answers of one request that have come and were not taken; the sink of the request, too.
 
     `tell` is called by whoever runs it, `deliver` when it has ended. `left` says that nobody takes them any more: those
@@ -77,7 +77,7 @@ class Answers:
     def __init__(self, model: Model | None = None) -> None:
         self.left = False
         self._model = model
-        self._waiting: deque[tuple[Told, int]] = deque()
+        self._waiting: deque[tuple[StreamedAnswer, int]] = deque()
         self.nbytes = self._taken = 0
         self._changed = asyncio.Event()
         self._error: InferError | None = None
@@ -86,7 +86,7 @@ class Answers:
         if model is not None:
             model.streams.add(self)
 
-    def tell(self, told: Told) -> None:
+    def tell(self, told: StreamedAnswer) -> None:
         """Put an answer in line. Raises: InferError (OVERLOADED) where too much waits already."""
         if self.left:
             return
@@ -134,7 +134,7 @@ class Answers:
         """Whether `next` has one to give at once: it neither waits nor leaves the event loop its turn before."""
         return bool(self._waiting) and (self._taken + 1) % TAKEN_AT_ONCE != 0
 
-    async def next(self) -> Told | None:
+    async def next(self) -> StreamedAnswer | None:
         """Give the next answer, None after the last. Raises: InferError, when those before it have been given."""
         self._taken += 1
         if self._taken % TAKEN_AT_ONCE == 0:
@@ -157,24 +157,24 @@ def _not_read() -> InferError:
     return InferError(Code.OVERLOADED, "the answers of a request wait for a client that does not read them")
 
 
-def _make_room(model: Model, spared: Answers | None) -> None:
+def _make_room(model: Model, spared: AnswerStream | None) -> None:
     """Drop what waits of the requests of which most does, but not of one for which nothing has waited before."""
-    keeping: list[Answers] = [each for each in model.streams if each.nbytes and each is not spared]
+    keeping: list[AnswerStream] = [each for each in model.streams if each.nbytes and each is not spared]
     for each in sorted(keeping, key=attrgetter("nbytes"), reverse=True):
         if model.told_bytes <= MOST_OF_ALL_BYTES - MOST_OF_ALL_BYTES // _SPARED:
             break
         each.drop()
 
 
-def size_of(told: Told) -> int:
+def size_of(told: StreamedAnswer) -> int:
     """Count what an answer takes, its strings and itself included."""
     return TOLD_BYTES + sum(map(array_bytes, told.outputs.values()))
 
 
 @contextmanager
-def stream(engine: Submits, request: InferRequest) -> Iterator[Answers]:
+def stream(engine: Submits, request: InferRequest) -> Iterator[AnswerStream]:
     """Submit a request, and give where its answers come; to leave before the last cancels it. Raises: InferError."""
-    answers = Answers(request.model)
+    answers = AnswerStream(request.model)
     request.answers = answers
     request.sink = answers
     try:

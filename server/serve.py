@@ -34,9 +34,9 @@ from .listening.ports import grpc_lane, http_lane, metrics_lane, share_totals, s
 from .options.cache_config import parse as parse_cache
 from .options.sharing import devices_of
 from .options.starting import obstacles
-from .python_models.dealings import Beside
 from .python_models.loading import PythonModels
 from .python_models.metrics import CustomMetrics
+from .python_models.upcalls import ServerSide
 from .repository.choices import Choices
 from .repository.control import ModelControl
 from .repository.fields.batching import hold_requests
@@ -127,7 +127,7 @@ class Server:
         self.spent: Callable[[], None] = lambda: None
         self.metrics = made_metrics(settings, self.engine, self._connected, self.faults.counts())
         custom = CustomMetrics()
-        beside = Beside(self.engine, custom, self._models.hooks_of, self.control, self.observing.context_for)
+        beside = ServerSide(self.engine, custom, self._models.hooks_of, self.control, self.observing.context_for)
         self.engine.outsides[PYTHON] = PythonModels(beside, self.environments, defaults)
         service = self._service()
         self.metrics.readiness = self.repository.readiness

@@ -17,16 +17,22 @@ from pathlib import Path
 from typing import Any
 
 from . import chaos
-from .http.limits import Limits
+from .abeja.settings import AbejaSettings
+from .deepaas.settings import DeepaasSettings
+from .grpc.settings import GrpcSettings
 from .options.backend_config import ONNX, rows_of
 from .options.backend_config import parse as parse_backend
 from .options.cache_config import parse as parse_cache
-from .options.cloud_settings import CLOUD_RULES, said_by_clouds
-from .options.dialect_settings import lacks
-from .options.gpu_settings import GPU_RULES
+from .options.cloud_settings import CLOUD_RULES, CloudSettings, said_by_clouds
+from .options.dialect_settings import DialectSettings, lacks
+from .options.gpu_settings import GPU_RULES, GpuSettings
+from .options.http_settings import HttpSettings
 from .options.metrics_config import parse as parse_metrics
+from .options.model_settings import ModelSettings
+from .options.observing_settings import ObservingSettings
 from .options.process_settings import ProcessSettings
-from .options.setting import COUNT, FALSE_WORDS, PORTS, PREFIX, SECONDS, TRUE_WORDS, Setting, setting, shown
+from .options.running_settings import RunningSettings
+from .options.setting import FALSE_WORDS, PREFIX, TRUE_WORDS, Setting, shown
 from .options.sharing import parse_host_policies, parse_resources
 from .restricted import GRPC_PREFIX, Restricted
 from .tracing.config import parse as parse_tracing
@@ -37,9 +43,6 @@ CONFIG_NAME = PREFIX + "CONFIG"
 # What Kubernetes injects into every pod for a Service called "penstock" or "penstock-...". Not meant for us.
 _SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")
 _SERVICE_VALUE = re.compile(r"(tcp|udp|sctp)://")
-_LIMITS = Limits()
-_FIRST_GROUPS = ("Models", "GPU", "HTTP", "gRPC")
-"""The order of the page; the others follow as they are stated."""
 
 
 class SettingError(ValueError):
@@ -64,101 +67,24 @@ _RULES: dict[str, Callable[[Any], object]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(ProcessSettings):
-    """One server's settings, checked. Names are Triton's where the meaning is the same."""
+@dataclass(frozen=True, kw_only=True)
+class Settings(
+    ProcessSettings,
+    CloudSettings,
+    DialectSettings,
+    AbejaSettings,
+    DeepaasSettings,
+    ObservingSettings,
+    GrpcSettings,
+    HttpSettings,
+    GpuSettings,
+    RunningSettings,
+    ModelSettings,
+):
+    """One server's settings, checked. Names are Triton's where the meaning is the same.
 
-    model_repository: tuple[str, ...] = setting(
-        (), "Models",
-        "What to serve: a model repository, here or at a URL, or a single .onnx file or SavedModel. Repeatable; the "
-        "same as PATH arguments.",
-        unit="path",
-    )  # fmt: skip
-    model_load_thread_count: int = setting(
-        4, "Models", "How many models load at the same time.", unit="models", bounds=(1, 256)
-    )
-    default_max_batch_size: int = setting(
-        64, "Models", "The max_batch_size of a model whose configuration does not say and whose graph has room for "
-        "rows (Triton: 4, in --backend-config).", unit="rows", bounds=(1, 2**20),
-    )  # fmt: skip
-    model_control_mode: str = setting(
-        "none", "Models", "How models come and go. none: as they are found at start. poll: as their files change. "
-        "explicit: as load and unload requests say, and only --load-model at start.",
-        choices=("none", "poll", "explicit"),
-    )  # fmt: skip
-    load_model: tuple[str, ...] = setting(
-        (), "Models", "A model to load at start in mode explicit; `*` for all. Repeatable.", unit="NAME"
-    )
-    repository_poll_secs: float = setting(
-        15.0, "Models", "How often the files are looked at in mode poll, at most 20 times a second. 0: never.",
-        unit="seconds", bounds=(0.0, 86400.0),
-    )  # fmt: skip
-    model_load_retry_count: int = setting(
-        0, "Models", "How often a version that does not load is tried again.", unit="times", bounds=(0, 1000)
-    )
-    model_config_name: str = setting(
-        "", "Models", "A model's configs/NAME.pbtxt, where there is one, stands in for its config.pbtxt.", unit="NAME"
-    )
-    exit_on_error: bool = setting(
-        False, "Models", "Stop the server when a model cannot be served at start. Off here (Triton: on): a broken "
-        "model is UNAVAILABLE and does not stop the others.",
-    )  # fmt: skip
-    strict_readiness: bool = setting(
-        True, "Models", "Ready only when every model is ready. Off: ready as soon as loading has ended."
-    )
-    id: str = setting(
-        "triton", "Models", "The name in the server metadata. Triton's by default: its example clients demand it."
-    )
-
-    allow_http: bool = setting(True, "HTTP", "Serve the v2 protocol over HTTP.")
-    http_address: str = setting(
-        "127.0.0.1", "HTTP", "Address to listen on. This machine only by default (Triton: 0.0.0.0, all addresses).",
-        unit="address",
-    )  # fmt: skip
-    http_port: int = setting(
-        8000, "HTTP", "Port to listen on; 0 lets the system choose.", unit="TCP port", bounds=PORTS
-    )
-    http_max_input_size: int = setting(
-        _LIMITS.max_body_bytes, "HTTP", "Largest request body, as sent and after decompression.",
-        unit="bytes", bounds=(1, 2**40),
-    )  # fmt: skip
-    http_max_connections: int = setting(
-        _LIMITS.max_connections, "HTTP", "Most connections open at once; more are refused.",
-        unit="connections", bounds=COUNT,
-    )  # fmt: skip
-    http_max_header_bytes: int = setting(
-        _LIMITS.max_header_bytes, "HTTP", "Largest request line and headers together.", unit="bytes", bounds=COUNT
-    )
-    http_max_headers: int = setting(
-        _LIMITS.max_headers, "HTTP", "Most headers in one request.", unit="headers", bounds=COUNT
-    )
-    http_max_json_depth: int = setting(
-        _LIMITS.max_json_depth, "HTTP", "Deepest nesting of request JSON.", unit="levels", bounds=(1, 1024)
-    )
-    http_header_forward_pattern: str = setting(
-        "", "HTTP", "Header fields whose names match become parameters of the request. A regular expression, searched "
-        "for in any case.", unit="PATTERN",
-    )  # fmt: skip
-    grpc_header_forward_pattern: str = setting("", "gRPC", "The same for metadata of calls.", unit="PATTERN")
-    allow_client_shm: bool = setting(
-        False, "Shared memory", "Let clients register system and CUDA shared memory, and place tensors there. Whoever "
-        "reaches the server can then name any object in /dev/shm that it may open.",
-    )  # fmt: skip
-    http_max_chunks: int = setting(
-        _LIMITS.max_chunks, "HTTP", "Most chunks in one chunked request body.", unit="chunks", bounds=COUNT
-    )
-    http_receive_timeout_secs: float = setting(
-        _LIMITS.receive_timeout_s, "HTTP", "A request must have arrived whole this long after its first byte.",
-        unit="seconds", bounds=SECONDS,
-    )  # fmt: skip
-    http_idle_timeout_secs: float = setting(
-        _LIMITS.idle_timeout_s, "HTTP", "A connection without a request is closed after this.",
-        unit="seconds", bounds=SECONDS,
-    )  # fmt: skip
-    http_write_timeout_secs: float = setting(
-        _LIMITS.write_timeout_s, "HTTP", "A client that takes nothing of its answer for this long is dropped.",
-        unit="seconds", bounds=SECONDS,
-    )  # fmt: skip
+    The groups know nothing of each other. A dataclass has the fields of its last base first, which is the page's order.
+    """
 
     def __post_init__(self) -> None:
         """Read the rules now, so that a mistake in one stops the start."""
@@ -169,7 +95,7 @@ class Settings(ProcessSettings):
                 raise SettingError(f"--{name.replace('_', '-')}: {error}") from None
         fronts = self.http_workers > 0
         lacking = chaos.lacks(self.chaos, allowed=self.allow_chaos, fronts=fronts)
-        if lacking := lacking or lacks(self.dialect, fronts=fronts) or self.clouds_lack(fronts=fronts):
+        if lacking := lacking or lacks(self.dialect, fronts=fronts) or self.clouds_lack(self.dialect, fronts=fronts):
             raise SettingError(lacking)
 
     @property
@@ -177,24 +103,10 @@ class Settings(ProcessSettings):
         """The max_batch_size of a model whose configuration does not say, where its graph has room for rows."""
         return rows_of(self.backend_config, ONNX, self.default_max_batch_size)
 
-    def limits(self) -> Limits:
-        """Give the fast lane's part."""
-        return Limits(
-            max_body_bytes=self.http_max_input_size,
-            max_header_bytes=self.http_max_header_bytes,
-            max_headers=self.http_max_headers,
-            max_json_depth=self.http_max_json_depth,
-            max_chunks=self.http_max_chunks,
-            receive_timeout_s=self.http_receive_timeout_secs,
-            idle_timeout_s=self.http_idle_timeout_secs,
-            write_timeout_s=self.http_write_timeout_secs,
-            max_connections=self.http_max_connections,
-        )
-
 
 def known_settings() -> Iterator[Setting]:
     """Give every setting, in the order of the page."""
-    groups = list(dict.fromkeys((*_FIRST_GROUPS, *(item.metadata["group"] for item in fields(Settings)))))
+    groups = list(dict.fromkeys(item.metadata["group"] for item in fields(Settings)))
     for item in sorted(fields(Settings), key=lambda item: groups.index(item.metadata["group"])):
         yield Setting(name=item.name, default=item.default, **item.metadata)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.running.own_outputs import OwnOutputs
-from penstock.batching.stream import MOST_BYTES, NOT_ONE, Told, size_of
+from penstock.batching.stream import MOST_BYTES, NOT_ONE, StreamedAnswer, size_of
 
 from .passage import Passage
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.batching.request import InferRequest
-    from penstock.batching.stream import GoOn, Room, Tells
+    from penstock.batching.stream import AnswerSink, GoOn, Room
 
     from .course import Course, Passed
 
@@ -63,8 +63,8 @@ class Branches:
         self._stretches: dict[Course, _Stretch] = {}
         self._line: deque[Passage] = deque()
         self._nbytes: dict[Passage, int] = {}
-        self._given: list[Told] = []
-        self._answers: Tells | None = getattr(root.parent, "answers", None)
+        self._given: list[StreamedAnswer] = []
+        self._answers: AnswerSink | None = getattr(root.parent, "answers", None)
         self._takers_full = False
 
     @property
@@ -72,7 +72,7 @@ class Branches:
         """Whether all of it has come to its end."""
         return not self.going
 
-    def add(self, step: Passed, course: Course, told: Told) -> Passage | None:
+    def add(self, step: Passed, course: Course, told: StreamedAnswer) -> Passage | None:
         """Take an answer of a step. Returns: its Passage, if that may begin.
 
         Raises: InferError (INTERNAL: it is not what the model's configuration says; OVERLOADED: too much waits).
@@ -96,7 +96,7 @@ class Branches:
         return None
 
     def room(self, course: Course) -> Room | None:
-        """Tell the step before a Course whether to go on; as `Tells.tell` does."""
+        """Tell the step before a Course whether to go on; as `AnswerSink.tell` does."""
         stretch = self._stretches.get(course)
         if stretch is None or not self._full(course, stretch, 1):
             return None
@@ -133,7 +133,7 @@ class Branches:
         stretch.going -= 1
         return []
 
-    def _hand_out(self, told: Told) -> None:
+    def _hand_out(self, told: StreamedAnswer) -> None:
         if self._answers is None:
             if len(self._given) < 2:
                 self._given.append(told)
@@ -182,14 +182,14 @@ class Spread:
     """Where the answers of a step go: on, one by one. `take` has each, with the Passage and the step it is of."""
 
     def __init__(
-        self, passage: Passage, request: InferRequest, take: Callable[[Passage, Passed, Told], Room | None]
+        self, passage: Passage, request: InferRequest, take: Callable[[Passage, Passed, StreamedAnswer], Room | None]
     ) -> None:
         self._passage = passage
         self._request = request
         self._take = take
         self._first = True
 
-    def tell(self, told: Told) -> Room | None:
+    def tell(self, told: StreamedAnswer) -> Room | None:
         """Take an answer; the first is counted, as that of a request from outside is by whoever hands it out.
 
         One that has nothing for the steps behind goes no further. Source: Triton core, ensemble_scheduler.cc.
@@ -204,12 +204,12 @@ class Spread:
         return self._take(self._passage, request.step, told)
 
 
-def _tensors(step: Passed, told: Told) -> list[Any]:
+def _tensors(step: Passed, told: StreamedAnswer) -> list[Any]:
     outputs = step.model.signature.outputs
     return [told.outputs.get(outputs[position].name) for position in step.wanted]
 
 
-def _check(passage: Passage, step: Passed, told: Told) -> None:
+def _check(passage: Passage, step: Passed, told: StreamedAnswer) -> None:
     """Check that what the steps behind need is there, and such that they may take it. Raises: InferError."""
     wrong, outputs = told.wrong, step.model.signature.outputs
     lacking = {number for number, position in enumerate(step.wanted) if passage.tensors[number] is None}
@@ -226,8 +226,8 @@ def _names(request: InferRequest) -> list[str]:
     return [outputs[position].name for position in request.wanted]
 
 
-def _told(passage: Passage) -> Told:
+def _told(passage: Passage) -> StreamedAnswer:
     """Make an answer of the ensemble. Raises: InferError."""
     pairs = zip(_names(passage.parent), passage.outputs(), strict=True)
     named: Mapping[str, Any] = {name: output for name, output in pairs if output is not None}
-    return Told(named, wrong=passage.wrong)
+    return StreamedAnswer(named, wrong=passage.wrong)

@@ -29,7 +29,7 @@ from .steps import labels_of, link
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.model import Model
-    from penstock.batching.stream import Room, Told
+    from penstock.batching.stream import Room, StreamedAnswer
 
     from .course import Passed
 
@@ -232,13 +232,13 @@ class Ensembles:
             if not passage.ended:
                 self._fail(passage, error, REJECTED)
 
-    def _spread(self, passage: Passage, step: Passed, told: Told) -> Room | None:
+    def _spread(self, passage: Passage, step: Passed, told: StreamedAnswer) -> Room | None:
         """Begin the way of one answer of a step. Returns: as `Tells.tell`."""
         room = self._spread_on(passage, step, told)
         self._settle()
         return room
 
-    def _spread_on(self, passage: Passage, step: Passed, told: Told) -> Room | None:
+    def _spread_on(self, passage: Passage, step: Passed, told: StreamedAnswer) -> Room | None:
         branches, course = passage.branches, step.after
         if passage.ended or branches is None or course is None:
             return None

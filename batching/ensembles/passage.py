@@ -21,7 +21,7 @@ from .course import ADD_ROWS, AS_IS, Course, Links, Passed
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.model import Model
-    from penstock.batching.stream import Told
+    from penstock.batching.stream import StreamedAnswer
 
     from .branches import Branches
     from .ensemble import Ensemble
@@ -56,7 +56,7 @@ class Passage:
         self.links = links
         self.course = course
         self.branches: Branches | None = None
-        self.answer: Told | None = None
+        self.answer: StreamedAnswer | None = None
         self.tensors: list[Any] = [*inputs, *course.nothing]
         self.uses = course.uses and course.uses.copy()
         self.missing = course.missing and course.missing.copy()

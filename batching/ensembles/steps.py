@@ -77,7 +77,7 @@ def _makers(name: str, steps: Sequence[Step]) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class EnsembleTensor:
     """What is known of one ensemble tensor, and from whom. Shapes: `shape` is whole, rows included if `batched`."""
 
     of: str
@@ -86,7 +86,7 @@ class Tensor:
     batched: bool
 
     @classmethod
-    def told(cls, of: str, spec: TensorSpec, signature: Signature) -> Tensor:
+    def told(cls, of: str, spec: TensorSpec, signature: Signature) -> EnsembleTensor:
         """Take it from one side's Signature."""
         return cls(of, spec.type.config_name, spec.shape, signature.batched)
 
@@ -95,7 +95,7 @@ class Tensor:
         """Its shape without rows."""
         return self.shape[1:] if self.batched else self.shape
 
-    def check(self, other: Tensor, about: str) -> None:
+    def check(self, other: EnsembleTensor, about: str) -> None:
         """Check that another side takes it for the same. Raises: InferError (INVALID)."""
         if self.datatype != other.datatype:
             raise _invalid(_differs(about, "data type", (self.datatype, self.of), (other.datatype, other.of)))
@@ -103,7 +103,7 @@ class Tensor:
             shapes = (dims_text(self.shape), self.of), (dims_text(other.shape), other.of)
             raise _invalid(_differs(about, "shape", *shapes))
 
-    def way_to(self, other: Tensor) -> int:
+    def way_to(self, other: EnsembleTensor) -> int:
         """Tell how it is handed to another side."""
         if self.batched == other.batched or len(self.shape) == len(other.shape):
             return AS_IS
@@ -125,8 +125,8 @@ def link(spec: ModelSpec, signature: Signature, find: Find) -> Links:
         raise ValueError(f"'{spec.name}' is no ensemble")
     steps = spec.ensemble.steps
     check_flow(spec.name, signature.input, signature.output, steps)
-    known = {each.name: Tensor.told(spec.name, each, signature) for each in signature.inputs}
-    ends = {each.name: Tensor.told(spec.name, each, signature) for each in signature.outputs}
+    known = {each.name: EnsembleTensor.told(spec.name, each, signature) for each in signature.inputs}
+    ends = {each.name: EnsembleTensor.told(spec.name, each, signature) for each in signature.outputs}
     told = {**ends, **known}
     models = [_found(spec.name, step, find) for step in steps]
     _check_circle(spec.name, models, find)
@@ -135,7 +135,7 @@ def link(spec: ModelSpec, signature: Signature, find: Find) -> Links:
         _compare(f"in ensemble {spec.name}", step, model, told)
     for step, model in zip(steps, models, strict=True):
         for name, tensor in step.outputs.items():
-            known[tensor] = Tensor.told(step.model, model.signature.output[name], model.signature)
+            known[tensor] = EnsembleTensor.told(step.model, model.signature.output[name], model.signature)
     optional = {each.name for each in signature.inputs if each.optional}
     linked = tuple(_linked(spec.name, step, model, known, optional) for step, model in zip(steps, models, strict=True))
     links = Links(spec, signature, linked, {name: known[name].way_to(end) for name, end in ends.items()})
@@ -198,7 +198,7 @@ def _check_model(spec: ModelSpec, step: Step, model: Model) -> None:
         raise InferError(Code.UNSUPPORTED, text)
 
 
-def _compare(about: str, step: Step, model: Model, told: dict[str, Tensor]) -> None:
+def _compare(about: str, step: Step, model: Model, told: dict[str, EnsembleTensor]) -> None:
     """Compare what a step's model says of its tensors with what was `told` before, and add to it."""
     signature = model.signature
     for name, tensor in step.inputs.items():
@@ -217,11 +217,11 @@ def _compare(about: str, step: Step, model: Model, told: dict[str, Tensor]) -> N
     sides = [(tensor, signature.input[name]) for name, tensor in sorted(step.inputs.items())]
     sides += [(tensor, signature.output[name]) for name, tensor in sorted(step.outputs.items())]
     for tensor, spec in sides:
-        side = Tensor.told(step.model, spec, signature)
+        side = EnsembleTensor.told(step.model, spec, signature)
         told.setdefault(tensor, side).check(side, f"{about}, ensemble tensor {tensor}")
 
 
-def _linked(ensemble: str, step: Step, model: Model, known: Mapping[str, Tensor], optional: set[str]) -> Linked:
+def _linked(ensemble: str, step: Step, model: Model, known: Mapping[str, EnsembleTensor], optional: set[str]) -> Linked:
     signature = model.signature
     inputs: list[str | None] = []
     ways: list[int] = []
@@ -236,7 +236,7 @@ def _linked(ensemble: str, step: Step, model: Model, known: Mapping[str, Tensor]
                 f"in ensemble {ensemble}, input {given.name} in model {step.model} is not optional, but ensemble input"
             )
             raise _invalid(f"{text} {tensor} is")
-        side = Tensor.told(step.model, given, signature)
+        side = EnsembleTensor.told(step.model, given, signature)
         known[tensor].check(side, f"in ensemble {ensemble}, ensemble tensor {tensor}")
         ways.append(known[tensor].way_to(side))
     positions = {output.name: position for position, output in enumerate(signature.outputs)}

@@ -21,7 +21,7 @@ from penstock.batching.model import Model
 from penstock.batching.sequences.controls import check_sequence
 from penstock.batching.shapes.bound import bound_signature, said_signature
 from penstock.batching.spec import InstanceGroup, ModelSpec
-from penstock.batching.stream import Answers
+from penstock.batching.stream import AnswerStream
 
 from .batch import Batch
 from .outside import Outside, OutsideInstance
@@ -34,7 +34,7 @@ logger = logging.getLogger("penstock.batching")
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedVersion:
     """What was opened of a version: its spec completed, and an Outside for each Instance, group by group."""
 
     spec: ModelSpec
@@ -45,14 +45,14 @@ class Opened:
 class OutsideLoader(Protocol):
     """Opens the Outsides of versions of one backend. Threads: the event loop's."""
 
-    async def open(self, spec: ModelSpec) -> Opened:
+    async def open(self, spec: ModelSpec) -> OpenedVersion:
         """Start everything that runs a version's Batches. Raises: InferError. Nothing is left behind then."""
 
 
 class MoreLoader(OutsideLoader, Protocol):
     """One that opens some Outsides more of a version that it has opened."""
 
-    async def more(self, served: ModelSpec, spec: ModelSpec, places: Sequence[int]) -> Opened:
+    async def more(self, served: ModelSpec, spec: ModelSpec, places: Sequence[int]) -> OpenedVersion:
         """Start those of a spec's Instances that are at these places among all that run.
 
         `served` is the spec completed that is served, which says all but the instances. Raises: as `open`.
@@ -140,7 +140,7 @@ async def run_samples(model: Model, outsides: Sequence[Outside]) -> None:
             requests = prepared.requests(str(number), iteration)
             if model.spec.decoupled:
                 for request in requests:
-                    request.answers = Answers()
+                    request.answers = AnswerStream()
             batch = Batch(requests, len(requests), requests[0].key, time.monotonic_ns())
             rehearsal = _Rehearsal(batch, model.count)
             outside.attach(rehearsal)

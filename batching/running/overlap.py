@@ -56,7 +56,7 @@ def bind(model: Model, place: Placement) -> list[Binding]:
         return [first]
 
 
-class Step(Enum):
+class NextAction(Enum):
     """What an Instance does next while a run is under way."""
 
     TAKE = auto()
@@ -64,17 +64,17 @@ class Step(Enum):
     END = auto()
 
 
-def next_step(now_ns: float, take_ns: float, *, over: bool, waiting: bool, full: bool) -> Step:
+def next_step(now_ns: float, take_ns: float, *, over: bool, waiting: bool, full: bool) -> NextAction:
     """Tell what to do about the next Batch while one is on the device.
 
     `over`: that one has ended, or should have by now; its answers go first. `waiting`: there is something to take.
     `full`: nothing could join what would be taken. Nothing is waited for beyond `take_ns`.
     """
     if over:
-        return Step.END
+        return NextAction.END
     if now_ns < take_ns and not (waiting and full):
-        return Step.WAIT
-    return Step.TAKE if waiting else Step.END
+        return NextAction.WAIT
+    return NextAction.TAKE if waiting else NextAction.END
 
 
 class Runner(Protocol):
@@ -188,9 +188,9 @@ class Overlap:
                 scheduler = model.scheduler
                 lacking = scheduler.lacking_rows(now_ns)
                 step = next_step(now_ns, take_ns, over=over, waiting=scheduler.live > 0, full=lacking <= 0)
-                if step is Step.TAKE:
+                if step is NextAction.TAKE:
                     return self._take(now_ns, int(running.free_ns))
-                if step is Step.END:
+                if step is NextAction.END:
                     return None
                 runner.wakes_at_rows = scheduler.rows + max(lacking, 1)
             runner.alarm.acquire(timeout=min(take_ns - now_ns, look_ns) / 1e9)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 
-class Walk(NamedTuple):
+class LineWalk(NamedTuple):
     """How far a walk along a line has come.
 
     `marked` is the longest prefix of a preferred size, or, where there is none, what stands before the request that
@@ -19,7 +19,7 @@ class Walk(NamedTuple):
     complete: bool
 
 
-def walk(line: Iterable[int], sizes: Collection[int], max_rows: int) -> Walk:
+def walk(line: Iterable[int], sizes: Collection[int], max_rows: int) -> LineWalk:
     """Walk along the rows of those that wait, in the order in which they are served.
 
     `sizes` are the preferred ones. Units: rows; a request without rows counts for one, so that a walk has an end.
@@ -33,8 +33,8 @@ def walk(line: Iterable[int], sizes: Collection[int], max_rows: int) -> Walk:
             if after > largest and not marked:
                 marked = walked
             if after > max_rows:
-                return Walk(marked, walked, complete=True)
+                return LineWalk(marked, walked, complete=True)
         walked = after
         if walked in sizes:
             marked = walked
-    return Walk(marked, walked, complete=walked >= largest)
+    return LineWalk(marked, walked, complete=walked >= largest)

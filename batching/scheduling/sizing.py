@@ -9,7 +9,7 @@ from .caps import MemoryCap
 from .costs import CostModel
 from .lane import Lane
 from .lockstep import LockStep
-from .preferred import Walk, walk
+from .preferred import LineWalk, walk
 from .promise import Promises
 
 LOOK_AGAIN = 128
@@ -170,7 +170,7 @@ class Sizing:
         over = self.delay_ns and head is not None and self._held_until_ns(lane, head) <= now_ns
         return seen.marked if seen.marked and not over else seen.walked
 
-    def _walk(self, lane: Lane, now_ns: int) -> Walk:
+    def _walk(self, lane: Lane, now_ns: int) -> LineWalk:
         most = min(self._cap_rows or self._max_rows, self._max_rows)
         return walk((request.rows for request in lane.line(now_ns)), self._preferred, most)
 

@@ -45,7 +45,7 @@ class Resident(Protocol):
     def wake(self) -> None: ...
 
 
-class Bound(Resident, Protocol):
+class BoundResident(Resident, Protocol):
     """One that has a Binding."""
 
     binding: Binding
@@ -120,7 +120,7 @@ def part(model: Model, instance: Resident, batch: Batch) -> tuple[Batch | None, 
 
 
 def execute_at(
-    instance: Bound, model: Model, run: Callable[..., list[Batch]], batch: Batch, *failed: Exception | None
+    instance: BoundResident, model: Model, run: Callable[..., list[Batch]], batch: Batch, *failed: Exception | None
 ) -> list[Batch]:
     """Run what of a Batch can run at an Instance, and refuse the others. Returns and raises: as `run`.
 

@@ -18,7 +18,7 @@ from penstock.batching.request import NO_SEQUENCE
 from .controls import check_id
 from .iterations import Identities, go_on
 from .places import Places, pin
-from .under_way import Rows, UnderWay
+from .under_way import InstanceRows, UnderWay
 
 if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
@@ -60,7 +60,7 @@ class Sequences:
         self.remembers = remembers
         self._standing: set[int | str] = set()
         self.vacated: dict[int, Callable[[], object]] = {}
-        self._rows = [Rows() for _ in range(instances)] if spec.direct else None
+        self._rows = [InstanceRows() for _ in range(instances)] if spec.direct else None
         self._alike = not self._shapes and (self._rows is None or instances == 1)
         self._places = Places(rows if spec.direct else spec.max_candidates or rows, instances)
         self._hold_backlog = spec.hold_backlog
@@ -291,7 +291,7 @@ class Sequences:
         """Let sequences begin at these Instances and no others; those under way go on where they are. As `house`."""
         self._places.move(seats, {(one.row, one.instance) for one in self._all if one.row >= 0})
         if self._rows is not None:
-            self._rows += [Rows() for _ in range(len(self._rows), max(seats) + 1)]
+            self._rows += [InstanceRows() for _ in range(len(self._rows), max(seats) + 1)]
             self._alike = False
         self._wake_at(now_ns)
 
@@ -325,7 +325,7 @@ class Sequences:
     def _gather_of(self, one: UnderWay, now_ns: int) -> list[InferRequest]:
         return [] if self._rows is None else self._gather(self._rows[one.instance], now_ns)
 
-    def _gather(self, rows: Rows, now_ns: int) -> list[InferRequest]:
+    def _gather(self, rows: InstanceRows, now_ns: int) -> list[InferRequest]:
         """Let the heads of an Instance's sequences go together, once its batch is over and enough of them are there."""
         if rows.running or not rows.heads:
             return []

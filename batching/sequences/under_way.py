@@ -1,4 +1,4 @@
-"""UnderWay: one sequence between its first request and its last. Rows: where some of them stand. See sequences.py."""
+"""UnderWay: one sequence from its first request to its last. InstanceRows: where some stand. See sequences.py."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class UnderWay:
         self.states: dict[str, Array] = {}
 
 
-class Rows:
+class InstanceRows:
     """The rows of one Instance, direct strategy: it runs one batch of its sequences at a time.
 
     `heads` are the sequences with a request that may go next. `issued` counts those in a Lane, `running` those in a

@@ -27,7 +27,7 @@ class Derived(Protocol):
         """Write it. The buffer holds garbage."""
 
 
-class Kept(Protocol):
+class KeptOutputs(Protocol):
     """Outputs that stay here: no client gets them. They stand after the others among the model's outputs.
 
     One that the configuration names among its outputs goes to clients too, and stands among theirs.
@@ -74,13 +74,13 @@ def kept_names(spec: ModelSpec) -> tuple[str, ...]:
     return () if spec.sequence is None else tuple(state.output for state in spec.sequence.states)
 
 
-def derive(spec: ModelSpec) -> tuple[tuple[Derived, ...], Kept | None]:
+def derive(spec: ModelSpec) -> tuple[tuple[Derived, ...], KeptOutputs | None]:
     """Make what derives the inputs of a completed spec, in the order of `spec.bound`, and what keeps its outputs."""
     bound, sequence = spec.bound, spec.sequence
     if bound is None:
         return (), None
     made: list[Derived] = []
-    kept: Kept | None = None
+    kept: KeptOutputs | None = None
     if sequence is not None:
         from penstock.batching.sequences.controls import ControlInput
         from penstock.batching.sequences.states import StateInput, StatesKept

@@ -16,8 +16,8 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.gathering import fill_up, gather
 from penstock.backends.signature import TensorSpec
 
-from .derived import Derived, Kept, Zeros, derive, kept_names, zero
-from .ragged import BatchInput, Scatter, Source
+from .derived import Derived, KeptOutputs, Zeros, derive, kept_names, zero
+from .ragged import BatchInput, RaggedSource, Scatter
 from .reshape import Dims, Reshape
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Flat:
         gather([array.reshape(-1) for array in _arrays(batch, position)], buffer)
 
 
-class Values:
+class ShapeValues:
     """A shape tensor of a model with rows: the values that all requests of a batch have, once.
 
     The first is how many rows run; a Key has the others.
@@ -164,18 +164,18 @@ class Forms:
             raise ValueError("the spec must be completed first")
         bound = spec.bound or signature
         self.derived: tuple[Derived, ...]
-        self.kept: Kept | None
+        self.kept: KeptOutputs | None
         self.derived, self.kept = derive(spec)
         self._batched = signature.batched
         self._inputs = [_input_form(each, batched=signature.batched) for each in signature.inputs]
-        sources = {each.name: Source(signature, each.sources[0]) for each in spec.batch_outputs}
+        sources = {each.name: RaggedSource(signature, each.sources[0]) for each in spec.batch_outputs}
         self._outputs: list[Rows | Scatter] = [
             Scatter(each.name, each.shape, sources[each.name])
             if each.name in sources
             else Rows(each, batched=signature.batched)
             for each in signature.outputs
         ]
-        self.valued = any(isinstance(form, Values) for form in self._inputs)
+        self.valued = any(isinstance(form, ShapeValues) for form in self._inputs)
         names = [each.name for each in bound.outputs]
         self._names = names
         self.kept_places = tuple(names.index(name) for name in kept_names(spec))
@@ -240,7 +240,7 @@ class Forms:
             request.outputs = [parts[position][number] for position in request.wanted]
 
 
-def _input_form(spec: TensorSpec, *, batched: bool) -> Rows | Flat | Values:
+def _input_form(spec: TensorSpec, *, batched: bool) -> Rows | Flat | ShapeValues:
     if spec.ragged:
         return Flat()
-    return Values() if spec.is_shape and batched else Rows(spec, batched=batched)
+    return ShapeValues() if spec.is_shape and batched else Rows(spec, batched=batched)

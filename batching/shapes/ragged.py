@@ -29,7 +29,7 @@ RAGGED = (-1,)
 SCATTER = "BATCH_SCATTER_WITH_INPUT_SHAPE"
 
 
-class Source:
+class RaggedSource:
     """An input that something about the batch is told of, or taken from: its shape in each request.
 
     Shapes: as the model has them, which is after a reshape; rows in front.
@@ -55,7 +55,7 @@ class Source:
         return [dims for rows, *dims in shapes for _ in range(rows)]  # type: ignore[misc]
 
 
-Values = Callable[[Source, "Batch"], Any]
+Values = Callable[[RaggedSource, "Batch"], Any]
 
 _VALUES: dict[str, Values] = {
     "BATCH_ELEMENT_COUNT": lambda source, batch: source.counts(batch),
@@ -78,7 +78,7 @@ class BatchInput:
         self.spec: TensorSpec = bound.input[said.name]
         self._kind = said.kind
         self._values = _VALUES[said.kind]
-        self._source = Source(signature, said.sources[0])
+        self._source = RaggedSource(signature, said.sources[0])
 
     def shape(self, batch: Batch, ran_rows: int) -> tuple[int, ...]:
         """Give its shape for a batch."""
@@ -105,7 +105,7 @@ class Scatter:
     Shapes: `dims` are the clients', rows in front; its free ones are those of the source at the same places.
     """
 
-    def __init__(self, name: str, dims: tuple[int, ...], source: Source) -> None:
+    def __init__(self, name: str, dims: tuple[int, ...], source: RaggedSource) -> None:
         self._name = name
         self._dims = dims
         self._source = source

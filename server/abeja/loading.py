@@ -12,7 +12,7 @@ from penstock.server.carrying.loading import open_carried, order_of
 from .folder import ABEJA
 
 if TYPE_CHECKING:
-    from penstock.batching.running.outsides import Opened
+    from penstock.batching.running.outsides import OpenedVersion
     from penstock.batching.spec import ModelSpec, WorkerSpec
     from penstock.server.environments.environments import Environments
 
@@ -25,7 +25,7 @@ class Handlers:
     def __init__(self, environments: Environments) -> None:
         self._environments = environments
 
-    async def open(self, spec: ModelSpec) -> Opened:
+    async def open(self, spec: ModelSpec) -> OpenedVersion:
         """Start a worker for each instance. Raises: InferError."""
         label = f"handler '{spec.options['handler']}'"
         interpreter = await asyncio.to_thread(self._environments.interpreter, spec.worker, label)

@@ -1,17 +1,16 @@
-"""AbejaSettings: the part of the settings that is about ABEJA handlers. DialectSettings descends from it."""
+"""AbejaSettings: the part of the settings that is about ABEJA handlers. Settings has it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.server.deepaas.settings import DeepaasSettings
 from penstock.server.options.setting import setting
 
 GROUP = "ABEJA"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, init=False, repr=False, eq=False)
-class AbejaSettings(DeepaasSettings):
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class AbejaSettings:
     """How a handler is served."""
 
     abeja_handler: str = setting(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.signature import Signature
-from penstock.batching.running.outsides import Opened
+from penstock.batching.running.outsides import OpenedVersion
 from penstock.server.workers.order import Order
 
 from .hosts import SEATS, Crew, Host
@@ -38,7 +38,7 @@ def order_of(
     )  # fmt: skip
 
 
-async def open_carried(spec: ModelSpec, orders: Iterable[Order], crew: Crew, platform: str) -> Opened:
+async def open_carried(spec: ModelSpec, orders: Iterable[Order], crew: Crew, platform: str) -> OpenedVersion:
     """Start a worker for each of the Orders, one for each instance of the spec. Raises: InferError.
 
     The model takes no tensors. It has no axis for rows, and its calls are sent to a worker a few at a time all the
@@ -47,7 +47,7 @@ async def open_carried(spec: ModelSpec, orders: Iterable[Order], crew: Crew, pla
     crew.hosts += [Host(order, crew) for order in orders]
     await crew.start()
     seats: list[Outside] = list(crew.seats())
-    return Opened(as_carried(spec), seats, platform)
+    return OpenedVersion(as_carried(spec), seats, platform)
 
 
 def as_carried(spec: ModelSpec, signature: Signature = NO_TENSORS, rows: int = AT_ONCE) -> ModelSpec:

@@ -22,7 +22,7 @@ from .store import Store, file_of
 from .trainer import Trainer
 
 if TYPE_CHECKING:
-    from penstock.batching.running.outsides import Opened
+    from penstock.batching.running.outsides import OpenedVersion
     from penstock.batching.spec import ModelSpec
     from penstock.server.environments.environments import Environments
     from penstock.server.settings import Settings
@@ -71,7 +71,7 @@ class DeepaasModels:
         """End all trainings; what predicts is the Engine's to close."""
         await self.runs.close()
 
-    async def open(self, spec: ModelSpec) -> Opened:
+    async def open(self, spec: ModelSpec) -> OpenedVersion:
         """Start a desk, and a worker for each instance. Raises: InferError. Nothing is left behind then."""
         label = f"model '{spec.name}'"
         interpreter = await asyncio.to_thread(self._environments.interpreter, spec.worker, label)

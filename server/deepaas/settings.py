@@ -1,17 +1,16 @@
-"""DeepaasSettings: the part of the settings that is about DEEPaaS models. DialectSettings descends from it."""
+"""DeepaasSettings: the part of the settings that is about DEEPaaS models. Settings has it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.server.options.running_settings import RunningSettings
 from penstock.server.options.setting import setting
 
 GROUP = "DEEPaaS"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, init=False, repr=False, eq=False)
-class DeepaasSettings(RunningSettings):
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class DeepaasSettings:
     """How models are served."""
 
     deepaas_model: str = setting(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.engine import Engine
     from penstock.batching.model import Model
-    from penstock.batching.stream import Room, Told
+    from penstock.batching.stream import Room, StreamedAnswer
     from penstock.server.ipc.link import Link
     from penstock.server.ipc.wire import Message
 
@@ -43,7 +43,7 @@ class RemoteAnswers:
         self._link = link
         self._number = number
 
-    def tell(self, told: Told) -> Room | None:
+    def tell(self, told: StreamedAnswer) -> Room | None:
         """Send an answer. Returns, and raises: as Tells has it (OVERLOADED, where too much waits already)."""
         if self.left:
             return None

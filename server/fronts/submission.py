@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.batching.request import InSequence
 from penstock.batching.running.own_outputs import OwnOutputs
-from penstock.batching.stream import Told
+from penstock.batching.stream import StreamedAnswer
 from penstock.server.hooks.packing import pack, unpack
 from penstock.server.ipc.refusals import error_of, said_of
 from penstock.server.tracing.trace import context_of
@@ -130,7 +130,7 @@ def trace_context(carrier: Any) -> dict[str, str] | None:
     return {"traceparent": parent, "tracestate": state} if parent else None
 
 
-def write_answer(told: Told) -> tuple[bytes, list[Array | None]]:
+def write_answer(told: StreamedAnswer) -> tuple[bytes, list[Array | None]]:
     """Give the body and the tensors of an ANSWER."""
     said = {
         "names": list(told.outputs),
@@ -142,12 +142,12 @@ def write_answer(told: Told) -> tuple[bytes, list[Array | None]]:
     return json.dumps(said).encode(), list(told.outputs.values())
 
 
-def read_answer(body: bytes, arrays: Sequence[Array | None]) -> Told:
+def read_answer(body: bytes, arrays: Sequence[Array | None]) -> StreamedAnswer:
     """Read what `write_answer` has written."""
     said = json.loads(body)
     error = None if said["error"] is None else error_of(said["error"])
     outputs = dict(zip(said["names"], arrays, strict=True))
-    return Told(outputs, error, said["final"], said["parameters"], said["infer_ns"])
+    return StreamedAnswer(outputs, error, said["final"], said["parameters"], said["infer_ns"])
 
 
 def packed_outputs(outputs: Sequence[Any]) -> tuple[bytes, list[Array | None]]:

@@ -1,6 +1,6 @@
 """CloudSettings: the part of the settings that is about the ports of SageMaker and Vertex AI.
 
-Settings descends from it; the composition root reads it. What a cloud sets in the environment of its containers stands
+Settings has it; the composition root reads it. What a cloud sets in the environment of its containers stands
 for the default of the setting. Names are Triton's where it has a flag. Source: Triton server, command_line_parser.cc.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from .dialect_settings import DIALECTS, DialectSettings
+from .dialect_settings import DIALECTS
 from .setting import PORTS, setting
 
 GROUP = "Clouds"
@@ -31,8 +31,8 @@ _VARIABLES: Mapping[str, str] = MappingProxyType({
 """What of a cloud's environment stands for the default of a setting."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, init=False, repr=False, eq=False)
-class CloudSettings(DialectSettings):
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class CloudSettings:
     """The front ends of two clouds, as Triton has them."""
 
     allow_sagemaker: bool = setting(
@@ -78,15 +78,15 @@ class CloudSettings(DialectSettings):
         "", GROUP, "Path of predictions; otherwise as AIP_PREDICT_ROUTE says.", unit="path"
     )
 
-    def clouds_lack(self, *, fronts: bool) -> str:
+    def clouds_lack(self, dialect: str, *, fronts: bool) -> str:
         """Say what the clouds' ports do not have; "" if nothing that was asked for. `fronts`: --http-workers."""
         if not (self.allow_sagemaker or self.allow_vertex_ai):
             return ""
         flag = "--allow-sagemaker" if self.allow_sagemaker else "--allow-vertex-ai"
         if fronts:
             return f"--http-workers: one process takes the requests of {flag}: leave one of the two out"
-        if self.dialect != DIALECTS[0]:
-            return f"{flag}: it is for model repositories, there is none with --dialect {self.dialect}"
+        if dialect != DIALECTS[0]:
+            return f"{flag}: it is for model repositories, there is none with --dialect {dialect}"
         return ""
 
 

@@ -1,21 +1,19 @@
 """DialectSettings: the part of the settings that says in which format what is served was written.
 
-Settings descends from it. Read by the composition root.
+Settings has it. Read by the composition root.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.server.abeja.settings import AbejaSettings
-
 from .setting import setting
 
 DIALECTS = ("triton", "cortex", "seldon", "deepaas", "abeja")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, init=False, repr=False, eq=False)
-class DialectSettings(AbejaSettings):
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class DialectSettings:
     """What the paths hold, if no model repositories."""
 
     dialect: str = setting(

@@ -1,4 +1,4 @@
-"""GpuSettings: the part of the settings that is about GPUs. Settings descends from it.
+"""GpuSettings: the part of the settings that is about GPUs. Settings has it.
 
 Read where models are. Names are Triton's where the meaning is the same.
 """
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from .observing_settings import ObservingSettings
 from .setting import setting
 
 AUTO = "auto"
@@ -19,8 +18,8 @@ _DEVICE = re.compile(r"cpu|cuda:(0|[1-9]\d{0,3})", re.ASCII)
 _LIMIT = re.compile(r"\s*(\d{1,4})\s*:\s*(\d{1,20}(?:\.\d*)?|\.\d+)\s*", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, init=False, repr=False, eq=False)
-class GpuSettings(ObservingSettings):
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class GpuSettings:
     """On which GPUs models run, and what becomes of those that ask for one where none works."""
 
     default_device: str = setting(

@@ -1,19 +1,17 @@
 """ObservingSettings: the part of the settings that is about metrics, tracing, logs and who may ask for what.
 
-Settings descends from it; the composition root reads it. Names of what Triton has are Triton's.
+Settings has it; the composition root reads it. Names of what Triton has are Triton's.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.server.grpc.settings import GrpcSettings
-
 from .setting import PORTS, setting
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, init=False, repr=False, eq=False)
-class ObservingSettings(GrpcSettings):
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class ObservingSettings:
     """What a server says of its work, and to whom."""
 
     http_restricted_api: tuple[str, ...] = setting(
@@ -26,6 +24,7 @@ class ObservingSettings(GrpcSettings):
         (), "gRPC", "As --http-restricted-api, for RPCs. The header is `triton-grpc-protocol-` and this name, as "
         "in Triton. Repeatable.", unit="RULE",
     )  # fmt: skip
+    grpc_header_forward_pattern: str = setting("", "gRPC", "The same for metadata of calls.", unit="PATTERN")
 
     allow_metrics: bool = setting(True, "Metrics", "Serve metrics on a port of their own, beside the HTTP port.")
     metrics_address: str = setting(
@@ -70,3 +69,8 @@ class ObservingSettings(GrpcSettings):
         "Logs",
         "Log every answer, over HTTP and gRPC, with status, duration, bytes, model and request id. Costs throughput.",
     )
+
+    allow_client_shm: bool = setting(
+        False, "Shared memory", "Let clients register system and CUDA shared memory, and place tensors there. Whoever "
+        "reaches the server can then name any object in /dev/shm that it may open.",
+    )  # fmt: skip

@@ -1,18 +1,17 @@
 """ProcessSettings: the part of the settings that is about processes: how they end, front ends, workers, tests' faults.
 
-Settings descends from it. Read by the composition roots and the supervisor.
+Settings has it. Read by the composition roots and the supervisor.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .cloud_settings import CloudSettings
 from .setting import setting
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, init=False, repr=False, eq=False)
-class ProcessSettings(CloudSettings):
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class ProcessSettings:
     """Which processes serve."""
 
     http_workers: int = setting(

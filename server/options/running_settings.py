@@ -1,4 +1,4 @@
-"""RunningSettings: the part of the settings that is about how models run. Settings descends from it.
+"""RunningSettings: the part of the settings that is about how models run. Settings has it.
 
 Read by the composition root. Names are Triton's where the meaning is the same.
 """
@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .gpu_settings import GpuSettings
 from .setting import setting
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, init=False, repr=False, eq=False)
-class RunningSettings(GpuSettings):
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class RunningSettings:
     """What answers are remembered, and what Instances share."""
 
     backend_config: tuple[str, ...] = setting(

@@ -1,6 +1,6 @@
 """Host: one Instance of a Python model, as the Engine sees it: a worker that is given Batches and tells answers.
 
-Made by loading.py. What a worker tells of other matters goes to its Dealings (dealings.py).
+Made by loading.py. What a worker tells of other matters goes to its Upcalls (upcalls.py).
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from penstock.backends.errors import Code, InferError, bare
-from penstock.batching.stream import NOT_ONE, Told
+from penstock.batching.stream import NOT_ONE, StreamedAnswer
 from penstock.server.workers.kept import Kept
 from penstock.server.workers.order import NotBegunError, Order
 
@@ -31,40 +31,32 @@ if TYPE_CHECKING:
     from penstock.batching.running.outside import Takes
     from penstock.server.workers.worker import Worker
 
+    from .upcalls import Upcalls
+
 logger = logging.getLogger("penstock.python_models")
 
 
-class Dealings(Protocol):
-    """What a worker has to do with the server beside its requests."""
-
-    def take(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
-        """Take what it tells."""
-
-    def end(self) -> None:
-        """Let go of what is under way for it: it has ended."""
-
-
-Deal = Callable[["Worker", Callable[[int], "InferRequest | None"]], Dealings]
-"""Makes the Dealings of a worker, which can find the requests that it has by their numbers."""
+MakeUpcalls = Callable[["Worker", Callable[[int], "InferRequest | None"]], "Upcalls"]
+"""Makes the Upcalls of a worker, which can find the requests that it has by their numbers."""
 
 
 class Host:
     """An Outside. It has one worker at a time, and starts another when that ends: at once, then later and later.
 
-    `deal` makes the Dealings of each worker. Units: `limit_s` for a Batch, seconds, 0 for none.
+    `upcalls_of` makes the Upcalls of each worker. Units: `limit_s` for a Batch, seconds, 0 for none.
     Invariant: of each request that it has taken, the end is told once: with its Batch, after it, or when the worker has
     ended. One that is to run again keeps its number. Threads: the event loop's.
     """
 
-    def __init__(self, order: Order, names: Names, deal: Deal, limit_s: float = 0.0) -> None:
+    def __init__(self, order: Order, names: Names, upcalls_of: MakeUpcalls, limit_s: float = 0.0) -> None:
         self._order = order
         self._kept = Kept(order, self)
         self._names = names
-        self._deal = deal
+        self._upcalls_of = upcalls_of
         self._limit_s = limit_s
         self._loop = asyncio.get_running_loop()
         self._takes: Takes | None = None
-        self._dealings: Dealings | None = None
+        self._upcalls: Upcalls | None = None
         self._last = 0
         self._open: dict[int, OpenRequest] = {}
         self._numbers: dict[InferRequest, int] = {}
@@ -219,8 +211,8 @@ class Host:
             self._readiness.answer(ready=orjson.loads(body)["ready"])
             return
         if kind != ANSWER:
-            if self._dealings is not None:
-                self._dealings.take(kind, number, body, arrays)
+            if self._upcalls is not None:
+                self._upcalls.take(kind, number, body, arrays)
             return
         each = self._open.get(number)
         if each is None:
@@ -256,7 +248,9 @@ class Host:
                 request.error = InferError(Code.INTERNAL, NOT_ONE)
             return
         now_ns = time.monotonic_ns()
-        told = Told(found, error, said["final"], said.get("parameters") or None, now_ns - each.since_ns, wrong)
+        told = StreamedAnswer(
+            found, error, said["final"], said.get("parameters") or None, now_ns - each.since_ns, wrong
+        )
         each.since_ns = now_ns
         try:
             room = answers.tell(told)
@@ -312,14 +306,14 @@ class Host:
 
     def moved_in(self, worker: Worker) -> None:
         """Have somebody for what the worker has to do with the server."""
-        self._dealings = self._deal(worker, self._request)
+        self._upcalls = self._upcalls_of(worker, self._request)
 
     def moved_out(self) -> None:
         """Let go of that."""
         self._readiness.answer(ready=False)
-        if self._dealings is not None:
-            self._dealings.end()
-            self._dealings = None
+        if self._upcalls is not None:
+            self._upcalls.end()
+            self._upcalls = None
 
     def lost(self, failure: InferError) -> None:
         """Leave what waits to others, and end what was under way."""

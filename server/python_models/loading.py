@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.running.outsides import Opened, active, complete_outside
+from penstock.batching.running.outsides import OpenedVersion, active, complete_outside
 from penstock.server.repository.completed import completed, to_json
 from penstock.server.repository.fields.identity import PYTHON
 from penstock.server.repository.pbtxt import message_of
@@ -24,9 +24,9 @@ from penstock.server.workers.order import NotBegunError, Order
 from penstock.server.workers.worker import Worker
 
 from .completing import may_complete
-from .dealings import Beside, Dealings
 from .host import Host
 from .requests import Names
+from .upcalls import ServerSide, Upcalls
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
@@ -45,12 +45,12 @@ _COMPLETES = ("input", "output", "max_batch_size", "dynamic_batching", "model_tr
 class PythonModels:
     """Opens Python models, each Instance in a process of its own. Threads: the event loop's."""
 
-    def __init__(self, beside: Beside, environments: Environments, defaults: Defaults) -> None:
+    def __init__(self, beside: ServerSide, environments: Environments, defaults: Defaults) -> None:
         self._beside = beside
         self._environments = environments
         self._defaults = defaults
 
-    async def open(self, spec: ModelSpec) -> Opened:
+    async def open(self, spec: ModelSpec) -> OpenedVersion:
         """Complete a version's configuration, and start a worker for each Instance. Raises: InferError."""
         interpreter = await self._interpreter(spec)
         if spec.auto_complete and await asyncio.to_thread(may_complete, spec.path):
@@ -59,7 +59,7 @@ class PythonModels:
         spec = replace(spec, declared=_json(completed(message_of(spec.declared), spec, PYTHON)))
         return await self._started(spec, interpreter, _instances(spec))
 
-    async def more(self, served: ModelSpec, spec: ModelSpec, places: Sequence[int]) -> Opened:
+    async def more(self, served: ModelSpec, spec: ModelSpec, places: Sequence[int]) -> OpenedVersion:
         """Start workers for some more of the Instances that a spec says. Raises: InferError."""
         interpreter = await self._interpreter(spec)
         config = message_of(served.declared)
@@ -74,16 +74,18 @@ class PythonModels:
         label = f"model '{spec.name}'"
         return await asyncio.to_thread(self._environments.interpreter, spec.worker, label, MUST, OLDEST)
 
-    async def _started(self, spec: ModelSpec, interpreter: str, seats: Iterable[tuple[InstanceGroup, str]]) -> Opened:
+    async def _started(
+        self, spec: ModelSpec, interpreter: str, seats: Iterable[tuple[InstanceGroup, str]]
+    ) -> OpenedVersion:
         """Start a worker for each of some Instances, by their groups and names."""
         names = Names(spec, self._beside.context_for)
         orders = [_order(spec, interpreter, instance, None, group) for group, instance in seats]
         hosts = [Host(order, names, self._deals(order), spec.worker.timeout_s) for order in orders]
         await start_all(hosts)
-        return Opened(spec, list(hosts), PYTHON)
+        return OpenedVersion(spec, list(hosts), PYTHON)
 
     def _deals(self, order: Order) -> Any:
-        return lambda worker, requests: Dealings(worker, self._beside, order.about, requests)
+        return lambda worker, requests: Upcalls(worker, self._beside, order.about, requests)
 
     async def _completed(self, spec: ModelSpec, interpreter: str) -> ModelSpec:
         """Have the model's own code complete its configuration, and read the spec from that. Raises: InferError."""
@@ -91,10 +93,10 @@ class PythonModels:
         order = _order(spec, interpreter, instance, orjson.loads(spec.declared), group)
 
         def hear(kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
-            dealings.take(kind, number, body, arrays)
+            upcalls.take(kind, number, body, arrays)
 
         worker = Worker(order, said=hear)
-        dealings = Dealings(worker, self._beside, order.about)
+        upcalls = Upcalls(worker, self._beside, order.about)
         try:
             body, _ = await worker.ready
         except NotBegunError as error:
@@ -105,7 +107,7 @@ class PythonModels:
         finally:
             worker.stop()
             await worker.ended
-            dealings.end()
+            upcalls.end()
         said = orjson.loads(body)["config"]
         if said is None:
             return spec

@@ -1,4 +1,4 @@
-"""Custom metrics: what models of user code count, on the metrics page. Written by dealings.py."""
+"""Custom metrics: what models of user code count, on the metrics page. Written by upcalls.py."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _NONE: Mapping[str, Any] = {}
 class Names:
     """How the tensors of one version are named in messages. It remembers shapes of answers that were right.
 
-    `context_for` as Beside has it.
+    `context_for` as ServerSide has it.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.batching.running.outsides import Opened
+from penstock.batching.running.outsides import OpenedVersion
 from penstock.server.carrying.hosts import Host
 from penstock.server.carrying.loading import AT_ONCE, as_carried, order_of
 
@@ -44,7 +44,7 @@ class SeldonModels:
         self.sharing: dict[str, Sharing] = {}
         self.count: Callable[[Endpoint, bytes], None] = lambda _endpoint, _metrics: None
 
-    async def open(self, spec: ModelSpec) -> Opened:
+    async def open(self, spec: ModelSpec) -> OpenedVersion:
         """Start a worker for each instance. Raises: InferError."""
         label = f"component '{spec.options['component']}'"
         interpreter = await asyncio.to_thread(self._environments.interpreter, spec.worker, label)
@@ -70,7 +70,7 @@ class SeldonModels:
             strict, rows = spec.options.get("strict", "true") == "true", spec.policy.max_batch_rows or 1
             crew.sharing = self.sharing[spec.name] = Sharing(description, rows, strict=strict)
         seats: list[Outside] = list(crew.seats())
-        return Opened(spec, seats, SELDON)
+        return OpenedVersion(spec, seats, SELDON)
 
 
 def _completed(spec: ModelSpec, description: Description, *, batches: bool) -> ModelSpec:

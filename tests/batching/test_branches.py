@@ -19,10 +19,10 @@ from penstock.batching.ensembles.branches import Branches
 from penstock.batching.request import InferRequest, Key
 from penstock.batching.running.batch import Batch
 from penstock.batching.running.outside import Takes
-from penstock.batching.running.outsides import Opened, complete_outside
+from penstock.batching.running.outsides import OpenedVersion, complete_outside
 from penstock.batching.spec import BatchPolicy, EnsembleSpec, ModelSpec
 from penstock.batching.statistics import BACKEND, CANCELED
-from penstock.batching.stream import NOT_ONE, Told, size_of, stream
+from penstock.batching.stream import NOT_ONE, StreamedAnswer, size_of, stream
 from tests.batching.ensembles import ROWS, House, ensemble_spec, house, step, tensors
 from tests.fakes import Gate
 
@@ -90,7 +90,7 @@ class Teller:
     def tell(self, request: InferRequest, *values: float) -> None:
         """Give an answer of one row for each value."""
         for value in values:
-            request.answers.tell(Told({"y": np.full((1, 4), value, np.float32)}))
+            request.answers.tell(StreamedAnswer({"y": np.full((1, 4), value, np.float32)}))
 
     def end(self, request: InferRequest, error: InferError | None = None) -> None:
         """End a request."""
@@ -105,9 +105,9 @@ class TellerLoader:
     def __init__(self) -> None:
         self.tellers: dict[str, Teller] = {}
 
-    async def open(self, spec: ModelSpec) -> Opened:
+    async def open(self, spec: ModelSpec) -> OpenedVersion:
         teller = self.tellers[spec.name] = Teller()
-        return Opened(complete_outside(spec), [teller], "told")
+        return OpenedVersion(complete_outside(spec), [teller], "told")
 
 
 def told_spec(name: str, **said: Any) -> ModelSpec:
@@ -333,7 +333,7 @@ async def test_an_answer_that_is_an_error_ends_the_request_and_the_step_is_told(
         (asked,) = await many.holds(1)
         many.tell(asked, 10)
         await client.holds(1)
-        asked.answers.tell(Told({}, InferError(Code.INVALID, "not this")))
+        asked.answers.tell(StreamedAnswer({}, InferError(Code.INVALID, "not this")))
 
         with pytest.raises(InferError, match=r"^in ensemble 'spread', not this$"):
             await client.task
@@ -360,8 +360,8 @@ async def test_an_answer_that_the_next_step_cannot_take_ends_the_request() -> No
     async with served(SPREAD) as (kept, many):
         wrong, lacking = Client(kept, "spread", 1), Client(kept, "spread", 2)
         first, second = await many.holds(2)
-        first.answers.tell(Told({"y": np.zeros((1, 4), np.float64)}, wrong="unexpected datatype TYPE_FP64"))
-        second.answers.tell(Told({"z": np.zeros((1, 4), np.float32)}))
+        first.answers.tell(StreamedAnswer({"y": np.zeros((1, 4), np.float64)}, wrong="unexpected datatype TYPE_FP64"))
+        second.answers.tell(StreamedAnswer({"z": np.zeros((1, 4), np.float32)}))
 
         with pytest.raises(InferError, match=r"^in ensemble 'spread', model 'many': unexpected datatype TYPE_FP64$"):
             await wrong.task
@@ -453,7 +453,7 @@ async def test_a_step_whose_answers_wait_is_to_wait_until_half_of_them_are_gone(
         client = Client(kept, "spread", 1)
         (asked,) = await many.holds(1)
         went_on = asyncio.Event()
-        rooms = [asked.answers.tell(Told({"y": np.ones((1, 4), np.float32)})) for _ in range(2 * MOST)]
+        rooms = [asked.answers.tell(StreamedAnswer({"y": np.ones((1, 4), np.float32)})) for _ in range(2 * MOST)]
         assert [each is None for each in rooms] == [True] * (2 * MOST - 1) + [False]
         (room,) = (each for each in rooms if each is not None)
         room(went_on.set)
@@ -467,12 +467,12 @@ async def test_a_step_whose_answers_wait_is_to_wait_until_half_of_them_are_gone(
 
 
 async def test_few_large_answers_are_enough_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(branches, "ENOUGH_BYTES", size_of(Told({"y": np.ones((1, 4), np.float32)})) + 1)
+    monkeypatch.setattr(branches, "ENOUGH_BYTES", size_of(StreamedAnswer({"y": np.ones((1, 4), np.float32)})) + 1)
     async with served(SPREAD) as (kept, many):
         kept.gates["plus"].close()
         client = Client(kept, "spread", 1)
         (asked,) = await many.holds(1)
-        rooms = [asked.answers.tell(Told({"y": np.ones((1, 4), np.float32)})) for _ in range(2)]
+        rooms = [asked.answers.tell(StreamedAnswer({"y": np.ones((1, 4), np.float32)})) for _ in range(2)]
         assert [each is None for each in rooms] == [True, False]
         many.end(asked)
         kept.gates["plus"].open()
@@ -489,7 +489,7 @@ async def test_a_step_of_a_nested_ensemble_waits_for_the_outer_one() -> None:
         went_on = asyncio.Event()
         count = 0
         while room is None:
-            room = asked.answers.tell(Told({"y": np.ones((1, 4), np.float32)}))
+            room = asked.answers.tell(StreamedAnswer({"y": np.ones((1, 4), np.float32)}))
             count += 1
             await asyncio.sleep(0)
         room(went_on.set)

@@ -22,10 +22,10 @@ from penstock.batching.request import InferRequest, InSequence, Key, Terms
 from penstock.batching.running import outside as running
 from penstock.batching.running.batch import Batch, parted
 from penstock.batching.running.outside import Outside, Takes
-from penstock.batching.running.outsides import Opened, complete_outside
+from penstock.batching.running.outsides import OpenedVersion, complete_outside
 from penstock.batching.scheduling.admission import request_for
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec, Resource, SequenceSpec
-from penstock.batching.stream import Told, stream
+from penstock.batching.stream import StreamedAnswer, stream
 
 GUARD_S = 20.0
 
@@ -107,7 +107,7 @@ class Elsewhere:
         assert self.takes is not None
         answers = getattr(request, "answers", None)
         if answers is not None:
-            answers.tell(Told({"y": request.inputs[0]}))
+            answers.tell(StreamedAnswer({"y": request.inputs[0]}))
         _settle(request, fails=False)
         self.takes.late(batch, [request])
 
@@ -155,9 +155,9 @@ class Loads:
     def __init__(self, outsides: Sequence[Elsewhere]) -> None:
         self._outsides = list(outsides)
 
-    async def open(self, spec: ModelSpec) -> Opened:
+    async def open(self, spec: ModelSpec) -> OpenedVersion:
         outsides: list[Outside] = list(self._outsides)
-        return Opened(complete_outside(spec), outsides, "elsewhere")
+        return OpenedVersion(complete_outside(spec), outsides, "elsewhere")
 
 
 def spec_of(count: int = 1, **more: object) -> ModelSpec:

@@ -23,7 +23,7 @@ from penstock.batching.devices.rates import RateLimiter
 from penstock.batching.request import InferRequest, Key
 from penstock.batching.running import attempts
 from penstock.batching.running.lead import Lead
-from penstock.batching.running.overlap import Step, next_step
+from penstock.batching.running.overlap import NextAction, next_step
 from penstock.batching.running.watchdog import Watchdog
 from penstock.batching.scheduling.costs import CostModel
 from penstock.batching.scheduling.scheduler import Scheduler
@@ -44,13 +44,13 @@ class TestWhenTheNextIsTaken:
         step = next_step(now_ns, take_ns, over=over, waiting=waiting, full=full)
 
         if over:
-            assert step is Step.END  # its answers go first
+            assert step is NextAction.END  # its answers go first
         elif waiting and full:
-            assert step is Step.TAKE
+            assert step is NextAction.TAKE
         elif now_ns < take_ns:
-            assert step is Step.WAIT
+            assert step is NextAction.WAIT
         else:
-            assert step is (Step.TAKE if waiting else Step.END)
+            assert step is (NextAction.TAKE if waiting else NextAction.END)
 
     @given(NS, st.integers(1, 1 << 40), st.booleans(), st.booleans())
     def test_whoever_looks_often_enough_takes_or_ends_in_bounded_time(
@@ -59,7 +59,7 @@ class TestWhenTheNextIsTaken:
         lead = Lead()
         take_ns = lead.take_ns(now_ns + cost_ns, cost_ns)
 
-        assert next_step(now_ns + cost_ns, take_ns, over=False, waiting=waiting, full=full) is not Step.WAIT
+        assert next_step(now_ns + cost_ns, take_ns, over=False, waiting=waiting, full=full) is not NextAction.WAIT
 
 
 class Exact(CostModel):
@@ -132,9 +132,9 @@ class Simulated:
             full = self.scheduler.lacking_rows(look_ns) <= 0
             over = look_ns >= running.ended
             step = next_step(look_ns, take_ns, over=over, waiting=self.scheduler.live > 0, full=full)
-            if step is Step.TAKE:
+            if step is NextAction.TAKE:
                 return self._take(look_ns, running.ended)
-            if step is Step.END:
+            if step is NextAction.END:
                 break
         self._come(running.ended)
         return self._take(running.ended, 0)

@@ -26,7 +26,7 @@ from penstock.batching.loading.resizing import match
 from penstock.batching.model import Model
 from penstock.batching.request import InSequence, Terms
 from penstock.batching.running.outside import Outside
-from penstock.batching.running.outsides import Opened, close_outsides, complete_outside, singles
+from penstock.batching.running.outsides import OpenedVersion, close_outsides, complete_outside, singles
 from penstock.batching.spec import InstanceGroup, ModelSpec, Resource, SequenceSpec
 from tests.batching import test_engine, test_outside
 from tests.batching.test_outside import Elsewhere, Ledger, Remembers, x
@@ -396,11 +396,11 @@ class More:
         self.opened += made
         return list(made)
 
-    async def open(self, spec: ModelSpec) -> Opened:
-        return Opened(complete_outside(spec), self._some(len(singles(spec))), "elsewhere")
+    async def open(self, spec: ModelSpec) -> OpenedVersion:
+        return OpenedVersion(complete_outside(spec), self._some(len(singles(spec))), "elsewhere")
 
-    async def more(self, served: ModelSpec, spec: ModelSpec, places: Sequence[int]) -> Opened:
-        return Opened(replace(served, instances=spec.instances), self._some(len(places)), "elsewhere")
+    async def more(self, served: ModelSpec, spec: ModelSpec, places: Sequence[int]) -> OpenedVersion:
+        return OpenedVersion(replace(served, instances=spec.instances), self._some(len(places)), "elsewhere")
 
 
 @asynccontextmanager

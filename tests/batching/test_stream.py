@@ -1,4 +1,4 @@
-"""Answers: what has come of a request that may have several, and was not taken yet."""
+"""AnswerStream: what has come of a request that may have several, and was not taken yet."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching import stream
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
-from penstock.batching.stream import TAKEN_AT_ONCE, Answers, Told, size_of
+from penstock.batching.stream import TAKEN_AT_ONCE, AnswerStream, StreamedAnswer, size_of
 
 
-def told(value: float, count: int = 1) -> Told:
-    return Told({"y": np.full(count, value, np.float32)})
+def told(value: float, count: int = 1) -> StreamedAnswer:
+    return StreamedAnswer({"y": np.full(count, value, np.float32)})
 
 
 class Counted(Model):
@@ -26,7 +26,7 @@ class Counted(Model):
 
     def __init__(self) -> None:
         self.told_bytes = 0
-        self.streams = set[Answers]()
+        self.streams = set[AnswerStream]()
 
 
 def ended(error: InferError | None = None) -> list[InferRequest]:
@@ -37,7 +37,7 @@ def ended(error: InferError | None = None) -> list[InferRequest]:
 
 def test_answers_are_taken_in_their_order_and_then_there_is_none() -> None:
     async def scene() -> None:
-        answers = Answers()
+        answers = AnswerStream()
         for value in (1, 2):
             answers.tell(told(value))
         answers.deliver(ended())
@@ -50,7 +50,7 @@ def test_answers_are_taken_in_their_order_and_then_there_is_none() -> None:
 
 def test_whoever_waits_is_woken() -> None:
     async def scene() -> None:
-        answers = Answers()
+        answers = AnswerStream()
         waiting = asyncio.ensure_future(answers.next())
         await asyncio.sleep(0)
         answers.tell(told(3))
@@ -63,7 +63,7 @@ def test_whoever_waits_is_woken() -> None:
 
 def test_an_error_comes_after_the_answers_before_it() -> None:
     async def scene() -> None:
-        answers = Answers()
+        answers = AnswerStream()
         answers.tell(told(1))
         answers.deliver(ended(InferError(Code.NOT_READY, "died")))
         assert await answers.next() is not None
@@ -75,7 +75,7 @@ def test_an_error_comes_after_the_answers_before_it() -> None:
 
 def test_many_answers_that_are_there_already_leave_the_loop_its_turns() -> None:
     async def scene() -> int:
-        answers, turns = Answers(), 0
+        answers, turns = AnswerStream(), 0
         for value in range(1000):
             answers.tell(told(value))
         answers.deliver(ended())
@@ -95,7 +95,7 @@ def test_many_answers_that_are_there_already_leave_the_loop_its_turns() -> None:
 
 def test_more_is_said_of_what_comes_without_a_turn_of_the_loop() -> None:
     async def scene() -> None:
-        answers, said = Answers(), []
+        answers, said = AnswerStream(), []
         for value in range(TAKEN_AT_ONCE + 2):
             answers.tell(told(value))
         for _ in range(TAKEN_AT_ONCE + 2):
@@ -110,7 +110,7 @@ def test_answers_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(stream, "MOST_BYTES", 100)
 
     async def scene() -> None:
-        answers = Answers()
+        answers = AnswerStream()
         answers.tell(told(1, 50))
         with pytest.raises(InferError, match="does not read them"):
             answers.tell(told(1))
@@ -121,8 +121,10 @@ def test_answers_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_size_of_an_answer_is_what_it_takes_of_memory() -> None:
-    def small() -> Told:
-        return Told({"y": np.frombuffer(bytearray(4), np.float32)}, parameters=None, infer_ns=time.monotonic_ns())
+    def small() -> StreamedAnswer:
+        return StreamedAnswer(
+            {"y": np.frombuffer(bytearray(4), np.float32)}, parameters=None, infer_ns=time.monotonic_ns()
+        )
 
     gc.collect()
     tracemalloc.start()
@@ -137,7 +139,7 @@ def test_the_size_of_an_answer_is_what_it_takes_of_memory() -> None:
 
 
 def test_the_size_of_an_answer_has_that_of_its_strings() -> None:
-    texts = Told({"y": np.array([b"x" * 100_000, b"y" * 50_000], np.object_)})
+    texts = StreamedAnswer({"y": np.array([b"x" * 100_000, b"y" * 50_000], np.object_)})
 
     assert 150_000 < size_of(texts) < 152_000
 
@@ -146,7 +148,7 @@ def test_answers_that_come_when_their_request_was_left_are_dropped(monkeypatch: 
     monkeypatch.setattr(stream, "MOST_BYTES", 1)
 
     async def scene() -> None:
-        answers = Answers()
+        answers = AnswerStream()
         answers.tell(told(1))
         answers.leave()
         for _ in range(3):
@@ -201,7 +203,7 @@ def test_who_has_nothing_waiting_gets_an_answer_however_much_others_hold(monkeyp
 
     async def scene() -> None:
         model = Counted()
-        slow, prompt = Answers(model), Answers(model)
+        slow, prompt = AnswerStream(model), AnswerStream(model)
         slow.tell(told(1, 2000))  # more than all may, in one
         with pytest.raises(InferError):
             slow.tell(told(2))
@@ -217,8 +219,8 @@ def test_who_takes_answers_as_they_come_does_not_fail_for_who_takes_none(monkeyp
 
     async def scene() -> None:
         model = Counted()
-        prompt, *slow = (Answers(model) for _ in range(5))
-        failed = set[Answers]()
+        prompt, *slow = (AnswerStream(model) for _ in range(5))
+        failed = set[AnswerStream]()
         for value in range(100):
             for each in slow:
                 try:
@@ -239,7 +241,7 @@ def test_of_all_that_wait_those_fail_for_whom_most_waits_and_it_is_let_go_of(mon
 
     async def scene() -> None:
         model = Counted()
-        slow, others = Answers(model), Answers(model)
+        slow, others = AnswerStream(model), AnswerStream(model)
         for _ in range(6):
             slow.tell(told(1))
         for _ in range(5):
@@ -256,7 +258,7 @@ def test_of_all_that_wait_those_fail_for_whom_most_waits_and_it_is_let_go_of(mon
 
 def test_one_who_waits_is_told_that_what_waits_was_let_go_of() -> None:
     async def scene() -> None:
-        answers = Answers(Counted())
+        answers = AnswerStream(Counted())
         waiting = asyncio.ensure_future(answers.next())
         await asyncio.sleep(0)
         answers.drop()

@@ -18,7 +18,7 @@ from penstock.backends.errors import Code
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
-from penstock.batching.running.outsides import Opened
+from penstock.batching.running.outsides import OpenedVersion
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
 from penstock.server.carrying.calls import RawCall
 from penstock.server.carrying.hosts import Crew
@@ -140,7 +140,7 @@ class Stage:
         """Give what opens the model."""
         return self
 
-    async def open(self, spec: ModelSpec) -> Opened:
+    async def open(self, spec: ModelSpec) -> OpenedVersion:
         """Open it, as the loaders of dialects do."""
         orders = [Order("", {}, NAME, {}) for _ in range(spec.instances[0].count)]
         return await open_carried(spec, orders, self._crew(spec.worker.timeout_s), CARRIED)

@@ -23,7 +23,7 @@ from penstock.batching import stream
 from penstock.batching.request import InferRequest, InSequence
 from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.batching.spec import BatchPolicy, HookSpec
-from penstock.batching.stream import Answers, Told
+from penstock.batching.stream import AnswerStream, StreamedAnswer
 from penstock.server.fronts.kinds import ANSWER, DONE, FAILED
 from penstock.server.fronts.remote_engine import LOST, NO_ENGINE, UNREADABLE
 from penstock.server.fronts.submission import (
@@ -278,10 +278,10 @@ async def test_answers_that_a_client_did_not_read_are_gone_with_it(monkeypatch: 
     gc.disable()  # it comes seldom, and until then the answers would keep the engine's shared memory
     try:
         async with pair() as (_, front):
-            asked, sink = request(front.engine.model("m"), 1, ListSink()), ref(answers := Answers())
+            asked, sink = request(front.engine.model("m"), 1, ListSink()), ref(answers := AnswerStream())
             asked.answers = asked.sink = answers
             front.engine.submit(asked)
-            said, arrays = write_answer(Told({"y": np.ones(3, np.float32)}))
+            said, arrays = write_answer(StreamedAnswer({"y": np.ones(3, np.float32)}))
             assert front.engine.take([(ANSWER, asked.number, said, arrays, []) for _ in range(2)]) == []
             assert asked.error is not None
             assert asked.error.code is Code.OVERLOADED

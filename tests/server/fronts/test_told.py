@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.backends.errors import InferError
-from penstock.batching.stream import Told
+from penstock.batching.stream import StreamedAnswer
 from penstock.server.fronts import engine_service
 from penstock.server.fronts.engine_service import ENOUGH_BYTES, RemoteAnswers
 from penstock.server.fronts.kinds import ANSWER
@@ -17,7 +17,7 @@ from penstock.server.ipc.link import Link
 from penstock.server.ipc.wire import Message
 from tests.server.fronts.pair import until
 
-LARGE = Told({"y": np.zeros(4 * ENOUGH_BYTES, np.uint8)})
+LARGE = StreamedAnswer({"y": np.zeros(4 * ENOUGH_BYTES, np.uint8)})
 
 
 class Front:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from penstock.server.python_models.dealings import Dealings
 from penstock.server.python_models.inside.errors import failure_text, line_in, traceback_text
 from penstock.server.python_models.messages import LOG
+from penstock.server.python_models.upcalls import Upcalls
 
 
 def failure(file: Path) -> Exception:
@@ -53,7 +53,7 @@ def test_a_traceback_stands_in_the_log_as_those_of_the_server(tmp_path: Path, ca
     said = {"level": "error", "file": str(file), "line": 1, "message": traceback_text(failure(file))}
     nobody: Any = None
 
-    Dealings(nobody, nobody, {"model": "m"}).take(LOG, 0, json.dumps(said).encode(), [])
+    Upcalls(nobody, nobody, {"model": "m"}).take(LOG, 0, json.dumps(said).encode(), [])
 
     (record,) = caplog.records
     assert record.getMessage() == f"{file}:1: RuntimeError: none found"

@@ -1,4 +1,4 @@
-"""Dealings: what one worker with a Python model has to do with the server beside its requests.
+"""Upcalls: what one worker with a Python model has to do with the server beside its requests.
 
 It asks other models (BLS), loads and unloads them, has metrics of its own, and writes to the log. Made by host.py's
 maker in loading.py, one for each worker.
@@ -23,7 +23,7 @@ from penstock.batching.request import InSequence, Terms
 from penstock.batching.running.outsides import says_ready
 from penstock.batching.scheduling.admission import admit
 from penstock.batching.scheduling.timeouts import due_ns
-from penstock.batching.stream import Told
+from penstock.batching.stream import StreamedAnswer
 from penstock.server.v2.decode import wrong_datatype, wrong_inputs
 from penstock.server.v2.wanted import demand, is_own
 
@@ -54,7 +54,7 @@ _NOT_READY = "Failed for execute the inference request. Model '{}' is not ready.
 
 
 @dataclass(slots=True)
-class Beside:
+class ServerSide:
     """What the server is to its Python models. What may be None is set by the composition root.
 
     `context_for` gives the `traceparent` and `tracestate` of what is done for a request, "" for none.
@@ -78,14 +78,14 @@ def _log(said: Mapping[str, Any], about: Mapping[str, str]) -> None:
         logger.handle(record)
 
 
-class Dealings:
+class Upcalls:
     """All that is under way for one worker, which is told how each ends. Threads: the event loop's.
 
     `requests` finds those that the worker has by their numbers.
     """
 
     def __init__(
-        self, worker: Worker, beside: Beside, about: Mapping[str, str],
+        self, worker: Worker, beside: ServerSide, about: Mapping[str, str],
         requests: Callable[[int], InferRequest | None] = lambda _: None,
     ) -> None:  # fmt: skip
         self._worker = worker
@@ -132,11 +132,11 @@ class Dealings:
         try:
             await self._carry(number, said, arrays)
         except InferError as error:
-            self._answer(number, Told({}, error, True))
+            self._answer(number, StreamedAnswer({}, error, True))
         except Exception as error:
             logger.exception("a call of model '%s' has failed", said["model"], extra=self._about)
             text = f"{type(error).__name__} while model '{said['model']}' was asked"
-            self._answer(number, Told({}, InferError(Code.INTERNAL, text), True))
+            self._answer(number, StreamedAnswer({}, InferError(Code.INTERNAL, text), True))
 
     async def _carry(self, number: int, said: Mapping[str, Any], arrays: Sequence[Array | None]) -> None:
         engine, hooks_of = self._beside.engine, self._beside.hooks_of
@@ -157,7 +157,7 @@ class Dealings:
                 answered = await hooks.infer(*call)
                 demand(model, own, answered)
                 outputs, said_with = _only(answered, wanted), getattr(answered, "parameters", None)
-                self._answer(number, Told(outputs, None, True, said_with), model)
+                self._answer(number, StreamedAnswer(outputs, None, True, said_with), model)
                 return
             final = False
             async with aclosing(hooks.stream(*call)) as answers:
@@ -166,9 +166,9 @@ class Dealings:
                     if answer.error is None:
                         demand(model, own, answer.outputs)
                         outputs = _only(answer.outputs, wanted)
-                    self._answer(number, Told(outputs, answer.error, final, answer.parameters), model)
+                    self._answer(number, StreamedAnswer(outputs, answer.error, final, answer.parameters), model)
             if not final:
-                self._answer(number, Told({}, None, True))
+                self._answer(number, StreamedAnswer({}, None, True))
         finally:
             engine.release(model)
 
@@ -179,7 +179,7 @@ class Dealings:
         except InferError as error:
             raise InferError(Code.INTERNAL, _NOT_READY.format(name)) from error
 
-    def _answer(self, number: int, told: Told, model: Model | None = None) -> None:
+    def _answer(self, number: int, told: StreamedAnswer, model: Model | None = None) -> None:
         outputs = told.outputs
         said = {
             "outputs": list(outputs),
