@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.workers.kept import Kept, start_all
+from penstock.server.workers.kept import RestartingWorker, start_all
 from penstock.server.workers.order import Order
 
 from .seats import Seat
@@ -90,7 +90,7 @@ class Host:
         self.crew = crew
         self.free_ns = 0
         self._may_serve = 0
-        self.kept = Kept(order, self)
+        self.kept = RestartingWorker(order, self)
         self.seats = [crew.seat(self) for _ in range(SEATS)]
         self._open = SEATS
 
@@ -128,7 +128,7 @@ class Host:
             elif self.kept.worker is not None:
                 seat.takes.up()
 
-    # -- as Kept tells it --------------------------------------------------------------------------------------
+    # -- as RestartingWorker tells it --------------------------------------------------------------------------
 
     def moved_in(self, worker: Worker) -> None:
         """Take what it will say of what it serves: another worker than the first may see other files."""

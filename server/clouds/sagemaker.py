@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.server.restricted import Restricted
     from penstock.server.settings import Settings
     from penstock.server.telemetry.page import ASGIApp
-    from penstock.server.v2.claims import Claim
+    from penstock.server.v2.claims import InferenceClaim
 
     from .archives import Archives
 
@@ -88,7 +88,7 @@ class SageMakerInference(Inference):
                 request.error = InferError(Code.INVALID, error.message)
         super().deliver(requests)
 
-    def _answer_body(self, connection: FastLane, claim: Claim, body: Body, json_bytes: int) -> None:
+    def _answer_body(self, connection: FastLane, claim: InferenceClaim, body: Body, json_bytes: int) -> None:
         if json_bytes:
             connection.answer(200, body, MIME + b"%d" % json_bytes)
         else:
@@ -114,7 +114,7 @@ class SageMakerService(Forwarded):
         self._ways = ways
         self._archives = archives
 
-    def claim(self, head: Head) -> Claim | None:
+    def claim(self, head: Head) -> InferenceClaim | None:
         """Claim inference."""
         if head.method != b"POST":
             return None

@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.workers.kept import Kept
+from penstock.server.workers.kept import RestartingWorker
 from penstock.server.workers.order import NotBegunError
 
 from .messages import Description
@@ -35,7 +35,7 @@ class Desk:
     def __init__(self, order: Order) -> None:
         self.order = order
         self.description = Description()
-        self._kept = Kept(order, self)
+        self._kept = RestartingWorker(order, self)
         self._there = asyncio.Event()
 
     @property
@@ -79,7 +79,7 @@ class Desk:
         worker = self._kept.worker
         await self._kept.close(kill=worker is not None and worker.waiting > 0)
 
-    # -- as Kept tells it --------------------------------------------------------------------------------------
+    # -- as RestartingWorker tells it --------------------------------------------------------------------------
 
     def moved_in(self, worker: Worker) -> None:
         """Take what it will say of the model: another worker may see other files."""

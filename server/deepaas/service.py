@@ -26,7 +26,7 @@ from .pages import FRESH
 from .paths import PREDICTIONS, TRAININGS, Paths, Place, Purpose
 
 if TYPE_CHECKING:
-    from penstock.server.dialects import Parts
+    from penstock.server.dialects import DialectParts
     from penstock.server.http.fastlane import FastLane
     from penstock.server.http.head import Head
     from penstock.server.settings import Settings
@@ -66,7 +66,7 @@ class DeepaasService(CarryingService):
 
     claims = Claim
 
-    def __init__(self, parts: Parts, models: DeepaasModels, settings: Settings) -> None:
+    def __init__(self, parts: DialectParts, models: DeepaasModels, settings: Settings) -> None:
         super().__init__(parts.engine, parts.inference)
         self.restricted = parts.inference.restricted
         self._models = models

@@ -16,7 +16,7 @@ import orjson
 
 from penstock.backends.errors import Code, InferError, bare
 from penstock.batching.stream import NOT_ONE, StreamedAnswer
-from penstock.server.workers.kept import Kept
+from penstock.server.workers.kept import RestartingWorker
 from penstock.server.workers.order import NotBegunError, Order
 
 from .messages import ANSWER, CANCEL, EXECUTE, GO_ON, HOLD, READY
@@ -50,7 +50,7 @@ class Host:
 
     def __init__(self, order: Order, names: Names, upcalls_of: MakeUpcalls, limit_s: float = 0.0) -> None:
         self._order = order
-        self._kept = Kept(order, self)
+        self._kept = RestartingWorker(order, self)
         self._names = names
         self._upcalls_of = upcalls_of
         self._limit_s = limit_s
@@ -302,7 +302,7 @@ class Host:
         self._open.pop(each.number, None)
         self._numbers.pop(each.request, None)
 
-    # -- as Kept tells it --------------------------------------------------------------------------------------
+    # -- as RestartingWorker tells it --------------------------------------------------------------------------
 
     def moved_in(self, worker: Worker) -> None:
         """Have somebody for what the worker has to do with the server."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.server.repository.check import Report
+from penstock.server.repository.check import CheckReport
 from penstock.server.repository.mirrors import defaults_of
 from penstock.server.seldon.check import described, mistakes_of
 from penstock.server.settings import Settings
@@ -19,14 +19,14 @@ from .reading import read
 from .repository import GraphRepository
 
 
-def check_graph(settings: Settings) -> Report:
+def check_graph(settings: Settings) -> CheckReport:
     """Read the file."""
     file = Path(settings.model_repository[0])
     deployment = read(file)
     if deployment.mistakes:
-        return Report(findings=[*deployment.findings])
+        return CheckReport(findings=[*deployment.findings])
     entries, findings, _ = GraphRepository(settings, file, defaults_of(settings)).scan()
-    report = Report(findings=findings)
+    report = CheckReport(findings=findings)
     for entry in entries:
         for spec in entry.specs:
             report.specs.append(replace(spec, options={}))  # what they say is said below
