@@ -13,7 +13,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.server.workers.kept import RestartingWorker
 from penstock.server.workers.order import NotBegunError
 
-from .messages import Description
+from .messages import ModelDescription
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
@@ -34,7 +34,7 @@ class Desk:
 
     def __init__(self, order: Order) -> None:
         self.order = order
-        self.description = Description()
+        self.description = ModelDescription()
         self._kept = RestartingWorker(order, self)
         self._there = asyncio.Event()
 
@@ -87,7 +87,7 @@ class Desk:
 
     def _described(self, ready: asyncio.Future[tuple[bytes, list[Array | None]]]) -> None:
         if not ready.cancelled() and ready.exception() is None:
-            self.description = Description.read(ready.result()[0])
+            self.description = ModelDescription.read(ready.result()[0])
 
     def moved_out(self) -> None:
         """Nothing is kept for a worker."""

@@ -1,4 +1,4 @@
-"""Host: one Instance of a Python model, as the Engine sees it: a worker that is given Batches and tells answers.
+"""PythonModelHost: one Instance of a Python model, as the Engine sees it: a worker that is given Batches and answers.
 
 Made by loading.py. What a worker tells of other matters goes to its Upcalls (upcalls.py).
 """
@@ -21,7 +21,7 @@ from penstock.server.workers.order import NotBegunError, Order
 
 from .messages import ANSWER, CANCEL, EXECUTE, GO_ON, HOLD, READY
 from .open_request import OpenRequest
-from .readiness import Readiness
+from .readiness import ModelReadiness
 from .requests import Names, error_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ MakeUpcalls = Callable[["Worker", Callable[[int], "InferRequest | None"]], "Upca
 """Makes the Upcalls of a worker, which can find the requests that it has by their numbers."""
 
 
-class Host:
+class PythonModelHost:
     """An Outside. It has one worker at a time, and starts another when that ends: at once, then later and later.
 
     `upcalls_of` makes the Upcalls of each worker. Units: `limit_s` for a Batch, seconds, 0 for none.
@@ -61,7 +61,7 @@ class Host:
         self._open: dict[int, OpenRequest] = {}
         self._numbers: dict[InferRequest, int] = {}
         self._unbegun: Batch | None = None
-        self._readiness = Readiness()
+        self._readiness = ModelReadiness()
 
     @property
     def pid(self) -> int:

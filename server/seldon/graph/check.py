@@ -14,7 +14,7 @@ from penstock.server.repository.mirrors import defaults_of
 from penstock.server.seldon.check import described, mistakes_of
 from penstock.server.settings import Settings
 
-from .nodes import Deployment, Node
+from .nodes import Deployment, GraphNode
 from .reading import read
 from .repository import GraphRepository
 
@@ -46,7 +46,7 @@ def _drawn(deployment: Deployment) -> Iterator[str]:
         yield from _under(predictor.graph, 1)
 
 
-def _under(node: Node, depth: int) -> Iterator[str]:
+def _under(node: GraphNode, depth: int) -> Iterator[str]:
     methods = ", ".join(sorted(node.methods))
     yield f"{'  ' * depth}{node.name}: {node.implementation or node.type}{f' ({methods})' if methods else ''}"
     for child in node.children:
