@@ -14,7 +14,7 @@ from penstock.server.http.head import HttpError
 from .finish import LARGE_ELEMENTS, is_much, ways_of
 from .layout import Layouts
 from .regions import INLINE_BYTES, Lease
-from .said import JSON, Classes, OutputPlan, version_of
+from .said import JSON, Classes, PerOutputPlan, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,7 +113,7 @@ def is_bulky(model: Model) -> bool:
 
 def is_large(plan: Plan, outputs: Sequence[Any]) -> bool:
     """Whether encoding an answer would hold the loop."""
-    if len(outputs) == 1 and type(plan) is not OutputPlan:
+    if len(outputs) == 1 and type(plan) is not PerOutputPlan:
         array = outputs[0]  # the usual answer, at half of what follows
         if array is not None and array.size < LARGE_ELEMENTS and not array.dtype.hasobject:
             return False

@@ -39,7 +39,7 @@ from .forwarding import Forwarding
 from .layout import Layouts
 from .predictions import Predictions
 from .regions import INLINE_BYTES, InlineRegions, LargeRead, Regions
-from .said import Options, OutputPlan
+from .said import Options, PerOutputPlan
 from .wanted import told
 
 if TYPE_CHECKING:
@@ -210,12 +210,12 @@ class Inference:
         self, connection: FastLane, claim: InferenceClaim, encoder: Encoder, request: InferRequest
     ) -> None:
         plan, outputs = connection.plan, request.outputs or []
-        if (claim.route.bulky or type(plan) is OutputPlan) and is_large(plan, outputs):
+        if (claim.route.bulky or type(plan) is PerOutputPlan) and is_large(plan, outputs):
             work = self._answer_later(connection, claim, encoder, request, plan)
             connection.task = asyncio.get_running_loop().create_task(work)
         elif type(outputs) is OwnOutputs:
             self._answer_body(connection, claim, *encode_own(encoder, request, plan))
-        elif type(plan) is OutputPlan:
+        elif type(plan) is PerOutputPlan:
             self._answer_body(connection, claim, *encode_ways(encoder, request, plan))
         elif plan is None and not claim.accept:
             connection.answer_ok(encoder.json(request.id, request.wanted, outputs))
@@ -325,7 +325,7 @@ class Inference:
         request_id = request.id or claim.request_id
         outputs = await self._hooks_of(model).infer(sample, request_id, terms, options.parameters)
         ways = told(request, options.plan, outputs)
-        plan, arrays = OutputPlan(tuple(ways.values())), [outputs[name] for name in ways]
+        plan, arrays = PerOutputPlan(tuple(ways.values())), [outputs[name] for name in ways]
         route = claim.route
         encoder = (route.encoder if route.model is model else None) or self._encoder(model)
         if is_large(plan, arrays):

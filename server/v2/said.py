@@ -79,7 +79,7 @@ Way = bool | Classes | Lease
 
 
 @dataclass(slots=True)
-class OutputPlan:
+class PerOutputPlan:
     """How the wanted outputs travel, where at least one is neither JSON nor BINARY. Its leases are this request's.
 
     `stored`: all of them go into shared memory, as far as who made it knows. `own` are outputs of names that the model
@@ -97,7 +97,7 @@ class OutputPlan:
                 way.release()
 
 
-Plan = tuple[bool, ...] | OutputPlan | None
+Plan = tuple[bool, ...] | PerOutputPlan | None
 """How each wanted output travels; None when all travel as JSON."""
 
 

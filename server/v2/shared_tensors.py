@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
 
     from .regions import Region, Regions
-    from .said import OutputPlan
+    from .said import PerOutputPlan
 
 LATE_BYTES = 16384
 """What has less is read when it is decoded all the same. 16 tensors of 8 KiB take 41 us so and 38 when they are read as
@@ -112,7 +112,7 @@ def copied_bytes(request: InferRequest, names: Iterable[str]) -> int:
     return bytes_of(array for spec, array in inputs if spec.name in wanted)
 
 
-def aim(request: InferRequest, plan: OutputPlan) -> None:
+def aim(request: InferRequest, plan: PerOutputPlan) -> None:
     """Have the model write those outputs where the request wants them that are to lie on a device of its own.
 
     Only where it is known that there is room: others go through the host, where they are measured first.

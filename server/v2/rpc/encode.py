@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
     from penstock.server.listening.mapped import Body
     from penstock.server.v2.finish import Finished
-    from penstock.server.v2.said import OutputPlan, Plan
+    from penstock.server.v2.said import PerOutputPlan, Plan
 
 FINAL, MORE = (field(4, field(1, b"triton_final_response") + field(2, b"\x08" + flag)) for flag in (b"\1", b"\0"))
 """The parameter of every answer on a stream: whether it is the last one to its request."""
@@ -100,7 +100,7 @@ class RpcEncoder:
         names = [(output.name.encode(), output.datatype) for output in outputs]
         return self._several(names, [output.shape for output in outputs], [output.array for output in outputs], between)
 
-    def stored(self, request: InferRequest, plan: OutputPlan, between: bytes) -> bytes:
+    def stored(self, request: InferRequest, plan: PerOutputPlan, between: bytes) -> bytes:
         """Write all outputs into shared memory, and encode what there is to say of them. Raises: as `finish_all`."""
         shapes = store_all(request, plan)
         key = (request.wanted, shapes)

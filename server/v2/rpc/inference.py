@@ -20,7 +20,7 @@ from penstock.server.listening.mapped import LargeAnswers
 from penstock.server.protobuf import service_pb2
 from penstock.server.v2.finish import finish_all
 from penstock.server.v2.regions import INLINE_BYTES, InlineRegions, Regions
-from penstock.server.v2.said import Options, OutputPlan, version_of
+from penstock.server.v2.said import Options, PerOutputPlan, version_of
 
 from .calls import parsed, parsed_tensors
 from .decode import decode
@@ -67,7 +67,7 @@ class RpcModelRoute:
     def encoding(self, options: Options) -> RpcEncoder | Planned:
         """Give what the answer to a request is encoded with."""
         plan = options.plan
-        return Planned(self.encoder, plan) if type(plan) is OutputPlan else self.encoder
+        return Planned(self.encoder, plan) if type(plan) is PerOutputPlan else self.encoder
 
 
 class Planned:
@@ -75,7 +75,7 @@ class Planned:
 
     __slots__ = ("encoder", "plan")
 
-    def __init__(self, encoder: RpcEncoder, plan: OutputPlan) -> None:
+    def __init__(self, encoder: RpcEncoder, plan: PerOutputPlan) -> None:
         self.encoder = encoder
         self.plan = plan
 
@@ -330,7 +330,7 @@ class RpcInference:
         return encode()
 
 
-def _encode_planned(encoder: RpcEncoder, plan: OutputPlan, request: InferRequest, between: bytes) -> Body:
+def _encode_planned(encoder: RpcEncoder, plan: PerOutputPlan, request: InferRequest, between: bytes) -> Body:
     if plan.stored:
         return encoder.stored(request, plan, between)
     return encoder.finished(finish_all(request.model, request.wanted, plan, request.outputs or []), between)
@@ -338,5 +338,5 @@ def _encode_planned(encoder: RpcEncoder, plan: OutputPlan, request: InferRequest
 
 def _release(options: Options) -> None:
     """Let go of the shared memory that a request's outputs went into."""
-    if isinstance(options.plan, OutputPlan):
+    if isinstance(options.plan, PerOutputPlan):
         options.plan.release()

@@ -12,7 +12,7 @@ from penstock.server.hooks.convert import datatype_of
 from penstock.server.listening.mapped import LARGE_BYTES
 from penstock.server.v2.finish import LARGE_ELEMENTS, finish, is_much, ways_of
 from penstock.server.v2.regions import INLINE_BYTES, Lease
-from penstock.server.v2.said import Classes, OutputPlan
+from penstock.server.v2.said import Classes, PerOutputPlan
 from penstock.server.v2.tensors import to_binary
 from penstock.server.v2.wanted import told
 
@@ -49,7 +49,7 @@ class Outputs:
         form = [(name, array.dtype, array.shape) for name, array in outputs.items()]
         if form != self._form:
             self._take(form, outputs)
-        return is_large(OutputPlan(tuple(self._told.values())), [outputs[name] for name in self._told])
+        return is_large(PerOutputPlan(tuple(self._told.values())), [outputs[name] for name in self._told])
 
     def encode(self, outputs: Mapping[str, Array], between: bytes) -> Body:
         """Encode the answer that has been taken; `between` as RpcEncoder has it. Raises: InferError (INVALID)."""

@@ -15,7 +15,7 @@ from penstock.server.v2.finish import Finished
 from penstock.server.v2.rpc.encode import FINAL, RpcEncoder, before, stream_answer, stream_error
 from penstock.server.v2.rpc.outputs import is_large
 from penstock.server.v2.rpc.wire import varint
-from penstock.server.v2.said import Classes, OutputPlan
+from penstock.server.v2.said import Classes, PerOutputPlan
 from tests.server.v2.rpc.calls import pb
 
 NAMES = (("y", "FP32"), ("flags", "BOOL"), ("ü", "INT64"))
@@ -95,4 +95,4 @@ def test_numbers_are_written_as_protobuf_reads_them(number: int) -> None:
     ("shape", "count", "large"), [((), 1, False), ((3, 2), 5000, False), ((5000,), 1, True), ((200, 100), 1, True)]
 )
 def test_classes_take_a_thread_where_there_are_many_of_them(shape: tuple[int, ...], count: int, large: bool) -> None:
-    assert is_large(OutputPlan((Classes(count, binary=False),)), [np.zeros(shape, np.float32)]) == large
+    assert is_large(PerOutputPlan((Classes(count, binary=False),)), [np.zeros(shape, np.float32)]) == large
