@@ -27,7 +27,7 @@ from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy, ModelSpec
 from penstock.server.environments.environments import Environments
 from penstock.server.fronts.engine_service import EngineService
-from penstock.server.fronts.placing import Placing
+from penstock.server.fronts.placing import FrontModelTable
 from penstock.server.fronts.published import PublishedEngine
 from penstock.server.fronts.remote_engine import RemoteEngine
 from penstock.server.ipc.link import Link
@@ -124,7 +124,7 @@ async def print_bare(path: Path) -> None:
             placing.take(number, body)
 
     front = Link(there, to_front, lambda _: None)
-    placing = Placing(remote, front, Environments().interpreter, placed.set)
+    placing = FrontModelTable(remote, front, Environments().interpreter, placed.set)
     remote.joined(front)
 
     def to_engine(messages: list[Message]) -> None:

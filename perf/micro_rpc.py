@@ -16,7 +16,7 @@ from penstock.batching.engine import Engine
 from penstock.batching.spec import BatchPolicy, ModelSpec
 from penstock.server.hooks.runner import Hooks
 from penstock.server.protobuf import service_pb2
-from penstock.server.v2.rpc.encode import Encoder, before
+from penstock.server.v2.rpc.encode import RpcEncoder, before
 from penstock.server.v2.rpc.inference import RpcInference
 
 from .micro import fastest_us, say
@@ -35,7 +35,7 @@ async def main(path: Path) -> None:
     engine = Engine(asyncio.get_running_loop(), LOADERS)
     model = await engine.load(ModelSpec("iris", 1, path, policy=BatchPolicy(executor="loop")))
     inference = RpcInference(engine, lambda model: Hooks(engine, model))
-    encoder = Encoder(model.name, model.version, model.signature)
+    encoder = RpcEncoder(model.name, model.version, model.signature)
     output = [np.array([[0.1, 0.2, 0.7]], np.float32)]
     for what, request_id in (("", ""), (", with an id", "1234")):
         sent = message(model.signature.inputs[0].name, request_id)

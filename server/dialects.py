@@ -53,7 +53,7 @@ class Sources(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class DialectParts:
     """What of a server its Dialect works with. `ready` tells whether the server is."""
 
     engine: Engine
@@ -120,7 +120,7 @@ class Dialect:
         """Give the status, the content type and the body of the answer to what is refused as no request."""
         return error.status, b"application/json", self.failure(error.text)
 
-    def service(self, parts: Parts) -> Service:
+    def service(self, parts: DialectParts) -> Service:
         """Take the parts of the server, and make what answers the requests of its HTTP port. Called first, and once."""
         return parts.inference
 

@@ -65,7 +65,7 @@ def keep_freed_memory() -> None:
     mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
 
 
-class Serving(Protocol):
+class Servable(Protocol):
     """What a process has around it: a Server, or a Supervisor."""
 
     @property
@@ -170,7 +170,7 @@ class _Process:
         server.force()
         return 1
 
-    def _made(self) -> Serving:
+    def _made(self) -> Servable:
         if self._settings.http_workers:
             from .supervisor.supervisor import Supervisor
 
@@ -191,7 +191,7 @@ class _Process:
         logger.info("%s: finishing what was accepted; again to force", signal.Signals(number).name)
         self._asked.set()
 
-    async def _serve(self, server: Serving) -> int:
+    async def _serve(self, server: Servable) -> int:
         try:
             failed = await self._until_asked(server)
         except StartError as error:
@@ -208,7 +208,7 @@ class _Process:
         logger.info("stopped: %s, exit status %d", left, status)
         return status
 
-    async def _until_asked(self, server: Serving) -> bool:
+    async def _until_asked(self, server: Servable) -> bool:
         """Serve until a signal comes. Returns: whether it ends for what could not be loaded."""
         await server.open()
         listens = self._tell_places(server)
@@ -230,7 +230,7 @@ class _Process:
         return False
 
     @staticmethod
-    def _tell_places(server: Serving) -> bool:
+    def _tell_places(server: Servable) -> bool:
         """Log where a server listens, if it does. Returns: whether."""
         if server.places is None:
             return False

@@ -21,7 +21,7 @@ from penstock.backends.loading import LOADERS
 from penstock.batching.caching.cache import Cache
 
 from .clouds.clouds import CloudParts, Clouds
-from .dialects import Parts, dialect_of
+from .dialects import DialectParts, dialect_of
 from .environments.environments import Environments
 from .faults import Faults, own_workers
 from .grpc.tls import TlsError, context_for
@@ -55,8 +55,7 @@ from .v2.generate import Generate
 from .v2.inference import Inference
 from .v2.plane import make_app
 from .v2.repository import RepositoryEndpoints
-from .v2.rpc.services import Parts as RpcParts
-from .v2.rpc.services import methods
+from .v2.rpc.services import RpcParts, methods
 from .v2.shared_memory import SharedMemory
 
 if TYPE_CHECKING:
@@ -156,7 +155,9 @@ class Server:
         """Make what answers requests over HTTP."""
         inference = self._inference(forwarded=self._settings.http_header_forward_pattern)
         return self._dialect.service(
-            Parts(self.engine, self.environments, self.repository, self._models.hooks_of, inference, self.health.ready)
+            DialectParts(
+                self.engine, self.environments, self.repository, self._models.hooks_of, inference, self.health.ready
+            )
         )
 
     def _lost(self) -> None:

@@ -30,7 +30,7 @@ from penstock.perf.simulator.arrivals import ONE_ROW
 from penstock.perf.simulator.runtimes import RunTimes
 from penstock.perf.simulator.simulation import simulate
 from penstock.server.hooks.runner import Hooks
-from penstock.server.v2.rpc.encode import Encoder, before
+from penstock.server.v2.rpc.encode import RpcEncoder, before
 from penstock.server.v2.rpc.inference import RpcInference
 
 from .world import CONCURRENCY, QUIET, World
@@ -124,7 +124,7 @@ def rpc(world: World) -> float:
 
     async def measure(engine: Engine, model: Any) -> float:
         inference = RpcInference(engine, lambda model: Hooks(engine, model))
-        encoder = Encoder(model.name, model.version, model.signature)
+        encoder = RpcEncoder(model.name, model.version, model.signature)
         sent, output = micro_rpc.message(model.signature.inputs[0].name), [np.zeros((1, 3), np.float32)]
         inference.decode(sent, sink=None)  # type: ignore[arg-type]
         decoded = micro.fastest_us(lambda: inference.find(sent, sink=None))  # type: ignore[arg-type]

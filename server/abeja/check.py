@@ -19,7 +19,7 @@ from penstock.batching.spec import ModelSpec
 from penstock.server.carrying.checking import described, unreadable
 from penstock.server.environments.recipe import read_recipe
 from penstock.server.modules import file_of, made_in, parsed
-from penstock.server.repository.check import Report
+from penstock.server.repository.check import CheckReport
 from penstock.server.repository.findings import Finding
 from penstock.server.settings import Settings
 
@@ -29,17 +29,17 @@ GIVEN = 2
 """What a handler is called with: a request and a context."""
 
 
-def check_handler(settings: Settings) -> Report:
+def check_handler(settings: Settings) -> CheckReport:
     """Read the folder of a command line; it blocks."""
     folder = AbejaFolder(settings)
     if wrong := folder.wrong():
-        return Report(findings=[wrong])
+        return CheckReport(findings=[wrong])
     spec = folder.spec()
     findings = [*_settings_mistakes(spec, settings), *_requirements_mistakes(spec), *_handler_mistakes(spec)]
     if any(finding.mistake for finding in findings):
-        return Report(findings=findings)
+        return CheckReport(findings=findings)
     notes = {spec.name: described(spec, "handler", spec.options["handler"])}
-    return Report(specs=[replace(spec, options={})], findings=findings, notes=notes)
+    return CheckReport(specs=[replace(spec, options={})], findings=findings, notes=notes)
 
 
 def _settings_mistakes(spec: ModelSpec, settings: Settings) -> Iterator[Finding]:

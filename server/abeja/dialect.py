@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.server.dialects import Dialect, Parts
+from penstock.server.dialects import Dialect, DialectParts
 from penstock.server.http.head import TooLargeError
 
 from .folder import ABEJA, AbejaFolder
@@ -26,7 +26,7 @@ class Abeja(Dialect):
 
     nothing = ""
     alone = "handler"
-    _parts: Parts
+    _parts: DialectParts
 
     def sources(self) -> AbejaFolder:
         """Give the folder."""
@@ -43,7 +43,7 @@ class Abeja(Dialect):
         """Give the answer to what is refused as no request."""
         return 413 if isinstance(error, TooLargeError) else error.status, JSON, status_body(error.text)
 
-    def service(self, parts: Parts) -> AbejaService:
+    def service(self, parts: DialectParts) -> AbejaService:
         """Make the Service of the HTTP port."""
         self._parts = parts
         parts.engine.outsides[ABEJA] = Handlers(parts.environments)

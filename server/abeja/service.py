@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code
-from penstock.server.carrying.service import CarryingService, Found
+from penstock.server.carrying.service import CarryingService, ModelLookup
 from penstock.server.errors import HTTP_STATUS, retry_after_line
 from penstock.server.workers.order import WorkerLost
 
@@ -35,7 +35,7 @@ _CHUNKED = -1
 _NO_BOUNDARY = ": no multipart boundary param in Content-Type"
 
 
-class Claim:
+class AbejaClaim:
     """What a head says. Kept with the head's bytes.
 
     `described` is what stands before the body of its call, and `query` is that body, of a GET; otherwise None.
@@ -45,7 +45,7 @@ class Claim:
     __slots__ = ("described", "found", "query", "refused")
 
     def __init__(
-        self, found: Found | None, described: bytes = b"", query: bytes | None = None,
+        self, found: ModelLookup | None, described: bytes = b"", query: bytes | None = None,
         refused: tuple[int, bytes] | None = None,
     ) -> None:  # fmt: skip
         self.found = found
@@ -57,32 +57,32 @@ class Claim:
 class AbejaService(CarryingService):
     """Answers for the handler of one server. `hidden` are headers that it is not shown. Threads: the event loop's."""
 
-    claims = Claim
+    claims = AbejaClaim
 
     def __init__(self, engine: Serves, others: Service, ready: Callable[[], bool], hidden: Sequence[str]) -> None:
         super().__init__(engine, others)
         self._ready = ready
-        self._found = Found(engine, NAME)
+        self._found = ModelLookup(engine, NAME)
         self._hidden = _NOT_SHOWN | {name.strip().lower().encode() for name in hidden}
 
-    def claim(self, head: Head) -> Claim:
+    def claim(self, head: Head) -> AbejaClaim:
         """Claim every path: all but one are the handler's."""
         if head.path == HEALTH:
             self.restricted.demand("health", head.header)
-            return Claim(None)
+            return AbejaClaim(None)
         self.restricted.demand("inference", head.header)
         said_kind = next((value for name, value in head.fields if name == b"content-type"), b"").strip(b" \t")
         kind = text_of(said_kind)
         headers = self._headers(head)
         if head.method == b"GET":
-            return Claim(self._found, pack_head("GET", _URLENCODED, headers, None), head.query)
+            return AbejaClaim(self._found, pack_head("GET", _URLENCODED, headers, None), head.query)
         said = parse_media(said_kind.decode("latin-1")) if head.method in {b"POST", b"PUT"} else None
         if said is None:
             return _refused(501, f"Content-Type: [{kind}] is not supported")
         boundary = None
         if said[0] == FORM and (boundary := said[1].get("boundary")) is None:
             return _refused(503, _NO_BOUNDARY)
-        return Claim(self._found, pack_head(head.method.decode(), kind, headers, boundary))
+        return AbejaClaim(self._found, pack_head(head.method.decode(), kind, headers, boundary))
 
     def _headers(self, head: Head) -> Headers:
         found: dict[bytes, list[str]] = {}
@@ -91,7 +91,7 @@ class AbejaService(CarryingService):
                 found.setdefault(name, []).append(text_of(value.strip(b" \t")))
         return [(name.decode("latin-1"), values) for name, values in sorted(found.items())]
 
-    def answer(self, connection: FastLane, claim: Claim, body: bytes) -> None:
+    def answer(self, connection: FastLane, claim: AbejaClaim, body: bytes) -> None:
         """Send a request to the handler."""
         if claim.found is not None:
             self.ask(connection, claim.found, claim.described + (body if claim.query is None else claim.query))
@@ -111,5 +111,5 @@ class AbejaService(CarryingService):
             connection.answer(status, status_body(error.message), JSON, retry_after_line(error))
 
 
-def _refused(status: int, text: str) -> Claim:
-    return Claim(None, refused=(status, status_body(text)))
+def _refused(status: int, text: str) -> AbejaClaim:
+    return AbejaClaim(None, refused=(status, status_body(text)))

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.workers.kept import Kept, start_all
+from penstock.server.workers.kept import RestartingWorker, start_all
 from penstock.server.workers.order import Order
 
-from .seats import Seat
+from .seats import WorkerSlot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ class Crew:
 
     limit_s: float
     told: Callable[[bytes], None] = lambda _: None
-    hosts: list[Host] = field(default_factory=list)
+    hosts: list[CarryingHost] = field(default_factory=list)
     slow: bool = False
     most_calls: Callable[[], int] = lambda: 0
 
@@ -48,15 +48,15 @@ class Crew:
         """Whether calls share batches."""
         return False
 
-    def seat(self, host: Host) -> Seat:
-        """Make a Seat of a Host."""
-        return Seat(host)
+    def seat(self, host: CarryingHost) -> WorkerSlot:
+        """Make a WorkerSlot of a CarryingHost."""
+        return WorkerSlot(host)
 
     def done(self, requests: Sequence[InferRequest]) -> None:
         """Learn that requests are answered."""
 
     async def left(self) -> None:
-        """Learn that a Host is closed."""
+        """Learn that a CarryingHost is closed."""
 
     def hopeless(self) -> None:
         """Learn that what waits is answered, as there is nobody to run it."""
@@ -69,7 +69,7 @@ class Crew:
             for host in self.hosts:
                 host.rest(rests=slow)
 
-    def seats(self) -> list[Seat]:
+    def seats(self) -> list[WorkerSlot]:
         """List the Seats, those of different workers next to each other: calls are spread before they queue."""
         return [seat for row in zip(*(host.seats for host in self.hosts), strict=True) for seat in row]
 
@@ -79,7 +79,7 @@ class Crew:
         return bytes(first)
 
 
-class Host:
+class CarryingHost:
     """One worker, which `kept` has, and its Seats. `free_ns` is when it had answered all it was asked.
 
     Threads: the event loop's.
@@ -90,7 +90,7 @@ class Host:
         self.crew = crew
         self.free_ns = 0
         self._may_serve = 0
-        self.kept = Kept(order, self)
+        self.kept = RestartingWorker(order, self)
         self.seats = [crew.seat(self) for _ in range(SEATS)]
         self._open = SEATS
 
@@ -108,7 +108,7 @@ class Host:
                 self.kept.renew()
 
     async def left(self) -> None:
-        """Note that a Seat is closed; with the last one, the worker ends."""
+        """Note that a WorkerSlot is closed; with the last one, the worker ends."""
         self._open -= 1
         if not self._open:
             await self.close()
@@ -128,7 +128,7 @@ class Host:
             elif self.kept.worker is not None:
                 seat.takes.up()
 
-    # -- as Kept tells it --------------------------------------------------------------------------------------
+    # -- as RestartingWorker tells it --------------------------------------------------------------------------
 
     def moved_in(self, worker: Worker) -> None:
         """Take what it will say of what it serves: another worker than the first may see other files."""

@@ -11,7 +11,7 @@ from penstock.backends.signature import Signature
 from penstock.batching.running.outsides import OpenedVersion
 from penstock.server.workers.order import Order
 
-from .hosts import SEATS, Crew, Host
+from .hosts import SEATS, CarryingHost, Crew
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -44,7 +44,7 @@ async def open_carried(spec: ModelSpec, orders: Iterable[Order], crew: Crew, pla
     The model takes no tensors. It has no axis for rows, and its calls are sent to a worker a few at a time all the
     same: that number is then what a Batch holds.
     """
-    crew.hosts += [Host(order, crew) for order in orders]
+    crew.hosts += [CarryingHost(order, crew) for order in orders]
     await crew.start()
     seats: list[Outside] = list(crew.seats())
     return OpenedVersion(as_carried(spec), seats, platform)

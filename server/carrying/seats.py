@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from penstock.batching.running.batch import Batch
     from penstock.batching.running.outside import Takes
 
-    from .hosts import Host
+    from .hosts import CarryingHost
 
 MOST_NS = 1_000_000
 """What the calls of one Batch may be predicted to take: more of them would wait at a worker while another is idle, and
 could neither be taken back nor expire. A worker that does 30,000 calls/s has 30 of them."""
 
 
-class Seat:
+class WorkerSlot:
     """An Outside. Invariant: each request that it has taken is answered once, or handed back not begun.
 
     `_asked` is how many calls are under way. What the worker answers is told once per wake-up of the loop.
     Threads: the event loop's.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: CarryingHost) -> None:
         self.takes: Takes | None = None
         self._host = host
         self._loop = asyncio.get_running_loop()
@@ -73,7 +73,7 @@ class Seat:
         return True
 
     async def close(self) -> None:
-        """Leave the worker, which ends with its last Seat."""
+        """Leave the worker, which ends with its last WorkerSlot."""
         await self._host.left()
 
     # -- there -------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.server.http.service import Service
 
 
-class Found:
+class ModelLookup:
     """A Model by its name, found again whenever the Engine has other versions."""
 
     __slots__ = ("_engine", "_generation", "_model", "name")
@@ -52,8 +52,8 @@ class Found:
 class CarryingService:
     """The Service of one port; a dialect's own descends from it, and says what is otherwise.
 
-    What `claim` gives for a request that a worker answers has `found`, its Found; what it gives for another one has
-    None there. `others` answers what is Penstock's own: its claims are of other types.
+    What `claim` gives for a request that a worker answers has `found`, its ModelLookup; what it gives for another one
+    has None there. `others` answers what is Penstock's own: its claims are of other types.
     """
 
     claims: type[Any]
@@ -142,7 +142,7 @@ class CarryingService:
 
     # -- calls -------------------------------------------------------------------------------------------------
 
-    def ask(self, connection: FastLane, found: Found, body: bytes) -> None:
+    def ask(self, connection: FastLane, found: ModelLookup, body: bytes) -> None:
         """Send a call to its worker. Raises: InferError."""
         self.submit(connection, RawCall(found.find(), body, self))
 

@@ -12,7 +12,7 @@ from penstock.server.listening.ports import listener_of
 from penstock.server.v2.inference import Inference
 
 from .archives import Archives, Shelf
-from .sagemaker import SageMakerApp, SageMakerInference, SageMakerService, Ways
+from .sagemaker import SageMakerApp, SageMakerInference, SageMakerPaths, SageMakerService
 from .vertex_ai import Predicting, VertexApp, VertexService
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Clouds:
         return listener_of(settings, "Vertex AI", (settings.vertex_ai_address, settings.vertex_ai_port), app, shared)
 
     def _sagemaker(self, parts: CloudParts) -> Listener:
-        settings, ways = self.settings, Ways.of(self.settings)
+        settings, ways = self.settings, SageMakerPaths.of(self.settings)
 
         def ready(name: str) -> bool:
             try:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.server.http.connection import Connection
     from penstock.server.http.fastlane import FastLane
     from penstock.server.telemetry.page import ASGIApp
-    from penstock.server.v2.claims import Claim
+    from penstock.server.v2.claims import InferenceClaim
     from penstock.server.v2.inference import Inference
 
 JSON_BYTES = b"inference-header-content-length"
@@ -41,7 +41,7 @@ class Forwarded:
         self._mime = mime
         self._ignored = frozenset((JSON_BYTES, *ignored))
 
-    def claim_path(self, head: Head, path: str) -> Claim | None:
+    def claim_path(self, head: Head, path: str) -> InferenceClaim | None:
         """Give the claim of a request as if it had come to this path of the HTTP port. Raises: HttpError (403)."""
         inner = Head()
         inner.method, inner.path = b"POST", path.encode()

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.server.restricted import Restricted
     from penstock.server.settings import Settings
     from penstock.server.telemetry.page import ASGIApp
-    from penstock.server.v2.claims import Claim
+    from penstock.server.v2.claims import InferenceClaim
 
     from .archives import Archives
 
@@ -60,7 +60,7 @@ _NO_MEMORY = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class SageMakerPaths:
     """What /ping and /invocations do: a path of the v2 protocol, the model's name, and how inference is asked for."""
 
     health: str
@@ -68,7 +68,7 @@ class Ways:
     inference: str
 
     @classmethod
-    def of(cls, settings: Settings) -> Ways:
+    def of(cls, settings: Settings) -> SageMakerPaths:
         """Take them from a server's settings."""
         model = settings.sagemaker_default_model or UNSPECIFIED
         return cls(f"/v2/health/{settings.sagemaker_ping_mode}", model, settings.sagemaker_inference_type)
@@ -88,7 +88,7 @@ class SageMakerInference(Inference):
                 request.error = InferError(Code.INVALID, error.message)
         super().deliver(requests)
 
-    def _answer_body(self, connection: FastLane, claim: Claim, body: Body, json_bytes: int) -> None:
+    def _answer_body(self, connection: FastLane, claim: InferenceClaim, body: Body, json_bytes: int) -> None:
         if json_bytes:
             connection.answer(200, body, MIME + b"%d" % json_bytes)
         else:
@@ -109,12 +109,12 @@ class SageMakerInference(Inference):
 class SageMakerService(Forwarded):
     """The Service of the port. `archives` are the models that may be invoked by name, if any may."""
 
-    def __init__(self, inference: SageMakerInference, ways: Ways, archives: Archives | None) -> None:
+    def __init__(self, inference: SageMakerInference, ways: SageMakerPaths, archives: Archives | None) -> None:
         super().__init__(inference, MIME, CODINGS)
         self._ways = ways
         self._archives = archives
 
-    def claim(self, head: Head) -> Claim | None:
+    def claim(self, head: Head) -> InferenceClaim | None:
         """Claim inference."""
         if head.method != b"POST":
             return None
@@ -139,7 +139,7 @@ class SageMakerService(Forwarded):
 class SageMakerApp:
     """The application of the port: what is no inference. `app` is Penstock's own, which answers health and generate."""
 
-    def __init__(self, app: ASGIApp, ways: Ways, archives: Archives | None, restricted: Restricted) -> None:
+    def __init__(self, app: ASGIApp, ways: SageMakerPaths, archives: Archives | None, restricted: Restricted) -> None:
         self._app = app
         self._ways = ways
         self._archives = archives

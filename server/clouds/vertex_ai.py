@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from penstock.server.http.head import Head
     from penstock.server.telemetry.page import ASGIApp
-    from penstock.server.v2.claims import Claim
+    from penstock.server.v2.claims import InferenceClaim
     from penstock.server.v2.inference import Inference
 
 MIME = b"application/vnd.vertex-ai-triton.binary+json;json-header-size="
@@ -66,7 +66,7 @@ class VertexService(Forwarded):
         super().__init__(inference, MIME)
         self._predicting = predicting
 
-    def claim(self, head: Head) -> Claim | None:
+    def claim(self, head: Head) -> InferenceClaim | None:
         """Claim inference: of the default model, or as a header says."""
         predicting = self._predicting
         if head.method != b"POST" or unquote(head.path.decode("latin-1")) != predicting.route:

@@ -6,7 +6,7 @@ from penstock.backends.loading import LOADERS
 from penstock.batching.spec import HookSpec
 from penstock.server.environments.environments import Environments
 from penstock.server.isolated.loader import with_isolated
-from penstock.server.repository.check import Report, check_entries
+from penstock.server.repository.check import CheckReport, check_entries
 from penstock.server.repository.findings import Finding
 from penstock.server.repository.mirrors import defaults_of
 from penstock.server.settings import Settings
@@ -17,7 +17,7 @@ from .environment import needs_of
 from .projects import Projects
 
 
-def check_projects(settings: Settings, *, invariance: bool = False) -> Report:
+def check_projects(settings: Settings, *, invariance: bool = False) -> CheckReport:
     """Read the projects, load each model once to complete it, and free it again. Handlers are read, not run.
 
     Nothing of a project with a mistake in its cortex.yaml would be served.
@@ -26,7 +26,7 @@ def check_projects(settings: Settings, *, invariance: bool = False) -> Report:
     mistakes: list[Finding] = []
     repository = projects.repository(defaults_of(settings), mistakes.extend)
     if wrong := projects.wrong():
-        return Report(findings=[wrong])
+        return CheckReport(findings=[wrong])
     try:
         entries, findings, _ = repository.scan()
         loaders = with_isolated(LOADERS, Environments.of(settings).interpreter)

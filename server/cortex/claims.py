@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 from penstock.server.http.coding import choose
 
 from .bodies import is_json
-from .paths import ENDPOINT, Paths, Place
+from .paths import ENDPOINT, CortexPaths, CortexRoute
 from .tracked import TrackedApi
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .api import Api
 
 
-class Route:
+class ServedApi:
     """One API as requests come to it. `model` is right while `generation` is the Engine's."""
 
     __slots__ = ("api", "counted", "generation", "model", "parameters")
@@ -32,7 +32,7 @@ class Route:
         self.parameters = {"tracked": True} if api.tracker is not None else {}
 
 
-class Claim:
+class CortexClaim:
     """What a head says: what its path is for, and the header fields that matter. Kept with the head's bytes.
 
     `route` is where a prediction is asked of, `parameters` what is said with it. `json` is whether the body is read at
@@ -45,16 +45,16 @@ class Claim:
     def __init__(self, head: Head, path: str) -> None:
         self.method = head.method
         self.path = path
-        self.paths: Paths | None = None
-        self.place: Place | None = None
-        self.route: Route | None = None
+        self.paths: CortexPaths | None = None
+        self.place: CortexRoute | None = None
+        self.route: ServedApi | None = None
         self.json = is_json(head.header.get(b"content-type", b""))
         self.coding = head.header.get(b"content-encoding", b"").strip().lower()
         self.accept = choose(head.header.get(b"accept-encoding", b""))
         self.request_id = head.header.get(b"x-request-id", b"").decode("latin-1")[:128]
         self.parameters: dict[str, Any] = {"debug": True} if is_debug(head.query) else {}
 
-    def resolve(self, paths: Paths, route_of: Callable[[Api], Route]) -> None:
+    def resolve(self, paths: CortexPaths, route_of: Callable[[Api], ServedApi]) -> None:
         """Find what the path is for."""
         self.paths = paths
         self.place = place = paths.find(self.path)

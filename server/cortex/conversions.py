@@ -25,7 +25,7 @@ from .tensor_values import TensorValues
 from .tracking import tracked
 
 
-class Values(Protocol):
+class ValueRules(Protocol):
     """The rules of a kind of model."""
 
     signatures: tuple[Any, Any]
@@ -40,7 +40,7 @@ class Values(Protocol):
 class CortexConversions:
     """The rules of one API's model. `parameters`: `debug` has the values logged, `tracked` has `answer` say more."""
 
-    def __init__(self, values: Values, settings: Mapping[str, Any]) -> None:
+    def __init__(self, values: ValueRules, settings: Mapping[str, Any]) -> None:
         self.signatures = values.signatures
         self._values = values
         self._handler = str(settings.get("handler") or "")

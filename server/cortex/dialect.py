@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.server.dialects import Dialect, Parts
+from penstock.server.dialects import Dialect, DialectParts
 
 from .check import check_projects
 from .projects import Projects
@@ -29,7 +29,7 @@ class Cortex(Dialect):
         report = check_projects(self.settings, invariance=invariance)
         return str(report), report.status
 
-    def service(self, parts: Parts) -> CortexService:
+    def service(self, parts: DialectParts) -> CortexService:
         """Make the Service of the HTTP port."""
         if not isinstance(parts.repository, CortexRepository):
             raise TypeError(f"{type(parts.repository).__name__} is no repository of Cortex projects")

@@ -20,7 +20,7 @@ from penstock.server.repository.statement import Statement
 
 from .api import Api
 from .environment import needs_of, roots_of
-from .models import MOUNT, Located, ModelError, Models
+from .models import MOUNT, ModelError, ModelFinder, ModelLocation
 from .project import CONFIG
 
 HOOK_TIMEOUT_S = 600.0
@@ -28,7 +28,7 @@ HOOK_TIMEOUT_S = 600.0
 _GPU = "cuda:0"
 
 
-def entry_of(api: Api, models: Models, defaults: Defaults) -> Entry:
+def entry_of(api: Api, models: ModelFinder, defaults: Defaults) -> Entry:
     """Find what an API says that there is, and make what serves it; it blocks.
 
     What is not there keeps this API from being served, and no other.
@@ -49,7 +49,7 @@ def finding(api: Api, key: str, message: str, *, mistake: bool = True) -> Findin
     return Finding(api.project / CONFIG, text, api.lines.get(key, api.line), mistake=mistake, model=api.name)
 
 
-def _located(api: Api, models: Models, findings: list[Finding]) -> Located | None:
+def _located(api: Api, models: ModelFinder, findings: list[Finding]) -> ModelLocation | None:
     try:
         return models.find(api)
     except ModelError as error:
@@ -97,7 +97,7 @@ def _names_hooks(path: Path) -> bool:
     return b"import *" in text or any(name.encode() in text for name in HOOK_NAMES)
 
 
-def _spec(api: Api, located: Located, hooks: HookSpec, defaults: Defaults, findings: list[Finding]) -> ModelSpec:
+def _spec(api: Api, located: ModelLocation, hooks: HookSpec, defaults: Defaults, findings: list[Finding]) -> ModelSpec:
     rows, options = defaults.max_batch_rows, dict[str, str]()
     if api.kind == "tensorflow":
         rows, more = defaults.of_tensorflow

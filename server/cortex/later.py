@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .yaml_nodes import Node
+from .yaml_nodes import YamlNode
 
 LATER = (
     "an API of Cortex 0.12 or later is not served, only models with the request handlers of 0.9 and 0.10: "
@@ -17,12 +17,12 @@ _KINDS = ("SyncAPI", "RealtimeAPI", "BatchAPI", "AsyncAPI", "TaskAPI", "APISplit
 _WITHOUT_KIND = "predictor"
 
 
-def later_api(resources: Iterable[Node]) -> Node | None:
+def later_api(resources: Iterable[YamlNode]) -> YamlNode | None:
     """Find the first resource that only a later version could have; each has been seen to be a map."""
     return next((node for node in resources if isinstance(node.value, dict) and _is_later(node.value)), None)
 
 
-def _is_later(keys: dict[str, Node]) -> bool:
+def _is_later(keys: dict[str, YamlNode]) -> bool:
     kind, predictor = keys.get("kind"), keys.get(_WITHOUT_KIND)
     if kind is None:
         return predictor is not None  # some of these versions have neither deployments nor kinds

@@ -1,4 +1,4 @@
-"""Models: where the models of APIs are on this machine, fetched or unpacked where need be. Called by repository.py.
+"""ModelFinder: where the models of APIs are on this machine, fetched or unpacked if need be. Called by repository.py.
 
 Source of the texts: Cortex v0.10, pkg/operator/api/userconfig/errors.go.
 """
@@ -32,14 +32,14 @@ class ModelError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
+class ModelLocation:
     """A model's file, or its SavedModel's folder, and its version: 1 unless the folder's name says another."""
 
     path: Path
     version: int = 1
 
 
-class Models:
+class ModelFinder:
     """Finds models; what was fetched or unpacked lies in a folder that it owns.
 
     Invariants: what has not changed is neither fetched nor unpacked again. What was given stays until `close`: a model
@@ -59,7 +59,7 @@ class Models:
         """Remove what was fetched and unpacked."""
         self._remove_home()
 
-    def find(self, api: Api) -> Located:
+    def find(self, api: Api) -> ModelLocation:
         """Give an API's model, fetched if need be. Raises: ModelError."""
         try:
             with self._turns.setdefault(str(self.local(api) or api.model), threading.Lock()):
@@ -98,7 +98,7 @@ class Models:
             self._stamps[api.model] = told
         return told or self._stamps.get(api.model, "")
 
-    def _found(self, api: Api) -> Located:
+    def _found(self, api: Api) -> ModelLocation:
         place = self.local(api)
         if place is None:
             return self._fetched(api)
@@ -108,7 +108,7 @@ class Models:
         if api.kind == "onnx":
             if not place.is_file():
                 raise ModelError(f"{api.model}: is a folder; for ONNX models, the path should end in .onnx")
-            return Located(place)
+            return ModelLocation(place)
         if place.is_dir():
             return _chosen(place, list(_files(place)))
         if place.suffix == ".zip":
@@ -116,7 +116,7 @@ class Models:
             return self._unpacked(place, str(place), f"{said.st_size} {said.st_mtime_ns} {said.st_ino}")
         raise ModelError(saved_models.WANTED)
 
-    def _fetched(self, api: Api) -> Located:
+    def _fetched(self, api: Api) -> ModelLocation:
         stored = Stored(api.model)
         stamp = stored.look()
         names = stored.names
@@ -133,9 +133,9 @@ class Models:
         if names != [""]:
             raise ModelError(f"{api.model}: is a folder; for ONNX models, the path should end in .onnx")
         file = self._once(api.model, stamp, lambda into: stored.copy(names, into)) / "model"
-        return Located(file) if api.kind == "onnx" else self._unpacked(file, api.model, f"unpacked {stamp}")
+        return ModelLocation(file) if api.kind == "onnx" else self._unpacked(file, api.model, f"unpacked {stamp}")
 
-    def _unpacked(self, archive: Path, name: str, stamp: str) -> Located:
+    def _unpacked(self, archive: Path, name: str, stamp: str) -> ModelLocation:
         made = self._once(name, stamp, lambda into: unpack(archive, into))
         return _chosen(made, list(_files(made)))
 
@@ -159,12 +159,12 @@ class Models:
         return into
 
 
-def _chosen(place: Path, names: list[str]) -> Located:
+def _chosen(place: Path, names: list[str]) -> ModelLocation:
     folder = saved_models.choose(names)
     if folder is None:
         raise ModelError(saved_models.refusal(names))
     path = place / folder
-    return Located(path, saved_models.version_of(path.name) or 1)
+    return ModelLocation(path, saved_models.version_of(path.name) or 1)
 
 
 def _files(place: Path) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Part: one map of a cortex.yaml, read key by key, with all that is wrong with it. Called by project.py.
+"""YamlMapping: one map of a cortex.yaml, read key by key, with all that is wrong with it. Called by project.py.
 
 Source of the texts: Cortex v0.10, pkg/lib/configreader.
 """
@@ -14,7 +14,7 @@ from penstock.server.repository.findings import Finding
 from penstock.server.settings import nearest
 
 from .quantities import parse_quantity
-from .yaml_nodes import Node
+from .yaml_nodes import YamlNode
 
 _KINDS = {str: "string", int: "integer", bool: "boolean"}
 
@@ -32,16 +32,18 @@ def either(words: Iterable[str], last: str = "or") -> str:
     return f"{', '.join(shown[:-1])}, {last} {shown[-1]}"
 
 
-class Part:
+class YamlMapping:
     """A map, where it is, and the findings that reading it adds to.
 
     Invariant: what is wrong with one key hides nothing of what is wrong with another. `finish` tells of keys that
     nobody has asked for.
     """
 
-    def __init__(self, file: Path, node: Node, place: tuple[str, ...], findings: list[Finding], api: str = "") -> None:
+    def __init__(
+        self, file: Path, node: YamlNode, place: tuple[str, ...], findings: list[Finding], api: str = ""
+    ) -> None:
         self._file = file
-        self._values: dict[str, Node] = node.value if isinstance(node.value, dict) else {}
+        self._values: dict[str, YamlNode] = node.value if isinstance(node.value, dict) else {}
         self._findings = findings
         self._known: list[str] = []
         self.line = node.key_line or node.line
@@ -51,9 +53,9 @@ class Part:
     def __contains__(self, key: str) -> bool:
         return key in self._values and self._values[key].value is not None
 
-    def without(self) -> Part:
+    def without(self) -> YamlMapping:
         """Give a map of the same place with nothing in it."""
-        return Part(self._file, Node({}, self.line), self.place, self._findings, self.api)
+        return YamlMapping(self._file, YamlNode({}, self.line), self.place, self._findings, self.api)
 
     def know(self, *keys: str) -> None:
         """Take keys that are looked at elsewhere."""
@@ -142,13 +144,13 @@ class Part:
         self._wrong(key, node, bool)
         return False
 
-    def part(self, key: str) -> Part | None:
+    def part(self, key: str) -> YamlMapping | None:
         """Give a map that is a part of this one."""
         node = self._asked(key)
         if node is None:
             return None
         if isinstance(node.value, dict):
-            return Part(self._file, node, (*self.place, key), self._findings, self.api)
+            return YamlMapping(self._file, node, (*self.place, key), self._findings, self.api)
         self.mistake(f"{quoted(node.plain)}: invalid type (expected map)", key)
         return None
 
@@ -177,7 +179,7 @@ class Part:
                 close = nearest(key, self._known)
                 self._note("", f"key {quoted(key)} is not supported{close}", self.line_of(key), mistake=True)
 
-    def _asked(self, key: str, *, required: bool = False) -> Node | None:
+    def _asked(self, key: str, *, required: bool = False) -> YamlNode | None:
         """Give what there is of a key; a null is nothing."""
         self._known.append(key)
         node = self._values.get(key)
@@ -189,5 +191,5 @@ class Part:
             self.mistake("must be defined", key)
         return node
 
-    def _wrong(self, key: str, node: Node, kind: type) -> None:
+    def _wrong(self, key: str, node: YamlNode, kind: type) -> None:
         self.mistake(f"{quoted(node.plain)}: invalid type (expected {_KINDS[kind]})", key)

@@ -21,7 +21,7 @@ _OURS = frozenset(("/v2", "/metrics", "/docs", "/openapi.json"))
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CortexRoute:
     """What a path is for, and of which API; the probe is of none."""
 
     purpose: str
@@ -33,27 +33,27 @@ class Place:
         return _METHODS.get(self.purpose, _READ_ONLY)
 
 
-class Paths:
+class CortexPaths:
     """All paths of some APIs, given by name."""
 
     def __init__(self, apis: Mapping[str, Api]) -> None:
         self.apis = apis
         self._count = len(apis)
-        self._places: dict[str, Place] = {HEALTH_PATH: Place(HEALTH)}
+        self._places: dict[str, CortexRoute] = {HEALTH_PATH: CortexRoute(HEALTH)}
         if len(apis) == 1:
             self._add(PREDICT_PATH, *apis.values())
         for api in apis.values():
             self._add(api.endpoint, api)
 
     def _add(self, path: str, api: Api) -> None:
-        self._places.setdefault(path.rstrip("/") + "/signature", Place(SIGNATURE, api))
-        self._places[path] = Place(ENDPOINT, api)
+        self._places.setdefault(path.rstrip("/") + "/signature", CortexRoute(SIGNATURE, api))
+        self._places[path] = CortexRoute(ENDPOINT, api)
 
     def are_of(self, apis: Mapping[str, Api]) -> bool:
         """Whether they are those of these APIs still: a repository that has read its projects has another mapping."""
         return apis is self.apis and len(apis) == self._count
 
-    def find(self, path: str) -> Place | None:
+    def find(self, path: str) -> CortexRoute | None:
         """Find what a path is for."""
         return self._places.get(path)
 

@@ -17,9 +17,9 @@ from penstock.server.settings import nearest
 
 from .api import Api, Tracker
 from .later import LATER, later_api
-from .part import Part, either, quoted
+from .part import YamlMapping, either, quoted
 from .paths import HEALTH_PATH, is_ours
-from .yaml_nodes import Node, YamlError, parse
+from .yaml_nodes import YamlError, YamlNode, parse
 
 CONFIG = "cortex.yaml"
 MAX_BYTES = 1 << 18
@@ -80,7 +80,7 @@ def read_project(path: Path) -> Project:
     return Project(file.parent, file, deployment, apis, tuple(sorted(findings, key=lambda finding: finding.line)))
 
 
-def _read(file: Path, root: Node, findings: list[Finding]) -> tuple[str, tuple[Api, ...]]:
+def _read(file: Path, root: YamlNode, findings: list[Finding]) -> tuple[str, tuple[Api, ...]]:
     resources = root.value if isinstance(root.value, list) else []
     wrong = [each.line for each in resources if not isinstance(each.value, dict)]
     if wrong or not isinstance(root.value, list):
@@ -88,9 +88,9 @@ def _read(file: Path, root: Node, findings: list[Finding]) -> tuple[str, tuple[A
         raise MistakeError(Finding(file, text, wrong[0] if wrong else root.line))
     if (later := later_api(resources)) is not None:
         raise MistakeError(Finding(file, LATER, later.line))
-    parts: dict[str, list[Part]] = {kind: [] for kind in KINDS}
+    parts: dict[str, list[YamlMapping]] = {kind: [] for kind in KINDS}
     for number, node in enumerate(resources):
-        part = Part(file, node, (), findings)
+        part = YamlMapping(file, node, (), findings)
         kind, name = part.word("kind"), part.word("name")
         title = kind if kind in KINDS else "resource"
         part.place = (title, name) if name else (f"{title} at index {number}",)
@@ -105,7 +105,7 @@ def _read(file: Path, root: Node, findings: list[Finding]) -> tuple[str, tuple[A
     return deployment, tuple(api for _, api in apis)
 
 
-def _deployment(file: Path, root: Node, parts: list[Part], findings: list[Finding]) -> str:
+def _deployment(file: Path, root: YamlNode, parts: list[YamlMapping], findings: list[Finding]) -> str:
     """Read the one deployment. Returns: its name."""
     if not parts:
         findings.append(Finding(file, "cortex.yaml must define a deployment resource", root.line))
@@ -118,7 +118,7 @@ def _deployment(file: Path, root: Node, parts: list[Part], findings: list[Findin
     return names[0]
 
 
-def _name(part: Part) -> str:
+def _name(part: YamlMapping) -> str:
     name = part.text("name", required=True)
     if name and (_DNS_1035.fullmatch(name) is None or len(name) > _LONGEST_NAME):
         problem = _NOT_DNS_1035 if len(name) <= _LONGEST_NAME else f"must be no more than {_LONGEST_NAME} characters"
@@ -126,10 +126,10 @@ def _name(part: Part) -> str:
     return name
 
 
-def _refuse_twins(apis: list[tuple[Part, Api]]) -> None:
+def _refuse_twins(apis: list[tuple[YamlMapping, Api]]) -> None:
     """Refuse a name or an endpoint that an API before has."""
-    names: dict[str, Part] = {}
-    endpoints: dict[str, tuple[Part, str]] = {}
+    names: dict[str, YamlMapping] = {}
+    endpoints: dict[str, tuple[YamlMapping, str]] = {}
     for part, api in apis:
         if api.name in names:
             line = names[api.name].line
@@ -142,7 +142,7 @@ def _refuse_twins(apis: list[tuple[Part, Api]]) -> None:
         endpoints.setdefault(api.endpoint, (part, api.name))
 
 
-def _api(part: Part, project: Path, deployment: str) -> Api | None:
+def _api(part: YamlMapping, project: Path, deployment: str) -> Api | None:
     """Read an API, of the generation that its keys are of. Returns: None where it has no name or no model."""
     name = _name(part)
     old = [key for key in _OLD_KEYS if key in part]
@@ -169,7 +169,7 @@ def _api(part: Part, project: Path, deployment: str) -> Api | None:
     )  # fmt: skip
 
 
-def _old(part: Part) -> dict[str, Any]:
+def _old(part: YamlMapping) -> dict[str, Any]:
     """Read what 0.9 says of a model."""
     model = part.text("model", required=True)
     lines = {key: part.line_of(key) for key in ("model", "request_handler", "tf_signature_key") if key in part}
@@ -185,7 +185,7 @@ def _old(part: Part) -> dict[str, Any]:
     return said
 
 
-def _new(part: Part) -> dict[str, Any]:
+def _new(part: YamlMapping) -> dict[str, Any]:
     """Read what 0.10 says of a model."""
     found = [key for key in FORMATS if key in part]
     part.know(*FORMATS)
@@ -217,12 +217,12 @@ def _new(part: Part) -> dict[str, Any]:
     return said
 
 
-def _refuse_zip(part: Part, model: str) -> None:
+def _refuse_zip(part: YamlMapping, model: str) -> None:
     if model.endswith(".zip"):
         part.mistake("zip files are not supported for ONNX models", "model")
 
 
-def _refuse_foreign(part: Part, other: str, said: Mapping[str, Any]) -> None:
+def _refuse_foreign(part: YamlMapping, other: str, said: Mapping[str, Any]) -> None:
     """Refuse what is said of another kind of model."""
     for key, value, kind in (
         ("tf_signature_key", said["signature_key"], "tensorflow"), ("relaxed_shapes", said["relaxed_shapes"], "onnx"),
@@ -231,7 +231,7 @@ def _refuse_foreign(part: Part, other: str, said: Mapping[str, Any]) -> None:
             part.mistake(f"is for {kind} models, and this one is {said['kind']}", key)
 
 
-def _endpoint(part: Part) -> str:
+def _endpoint(part: YamlMapping) -> str:
     """Read where an API answers, "" where nothing is said."""
     said = part.text("endpoint")
     if not said:
@@ -250,7 +250,7 @@ def _endpoint(part: Part) -> str:
     return ""
 
 
-def _tracker(part: Part) -> Tracker | None:
+def _tracker(part: YamlMapping) -> Tracker | None:
     inner = part.part("tracker")
     if inner is None:
         return None
@@ -261,7 +261,7 @@ def _tracker(part: Part) -> Tracker | None:
     return Tracker(model_type, key) if model_type else None
 
 
-def _compute(part: Part) -> dict[str, Any]:
+def _compute(part: YamlMapping) -> dict[str, Any]:
     """Read what an API may take, completed as Cortex did."""
     inner = part.part("compute") or part.without()
     least = inner.whole("min_replicas", 1, 1)

@@ -9,7 +9,7 @@ from penstock.server.repository.address import is_remote
 from penstock.server.repository.findings import Finding, MistakesError, log_all
 from penstock.server.repository.scan import Defaults
 
-from .models import Models
+from .models import ModelFinder
 from .project import CONFIG, project_file
 from .repository import CortexRepository
 
@@ -22,7 +22,7 @@ class Projects:
         self._remote = [path for path in given if is_remote(path)]
         local = [Path(path).absolute() for path in given if not is_remote(path)]
         self.local = tuple({project_file(path).resolve(): path for path in local}.values())
-        self.models = Models(s3_root)
+        self.models = ModelFinder(s3_root)
 
     def repository(self, defaults: Defaults, tell: Callable[[Iterable[Finding]], None] = log_all) -> CortexRepository:
         """Give the Repository of their APIs. `tell` hears what is wrong with a project, once."""

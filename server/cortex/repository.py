@@ -19,7 +19,7 @@ from penstock.server.repository.scan import Defaults, Entry
 
 from .api import Api
 from .entries import entry_of
-from .models import ModelError, Models
+from .models import ModelError, ModelFinder
 from .project import CONFIG, Project, project_file, read_project
 
 logger = logging.getLogger("penstock.repository")
@@ -37,7 +37,7 @@ class CortexRepository(Repository):
     """
 
     def __init__(
-        self, paths: Iterable[Path], defaults: Defaults, models: Models,
+        self, paths: Iterable[Path], defaults: Defaults, models: ModelFinder,
         tell: Callable[[Iterable[Finding]], None] = log_all,
     ) -> None:  # fmt: skip
         """`tell` hears what is wrong with a project, once."""

@@ -32,8 +32,8 @@ from penstock.server.v2.said import PLAIN
 
 from . import debugging, pages
 from .bodies import MalformedError, sample_of
-from .claims import Claim, Route
-from .paths import HEALTH, HEALTH_PATH, SIGNATURE, Paths, Place, is_ours
+from .claims import CortexClaim, ServedApi
+from .paths import HEALTH, HEALTH_PATH, SIGNATURE, CortexPaths, CortexRoute, is_ours
 from .tracked import Tracked
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ class CortexService:
         self._others = others
         self._ready = ready
         self._texts = LargeTexts()
-        self._paths = Paths({})
-        self._routes: dict[str, Route] = {}
+        self._paths = CortexPaths({})
+        self._routes: dict[str, ServedApi] = {}
         self.tracked = Tracked()
         self.restricted = Restricted()
 
@@ -90,12 +90,12 @@ class CortexService:
             return self._others.claim(head)
         if path != HEALTH_PATH:
             self.restricted.demand("inference", head.header)
-        return Claim(head, path)
+        return CortexClaim(head, path)
 
     def turn_away(self, head: Head) -> Any:
         """Give the error of a prediction that is refused whatever it brings: its body need not be kept."""
         claim = head.route
-        if type(claim) is not Claim:
+        if type(claim) is not CortexClaim:
             return self._others.turn_away(head)
         self._resolve(claim)
         route = claim.route
@@ -106,7 +106,7 @@ class CortexService:
     def refuse(self, connection: FastLane, error: Any) -> None:
         """Answer with an error."""
         claim = connection.head.route if connection.head is not None else None
-        if type(claim) is Claim:
+        if type(claim) is CortexClaim:
             self._refuse(connection, claim.route, error, time.monotonic_ns())
         else:
             self._others.refuse(connection, error)
@@ -114,7 +114,7 @@ class CortexService:
     def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
         """Answer one request, or begin to."""
         claim = head.route
-        if type(claim) is not Claim:
+        if type(claim) is not CortexClaim:
             self._others.begin(connection, head, body)
             return
         if claim.paths is not self._paths or not self._paths.are_of(self._repository.apis):
@@ -130,20 +130,20 @@ class CortexService:
 
     # -- what a request is for ---------------------------------------------------------------------------------
 
-    def _current(self) -> Paths:
+    def _current(self) -> CortexPaths:
         apis = self._repository.apis
         if not self._paths.are_of(apis):
-            self._paths = Paths(apis)
+            self._paths = CortexPaths(apis)
             self._routes = {name: route for name, route in self._routes.items() if apis.get(name) == route.api}
         return self._paths
 
-    def _resolve(self, claim: Claim) -> None:
+    def _resolve(self, claim: CortexClaim) -> None:
         claim.resolve(self._current(), self._route)
 
-    def _route(self, api: Api) -> Route:
+    def _route(self, api: Api) -> ServedApi:
         route = self._routes.get(api.name)
         if route is None:
-            route = self._routes[api.name] = Route(api, self.tracked.of(api))
+            route = self._routes[api.name] = ServedApi(api, self.tracked.of(api))
         return route
 
     def _model(self, api: Api) -> Model:
@@ -152,7 +152,7 @@ class CortexService:
 
     # -- predictions -------------------------------------------------------------------------------------------
 
-    def _predict(self, connection: FastLane, claim: Claim, route: Route, body: bytes) -> None:
+    def _predict(self, connection: FastLane, claim: CortexClaim, route: ServedApi, body: bytes) -> None:
         began_ns = time.monotonic_ns()
         try:
             if route.generation != self._engine.generation:
@@ -177,7 +177,7 @@ class CortexService:
             self._fail(connection, claim, route, began_ns, error)
 
     async def _run(
-        self, connection: FastLane, claim: Claim, route: Route, model: Model, body: bytes, began_ns: int
+        self, connection: FastLane, claim: CortexClaim, route: ServedApi, model: Model, body: bytes, began_ns: int
     ) -> None:
         """Answer one whose body is large or compressed, or whose hooks yield."""
         try:
@@ -197,7 +197,7 @@ class CortexService:
             off_task(connection)
 
     @staticmethod
-    def _answer(connection: FastLane, claim: Claim, route: Route, began_ns: int, answer: bytes) -> None:
+    def _answer(connection: FastLane, claim: CortexClaim, route: ServedApi, began_ns: int, answer: bytes) -> None:
         """Answer with what the hooks have made. `route` is that of the beginning: the claim's may be another by now."""
         if route.parameters:
             line, _, answer = answer.partition(b"\n")
@@ -205,7 +205,9 @@ class CortexService:
         route.counted.count(200, time.monotonic_ns() - began_ns)
         answer_coded(connection, answer, pages.JSON, _LINES, claim.accept)
 
-    def _fail(self, connection: FastLane, claim: Claim, route: Route, began_ns: int, error: BaseException) -> None:
+    def _fail(
+        self, connection: FastLane, claim: CortexClaim, route: ServedApi, began_ns: int, error: BaseException
+    ) -> None:
         """Answer with why there is no prediction; what is our own fault is logged under an id."""
         if isinstance(error, MalformedError | HttpError):
             route.counted.count(400, time.monotonic_ns() - began_ns)
@@ -215,7 +217,7 @@ class CortexService:
         self._refuse(connection, route, refusal, began_ns)
 
     @staticmethod
-    def _refuse(connection: FastLane, route: Route | None, error: InferError, began_ns: int) -> None:
+    def _refuse(connection: FastLane, route: ServedApi | None, error: InferError, began_ns: int) -> None:
         """Answer with an error, counted where a prediction was asked of a `route`."""
         status, body, content_type = pages.refused(bare(error))
         again = retry_after_line(error) if status == 503 else b""
@@ -225,7 +227,7 @@ class CortexService:
 
     # -- everything else ---------------------------------------------------------------------------------------
 
-    def _answer_page(self, connection: FastLane, claim: Claim) -> None:
+    def _answer_page(self, connection: FastLane, claim: CortexClaim) -> None:
         place = claim.place
         if place is None:
             connection.answer(500, pages.error_page(pages.NOT_FOUND), pages.JSON, _LINES)
@@ -239,7 +241,7 @@ class CortexService:
         else:
             self._answer_signature(connection, claim, place)
 
-    def _answer_signature(self, connection: FastLane, claim: Claim, place: Place) -> None:
+    def _answer_signature(self, connection: FastLane, claim: CortexClaim, place: CortexRoute) -> None:
         api: Api = place.api  # type: ignore[assignment]
         write = pages.signature_page if place.purpose == SIGNATURE else pages.summary_page
         try:
@@ -251,7 +253,7 @@ class CortexService:
             self._refuse(connection, None, _broken(error, api, claim), 0)
 
 
-def _said(claim: Claim, route: Route, model: Model, sample: Any) -> tuple[Any, str, Terms, Mapping[str, Any]]:
+def _said(claim: CortexClaim, route: ServedApi, model: Model, sample: Any) -> tuple[Any, str, Terms, Mapping[str, Any]]:
     """Give what hooks are told of a request: its sample, id, terms and parameters."""
     parameters: Mapping[str, Any] = route.parameters
     if claim.parameters:
@@ -268,6 +270,6 @@ def _signature(api: Api, model: Model) -> pages.Document:
     )
 
 
-def _broken(error: BaseException, api: Api, claim: Claim) -> InferError:
+def _broken(error: BaseException, api: Api, claim: CortexClaim) -> InferError:
     """Log what is our own fault, and have it answered as a failure outside the prediction."""
     return InferError(Code.UNKNOWN, internal(error, api.name, claim.request_id).message)

@@ -28,10 +28,10 @@ class YamlError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class YamlNode:
     """A value and the line that it begins on. `key_line` is that of its key, in a mapping; `twice`, if it has two."""
 
-    value: Scalar | list[Node] | dict[str, Node]
+    value: Scalar | list[YamlNode] | dict[str, YamlNode]
     line: int
     key_line: int = 0
     twice: bool = False
@@ -55,7 +55,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         return super().resolve(kind, value, implicit)
 
 
-def parse(text: str) -> Node:
+def parse(text: str) -> YamlNode:
     """Read one document; an empty text is null. Raises: YamlError."""
     try:
         loader = _Loader(text)
@@ -63,7 +63,7 @@ def parse(text: str) -> Node:
             root = loader.get_single_node()
         finally:
             loader.dispose()
-        return _Tree().node(root) if root is not None else Node(None, 1)
+        return _Tree().node(root) if root is not None else YamlNode(None, 1)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark is not None else 0
@@ -85,27 +85,27 @@ class _Tree:
         self._count = 0
         self._above: set[int] = set()
 
-    def node(self, said: Any) -> Node:
+    def node(self, said: Any) -> YamlNode:
         line = said.start_mark.line + 1
         self._count += 1
         if self._count > MAX_NODES:
             raise YamlError(f"invalid yaml: more than {MAX_NODES} values", line)
         if isinstance(said, yaml.ScalarNode):
-            return Node(_scalar(said), line)
+            return YamlNode(_scalar(said), line)
         if id(said) in self._above:
             raise YamlError("invalid yaml: an alias of what it is part of", line)
         self._above.add(id(said))
         made = (
-            Node([self.node(each) for each in said.value], line)
+            YamlNode([self.node(each) for each in said.value], line)
             if isinstance(said, yaml.SequenceNode)
-            else Node(self._mapping(said), line)
+            else YamlNode(self._mapping(said), line)
         )
         self._above.discard(id(said))
         return made
 
-    def _mapping(self, said: Any) -> dict[str, Node]:
-        merged: dict[str, Node] = {}
-        own: dict[str, Node] = {}
+    def _mapping(self, said: Any) -> dict[str, YamlNode]:
+        merged: dict[str, YamlNode] = {}
+        own: dict[str, YamlNode] = {}
         for key, value in said.value:
             line = key.start_mark.line + 1
             if isinstance(key, yaml.ScalarNode) and key.value == "<<" and key.tag == _PLAIN:
@@ -116,14 +116,14 @@ class _Tree:
                 shown = key.value if isinstance(key, yaml.ScalarNode) else "a list or a map"
                 raise YamlError(f"non string key found: {shown or 'null'}", line)
             made = self.node(value)
-            own[name] = Node(made.value, made.line, line, twice=name in own)
+            own[name] = YamlNode(made.value, made.line, line, twice=name in own)
         return {**merged, **own}
 
-    def _merged(self, said: Any) -> Mapping[str, Node]:
+    def _merged(self, said: Any) -> Mapping[str, YamlNode]:
         """Give what `<<` brings: of a map, or of the maps in a list, the first before the others."""
         made = self.node(said)
         maps = made.value if isinstance(made.value, list) else [made]
-        found: dict[str, Node] = {}
+        found: dict[str, YamlNode] = {}
         for each in maps:
             if not isinstance(each.value, dict):
                 raise YamlError("invalid yaml: map merge requires map or sequence of maps as the value", made.line)

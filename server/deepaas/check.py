@@ -13,7 +13,7 @@ from dataclasses import replace
 from penstock.batching.spec import ModelSpec
 from penstock.server.carrying.checking import described, unreadable
 from penstock.server.modules import file_of, names_of
-from penstock.server.repository.check import Report
+from penstock.server.repository.check import CheckReport
 from penstock.server.repository.findings import Finding, MistakesError
 from penstock.server.settings import Settings
 
@@ -22,18 +22,18 @@ from .entries import BUILT_IN, Entries
 _METHODS = ("predict", "train")
 
 
-def check_entries(settings: Settings) -> Report:
+def check_entries(settings: Settings) -> CheckReport:
     """Read the models of a command line; it blocks."""
     entries = Entries(settings)
     if wrong := entries.wrong():
-        return Report(findings=[wrong])
+        return CheckReport(findings=[wrong])
     try:
         entries.open()
     except MistakesError as error:
-        return Report(findings=list(error.findings))
+        return CheckReport(findings=list(error.findings))
     finally:
         entries.close()
-    report = Report()
+    report = CheckReport()
     for target in entries.targets.values():
         spec = entries.spec(target)
         findings = [] if target == BUILT_IN else list(_mistakes(spec))

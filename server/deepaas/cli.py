@@ -24,12 +24,12 @@ from typing import Any
 
 from penstock.server.settings import SettingError
 
-from .command import FAILED_STATUS, Values, add_options
+from .command import FAILED_STATUS, OptionValues, add_options
 from .entries import Target, target_of
 from .fields import add_fields, files_of, given_fields
 from .inside.answers import write_json
 from .inside.files import uploaded_file
-from .inside.model import Model
+from .inside.model import WrappedModel
 from .inside.service import IMPORTABLE, shown
 from .installed import installed_in
 
@@ -72,9 +72,9 @@ def _run(words: list[str]) -> None:
     before, after = _divided(words, parser)
     given = parser.parse_args(before)
     method = given.methods
-    values = Values(given.said, os.environ, NAME)
+    values = OptionValues(given.said, os.environ, NAME)
     found = target or chosen(values.of("model_name"))
-    model = Model(found.name, found.target)
+    model = WrappedModel(found.name, found.target)
     fields = model.arguments(f"get_{method}_args") if method in _CALLED else {}
     of_method = argparse.ArgumentParser(prog=f"{NAME} {method}", conflict_handler="resolve")
     add_fields(of_method, fields)
@@ -82,7 +82,7 @@ def _run(words: list[str]) -> None:
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     arguments = given_fields(said, fields)
-    call = Call(model, given.deepaas_method_output or "")
+    call = MethodCall(model, given.deepaas_method_output or "")
     call.say(f"{method} was called.")
     if method in _CALLED and values.of("warm"):
         model.warm()
@@ -159,10 +159,10 @@ def _files(names: Sequence[str], arguments: dict[str, Any]) -> Iterator[None]:
             Path(copy).unlink(missing_ok=True)
 
 
-class Call:
+class MethodCall:
     """One call of a model's method. What it says is on stdout, in the form of oslo.log's lines."""
 
-    def __init__(self, model: Model, output: str) -> None:
+    def __init__(self, model: WrappedModel, output: str) -> None:
         self._model = model
         self._output = output
 

@@ -44,7 +44,7 @@ _NO_EFFECT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DeepaasCommand:
     """What a command line asks for. `notes` tell of what has no effect here."""
 
     settings: Settings
@@ -63,7 +63,7 @@ def run(argv: Sequence[str], serve: Callable[[Settings], int]) -> int:
     return serve(asked.settings)
 
 
-def ask(argv: Sequence[str], environ: Mapping[str, str]) -> Asked:
+def ask(argv: Sequence[str], environ: Mapping[str, str]) -> DeepaasCommand:
     """Read a command line. What it says goes before PENSTOCK_ variables, and those before the original's and its files.
 
     Raises: SettingError; SystemExit (2) for arguments that there are not, (0) for --help and --version.
@@ -72,7 +72,7 @@ def ask(argv: Sequence[str], environ: Mapping[str, str]) -> Asked:
     theirs = {option for action in parser._actions for option in action.option_strings}  # noqa: SLF001
     ours, words = own_flags(NAME, argv, theirs)
     said = parser.parse_intermixed_args(words)
-    values = Values(said.said, environ)
+    values = OptionValues(said.said, environ)
     flags: dict[str, Any] = {}
     below: dict[str, str] = {}
     for name, value in _settings(values):
@@ -87,10 +87,10 @@ def ask(argv: Sequence[str], environ: Mapping[str, str]) -> Asked:
     paths = [*said.models, *ours.get("model_repository", ())]
     if paths:
         flags["model_repository"] = paths
-    return Asked(resolve(flags, {**below, **environ}), [*values.notes, *_notes(values)])
+    return DeepaasCommand(resolve(flags, {**below, **environ}), [*values.notes, *_notes(values)])
 
 
-class Values:
+class OptionValues:
     """What options are given, by their names with `_`. `flags` are those that the command line says itself.
 
     Raises: SettingError of files that cannot be read.
@@ -213,7 +213,7 @@ _OPTION_OF = {
 }
 
 
-def _settings(values: Values) -> Iterator[tuple[str, str]]:
+def _settings(values: OptionValues) -> Iterator[tuple[str, str]]:
     """Give settings, and what they are, as texts. Raises: SettingError."""
     for name, option in _OPTION_OF.items():
         value = values.of(option)
@@ -229,7 +229,7 @@ def _settings(values: Values) -> Iterator[tuple[str, str]]:
     yield "http_receive_timeout_secs", str(RECEIVE_S)
 
 
-def _notes(values: Values) -> Iterator[str]:
+def _notes(values: OptionValues) -> Iterator[str]:
     """Say what was asked for and has no effect."""
     for name, instead in _NO_EFFECT.items():
         if values.given(name) and values.of(name):

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from .console_parts import SCRIPT, STYLE
-from .messages import Description
+from .messages import ModelDescription
 
 
 def _hash(text: str) -> str:
@@ -39,7 +39,7 @@ class Shown:
     """One model as it is now. `metadata` and `trainings` are what their URLs answer."""
 
     name: str
-    description: Description
+    description: ModelDescription
     metadata: dict[str, Any] = field(default_factory=dict)
     trainings: Sequence[dict[str, Any]] = ()
 

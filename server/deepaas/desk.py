@@ -10,10 +10,10 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.workers.kept import Kept
+from penstock.server.workers.kept import RestartingWorker
 from penstock.server.workers.order import NotBegunError
 
-from .messages import Description
+from .messages import ModelDescription
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
@@ -34,8 +34,8 @@ class Desk:
 
     def __init__(self, order: Order) -> None:
         self.order = order
-        self.description = Description()
-        self._kept = Kept(order, self)
+        self.description = ModelDescription()
+        self._kept = RestartingWorker(order, self)
         self._there = asyncio.Event()
 
     @property
@@ -79,7 +79,7 @@ class Desk:
         worker = self._kept.worker
         await self._kept.close(kill=worker is not None and worker.waiting > 0)
 
-    # -- as Kept tells it --------------------------------------------------------------------------------------
+    # -- as RestartingWorker tells it --------------------------------------------------------------------------
 
     def moved_in(self, worker: Worker) -> None:
         """Take what it will say of the model: another worker may see other files."""
@@ -87,7 +87,7 @@ class Desk:
 
     def _described(self, ready: asyncio.Future[tuple[bytes, list[Array | None]]]) -> None:
         if not ready.cancelled() and ready.exception() is None:
-            self.description = Description.read(ready.result()[0])
+            self.description = ModelDescription.read(ready.result()[0])
 
     def moved_out(self) -> None:
         """Nothing is kept for a worker."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.server.dialects import Dialect, Parts
+from penstock.server.dialects import Dialect, DialectParts
 from penstock.server.http.head import HttpError
 
 from . import pages
@@ -31,7 +31,7 @@ class Deepaas(Dialect):
         report = check_entries(self.settings)
         return str(report), report.status
 
-    def service(self, parts: Parts) -> DeepaasService:
+    def service(self, parts: DialectParts) -> DeepaasService:
         """Make the Service of the HTTP port."""
         models = self._models = parts.engine.outsides[DEEPAAS] = DeepaasModels(parts.environments, self.settings)
         self._service = DeepaasService(parts, models, self.settings)

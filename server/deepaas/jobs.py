@@ -18,12 +18,12 @@ from .live import PAGE
 from .messages import CHECK, JSON, TEXT
 from .pages import FRESH
 from .progress import Meter
-from .records import Status
+from .records import TrainingStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .runs import Runs
+    from .runs import Trainings
 
 SETTLE_S = 1.0
 """For how long a client waits for its training to be on the disk."""
@@ -34,7 +34,7 @@ _PAGE_LINES = (
 )
 
 
-class Asked(Protocol):
+class Asks(Protocol):
     """A model's Desk."""
 
     async def ask(self, kind: int, body: bytes = b"") -> bytes: ...
@@ -46,7 +46,7 @@ class Jobs:
     `desk_of` gives a model's Desk, and raises InferError (NOT_READY).
     """
 
-    def __init__(self, desk_of: Callable[[str], Asked], runs: Runs) -> None:
+    def __init__(self, desk_of: Callable[[str], Asks], runs: Trainings) -> None:
         self._desk_of = desk_of
         self._runs = runs
 
@@ -101,7 +101,7 @@ class Jobs:
         told: dict[str, Any] = {
             "uuid": uuid, "model": name, "status": run.record.status, "phase": run.phase,
             "elapsed": round(self._runs.elapsed_s(run), 3),
-            "progress": 1.0 if run.record.status is Status.DONE else meter.done,
+            "progress": 1.0 if run.record.status is TrainingStatus.DONE else meter.done,
             "epoch": meter.epoch, "epochs": meter.epochs, "epoch_progress": meter.epoch_done,
             "last_line": meter.last or None,
         }  # fmt: skip

@@ -16,8 +16,8 @@ from .desk import Desk
 from .entries import DEEPAAS
 from .inside.files import sweep
 from .jobs import Jobs
-from .messages import Role
-from .runs import Runs
+from .messages import WorkerRole
+from .runs import Trainings
 from .store import Store, file_of
 from .trainer import Trainer
 
@@ -54,7 +54,7 @@ class DeepaasModels:
 
     def __init__(self, environments: Environments, settings: Settings) -> None:
         self.desks: dict[str, Desk] = {}
-        self.runs = Runs(self._trainer, Store(file_of(settings, os.environ)), settings.deepaas_workers)
+        self.runs = Trainings(self._trainer, Store(file_of(settings, os.environ)), settings.deepaas_workers)
         self.jobs = Jobs(self.desk_of, self.runs)
         self._environments = environments
         self._trainers: dict[str, Order] = {}
@@ -76,9 +76,9 @@ class DeepaasModels:
         label = f"model '{spec.name}'"
         interpreter = await asyncio.to_thread(self._environments.interpreter, spec.worker, label)
         await self.runs.open()
-        desk = Desk(_order(spec, interpreter, Role.DESK))
+        desk = Desk(_order(spec, interpreter, WorkerRole.DESK))
         crew = DeepaasCrew(spec.worker.timeout_s, empty=lambda desk: self._emptied(spec.name, desk))
-        orders = [_order(spec, interpreter, Role.PREDICT, f"_{at + 1}") for at in range(spec.instances[0].count)]
+        orders = [_order(spec, interpreter, WorkerRole.PREDICT, f"_{at + 1}") for at in range(spec.instances[0].count)]
         opening = asyncio.ensure_future(open_carried(spec, orders, crew, DEEPAAS))
         starting = asyncio.ensure_future(desk.start())
         try:
@@ -90,7 +90,7 @@ class DeepaasModels:
             await asyncio.gather(*(host.close() for host in crew.hosts), desk.close(), return_exceptions=True)
             raise
         crew.desk = self.desks[spec.name] = desk
-        self._trainers[spec.name] = _order(spec, interpreter, Role.TRAIN)
+        self._trainers[spec.name] = _order(spec, interpreter, WorkerRole.TRAIN)
         return opened
 
     def _emptied(self, name: str, desk: Desk) -> None:
@@ -110,7 +110,7 @@ class DeepaasModels:
         return Trainer(replace(order, label=f"training {uuid} of {order.label}", about=about, line=line))
 
 
-def _order(spec: ModelSpec, interpreter: str, role: Role, number: str = "") -> Order:
+def _order(spec: ModelSpec, interpreter: str, role: WorkerRole, number: str = "") -> Order:
     settings = {
         "model": spec.name,
         "target": spec.options["target"],

@@ -1,9 +1,9 @@
 """Messages: what a server and the workers of a DEEPaaS model say to each other, beside workers/kinds.py.
 
 The service is `penstock.server.deepaas.inside.service`. Its settings: {"model": the name, "target": "module" or
-"module:attr", "role": a Role, "warm": bool, "accept_header": bool, "show_errors": bool}. A model has one worker of the
-role DESK, workers that PREDICT, and a worker for each training, which ends with it. Each answers being opened with a
-Description, which only the desk fills in.
+"module:attr", "role": a WorkerRole, "warm": bool, "accept_header": bool, "show_errors": bool}. A model has one worker
+of the role DESK, workers that PREDICT, and a worker for each training, which ends with it. Each answers being opened
+with a ModelDescription, which only the desk fills in.
 
 A request travels as it came: a line of JSON, {"method", "query", "headers": [[name, value], ...]}, and the body. Names
 are in small letters, and a field that is repeated stands there repeatedly; bytes are read as Latin-1. The server reads
@@ -34,7 +34,7 @@ PROGRESS = 64
 """Told by a trainer: that it begins the training, once it is warm. No body."""
 
 
-class Role(enum.StrEnum):
+class WorkerRole(enum.StrEnum):
     """What a worker is for."""
 
     DESK = "desk"
@@ -43,7 +43,7 @@ class Role(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class ModelDescription:
     """What the desk says of a model. `predicts`, `trains`: whether it has that method.
 
     All as Swagger 2.0 has it (swagger.py). `predict_args`, `train_args`: {"parameters": its parameter objects, as they
@@ -62,6 +62,6 @@ class Description:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def read(cls, body: bytes) -> Description:
+    def read(cls, body: bytes) -> ModelDescription:
         """Read what `write` has written."""
         return cls(**json.loads(body)) if body else cls()

@@ -56,7 +56,7 @@ class Purpose(enum.Enum):
     OURS = enum.auto()
 
 
-class Place(NamedTuple):
+class DeepaasRoute(NamedTuple):
     """What becomes of a request.
 
     `name` is that of the model, `uuid` that of the training. `location` is where a redirect leads; the value of Allow,
@@ -112,7 +112,7 @@ _TENSORS = re.compile("/v2/models/([^/]+)(?:/versions/[^/]+)?/(?:infer|predict|g
 
 
 @dataclass(frozen=True, slots=True)
-class Paths:
+class DeepaasPaths:
     """The paths of one server. `base` is what stands before those of the original, without a slash at its end.
 
     `names` are the models'. `documents`: there is a page of the API. `off`: what is answered with 402.
@@ -123,7 +123,7 @@ class Paths:
     documents: bool = True
     off: frozenset[Purpose] = frozenset()
 
-    def find(self, method: bytes, target: bytes, query: bytes = b"") -> Place:
+    def find(self, method: bytes, target: bytes, query: bytes = b"") -> DeepaasRoute:
         """Tell what becomes of a request. `target` and `query` are as they were sent."""
         path, said = path_in(target.partition(b"#")[0]).decode("latin-1"), method.decode("latin-1")
         found = self._methods(path)
@@ -132,18 +132,18 @@ class Paths:
         for other in (_merged(path), path + "/", _merged(path + "/")):
             found = self._methods(other)
             if found is not None and (said in found[0] or found[0] is _VERSIONS):
-                return Place(Purpose.REDIRECT, location=other + ("?" + query.decode("latin-1") if query else ""))
+                return DeepaasRoute(Purpose.REDIRECT, location=other + ("?" + query.decode("latin-1") if query else ""))
         asks = _TENSORS.fullmatch(path) if said == "POST" else None
         if asks and unquote(asks[1]) in self.names:
-            return Place(Purpose.TENSORS, unquote(asks[1]))
+            return DeepaasRoute(Purpose.TENSORS, unquote(asks[1]))
         ours = _OURS.fullmatch(path) or (path == "/v2" and self.base)
-        return Place(Purpose.OURS if ours else Purpose.NOT_FOUND)
+        return DeepaasRoute(Purpose.OURS if ours else Purpose.NOT_FOUND)
 
-    def _allowed(self, method: str, methods: Methods, name: str, uuid: str) -> Place:
+    def _allowed(self, method: str, methods: Methods, name: str, uuid: str) -> DeepaasRoute:
         purpose = methods.get(method)
         if purpose is None:
-            return Place(Purpose.NOT_ALLOWED, location=",".join(methods))
-        return Place(Purpose.SWITCHED_OFF if purpose in self.off else purpose, name, uuid)
+            return DeepaasRoute(Purpose.NOT_ALLOWED, location=",".join(methods))
+        return DeepaasRoute(Purpose.SWITCHED_OFF if purpose in self.off else purpose, name, uuid)
 
     def _methods(self, path: str) -> tuple[Methods, str, str] | None:
         """Give what a path is for, by method, and the names of the model and the training in it."""

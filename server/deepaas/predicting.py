@@ -19,9 +19,9 @@ from typing import Any
 from penstock.server.settings import SettingError
 
 from .cli import called, chosen, content_of, taken
-from .command import Values, add_options
+from .command import OptionValues, add_options
 from .inside.files import uploaded_file
-from .inside.model import Model
+from .inside.model import WrappedModel
 
 NAME = "deepaas-predict"
 _USAGE = f"{NAME} [NAME=package.module[:attr]] --input-file FILE --output FOLDER [--FLAG VALUE ...]"
@@ -40,9 +40,9 @@ def _run(words: list[str]) -> None:
     for name in ("input_file", "output"):
         if getattr(given, name) is None:
             raise SettingError(f"ERROR: Option {name} is required.")
-    values = Values(given.said, os.environ, NAME)
+    values = OptionValues(given.said, os.environ, NAME)
     found = target or chosen(values.of("model_name"))
-    model = Model(found.name, found.target)
+    model = WrappedModel(found.name, found.target)
     method = model.method("predict_url" if given.url else "predict_data")
     if method is None:
         raise SettingError(f"ERROR: The model {model.name} has no method of version 1: {_INSTEAD}")

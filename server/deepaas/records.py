@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 
-class Status(enum.StrEnum):
+class TrainingStatus(enum.StrEnum):
     """How a training stands. One that waits for its turn runs, as the original had it."""
 
     RUNNING = "running"
@@ -22,7 +22,7 @@ class Status(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class TrainingRecord:
     """A training. `shown` is JSON, an object: date, args, uuid, status, and message or result.
 
     `elapsed_s`: how long it took, 0 as long as it runs. `log`: the last lines of its output.
@@ -30,7 +30,7 @@ class Record:
 
     uuid: str
     model: str
-    status: Status
+    status: TrainingStatus
     shown: str
     elapsed_s: float = 0.0
     log: str = ""
@@ -43,19 +43,19 @@ def written(when: datetime) -> str:
 
 def begun(uuid: str, date: datetime, args: Any) -> str:
     """Write what is shown of a training that has just been asked for."""
-    return json.dumps({"date": written(date), "args": args, "uuid": uuid, "status": Status.RUNNING})
+    return json.dumps({"date": written(date), "args": args, "uuid": uuid, "status": TrainingStatus.RUNNING})
 
 
-def ended(shown: str, status: Status, **more: Any) -> str:
+def ended(shown: str, status: TrainingStatus, **more: Any) -> str:
     """Write what is shown of it at its end."""
     return json.dumps({**json.loads(shown), "status": status, **more})
 
 
-def trained(shown: str, reply: bytes, began: datetime, finished: datetime) -> tuple[Status, str]:
+def trained(shown: str, reply: bytes, began: datetime, finished: datetime) -> tuple[TrainingStatus, str]:
     """Write what is shown of one whose trainer has answered (messages.py, TRAIN). Returns: how it stands, and that."""
     said = json.loads(reply)
     if "error" in said:
-        return Status.ERROR, ended(shown, Status.ERROR, message=said["error"])
+        return TrainingStatus.ERROR, ended(shown, TrainingStatus.ERROR, message=said["error"])
     took = max(finished - began, timedelta())  # clocks are set back
     result = {"output": said.get("output"), "finish_date": written(finished), "duration": str(took)}
-    return Status.DONE, ended(shown, Status.DONE, result=result)
+    return TrainingStatus.DONE, ended(shown, TrainingStatus.DONE, result=result)

@@ -1,4 +1,4 @@
-"""Runs: the trainings of a server, which wait, run and end. Made by loading.py; jobs.py tells clients of them."""
+"""Trainings: those of a server, which wait, run and end. Made by loading.py; jobs.py tells clients of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.server.answering import LARGE_BYTES, off_loop
 
 from .progress import Log
-from .records import Record, Status, begun, ended, trained
+from .records import TrainingRecord, TrainingStatus, begun, ended, trained
 
 if TYPE_CHECKING:
     from .store import Store
@@ -51,7 +51,7 @@ Trainers = Callable[[str, str, Callable[[str], None]], Trains]
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class Training:
     """A training of this server's time, or of an earlier one's, which has ended.
 
     `request` is what its Trainer gets: a file if it is large and had to wait. `verdict` is what ends it before its
@@ -59,12 +59,12 @@ class Run:
     that has ended is the Store's.
     """
 
-    record: Record
+    record: TrainingRecord
     began: datetime
     request: bytes | IO[bytes] = b""
     log: Log | None = None
     trainer: Trains | None = None
-    verdict: tuple[Status, str] | None = None
+    verdict: tuple[TrainingStatus, str] | None = None
     saving: asyncio.TimerHandle | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -82,17 +82,17 @@ class Run:
 class Queue:
     """The trainings of one model, by their uuids in the order of beginning, and those that wait."""
 
-    runs: dict[str, Run] = field(default_factory=dict)
-    waiting: deque[Run] = field(default_factory=deque)
+    runs: dict[str, Training] = field(default_factory=dict)
+    waiting: deque[Training] = field(default_factory=deque)
     running: int = 0
 
 
-class Runs:
+class Trainings:
     """All trainings of one server.
 
     Invariants: of a model, at most `at_once` run; the others wait, and begin in the order in which they were added. A
-    training that is added ends in exactly one Status, and only then does `over` say so. What is removed is found no
-    more from then on. Threads: the event loop's.
+    training that is added ends in exactly one TrainingStatus, and only then does `over` say so. What is removed is
+    found no more from then on. Threads: the event loop's.
     """
 
     def __init__(
@@ -114,7 +114,9 @@ class Runs:
                 return
             for record in await self.store.open():
                 try:
-                    run = Run(await self._as_ended(record), datetime.fromisoformat(json.loads(record.shown)["date"]))
+                    run = Training(
+                        await self._as_ended(record), datetime.fromisoformat(json.loads(record.shown)["date"])
+                    )
                 except (ValueError, KeyError, TypeError):
                     logger.warning("the record of training %s cannot be read", record.uuid)
                     continue
@@ -122,12 +124,12 @@ class Runs:
                 self._of(record.model).runs[record.uuid] = run
             self._opened = True
 
-    async def _as_ended(self, record: Record) -> Record:
+    async def _as_ended(self, record: TrainingRecord) -> TrainingRecord:
         """Note that no training outlives its server."""
-        if record.status is not Status.RUNNING:
+        if record.status is not TrainingStatus.RUNNING:
             return record
-        shown = ended(record.shown, Status.ERROR, message=SERVER_ENDED)
-        record = replace(record, status=Status.ERROR, shown=shown)
+        shown = ended(record.shown, TrainingStatus.ERROR, message=SERVER_ENDED)
+        record = replace(record, status=TrainingStatus.ERROR, shown=shown)
         self.store.put(replace(record, log=await self.store.log(record.uuid)))
         return record
 
@@ -147,11 +149,11 @@ class Runs:
 
     # -- what is asked -----------------------------------------------------------------------------------------
 
-    def all(self, name: str) -> list[Run]:
+    def all(self, name: str) -> list[Training]:
         """List the trainings of a model, in the order of beginning."""
         return list(self._of(name).runs.values())
 
-    def find(self, name: str, uuid: str) -> Run | None:
+    def find(self, name: str, uuid: str) -> Training | None:
         """Give one."""
         return self._of(name).runs.get(uuid)
 
@@ -162,7 +164,7 @@ class Runs:
         if len(self._of(name).waiting) >= MOST_WAITING:
             raise InferError(Code.OVERLOADED, f"{MOST_WAITING} trainings of model '{name}' wait already")
 
-    async def add(self, name: str, args: Any, request: bytes) -> Run:
+    async def add(self, name: str, args: Any, request: bytes) -> Training:
         """Begin a training, or have it wait for its turn. `args` are as clients see them. Raises: as `check_room`."""
         queue = self._of(name)
         kept: bytes | IO[bytes] = request
@@ -170,30 +172,34 @@ class Runs:
             kept = await _filed(request)
         self.check_room(name)
         began, uuid = self._now(), uuid4().hex
-        run = queue.runs[uuid] = Run(Record(uuid, name, Status.RUNNING, begun(uuid, began, args)), began, kept, Log())
+        run = queue.runs[uuid] = Training(
+            TrainingRecord(uuid, name, TrainingStatus.RUNNING, begun(uuid, began, args)), began, kept, Log()
+        )
         queue.waiting.append(run)
         self.store.put(run.record)
         self._go_on(queue)
         return run
 
-    async def remove(self, name: str, uuid: str) -> Record | None:
+    async def remove(self, name: str, uuid: str) -> TrainingRecord | None:
         """Forget a training; if it runs, it is ended first. Returns: what it has become; None if there is none."""
         run = self._of(name).runs.pop(uuid, None)
         if run is None:
             return None
         self.store.drop(uuid)
-        self._stop(run, Status.CANCELLED, "the training is cancelled")
+        self._stop(run, TrainingStatus.CANCELLED, "the training is cancelled")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_S):
                 await run.over.wait()
             return run.record
-        return replace(run.record, status=Status.CANCELLED, shown=ended(run.record.shown, Status.CANCELLED))
+        return replace(
+            run.record, status=TrainingStatus.CANCELLED, shown=ended(run.record.shown, TrainingStatus.CANCELLED)
+        )
 
-    async def log(self, run: Run) -> str:
+    async def log(self, run: Training) -> str:
         """Give the last lines of a training."""
         return run.log.text() if run.log is not None else await self.store.log(run.record.uuid)
 
-    def elapsed_s(self, run: Run) -> float:
+    def elapsed_s(self, run: Training) -> float:
         """Tell for how long a training has been there, or how long it was."""
         if run.over.is_set():
             return run.record.elapsed_s
@@ -211,20 +217,20 @@ class Runs:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, queue: Queue, run: Run) -> None:
+    async def _run(self, queue: Queue, run: Training) -> None:
         try:
             status, shown = await self._trained(run)
         except InferError as error:
-            status, shown = Status.ERROR, ended(run.record.shown, Status.ERROR, message=error.message)
+            status, shown = TrainingStatus.ERROR, ended(run.record.shown, TrainingStatus.ERROR, message=error.message)
         except Exception as error:
             logger.exception("training %s has failed in the server", run.record.uuid)
             message = f"internal error: {type(error).__name__}"
-            status, shown = Status.ERROR, ended(run.record.shown, Status.ERROR, message=message)
+            status, shown = TrainingStatus.ERROR, ended(run.record.shown, TrainingStatus.ERROR, message=message)
         queue.running -= 1
         self._end(run, status, shown)
         self._go_on(queue)
 
-    async def _trained(self, run: Run) -> tuple[Status, str]:
+    async def _trained(self, run: Training) -> tuple[TrainingStatus, str]:
         record, request, run.request = run.record, run.request, b""
         run.trainer = self._trainers(record.model, record.uuid, lambda line: self._heard(run, line))
         if run.verdict is not None:  # before it began
@@ -232,7 +238,7 @@ class Runs:
         reply = await run.trainer.run(request if isinstance(request, bytes) else await _read(request))
         return await off_loop(len(reply), trained, record.shown, reply, run.began, self._now())
 
-    def _stop(self, run: Run, status: Status, why: str) -> None:
+    def _stop(self, run: Training, status: TrainingStatus, why: str) -> None:
         """End a training before its time, if that has not come: `over` is set soon."""
         if run.over.is_set() or run.verdict is not None:
             return
@@ -246,10 +252,10 @@ class Runs:
         elif run.trainer is not None:
             run.trainer.kill(why)
 
-    def _end(self, run: Run, status: Status, shown: str) -> None:
+    def _end(self, run: Training, status: TrainingStatus, shown: str) -> None:
         if run.verdict is not None:
             status, why = run.verdict
-            shown = ended(run.record.shown, status, **({"message": why} if status is Status.ERROR else {}))
+            shown = ended(run.record.shown, status, **({"message": why} if status is TrainingStatus.ERROR else {}))
         record = replace(run.record, status=status, shown=shown, elapsed_s=self.elapsed_s(run))
         queue = self._of(record.model)
         if record.uuid in queue.runs:
@@ -266,20 +272,20 @@ class Runs:
     async def _end_all(self, queues: Iterable[Queue], why: str) -> None:
         runs = [run for queue in queues for run in queue.runs.values()]
         for run in runs:
-            self._stop(run, Status.ERROR, why)
+            self._stop(run, TrainingStatus.ERROR, why)
         for run in runs:
             await run.over.wait()
 
     # -- what they write ---------------------------------------------------------------------------------------
 
-    def _heard(self, run: Run, line: str) -> None:
+    def _heard(self, run: Training, line: str) -> None:
         if run.log is None:
             return
         run.log.add(line)
         if run.saving is None:
             run.saving = asyncio.get_running_loop().call_later(SAVE_S, self._save, run)
 
-    def _save(self, run: Run) -> None:
+    def _save(self, run: Training) -> None:
         run.saving = None
         if run.log is not None and run.record.uuid in self._of(run.record.model).runs:
             self.store.put(replace(run.record, elapsed_s=self.elapsed_s(run), log=run.log.text()))

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 from penstock.backends.errors import InferError
 from penstock.server.answering import internal, off_task, unpacked
 from penstock.server.carrying.messages import pack_answer, read_answer
-from penstock.server.carrying.service import CarryingService, Found
+from penstock.server.carrying.service import CarryingService, ModelLookup
 from penstock.server.errors import retry_after_line
 from penstock.server.http.head import HttpError
 
 from . import console, openapi, pages, swagger
 from .debugging import Debugging
-from .messages import JSON, METADATA, TEXT, Description
+from .messages import JSON, METADATA, TEXT, ModelDescription
 from .pages import FRESH
-from .paths import PREDICTIONS, TRAININGS, Paths, Place, Purpose
+from .paths import PREDICTIONS, TRAININGS, DeepaasPaths, DeepaasRoute, Purpose
 
 if TYPE_CHECKING:
-    from penstock.server.dialects import Parts
+    from penstock.server.dialects import DialectParts
     from penstock.server.http.fastlane import FastLane
     from penstock.server.http.head import Head
     from penstock.server.settings import Settings
@@ -44,7 +44,7 @@ _UNCODED = (b"", b"identity")
 _HTML = b"text/html; charset=utf-8"
 
 
-class Claim:
+class DeepaasClaim:
     """What a head says. Kept with the head's bytes.
 
     `found` is the model of a prediction, None for what is not asked of a worker. `described` is what stands before the
@@ -53,7 +53,7 @@ class Claim:
 
     __slots__ = ("coding", "described", "found", "place", "plain", "request_id")
 
-    def __init__(self, head: Head, place: Place, found: Found | None) -> None:
+    def __init__(self, head: Head, place: DeepaasRoute, found: ModelLookup | None) -> None:
         self.place, self.found = place, found
         self.coding = head.header.get(b"content-encoding", b"").strip().lower()
         self.plain = self.coding in _UNCODED
@@ -64,9 +64,9 @@ class Claim:
 class DeepaasService(CarryingService):
     """Answers for the models of one server. Threads: the event loop's, but for bodies that are decompressed."""
 
-    claims = Claim
+    claims = DeepaasClaim
 
-    def __init__(self, parts: Parts, models: DeepaasModels, settings: Settings) -> None:
+    def __init__(self, parts: DialectParts, models: DeepaasModels, settings: Settings) -> None:
         super().__init__(parts.engine, parts.inference)
         self.restricted = parts.inference.restricted
         self._models = models
@@ -76,7 +76,7 @@ class DeepaasService(CarryingService):
         self._documents = settings.deepaas_doc_endpoint
         self._repository = parts.repository
         self._debugging = Debugging() if settings.deepaas_debug_endpoint else None
-        self._later: dict[Purpose, Callable[[Claim, bytes], Awaitable[bytes]]] = {
+        self._later: dict[Purpose, Callable[[DeepaasClaim, bytes], Awaitable[bytes]]] = {
             Purpose.METADATA: self._metadata,
             Purpose.MODELS: self._every_metadata,
             Purpose.SWAGGER: self._swagger,
@@ -87,14 +87,14 @@ class DeepaasService(CarryingService):
         }
 
     @cached_property
-    def _founds(self) -> dict[str, Found]:
+    def _founds(self) -> dict[str, ModelLookup]:
         """The models: they are known when the server listens, and not before."""
-        return {name: Found(self.engine, name) for name in self._repository.names()}
+        return {name: ModelLookup(self.engine, name) for name in self._repository.names()}
 
     @cached_property
-    def _paths(self) -> Paths:
+    def _paths(self) -> DeepaasPaths:
         off = (frozenset() if self._predict else PREDICTIONS) | (frozenset() if self._train else TRAININGS)
-        return Paths(self._founds, self._base, self._documents, off)
+        return DeepaasPaths(self._founds, self._base, self._documents, off)
 
     def close(self) -> None:
         """Let go of the log."""
@@ -109,7 +109,7 @@ class DeepaasService(CarryingService):
         if place.purpose is Purpose.OURS:
             return self.others.claim(head)
         self.restricted.demand(_CATEGORIES.get(place.purpose, ""), head.header)
-        return Claim(head, place, self._founds[place.name] if place.purpose is Purpose.PREDICT else None)
+        return DeepaasClaim(head, place, self._founds[place.name] if place.purpose is Purpose.PREDICT else None)
 
     def answer(self, connection: FastLane, claim: Any, body: bytes) -> None:
         """Answer a request, or send it on."""
@@ -133,7 +133,7 @@ class DeepaasService(CarryingService):
 
     # -- what the server knows itself --------------------------------------------------------------------------
 
-    def _answer_now(self, connection: FastLane, claim: Claim) -> None:
+    def _answer_now(self, connection: FastLane, claim: DeepaasClaim) -> None:
         place = claim.place
         if place.purpose in _STATUSES:
             status = _STATUSES[place.purpose]
@@ -155,7 +155,7 @@ class DeepaasService(CarryingService):
 
     # -- what others know --------------------------------------------------------------------------------------
 
-    async def _answer_later(self, connection: FastLane, claim: Claim, body: bytes) -> None:
+    async def _answer_later(self, connection: FastLane, claim: DeepaasClaim, body: bytes) -> None:
         try:
             if not claim.plain and body:
                 body = await unpacked(body, claim.coding, self._limits, bytes)
@@ -172,13 +172,13 @@ class DeepaasService(CarryingService):
         finally:
             off_task(connection)
 
-    async def _metadata(self, claim: Claim, body: bytes) -> bytes:
+    async def _metadata(self, claim: DeepaasClaim, body: bytes) -> bytes:
         return await self._metadata_of(claim.place.name)
 
     async def _metadata_of(self, name: str) -> bytes:
         return await self._models.desk_of(name).ask(METADATA, pages.link_of(self._base, name).encode())
 
-    async def _every_metadata(self, claim: Claim, body: bytes) -> bytes:
+    async def _every_metadata(self, claim: DeepaasClaim, body: bytes) -> bytes:
         replies = await asyncio.gather(*(self._metadata_of(name) for name in self._loaded()))
         said = []
         for reply in replies:
@@ -188,13 +188,13 @@ class DeepaasService(CarryingService):
             said.append(metadata)
         return pack_answer(200, JSON, b'{"models": [%b]}' % b", ".join(said))
 
-    async def _swagger(self, claim: Claim, body: bytes) -> bytes:
+    async def _swagger(self, claim: DeepaasClaim, body: bytes) -> bytes:
         return pack_answer(200, JSON, pages.written(self._document()))
 
-    async def _openapi(self, claim: Claim, body: bytes) -> bytes:
+    async def _openapi(self, claim: DeepaasClaim, body: bytes) -> bytes:
         return pack_answer(200, JSON, pages.written(openapi.document(self._document())))
 
-    async def _api(self, claim: Claim, body: bytes) -> bytes:
+    async def _api(self, claim: DeepaasClaim, body: bytes) -> bytes:
         """Write the page of the API, with what the models and their trainings are now."""
         shown = []
         for name, description in self._described():
@@ -204,10 +204,10 @@ class DeepaasService(CarryingService):
         page = console.page(self._base, shown, predict=self._predict, train=self._train)
         return pack_answer(200, b"%b\r\n%b%b" % (_HTML, console.LINES, FRESH), page)
 
-    async def _begin_training(self, claim: Claim, body: bytes) -> bytes:
+    async def _begin_training(self, claim: DeepaasClaim, body: bytes) -> bytes:
         return await self._models.jobs.start(claim.place.name, claim.described + body)
 
-    async def _training(self, claim: Claim, body: bytes) -> bytes:
+    async def _training(self, claim: DeepaasClaim, body: bytes) -> bytes:
         jobs, place = self._models.jobs, claim.place
         if place.purpose is Purpose.TRAININGS:
             return await jobs.list(place.name)
@@ -223,7 +223,7 @@ class DeepaasService(CarryingService):
     def _document(self) -> dict[str, Any]:
         return swagger.document(self._base, self._described(), predict=self._predict, train=self._train)
 
-    def _described(self) -> list[tuple[str, Description]]:
+    def _described(self) -> list[tuple[str, ModelDescription]]:
         return [(name, self._models.desk_of(name).description) for name in self._loaded()]
 
     def _loaded(self) -> list[str]:

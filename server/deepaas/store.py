@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from .records import Record, Status
+from .records import TrainingRecord, TrainingStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,13 +76,13 @@ class Store:
         self.file = file
         self._base: sqlite3.Connection | None = None
         self._lock = -1
-        self._waiting: dict[str, Record | None] = {}
+        self._waiting: dict[str, TrainingRecord | None] = {}
         self._thread = ThreadPoolExecutor(1, "trainings")
         self._writing: asyncio.Task[None] | None = None
         self._again: asyncio.TimerHandle | None = None
         self._fails = False
 
-    async def open(self) -> list[Record]:
+    async def open(self) -> list[TrainingRecord]:
         """Open the file. Returns: what is in it, in the order of beginning, without logs."""
         if self.file is None:
             return []
@@ -94,7 +94,7 @@ class Store:
             self.file = None
             return []
 
-    def put(self, record: Record) -> None:
+    def put(self, record: TrainingRecord) -> None:
         """Keep a record, in place of the one of the same training."""
         self._waiting[record.uuid] = record
         self._write_soon()
@@ -164,7 +164,7 @@ class Store:
 
     # -- on the thread -----------------------------------------------------------------------------------------
 
-    def _open(self, file: Path) -> list[Record]:
+    def _open(self, file: Path) -> list[TrainingRecord]:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # not the file itself: to close it anywhere in this process would take SQLite's own locks away
         self._lock = os.open(f"{file}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -185,14 +185,17 @@ class Store:
             rows = base.execute(
                 "SELECT uuid, model, status, shown, elapsed_s FROM trainings ORDER BY number"
             ).fetchall()
-            records = [Record(uuid, model, Status(status), shown, took) for uuid, model, status, shown, took in rows]
+            records = [
+                TrainingRecord(uuid, model, TrainingStatus(status), shown, took)
+                for uuid, model, status, shown, took in rows
+            ]
         except BaseException:
             base.close()
             raise
         self._base = base
         return records
 
-    def _write(self, batch: Mapping[str, Record | None]) -> None:
+    def _write(self, batch: Mapping[str, TrainingRecord | None]) -> None:
         if self._base is None:
             return
         self._base.execute("BEGIN IMMEDIATE")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .messages import Description
+from .messages import ModelDescription
 
 Json = dict[str, Any]
 _JSON, _REF = "application/json", "#/definitions/"
@@ -93,7 +93,7 @@ class _Document:
         return other
 
 
-def document(base: str, models: Iterable[tuple[str, Description]], *, predict: bool, train: bool) -> Json:
+def document(base: str, models: Iterable[tuple[str, ModelDescription]], *, predict: bool, train: bool) -> Json:
     """Write the document. `predict`, `train`: whether these endpoints answer."""
     written, described = _Document(), list(models)
     failure = written.own("Failure", 400)
@@ -121,7 +121,7 @@ def document(base: str, models: Iterable[tuple[str, Description]], *, predict: b
     }
 
 
-def _add_model(written: _Document, path: str, said: Description, *, predict: bool, train: bool) -> None:
+def _add_model(written: _Document, path: str, said: ModelDescription, *, predict: bool, train: bool) -> None:
     """Write what can be asked of a model. `path` is that of its metadata."""
     parts = [*((said.train_args,) if train else ()), *((said.predict_args, said.schema) if predict else ())]
     if predict and not said.schema:

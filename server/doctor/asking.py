@@ -20,7 +20,7 @@ class AskError(Exception):
     """Why a probe gave no answer."""
 
 
-class Asked:
+class ProbeProcess:
     """One process, given `words` on its standard input, and seconds to answer in, from now on."""
 
     def __init__(self, command: Sequence[str], limit_s: float, words: bytes = b"") -> None:
@@ -67,12 +67,12 @@ def _leave(process: subprocess.Popen[bytes]) -> None:
     threading.Thread(target=process.wait, name="doctor left", daemon=True).start()
 
 
-def child(word: str, limit_s: float, words: bytes = b"") -> Asked:
+def child(word: str, limit_s: float, words: bytes = b"") -> ProbeProcess:
     """Start one of the probes of `child`."""
-    return Asked([sys.executable, "-m", "penstock.server.doctor.child", word], limit_s, words)
+    return ProbeProcess([sys.executable, "-m", "penstock.server.doctor.child", word], limit_s, words)
 
 
-def answer(asked: Asked) -> Mapping[str, Any]:
+def answer(asked: ProbeProcess) -> Mapping[str, Any]:
     """Give what a child has written. Raises: AskError."""
     text = asked.text()
     try:

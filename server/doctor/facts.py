@@ -58,7 +58,7 @@ class Library:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Runtime:
+class OnnxRuntime:
     """ONNX Runtime as it answers when it is imported. `error`: it cannot be.
 
     `provider_error` is what the loader says of the CUDA provider's library, "" if it loads, None where there is none.
@@ -72,7 +72,7 @@ class Runtime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class CudaDevice:
     """A GPU as CUDA's driver numbers it. Units: bytes."""
 
     name: str = ""
@@ -85,13 +85,13 @@ class Driver:
     """CUDA's driver library. `error`: why it cannot be loaded or started. `cuda` is the newest CUDA it runs."""
 
     cuda: tuple[int, int] | None = None
-    devices: tuple[Device, ...] = ()
+    devices: tuple[CudaDevice, ...] = ()
     error: str = ""
     loaded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class NvmlGpu:
     """A GPU as NVML tells of it. `mig`: how many MIG devices it has, None if it is not in MIG mode. Units: bytes."""
 
     name: str = ""
@@ -102,16 +102,16 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Nvml:
+class NvmlFacts:
     """What NVML tells. `version` is the driver's."""
 
     version: str = ""
-    gpus: tuple[Seen, ...] = ()
+    gpus: tuple[NvmlGpu, ...] = ()
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Port:
+class CheckedPort:
     """A port that `serve` with the same arguments would listen on; `taken`: why it could not.
 
     `shared`: others listen there, and have agreed to share it, as these arguments do.
@@ -125,7 +125,7 @@ class Port:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Models:
+class CheckedModels:
     """What `penstock check` says of the PATHs. `devices`: which are asked for, and by which models.
 
     `mistakes` and `warnings` are lines of text.
@@ -151,9 +151,9 @@ class Facts:
     cuda_major: int = 0
     device_files: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    runtime: Runtime | None = None
+    runtime: OnnxRuntime | None = None
     driver: Driver | None = None
-    nvml: Nvml | None = None
-    ports: tuple[Port, ...] = ()
-    models: Models | None = None
+    nvml: NvmlFacts | None = None
+    ports: tuple[CheckedPort, ...] = ()
+    models: CheckedModels | None = None
     failures: Mapping[str, str] = field(default_factory=dict)

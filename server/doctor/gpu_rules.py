@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .facts import AT_LOAD, CUDNN, LATER, LOADED, TENSORRT, Driver, Facts, Library, Nvml, Runtime
+from .facts import AT_LOAD, CUDNN, LATER, LOADED, TENSORRT, Driver, Facts, Library, NvmlFacts, OnnxRuntime
 from .packages import DRIVER, ONNX, PIP
 from .report import ERROR, NOTE, OK, WARNING, Diagnosis, size
 
@@ -122,7 +122,7 @@ def _restart(driver: Driver) -> str:
 
 
 def _gpus(facts: Facts) -> Iterator[Diagnosis]:
-    driver, seen = facts.driver or Driver(), (facts.nvml or Nvml()).gpus
+    driver, seen = facts.driver or Driver(), (facts.nvml or NvmlFacts()).gpus
     for number, device in enumerate(driver.devices):
         capability = "{}.{}".format(*device.capability) if device.capability else "?"
         memory = size(device.memory_bytes) if device.memory_bytes is not None else "memory unknown"
@@ -184,7 +184,7 @@ def _pin(facts: Facts) -> str:
 
 
 def _provider(facts: Facts) -> Iterator[Diagnosis]:
-    runtime = facts.runtime or Runtime()
+    runtime = facts.runtime or OnnxRuntime()
     if runtime.provider_error is None:
         return
     if not runtime.provider_error:

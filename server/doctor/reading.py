@@ -12,8 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import asking, packages
-from .asking import Asked, AskError
-from .facts import LOADED, Device, Driver, Facts, Library, Machine, Models, Nvml, Port, Runtime, Seen
+from .asking import AskError, ProbeProcess
+from .facts import (
+    LOADED,
+    CheckedModels,
+    CheckedPort,
+    CudaDevice,
+    Driver,
+    Facts,
+    Library,
+    Machine,
+    NvmlFacts,
+    NvmlGpu,
+    OnnxRuntime,
+)
 from .machine import read_machine
 
 if TYPE_CHECKING:
@@ -51,7 +63,7 @@ def read_facts(settings: Settings) -> Facts:
         ports=tried("ports", lambda: read_ports(settings), ()),
         driver=tried("driver", lambda: driver_of(asking.answer(asked["driver"])), None),
         nvml=tried("nvml", lambda: nvml_of(asking.answer(asked["nvml"])), None),
-        runtime=tried("runtime", lambda: _made(Runtime, asking.answer(asked["runtime"])), None),
+        runtime=tried("runtime", lambda: _made(OnnxRuntime, asking.answer(asked["runtime"])), None),
         models=tried("models", lambda: models_of(asking.answer(asked["models"])), None) if "models" in asked else None,
         failures=failures,
     )
@@ -59,20 +71,22 @@ def read_facts(settings: Settings) -> Facts:
 
 def driver_of(answer: Mapping[str, Any]) -> Driver:
     """Make a Driver of what the child has written."""
-    return _made(Driver, {**answer, "devices": tuple(_made(Device, each) for each in answer.get("devices", ()))})
+    return _made(Driver, {**answer, "devices": tuple(_made(CudaDevice, each) for each in answer.get("devices", ()))})
 
 
-def nvml_of(answer: Mapping[str, Any]) -> Nvml:
+def nvml_of(answer: Mapping[str, Any]) -> NvmlFacts:
     """Make the answer of NVML of what the child has written."""
-    return _made(Nvml, {**answer, "gpus": tuple(_made(Seen, each) for each in answer.get("gpus", ()))})
+    return _made(NvmlFacts, {**answer, "gpus": tuple(_made(NvmlGpu, each) for each in answer.get("gpus", ()))})
 
 
-def models_of(answer: Mapping[str, Any]) -> Models:
-    """Make Models of what the child has written."""
-    return _made(Models, {**answer, "devices": {name: tuple(of) for name, of in answer.get("devices", {}).items()}})
+def models_of(answer: Mapping[str, Any]) -> CheckedModels:
+    """Make CheckedModels of what the child has written."""
+    return _made(
+        CheckedModels, {**answer, "devices": {name: tuple(of) for name, of in answer.get("devices", {}).items()}}
+    )
 
 
-def read_ports(settings: Settings) -> tuple[Port, ...]:
+def read_ports(settings: Settings) -> tuple[CheckedPort, ...]:
     """Try the ports that a server with these settings would listen on."""
     wanted = [
         ("HTTP", settings.allow_http, settings.http_address, settings.http_port, settings.reuse_http_port),
@@ -87,10 +101,10 @@ def read_ports(settings: Settings) -> tuple[Port, ...]:
     )
 
 
-def _port(name: str, address: str, port: int, shares: bool) -> Port:
+def _port(name: str, address: str, port: int, shares: bool) -> CheckedPort:
     taken = _taken(address, port)
     shared = bool(taken) and shares and not _taken(address, port, shares=True)
-    return Port(name=name, address=address, port=port, taken="" if shared else taken, shared=shared)
+    return CheckedPort(name=name, address=address, port=port, taken="" if shared else taken, shared=shared)
 
 
 def _taken(address: str, port: int, *, shares: bool = False) -> str:
@@ -126,7 +140,7 @@ def _cache() -> dict[str, str]:
     """Ask the loader's cache; without it, libraries are looked for elsewhere alone."""
     command = shutil.which("ldconfig") or "/sbin/ldconfig"
     try:
-        return packages.parse_cache(Asked([command, "-p"], _LIMITS_S["ldconfig"]).text())
+        return packages.parse_cache(ProbeProcess([command, "-p"], _LIMITS_S["ldconfig"]).text())
     except AskError:
         return {}
 

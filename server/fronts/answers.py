@@ -1,8 +1,8 @@
-"""Answers: what front ends ask of the engine beside inference, answered by its own application and RPCs.
+"""FrontCalls: what front ends ask of the engine beside inference, answered by its own application and RPCs.
 
 The engine's half of `calls.py`. Wired by `engine_service.py`, one for each front end's Link:
 
-    answers = Answers(link, app, methods, state)  # app: v2/plane.make_app; methods: v2/rpc/services.methods
+    answers = FrontCalls(link, app, methods, state)  # app: v2/plane.make_app; methods: v2/rpc/services.methods
     answers.take(kind, number, body, arrays)      # a message of ASK, TAKEN or LEAVE
     answers.lost()                                # that Link is lost: nobody waits for anything any more
     len(answers)                                  # how much is under way
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from penstock.server.ipc.link import Link
     from penstock.server.listening.mapped import Body
 
-    from .shared_state import Change, SharedState
+    from .shared_state import SharedState, StateChange
 
 logger = logging.getLogger("penstock.fronts")
 
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 
-class Answers:
+class FrontCalls:
     """The calls of one front end that are under way. Threads: the event loop's.
 
     Invariant: every ASK is ended once, unless its front end has left or gone.
@@ -115,7 +115,7 @@ class Answers:
         if self._under_way.pop(number, None) is not None:
             self.link.send(END, number, orjson.dumps(how))
 
-    async def settled(self, changes: Sequence[Change]) -> None:
+    async def settled(self, changes: Sequence[StateChange]) -> None:
         """Wait until what a call has changed is in place everywhere. Raises: InferError (why it is not)."""
         if changes:
             await self.state.settled(changes)
@@ -162,14 +162,14 @@ class _Pace:
 class _HttpAnswer:
     """One HTTP request, as the application sees it: an ASGI call whose client is behind the Link."""
 
-    def __init__(self, answers: Answers, number: int, head: dict[str, Any], body: bytes) -> None:
+    def __init__(self, answers: FrontCalls, number: int, head: dict[str, Any], body: bytes) -> None:
         self._answers = answers
         self._number = number
         self._head = head
         self._body: bytes | None = body
         self._gone = asyncio.Event()
         self._whole = self._refused = False
-        self._changes: Sequence[Change] = ()
+        self._changes: Sequence[StateChange] = ()
         self.pace = _Pace()
 
     def left(self) -> None:
@@ -239,7 +239,7 @@ class _HttpAnswer:
 class _RpcAnswer:
     """One RPC, as its method sees it: what `grpc.method.Call` promises, for a client behind the Link."""
 
-    def __init__(self, answers: Answers, number: int, head: dict[str, Any]) -> None:
+    def __init__(self, answers: FrontCalls, number: int, head: dict[str, Any]) -> None:
         self._answers = answers
         self._number = number
         self._path = head["rpc"]
@@ -248,7 +248,7 @@ class _RpcAnswer:
         self.context: Any = None
         self.cancelled: Callable[[], None] | None = None
         self.ended = False
-        self._changes: Sequence[Change] = ()
+        self._changes: Sequence[StateChange] = ()
         self.pace = _Pace()
 
     @property

@@ -1,4 +1,4 @@
-"""Counted: the statistics of a front end's Model: what hooks count there is told to the engine, which has the truth.
+"""PendingStatistics: what hooks count of a front end's Model, until the engine, which has the truth, is told of it.
 
 Made by `placing.py`; `count` is called by `engine_service.py`.
 """
@@ -14,7 +14,7 @@ from penstock.batching.model import Model
 from penstock.batching.statistics import FAILURE_REASONS, HOOKS, ModelStatistics
 
 
-class Counted(ModelStatistics):
+class PendingStatistics(ModelStatistics):
     """Keeps what is counted until it is `taken`; `changed` is called when there is something.
 
     Threads: the event loop's.

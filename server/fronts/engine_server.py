@@ -17,7 +17,7 @@ from penstock.backends.loading import LOADERS
 from penstock.server.ipc.link import Link
 from penstock.server.serve import Server
 
-from .answers import Answers
+from .answers import FrontCalls
 from .engine_service import EngineService
 from .kinds import ACKNOWLEDGED, ASK, CONNECTIONS, GONE, IN_PLACE, LEAVE, TAKEN
 from .published import PublishedEngine
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.server.grpc.method import Method
     from penstock.server.ipc.wire import Message
     from penstock.server.settings import Settings
-    from penstock.server.telemetry.logs import Levels
+    from penstock.server.telemetry.logs import LogLevels
 
 logger = logging.getLogger("penstock.fronts")
 
@@ -55,7 +55,7 @@ class EngineServer:
 
     def __init__(
         self, settings: Settings, loaders: Mapping[str, Loader] = LOADERS,
-        lost: Callable[[int, str], None] = lambda *_: None, apply: Callable[[Levels], None] = lambda _: None,
+        lost: Callable[[int, str], None] = lambda *_: None, apply: Callable[[LogLevels], None] = lambda _: None,
     ) -> None:  # fmt: skip
         """Make it. `settings` are the server's; what they say of HTTP and gRPC ports is the front ends'."""
         self._lost = lost
@@ -149,7 +149,7 @@ class Front:
         self.connections = [0, 0]
         self.link = Link(sock, self._take, lost)
         self.service = EngineService(owner.engine, self.link, owner.published.models)
-        self._answers = Answers(self.link, owner.app, owner.methods, owner.state, lambda: not owner.published.whole)
+        self._answers = FrontCalls(self.link, owner.app, owner.methods, owner.state, lambda: not owner.published.whole)
 
     def begin(self) -> None:
         """Tell it all there is."""

@@ -16,7 +16,7 @@ from penstock.server.ipc.refusals import write_error
 
 from .counted import count
 from .kinds import ANSWER, CANCEL, COUNTED, DONE, FAILED, FORM, SUBMIT
-from .submission import Form, form_of, own_said, packed_outputs, read_form, read_submit, write_answer
+from .submission import RequestTemplate, form_of, own_said, packed_outputs, read_form, read_submit, write_answer
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
@@ -67,7 +67,7 @@ class EngineService:
         self._engine = engine
         self._link = link
         self._models = models
-        self._forms: dict[int, tuple[Model, Form]] = {}
+        self._forms: dict[int, tuple[Model, RequestTemplate]] = {}
         self._inflight: dict[int, InferRequest] = {}
         self._takes: dict[int, Callable[[int, bytes], None]] = {
             CANCEL: self._cancel, FORM: self._form, COUNTED: self._counted,

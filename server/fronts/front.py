@@ -40,7 +40,7 @@ from penstock.server.v2.shared_memory import SharedMemory
 
 from .calls import Asking, AskingApp, asking_methods
 from .kinds import CONNECTIONS, END, MODELS, PART, STATE
-from .placing import Placing
+from .placing import FrontModelTable
 from .remote_engine import NO_ENGINE, RETRY_NS, RemoteEngine
 from .shared_state import StateCopy
 from .submission import trace_context
@@ -55,10 +55,10 @@ if TYPE_CHECKING:
     from penstock.server.hooks.runner import Hooks
     from penstock.server.ipc.wire import Message
     from penstock.server.settings import Settings
-    from penstock.server.telemetry.logs import Levels
+    from penstock.server.telemetry.logs import LogLevels
     from penstock.server.telemetry.page import ASGIApp
 
-    from .spreading import Spread
+    from .spreading import ConnectionSpread
 
 logger = logging.getLogger("penstock.fronts")
 
@@ -82,14 +82,14 @@ class FrontServer:
 
     def __init__(
         self, settings: Settings, lost: Callable[[str], None] = lambda _: None,
-        apply: Callable[[Levels], None] = lambda _: None, spread: Spread | None = None,
+        apply: Callable[[LogLevels], None] = lambda _: None, spread: ConnectionSpread | None = None,
     ) -> None:  # fmt: skip
         """Make it. `settings` are the server's; several front ends share its ports, which must not be 0 then."""
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._lost = lost
         self._link: Link | None = None
-        self._placing: Placing | None = None
+        self._placing: FrontModelTable | None = None
         self._leaving: set[asyncio.Task[int]] = set()
         self._clock: asyncio.TimerHandle | None = None
         self._counted = [0, 0]
@@ -202,7 +202,7 @@ class FrontServer:
         """
         self._leave()
         link = self._link = Link(sock, self._take, self._gone)
-        self._placing = Placing(self.engine, link, self._environments.interpreter, self._joined.set)
+        self._placing = FrontModelTable(self.engine, link, self._environments.interpreter, self._joined.set)
         self._counted = [0, 0]
         self.engine.joined(link)
         self.asking.joined(link)

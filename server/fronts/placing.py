@@ -1,4 +1,4 @@
-"""Placing: the Models of a front end, with their Hooks, as the engine tells of them.
+"""FrontModelTable: the Models of a front end, with their Hooks, as the engine tells of them.
 
 The front end's half of `published.py`. A Model here is made of the completed spec alone, as an ensemble is: it has no
 Instances, and nothing ever waits in its queue, so that dialects need not know where they are.
@@ -23,7 +23,7 @@ from penstock.server.hooks.runner import Hooks, close_all
 from penstock.server.ipc.refusals import said_of
 
 from . import snapshot
-from .counted import Counted
+from .counted import PendingStatistics
 from .kinds import ACKNOWLEDGED, COUNTED, GONE
 from .remote_engine import NO_ENGINE, RETRY_NS, RemoteEngine
 
@@ -55,7 +55,7 @@ def read_model(written: Mapping[str, Any]) -> Model:
     return model
 
 
-class Placing:
+class FrontModelTable:
     """The Models that one engine has told of, by its numbers. One for each Link: another engine's are others.
 
     Invariants: a Model that can be found has its Hooks, or the reason why not. A name is found as soon as its Models
@@ -132,7 +132,7 @@ class Placing:
             logger.exception("a model that the engine told of cannot be made")
             self._link.send(ACKNOWLEDGED, 0, json.dumps({key: ["INTERNAL", str(error), 0]}).encode())
             return
-        counted = model.statistics = Counted(partial(self._changed, key))
+        counted = model.statistics = PendingStatistics(partial(self._changed, key))
         model.tell_hindered = lambda: counted.record_hindered(hindered=bool(model.hindered))
         self._models[key] = model
         self._engine.numbers[model] = key
@@ -210,7 +210,7 @@ class Placing:
 
     def _tell_counted(self, model: Model, key: int) -> None:
         statistics = model.statistics
-        if isinstance(statistics, Counted) and (statistics.waiting or model.events):
+        if isinstance(statistics, PendingStatistics) and (statistics.waiting or model.events):
             # those of workers, which come with the model's next that is counted
             events, model.events = model.events, {}
             self._link.send(COUNTED, key, statistics.taken(events))

@@ -36,7 +36,7 @@ FRONTS_WITHIN_S = 5.0
 """How long a model with hooks waits for the first front end."""
 
 
-class Told:
+class FrontModels:
     """What one front end has been told, and what it has said of it.
 
     `waiting` are the MODELS that it has not acknowledged, `models` the numbers of those that it knows, `failed` why it
@@ -68,7 +68,7 @@ class PublishedEngine:
         self._held: set[int] = set()
         self._names: dict[str, tuple[list[int], list[str]]] = {}
         self.whole = False
-        self._fronts: dict[Link, Told] = {}
+        self._fronts: dict[Link, FrontModels] = {}
         self._news = asyncio.Event()
         self._retiring: set[asyncio.Task[None]] = set()
 
@@ -76,7 +76,7 @@ class PublishedEngine:
 
     def joined(self, link: Link) -> None:
         """Tell a new front end all there is."""
-        front = self._fronts[link] = Told(link)
+        front = self._fronts[link] = FrontModels(link)
         self._tell(names=self._names, new=sorted(self._held), fronts=(front,))
 
     def lost(self, link: Link) -> None:
@@ -109,7 +109,7 @@ class PublishedEngine:
 
     def _tell(
         self, names: Iterable[str] = (), new: Iterable[int] = (), gone: Iterable[int] = (),
-        fronts: Iterable[Told] | None = None,
+        fronts: Iterable[FrontModels] | None = None,
     ) -> int:  # fmt: skip
         """Tell front ends what has changed: what names stand for, and Models that come, unless known, or go.
 

@@ -19,7 +19,7 @@ from penstock.batching.statistics import REJECTED
 from penstock.server.ipc.refusals import read_error
 
 from .kinds import ANSWER, CANCEL, DONE, FAILED, FORM, SUBMIT
-from .submission import Form, read_answer, said_more, unpacked_outputs, write_form, write_submit
+from .submission import RequestTemplate, read_answer, said_more, unpacked_outputs, write_form, write_submit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -179,7 +179,7 @@ class RemoteEngine:
         self._last_form += 1
         form = self._last_form, request.model.spec.takes_parameters
         self._forms[request.model, request.rows, request.key, request.wanted] = form
-        self._link.send(FORM, form[0], write_form(Form(number, request.rows, request.key, request.wanted)))
+        self._link.send(FORM, form[0], write_form(RequestTemplate(number, request.rows, request.key, request.wanted)))
         return form
 
     @staticmethod

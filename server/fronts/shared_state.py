@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.telemetry.logs import Levels
+from penstock.server.telemetry.logs import LogLevels
 from penstock.server.v2.regions import CUDA, SYSTEM, Region
 
 from .kinds import IN_PLACE, STATE
@@ -45,7 +45,7 @@ PATIENCE_S = 2.0
 logger = logging.getLogger("penstock.fronts")
 
 
-class Change:
+class StateChange:
     """One change on its way. `pending` are the Links that have not said that it is in place."""
 
     def __init__(self, pending: set[Link], undo: Callable[[], None] | None) -> None:
@@ -55,7 +55,7 @@ class Change:
         self.settled = asyncio.Event()
 
 
-_watching: ContextVar[list[Change] | None] = ContextVar("watching", default=None)
+_watching: ContextVar[list[StateChange] | None] = ContextVar("watching", default=None)
 
 
 class SharedState:
@@ -68,21 +68,21 @@ class SharedState:
         self._regions = memory.regions
         self._patience_s = patience_s
         self._links: list[Link] = []
-        self._changes: dict[int, Change] = {}
+        self._changes: dict[int, StateChange] = {}
         self._last = 0
-        self._levels: Levels | None = None
+        self._levels: LogLevels | None = None
         self._apply = logs.apply
         memory.regions.added, memory.regions.dropped = self._added, self._dropped
         logs.apply = self._logged
 
     @staticmethod
-    def watch() -> list[Change]:
+    def watch() -> list[StateChange]:
         """Give a list to which all that this task and those it starts change from now on is added."""
-        changes: list[Change] = []
+        changes: list[StateChange] = []
         _watching.set(changes)
         return changes
 
-    async def settled(self, changes: Sequence[Change]) -> None:
+    async def settled(self, changes: Sequence[StateChange]) -> None:
         """Wait until changes are in place in every front end that answers in time.
 
         Raises: InferError (INVALID) when one of them could not be made there; it is made nowhere then.
@@ -140,7 +140,7 @@ class SharedState:
         if not links:
             return
         self._last += 1
-        change = self._changes[self._last] = Change(set(links), undo)
+        change = self._changes[self._last] = StateChange(set(links), undo)
         if watching is not None:
             watching.append(change)
         for link in links:
@@ -160,20 +160,20 @@ class SharedState:
     def _dropped(self, kind: str, name: str) -> None:
         self._tell(self._links, {"drop": [kind, name]})
 
-    def _logged(self, levels: Levels) -> None:
+    def _logged(self, levels: LogLevels) -> None:
         self._apply(levels)
         self._levels = levels
         self._tell(self._links, _log(levels))
 
 
-def _log(levels: Levels) -> dict[str, Any]:
+def _log(levels: LogLevels) -> dict[str, Any]:
     return {"log": asdict(levels)}
 
 
 class StateCopy:
     """A front end's side: `memory` is what its inference reads and writes, `apply` sets what its process logs."""
 
-    def __init__(self, memory: SharedMemory, apply: Callable[[Levels], None]) -> None:
+    def __init__(self, memory: SharedMemory, apply: Callable[[LogLevels], None]) -> None:
         self._memory = memory
         self._apply = apply
 
@@ -193,7 +193,7 @@ class StateCopy:
             for kind in (SYSTEM, CUDA) if len(regions) else ():
                 regions.drop(kind)
         elif "log" in said:
-            self._apply(Levels(**said["log"]))
+            self._apply(LogLevels(**said["log"]))
         elif "drop" in said:
             regions.drop(*said["drop"])
         elif said["kind"] == SYSTEM:

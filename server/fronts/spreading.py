@@ -76,11 +76,11 @@ class Board:
             at = self._at(lane, place)
             self._words[at + _TAKEN] = sum(self._words[at + _SENT : at + self._row].tolist())
 
-    def look(self, lane: int, place: int) -> Said:
+    def look(self, lane: int, place: int) -> FrontLoad:
         """Give what is said of a front end."""
         at = self._at(lane, place)
         connections, takes, taken, *sent = self._words[at : at + self._row].tolist()
-        return Said(connections, takes, taken, max(0, sum(sent) - taken))
+        return FrontLoad(connections, takes, taken, max(0, sum(sent) - taken))
 
     def clear(self, place: int) -> None:
         """Forget a front end that has ended."""
@@ -90,7 +90,7 @@ class Board:
 
 
 @dataclass(slots=True)
-class Said:
+class FrontLoad:
     """What is said of one front end: `waiting` connections were sent to it, and not taken yet."""
 
     connections: int
@@ -118,7 +118,7 @@ def chosen(own: int, loads: Mapping[int, int]) -> int:
     return min(loads, key=lambda place: (loads[place], place < own, place), default=own)
 
 
-class Spread:
+class ConnectionSpread:
     """One front end's part: `join` its ports, `open`, and in the end `leave`, `finish` and `close`.
 
     Invariants: a connection that was handed over is not handed on. One that arrived before `finish` is served here;
@@ -140,7 +140,7 @@ class Spread:
         self._slow: dict[tuple[int, int], tuple[int, float]] = {}
 
     @classmethod
-    def of(cls, said: Mapping[str, list[int]], descriptors: list[int]) -> Spread:
+    def of(cls, said: Mapping[str, list[int]], descriptors: list[int]) -> ConnectionSpread:
         """Make it of what the supervisor has said (`Neighbours.enter`), and of the descriptors that came with it."""
         memory, mailbox, *others = descriptors
         try:
@@ -242,7 +242,7 @@ class Spread:
                 (loads if quick else slow)[place] = said.load
         return loads if loads or self._taking else slow
 
-    def _quick(self, lane: int, place: int, said: Said, now_s: float) -> bool:
+    def _quick(self, lane: int, place: int, said: FrontLoad, now_s: float) -> bool:
         """Whether a front end takes what it is sent."""
         if not said.waiting:
             self._slow.pop((lane, place), None)

@@ -30,7 +30,7 @@ _MORE = 1
 """After the head there is JSON, and not the id."""
 
 
-class Form(NamedTuple):
+class RequestTemplate(NamedTuple):
     """What requests have in common: the model's number, and as InferRequest has them."""
 
     model: int
@@ -39,16 +39,16 @@ class Form(NamedTuple):
     wanted: tuple[int, ...]
 
 
-def write_form(form: Form) -> bytes:
+def write_form(form: RequestTemplate) -> bytes:
     """Write a FORM."""
     return json.dumps(form).encode()
 
 
-def read_form(body: bytes) -> Form:
+def read_form(body: bytes) -> RequestTemplate:
     """Read what `write_form` has written. Raises: ValueError or TypeError."""
     model, rows, key, wanted = json.loads(body)
     tails = tuple([None if tail is None else tuple(map(int, tail)) for tail in key])
-    return Form(int(model), int(rows), tails, tuple(map(int, wanted)))
+    return RequestTemplate(int(model), int(rows), tails, tuple(map(int, wanted)))
 
 
 def write_submit(request: InferRequest, form: int, more: Mapping[str, Any] | None = None) -> bytes:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .call import Call, log
+from .call import HookCall, log
 from .seat import Seat
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class Bench:
         self._model = model
         self._name = f"hooks-{model}/{version}"
         self._loop = loop
-        self._line: deque[Call] = deque()
-        self._done: deque[Call] = deque()
+        self._line: deque[HookCall] = deque()
+        self._done: deque[HookCall] = deque()
         self._replicas: list[Replica] = []
         self._seats: list[Seat] = []
         self._lost: list[Seat] = []
@@ -80,7 +80,7 @@ class Bench:
         else:
             self._seats.append(seat)
 
-    def put(self, call: Call, *, at_once: bool) -> None:
+    def put(self, call: HookCall, *, at_once: bool) -> None:
         """Have a call run; `at_once`: no other comes in this turn of the loop."""
         self._line.append(call)
         if at_once:
@@ -125,11 +125,11 @@ class Bench:
         if self._timer is not None and not self._lost:  # what spins is still to be ended
             self._timer.cancel()
 
-    def take_one(self) -> Call | None:
+    def take_one(self) -> HookCall | None:
         """Give the call that has waited longest, if any waits."""
         return self._line.popleft() if self._line else None
 
-    def take_back(self, replica: Replica) -> list[Call]:
+    def take_back(self, replica: Replica) -> list[HookCall]:
         """Give the calls of a replica that have not begun."""
         back = []
         for call in [each for each in tuple(self._line) if each.replica is replica]:
@@ -277,7 +277,7 @@ class Bench:
             del call  # or what it brought would stay until the next one comes
         return not self.stopped
 
-    def _next(self, seat: Seat) -> Call | None:
+    def _next(self, seat: Seat) -> HookCall | None:
         line = self._line
         while True:
             try:
@@ -331,7 +331,7 @@ class Bench:
             del call
             result = made = None
 
-    def _end(self, seat: Seat, call: Call) -> bool:
+    def _end(self, seat: Seat, call: HookCall) -> bool:
         """Report a call; False: the thread has been abandoned, and is to end."""
         if not seat.end(call):
             return False

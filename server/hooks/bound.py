@@ -1,4 +1,4 @@
-"""Bound: what the calls of one instance of a hook file run with. Made in the process where that is loaded."""
+"""BoundHooks: what the calls of one instance of a hook file run with. Made in the process where that is loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Maker = Callable[[Any, Mapping[str, Any]], Any]
 """Makes something of a value, by the rules of the model and with the request's parameters."""
 
 
-class Bound(NamedTuple):
+class BoundHooks(NamedTuple):
     """The hooks with what stays the same on every call, and the rules that their values go by.
 
     `makers` give what is made of a result, by packing.INPUTS, JSON and TENSORS.
@@ -34,7 +34,7 @@ class Bound(NamedTuple):
             return None
 
 
-def bind(module: HookModule, rules: Conversions, signature: Signature, metadata: Any) -> Bound:
+def bind(module: HookModule, rules: Conversions, signature: Signature, metadata: Any) -> BoundHooks:
     """Give each hook the arguments that stay the same; tensors for an infer answer are alike in all dialects."""
     makers = rules.inputs, rules.answer, lambda result, _: to_tensors(result, signature)
-    return Bound(module.bound(*rules.signatures, metadata), rules, makers)
+    return BoundHooks(module.bound(*rules.signatures, metadata), rules, makers)

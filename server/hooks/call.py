@@ -1,4 +1,4 @@
-"""Call: one call of a hook, and what the client is told when it fails. Made by `runner.py`, run by a replica."""
+"""HookCall: one call of a hook, and what the client is told when it fails. Made by `runner.py`, run by a replica."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 
-from .bound import Bound, Maker
+from .bound import BoundHooks, Maker
 from .loading import POST, PRE, brief
 from .packing import (
     ASKED,
@@ -39,7 +39,7 @@ class MovedError(Exception):
     """The replica is gone and the call has not begun: another one may take it."""
 
 
-class Told(Protocol):
+class FutureLike(Protocol):
     """Who waits for a call, or for a Trip: a future, say. `done`: nobody does any more, and is to be told nothing."""
 
     def done(self) -> bool: ...
@@ -47,7 +47,7 @@ class Told(Protocol):
     def set_exception(self, error: BaseException, /) -> None: ...
 
 
-class Owner(Protocol):
+class ReplicaOwner(Protocol):
     """Whoever keeps replicas. Threads: called on the event loop, but for `measures`: each call's processor time counts.
 
     `several`: other replicas take the same calls. `quiet`: no other call is likely to come in this turn of the loop.
@@ -66,7 +66,7 @@ class Owner(Protocol):
     @property
     def several(self) -> bool: ...
 
-    def took(self, call: Call, took_ns: int) -> None:
+    def took(self, call: HookCall, took_ns: int) -> None:
         """Hear of a call that took long, or of any while `measures`."""
 
     def idle(self, replica: Any) -> None:
@@ -80,7 +80,7 @@ class Owner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class AnswerForm:
     """One way to answer: what is made where there is no hook, of a sample and of the outputs `wanted`.
 
     `asked_as` is the call that wants one answer in this way; `code` is what to make of a hook's result.
@@ -93,7 +93,7 @@ class Form:
     wanted: tuple[int, ...] | None
 
 
-class Call:
+class HookCall:
     """One call of a hook, or the load of the file.
 
     `value` is a sample, or a model's outputs. `form` says what is to be made of the hook's result, on the replica's
@@ -126,7 +126,7 @@ class Call:
         self.cpu_ns = 0
         self.result: Any = None
         self.error: InferError | None = None
-        self.future: Told
+        self.future: FutureLike
 
     def begins(self, now_ns: int) -> bool:
         """Note that its turn has come; False: it is not to be run any more. Threads: called on the replica's."""
@@ -139,13 +139,13 @@ class Call:
         self.cpu_ns = 0
         return True
 
-    def invoke(self, bound: Bound) -> Any:
+    def invoke(self, bound: BoundHooks) -> Any:
         """Run the hook; of an `async` one it gives what is to be awaited. Threads: called on the replica's."""
         value = self.value if self.hook == PRE else bound.rules.prediction(self.value, self.parameters)
         self.in_hook = True
         return bound.functions[self.hook](value, self.parameters)  # type: ignore[misc]
 
-    def made(self, bound: Bound, result: Any) -> Any:
+    def made(self, bound: BoundHooks, result: Any) -> Any:
         """Give what the caller wants of what the hook has returned. Threads: called on the replica's."""
         self.in_hook = False
         return bound.makers[self.form](result, self.parameters)
@@ -168,7 +168,7 @@ class Call:
         return read_made(self.form, text, arrays)
 
 
-def about_of(model: Model, call: Call) -> dict[str, str]:
+def about_of(model: Model, call: HookCall) -> dict[str, str]:
     """Give what goes with the log lines of a call."""
     return {"model": model.name} | ({"request_id": call.request_id} if call.request_id else {})
 
@@ -194,7 +194,7 @@ def log_lines(message: str, about: Mapping[str, str], lines: str) -> None:
         logger.handle(record)
 
 
-def refusal(call: Call, error: BaseException, bound: Bound) -> InferError:
+def refusal(call: HookCall, error: BaseException, bound: BoundHooks) -> InferError:
     """Make what the client is told when a hook raised; give the request an id if the rest is in the log only.
 
     A hook may raise InferError itself, and so choose code and text, where the dialect has no words of its own.
@@ -210,7 +210,7 @@ def refusal(call: Call, error: BaseException, bound: Bound) -> InferError:
     return refused
 
 
-def blame(call: Call, text: str, *, sample: bool) -> InferError:
+def blame(call: HookCall, text: str, *, sample: bool) -> InferError:
     """Make what the client is told when a hook raised `text`; `sample`: the sample may be to blame, if it is read."""
     if call.hook == PRE and sample:
         # mostly a sample that lacks something, so it says what; of the others a client can do nothing about
@@ -219,7 +219,7 @@ def blame(call: Call, text: str, *, sample: bool) -> InferError:
     return InferError(Code.INTERNAL, f"{call.hook} failed; the log has the rest under request id {call.request_id}")
 
 
-def tell(call: Call, error: BaseException, about: Mapping[str, str], told_ns: int) -> int:
+def tell(call: HookCall, error: BaseException, about: Mapping[str, str], told_ns: int) -> int:
     """Log what a hook raised, in full unless it is about the sample and the last such was told just before.
 
     A traceback takes 0.5 ms to write: a client that sends nothing but bad samples must not slow down the others.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.batching.model import Model
 
 
-class Asked(NamedTuple):
+class HookRequest(NamedTuple):
     """A request as dialects give it to Hooks. `wanted`: the outputs that are asked for, None: all."""
 
     inputs: Mapping[str, Array]
@@ -31,7 +31,9 @@ class Asked(NamedTuple):
     wanted: tuple[int, ...] | None = None
 
 
-async def told(engine: Any, model: Model, asked: Asked, counted: AnswerStatistics) -> AsyncGenerator[Answer, None]:
+async def told(
+    engine: Any, model: Model, asked: HookRequest, counted: AnswerStatistics
+) -> AsyncGenerator[Answer, None]:
     """Submit a request, give its answers and count them; to be closed by who does not take all. Raises: InferError."""
     inputs = to_inputs(asked.inputs, model.signature)
     wanted = model.all_outputs if asked.wanted is None else asked.wanted

@@ -14,7 +14,7 @@ from typing import Any
 
 from .reading import Reading
 from .scopes import inner
-from .sources import Project, Source, Value
+from .sources import SourceFile, SourceTree, Value
 from .writes import HOOK_NAMES, INSTANCE, PROCESS, GlobalWrite, files_of
 
 _STORES = (ast.Store, ast.Del)
@@ -28,17 +28,17 @@ def kept(path: Path, roots: Sequence[Path]) -> list[GlobalWrite]:
 
     Raises: OSError, SyntaxError, ValueError.
     """
-    project = Project(roots or (path.parent,))
+    project = SourceTree(roots or (path.parent,))
     source = project.read(path)
     keeping = Keeping(project)
     for file, tree in files_of(path, roots):
         project.filled.look(tree)
         for node in ast.walk(tree):
             if isinstance(node, ast.Name) and node.id in _REWRITES:
-                keeping.note(Source(file, source.scope), node.lineno, node.id, PROCESS)
+                keeping.note(SourceFile(file, source.scope), node.lineno, node.id, PROCESS)
             if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith(_OF_LOGGING) for base in node.bases):
                 # a logger, which all instances share, calls it
-                keeping.note(Source(file, source.scope), node.lineno, node.name, PROCESS)
+                keeping.note(SourceFile(file, source.scope), node.lineno, node.name, PROCESS)
     for name in HOOK_NAMES:
         for what in source.bound.get(name, ()):
             keeping.begin(name, what, source)
@@ -53,12 +53,12 @@ def kept(path: Path, roots: Sequence[Path]) -> list[GlobalWrite]:
 class Keeping(Reading):
     """One reading of a project: statements; expressions are Reading's. `found` is what may keep something."""
 
-    def __init__(self, project: Project) -> None:
+    def __init__(self, project: SourceTree) -> None:
         super().__init__(project)
         self._seen: set[int] = set()
-        self._waiting: list[tuple[Any, Source, str]] = []
+        self._waiting: list[tuple[Any, SourceFile, str]] = []
 
-    def begin(self, name: str, what: Any, source: Source) -> None:
+    def begin(self, name: str, what: Any, source: SourceFile) -> None:
         """Take up what is bound to the name of a hook."""
         if isinstance(what, Value) and what.kind == "OWN" and isinstance(what.of, tuple):
             elsewhere, inside = what.of
@@ -85,7 +85,7 @@ class Keeping(Reading):
                 self._seen.add(id(node))
                 self._function(node, source, source.scope, hook)
 
-    def _function(self, node: Any, source: Source, around: Any, hook: str = "", *, top: bool = True) -> None:
+    def _function(self, node: Any, source: SourceFile, around: Any, hook: str = "", *, top: bool = True) -> None:
         scope, _ = inner(around, node)
         if hook:
             # signature and metadata are the same objects on every call
@@ -100,7 +100,7 @@ class Keeping(Reading):
         else:
             self._statements(node.body, source, scope, is_hook=bool(hook))
 
-    def _statements(self, body: Sequence[ast.stmt], source: Source, scope: Any, *, is_hook: bool) -> None:
+    def _statements(self, body: Sequence[ast.stmt], source: SourceFile, scope: Any, *, is_hook: bool) -> None:
         for statement in body:
             self._statement(statement, source, scope, is_hook=is_hook)
             for part in ("body", "orelse", "finalbody"):
@@ -114,7 +114,7 @@ class Keeping(Reading):
                         self.value(each.type, source, scope)
                     self._statements(each.body, source, scope, is_hook=is_hook)
 
-    def _patterns(self, case: ast.match_case, source: Source, scope: Any) -> None:
+    def _patterns(self, case: ast.match_case, source: SourceFile, scope: Any) -> None:
         if case.guard is not None:
             self.value(case.guard, source, scope)
         if any(isinstance(node, ast.MatchClass | ast.MatchValue) for node in ast.walk(case.pattern)):
@@ -122,7 +122,7 @@ class Keeping(Reading):
                 if isinstance(node, ast.expr) and not isinstance(node, ast.Constant):
                     self.note(source, node.lineno, ast.unparse(node), INSTANCE)
 
-    def _statement(self, node: ast.stmt, source: Source, scope: Any, *, is_hook: bool) -> None:
+    def _statement(self, node: ast.stmt, source: SourceFile, scope: Any, *, is_hook: bool) -> None:
         match node:
             case ast.Global(names=names):
                 for name in names:
@@ -143,7 +143,7 @@ class Keeping(Reading):
             case _:
                 self._plain(node, source, scope)
 
-    def _plain(self, node: ast.stmt, source: Source, scope: Any) -> None:
+    def _plain(self, node: ast.stmt, source: SourceFile, scope: Any) -> None:
         """Read a statement's own expressions: what is stored, and where to."""
         stored, target_values = self._parts(node, source, scope)
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
@@ -156,7 +156,7 @@ class Keeping(Reading):
         for target in stored:
             self.store(target, target_values, source, scope)
 
-    def _parts(self, node: ast.stmt, source: Source, scope: Any) -> tuple[list[ast.expr], list[Value]]:
+    def _parts(self, node: ast.stmt, source: SourceFile, scope: Any) -> tuple[list[ast.expr], list[Value]]:
         """Give what a statement stores to, and the values of its other expressions."""
         stored: list[ast.expr] = []
         target_values: list[Value] = []
@@ -175,7 +175,7 @@ class Keeping(Reading):
                 self.goes_out(value, node, source)
         return stored, target_values
 
-    def store(self, target: ast.expr, values: Sequence[Value], source: Source, scope: Any) -> None:
+    def store(self, target: ast.expr, values: Sequence[Value], source: SourceFile, scope: Any) -> None:
         """Read a target: nothing that is held may be changed, nor go where it is lost sight of."""
         for each in ast.walk(target):
             if isinstance(each, ast.Attribute | ast.Subscript) and isinstance(each.ctx, _STORES):

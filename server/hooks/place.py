@@ -1,4 +1,4 @@
-"""Place: where a model's hooks run, in the server's process or in workers, and the move from the one to the other.
+"""HookPlacement: where a model's hooks run, in the server's process or in workers, and the move to the other.
 
 Called by `runner.py`, on the event loop.
 """
@@ -17,7 +17,7 @@ from penstock.batching.spec import HookSpec, WorkerSpec
 
 from .holding import Holding
 from .loading import brief
-from .plan import Plan, plan
+from .plan import ReplicaPlan, plan
 from .replicas import Replicas
 from .siblings import FolderOnPath
 from .visit import Visit
@@ -36,7 +36,7 @@ def own_interpreter(spec: WorkerSpec, label: str) -> str:
     return spec.interpreter
 
 
-class Place:
+class HookPlacement:
     """The replicas that new requests go to, and those that finish the requests they have.
 
     Invariant: hooks move at most once, from the server's process into workers, and only where nobody has said how many
@@ -53,7 +53,7 @@ class Place:
         self._on_path: FolderOnPath | None = None
         self._holding: Holding | None = None
         self._moving: asyncio.Task[None] | None = None
-        self._decided: Plan | None = None
+        self._decided: ReplicaPlan | None = None
 
     @property
     def replicas(self) -> Replicas:
@@ -79,7 +79,7 @@ class Place:
         self._replicas.leave(first)
         return first
 
-    async def _in_server(self, decided: Plan) -> tuple[Replicas, Any]:
+    async def _in_server(self, decided: ReplicaPlan) -> tuple[Replicas, Any]:
         replicas = Replicas(self._model, self._spec, decided, self._loop)
         if self._spec.workers is None:
             self._holding = replicas.holding = Holding(self._loop, replicas.runs, self._found)
@@ -93,7 +93,7 @@ class Place:
         self._on_path = on_path
         return replicas, first
 
-    async def _in_workers(self, count: int, decided: Plan) -> tuple[Replicas, Any]:
+    async def _in_workers(self, count: int, decided: ReplicaPlan) -> tuple[Replicas, Any]:
         replicas = WorkerReplicas(self._model, self._spec, replace(decided, replicas=count), self._loop)
         try:
             await self._loop.run_in_executor(None, replicas.prepare, self._interpreters)

@@ -1,4 +1,4 @@
-"""Plan: how many instances of a hook file there are to be, by what is said and by what the file does.
+"""ReplicaPlan: how many instances of a hook file there are to be, by what is said and by what the file does.
 
 Called when a model is loaded and by `penstock check`.
 """
@@ -26,7 +26,7 @@ _OF_THREADS = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReplicaPlan:
     """How a hook file is instantiated, and why. `shared`: one instance for all requests, called once at a time.
 
     `light`: how many there may be while they are light; of a shared one, beside it, while its hooks wait. `together`:
@@ -43,17 +43,17 @@ class Plan:
     constant: bool = False
 
 
-def plan(spec: HookSpec) -> Plan:
+def plan(spec: HookSpec) -> ReplicaPlan:
     """Decide by what the configuration says, and where it is silent by whether the file writes globals.
 
     Raises: InferError (INVALID) for a file that does not parse or a setting out of range.
     """
     if not spec.has_file:
-        return Plan(0, shared=True, reason="none, there is no file")
+        return ReplicaPlan(0, shared=True, reason="none, there is no file")
     if spec.replicas == "shared":
-        return Plan(1, shared=True, reason="one instance for all requests, as configured")
+        return ReplicaPlan(1, shared=True, reason="one instance for all requests, as configured")
     if isinstance(spec.replicas, int) and not isinstance(spec.replicas, bool) and spec.replicas > 0:
-        return Plan(spec.replicas, shared=False, reason=f"up to {spec.replicas} instances, as configured")
+        return ReplicaPlan(spec.replicas, shared=False, reason=f"up to {spec.replicas} instances, as configured")
     if spec.replicas is not None:
         text = f'hooks file {spec.path}: replicas: got {spec.replicas!r}, takes an integer above 0 or "shared"'
         raise InferError(Code.INVALID, text)
@@ -66,17 +66,17 @@ def plan(spec: HookSpec) -> Plan:
         raise InferError(Code.INVALID, f"hooks file {spec.path}: {error}") from error
     if not writes:
         reason = "one instance for all requests, no globals are written"
-        return Plan(1, shared=True, reason=reason, light=LIGHT_REPLICAS, constant=True)
+        return ReplicaPlan(1, shared=True, reason=reason, light=LIGHT_REPLICAS, constant=True)
     listed = ", ".join(map(str, writes[:5])) + (f" and {len(writes) - 5} more" if len(writes) > 5 else "")
     reaches = {write.reach for write in writes} - {INSTANCE} if spec.dialect else set()
     if reaches:
         # instances in one process would not keep it apart; processes would, where it stays in them
         reason = f"one request at a time in each process, what others see is written: {listed}"
-        return Plan(1, shared=False, reason=reason, alone=MACHINE in reaches)
+        return ReplicaPlan(1, shared=False, reason=reason, alone=MACHINE in reaches)
     light = LIGHT_REPLICAS if spec.dialect else DEFAULT_REPLICAS
     reason = f"up to {light} instances, globals are written: {listed}"
     together = not knows_threads(spec)
-    return Plan(DEFAULT_REPLICAS, shared=False, reason=reason, light=light, together=together)
+    return ReplicaPlan(DEFAULT_REPLICAS, shared=False, reason=reason, light=light, together=together)
 
 
 def knows_threads(spec: HookSpec) -> bool:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.backends.errors import InferError
 
-from .bound import Bound
-from .call import Call, MovedError
+from .bound import BoundHooks
+from .call import HookCall, MovedError
 from .loading import POST
 from .packing import INPUTS, tensor_bytes
 
@@ -47,8 +47,8 @@ class Answer(NamedTuple):
     more: bool = False
 
 
-class Pull(Call):
-    """One generator. It is a Call that begins anew whenever there is room for answers, and ends when there is none.
+class Pull(HookCall):
+    """One generator. It is a HookCall that begins anew whenever there is room for answers, and ends when there is none.
 
     Invariants: the generator begins, steps and is closed on one replica's thread. It is closed exactly once, unless
     that thread never comes back from it. At most AHEAD answers wait, and no step is begun with AHEAD_BYTES of them.
@@ -132,7 +132,7 @@ class Pull(Call):
 
     # -- on the replica's own thread ---------------------------------------------------------------------------
 
-    def invoke(self, bound: Bound) -> None:
+    def invoke(self, bound: BoundHooks) -> None:
         """Step until enough is ahead, another call waits, or it ends. Raises what a step raises."""
         steps = 0
         try:
@@ -156,10 +156,10 @@ class Pull(Call):
         if self._closed:
             self.shut()
 
-    def made(self, bound: Bound, result: Any) -> None:
+    def made(self, bound: BoundHooks, result: Any) -> None:
         pass
 
-    def _begin(self, bound: Bound) -> None:
+    def _begin(self, bound: BoundHooks) -> None:
         self.begun = True
         self._generator = iter(super().invoke(bound))
         self.value = None
@@ -176,7 +176,7 @@ class Pull(Call):
         ahead = list(self._ahead)
         return len(ahead) >= AHEAD or sum(each.nbytes for each in ahead) >= AHEAD_BYTES
 
-    def _answer(self, bound: Bound, value: Any, start_ns: int) -> Answer:
+    def _answer(self, bound: BoundHooks, value: Any, start_ns: int) -> Answer:
         computed_ns = time.monotonic_ns()
         if isinstance(value, InferError):
             return Answer({}, value, infer_ns=computed_ns - start_ns)
@@ -215,7 +215,7 @@ class Pull(Call):
             self._replica.pulls.discard(self)
 
 
-class _Closing(Call):
+class _Closing(HookCall):
     """The call that closes a generator which had paused."""
 
     __slots__ = ("_pull",)
@@ -224,10 +224,10 @@ class _Closing(Call):
         super().__init__(CLOSING, None, INPUTS, 0, pull.request_id)
         self._pull = pull
 
-    def invoke(self, bound: Bound) -> None:
+    def invoke(self, bound: BoundHooks) -> None:
         self._pull.shut()
 
-    def made(self, bound: Bound, result: Any) -> None:
+    def made(self, bound: BoundHooks, result: Any) -> None:
         pass
 
 

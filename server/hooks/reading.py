@@ -13,7 +13,7 @@ from typing import Any
 from .pure import CONSTANTS, MUTATORS, PLAIN_NAMES, READ_ATTRIBUTES, SAFE_DUNDERS, TEXT_ATTRIBUTES
 from .reading_calls import ReadingCalls
 from .scopes import COMPREHENSIONS, Scope, bind, inner, own_comprehension
-from .sources import CHANGING, CONTAINED, FRESH, Project, Source, Value
+from .sources import CHANGING, CONTAINED, FRESH, SourceFile, SourceTree, Value
 from .writes import INSTANCE, PROCESS, GlobalWrite
 
 
@@ -23,23 +23,23 @@ class Reading(ReadingCalls):
     `loading`: what is read runs when the module is loaded, where everything may be used, and nothing is noted.
     """
 
-    def __init__(self, project: Project) -> None:
+    def __init__(self, project: SourceTree) -> None:
         self.project = project
         self.found: set[GlobalWrite] = set()
         self.loading = False
         self._quiet = 0
         self._asked: set[tuple[int, str]] = set()
 
-    def store(self, target: ast.expr, values: Sequence[Value], source: Source, scope: Scope) -> None:
+    def store(self, target: ast.expr, values: Sequence[Value], source: SourceFile, scope: Scope) -> None:
         """Read a target."""
         raise NotImplementedError
 
-    def note(self, source: Source, line: int, name: str, reach: str) -> None:
+    def note(self, source: SourceFile, line: int, name: str, reach: str) -> None:
         """Note a place that may keep something."""
         if not self.loading and not self._quiet:
             self.found.add(GlobalWrite(name, line, source.path.name, reach))
 
-    def goes_out(self, value: Value, node: Any, source: Source) -> None:
+    def goes_out(self, value: Value, node: Any, source: SourceFile) -> None:
         """Note something held that can be changed, and goes where it is lost sight of."""
         if value.kind == "MODULE":
             if not _is_constant(value):
@@ -47,7 +47,7 @@ class Reading(ReadingCalls):
         elif value.held and value.kind not in {"FIXED", "BUILTIN"}:
             self.note(source, node.lineno, value.held, INSTANCE)
 
-    def at_load(self, node: ast.expr, source: Source, scope: Scope) -> Value:
+    def at_load(self, node: ast.expr, source: SourceFile, scope: Scope) -> Value:
         """Give what a module's own expression gives."""
         before, self.loading = self.loading, True
         try:
@@ -55,7 +55,7 @@ class Reading(ReadingCalls):
         finally:
             self.loading = before
 
-    def value(self, node: ast.expr, source: Source, scope: Scope) -> Value:  # noqa: C901 - one case for each kind
+    def value(self, node: ast.expr, source: SourceFile, scope: Scope) -> Value:  # noqa: C901 - one case for each kind
         """Give what an expression gives."""
         match node:
             case ast.Constant():
@@ -92,7 +92,7 @@ class Reading(ReadingCalls):
             return self._comprehension(node, source, scope)
         return self._rest(node, source, scope)
 
-    def _rest(self, node: ast.expr, source: Source, scope: Scope) -> Value:
+    def _rest(self, node: ast.expr, source: SourceFile, scope: Scope) -> Value:
         parts = [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)]
         values = [self.value(each, source, scope) for each in parts]
         if isinstance(node, ast.Await | ast.Yield | ast.YieldFrom):
@@ -104,7 +104,7 @@ class Reading(ReadingCalls):
                 self.goes_out(value, node, source)
         return Value("FIXED")  # comparisons, formatted texts, slices
 
-    def _joined(self, nodes: Sequence[ast.expr], source: Source, scope: Scope, *, computed: bool = False) -> Value:
+    def _joined(self, nodes: Sequence[ast.expr], source: SourceFile, scope: Scope, *, computed: bool = False) -> Value:
         values = [self.value(each, source, scope) for each in nodes]
         if not computed:
             return join(values, loading=self.loading)
@@ -126,7 +126,7 @@ class Reading(ReadingCalls):
             return Value("FIXED" if isinstance(node, ast.Tuple) else "FLAT")
         return Value("PLAIN" if kinds <= CONTAINED else "UNKNOWN", held)
 
-    def _comprehension(self, node: Any, source: Source, scope: Scope) -> Value:
+    def _comprehension(self, node: Any, source: SourceFile, scope: Scope) -> Value:
         within = Scope(scope, in_function=scope.in_function)
         bind(within, list(own_comprehension(node)))
         for position, generator in enumerate(node.generators):
@@ -140,7 +140,7 @@ class Reading(ReadingCalls):
 
     # -- names, attributes, items ------------------------------------------------------------------------------
 
-    def _name(self, name: str, node: ast.expr, source: Source, scope: Scope) -> Value:
+    def _name(self, name: str, node: ast.expr, source: SourceFile, scope: Scope) -> Value:
         where = scope.lookup(name)
         if where is None or where is source.scope:
             value = self.module_name(name, source)
@@ -160,7 +160,7 @@ class Reading(ReadingCalls):
             self._quiet -= 1
             self._asked.discard((id(where), name))
 
-    def _local(self, name: str, where: Scope, source: Source) -> Value:
+    def _local(self, name: str, where: Scope, source: SourceFile) -> Value:
         values = [self.value(each, source, where) for each in where.aliases.get(name, ())]
         values += [
             what for node in where.imported for bound, what in self.project.bindings(node, source) if bound == name
@@ -171,7 +171,7 @@ class Reading(ReadingCalls):
             return Value("CODE") if name in where.functions else FRESH
         return join(values, loading=self.loading)
 
-    def module_name(self, name: str, source: Source) -> Value:
+    def module_name(self, name: str, source: SourceFile) -> Value:
         """Give what a module's name stands for, builtins included."""
         if name in source.bound or name in source.scope.bound:
             if (id(source), name) in self._asked:
@@ -189,7 +189,7 @@ class Reading(ReadingCalls):
             return Value("BUILTIN", name, "object" if simple else name)
         return Value("UNKNOWN", name)
 
-    def _bound(self, name: str, source: Source) -> Value:
+    def _bound(self, name: str, source: SourceFile) -> Value:
         values = []
         for what in source.bound.get(name, ()):
             if isinstance(what, Value):
@@ -233,11 +233,11 @@ class Reading(ReadingCalls):
             )
         return value
 
-    def _attribute(self, node: ast.Attribute, source: Source, scope: Scope) -> Value:
+    def _attribute(self, node: ast.Attribute, source: SourceFile, scope: Scope) -> Value:
         owner = self.value(node.value, source, scope)
         return self.attribute(owner, node, source)
 
-    def attribute(self, owner: Value, node: ast.Attribute, source: Source) -> Value:
+    def attribute(self, owner: Value, node: ast.Attribute, source: SourceFile) -> Value:
         """Give an attribute that is not called."""
         name = node.attr
         if name.startswith("__") and name not in SAFE_DUNDERS:
@@ -264,7 +264,7 @@ class Reading(ReadingCalls):
         self.goes_out(owner, node, source)
         return Value("FIXED") if name in TEXT_ATTRIBUTES else FRESH if not self.loading else Value("UNKNOWN")
 
-    def _item(self, node: ast.Subscript, source: Source, scope: Scope) -> Value:
+    def _item(self, node: ast.Subscript, source: SourceFile, scope: Scope) -> Value:
         owner = self.value(node.value, source, scope)
         self.goes_out_of_items(self.value(node.slice, source, scope), node, source)
         if owner.kind == "MODULE":
@@ -278,7 +278,7 @@ class Reading(ReadingCalls):
             return FRESH
         return owner
 
-    def goes_out_of_items(self, value: Value, node: ast.expr, source: Source) -> None:
+    def goes_out_of_items(self, value: Value, node: ast.expr, source: SourceFile) -> None:
         """Note what is given to an object as the key of an item."""
         if value.kind not in CONTAINED:
             self.goes_out(value, node, source)

@@ -32,7 +32,7 @@ from .pure import (
     TEXT_METHODS,
     place_of_out,
 )  # fmt: skip
-from .sources import CONTAINED, FRESH, Source, Value
+from .sources import CONTAINED, FRESH, SourceFile, Value
 from .writes import INSTANCE, MACHINE, PROCESS
 
 if TYPE_CHECKING:
@@ -83,13 +83,13 @@ class ReadingCalls:
 
     if TYPE_CHECKING:
 
-        def value(self, node: ast.expr, source: Source, scope: Scope) -> Value: ...
-        def attribute(self, owner: Value, node: ast.Attribute, source: Source) -> Value: ...
-        def note(self, source: Source, line: int, name: str, reach: str) -> None: ...
-        def goes_out(self, value: Value, node: Any, source: Source) -> None: ...
+        def value(self, node: ast.expr, source: SourceFile, scope: Scope) -> Value: ...
+        def attribute(self, owner: Value, node: ast.Attribute, source: SourceFile) -> Value: ...
+        def note(self, source: SourceFile, line: int, name: str, reach: str) -> None: ...
+        def goes_out(self, value: Value, node: Any, source: SourceFile) -> None: ...
         def reach(self, value: Value) -> None: ...
 
-    def call(self, node: ast.Call, source: Source, scope: Scope) -> Value:
+    def call(self, node: ast.Call, source: SourceFile, scope: Scope) -> Value:
         """Give what a call gives."""
         values = [self.value(each, source, scope) for each in node.args]
         named = {each.arg or "**": self.value(each.value, source, scope) for each in node.keywords}
@@ -101,7 +101,7 @@ class ReadingCalls:
             return self._method(owner, node.func.attr, given, source)
         return self._called(self.value(node.func, source, scope), given, source)
 
-    def _called(self, function: Value, given: Given, source: Source) -> Value:
+    def _called(self, function: Value, given: Given, source: SourceFile) -> Value:
         match function.kind:
             case "BUILTIN":
                 return self._builtin(function.path, given, source)
@@ -120,7 +120,7 @@ class ReadingCalls:
         self._go_out(given, source)
         return FRESH
 
-    def _go_out(self, given: Given, source: Source) -> None:
+    def _go_out(self, given: Given, source: SourceFile) -> None:
         for value in given:
             if value.kind != "FUNCTION" or value.held:
                 self.goes_out(value, given.call, source)
@@ -129,7 +129,7 @@ class ReadingCalls:
         if not self.loading and function.of:
             self.reach(function)
 
-    def _take_functions(self, given: Given, source: Source) -> None:
+    def _take_functions(self, given: Given, source: SourceFile) -> None:
         """Read the functions that are given to who calls them and forgets them."""
         if any(value.kind in {"FUNCTION", "CODE"} for value in given):
             for value in given.held:  # what they are called with may be part of it
@@ -145,7 +145,7 @@ class ReadingCalls:
 
     # -- methods -----------------------------------------------------------------------------------------------
 
-    def _method(self, owner: Value, name: str, given: Given, source: Source) -> Value:
+    def _method(self, owner: Value, name: str, given: Given, source: SourceFile) -> Value:
         line = given.call.lineno
         if name.startswith("__") and name.endswith("__"):
             self.note(source, line, name, PROCESS)
@@ -164,7 +164,7 @@ class ReadingCalls:
             return Value(owner.kind)
         return Value(TEXT_METHODS.get(name, "UNKNOWN"))
 
-    def _of_known(self, owner: Value, name: str, given: Given, source: Source) -> Value:
+    def _of_known(self, owner: Value, name: str, given: Given, source: SourceFile) -> Value:
         line = given.call.lineno
         if owner.kind == "BUILTIN":  # str.join, dict.fromkeys, int.from_bytes; list.append(x, y) is none of them
             if name in MUTATORS or name not in READS | GIVES_PART | {"fromkeys", "from_bytes", "maketrans", "fromhex"}:
@@ -174,7 +174,7 @@ class ReadingCalls:
             self.note(source, line, f"{owner.held}.{name}", PROCESS)
         return FRESH
 
-    def _of_held(self, owner: Value, name: str, given: Given, source: Source) -> Value:
+    def _of_held(self, owner: Value, name: str, given: Given, source: SourceFile) -> Value:
         self._take_functions(given, source)
         if owner.kind == "FIXED":
             if name in MUTATORS or SETS.match(name):  # it may be part of an array; Struct.pack_into changes another
@@ -188,7 +188,7 @@ class ReadingCalls:
             return Value("FIXED", owner.held)
         return owner
 
-    def _given_to_any(self, name: str, given: Given, source: Source) -> None:
+    def _given_to_any(self, name: str, given: Given, source: SourceFile) -> None:
         """Read what a method of an object that nothing holds is given: it may keep it, unless it is known not to."""
         if name in TAKES or (name == "sort" and not given.values):
             self._take_functions(given, source)
@@ -197,7 +197,7 @@ class ReadingCalls:
 
     # -- builtins ----------------------------------------------------------------------------------------------
 
-    def _builtin(self, name: str, given: Given, source: Source) -> Value:
+    def _builtin(self, name: str, given: Given, source: SourceFile) -> Value:
         line = given.call.lineno
         if name in {"isinstance", "issubclass"}:
             return Value("FIXED")
@@ -221,7 +221,7 @@ class ReadingCalls:
         self.note(source, line, name, PROCESS)
         return FRESH
 
-    def _passed_on(self, name: str, given: Given, source: Source) -> Value:
+    def _passed_on(self, name: str, given: Given, source: SourceFile) -> Value:
         if any(isinstance(each, ast.Attribute) for each in (*given.call.args, *given.key)):
             for value in given.held:  # list(map(kept.append, rows))
                 if value.kind != "FLAT":
@@ -232,7 +232,7 @@ class ReadingCalls:
         parts = given.parts
         return Value("FIXED", parts.held) if parts.kind == "FLAT" and name in _ONE_OF else parts
 
-    def _getattr(self, name: str, given: Given, source: Source) -> Value:
+    def _getattr(self, name: str, given: Given, source: SourceFile) -> Value:
         word = given.call.args[1] if len(given.call.args) > 1 else None
         plain = isinstance(word, ast.Constant) and not str(word.value).startswith("__")
         if not plain or given.held or given.values[0].kind in {"MODULE", "BUILTIN"}:
@@ -241,7 +241,7 @@ class ReadingCalls:
 
     # -- libraries ---------------------------------------------------------------------------------------------
 
-    def _library(self, path: str, given: Given, source: Source) -> Value:
+    def _library(self, path: str, given: Given, source: SourceFile) -> Value:
         if self.loading:
             return _made_by(path, given)
         top, leaf = path.partition(".")[0], path.rpartition(".")[2]

@@ -15,8 +15,8 @@ from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec
 
 from .bench import Bench
-from .bound import Bound, bind
-from .call import STATISTICS_NAMES, Call, MovedError, Owner, about_of, log, refusal, tell
+from .bound import BoundHooks, bind
+from .call import STATISTICS_NAMES, HookCall, MovedError, ReplicaOwner, about_of, log, refusal, tell
 from .conversions import of_model
 from .holding import LONG_NS
 from .interrupt import interrupt
@@ -54,8 +54,8 @@ class Replica:
     """
 
     def __init__(
-        self, model: Model, spec: HookSpec, loop: asyncio.AbstractEventLoop, owner: Owner, bench: Bench | None = None,
-        *, constant: bool = False,
+        self, model: Model, spec: HookSpec, loop: asyncio.AbstractEventLoop, owner: ReplicaOwner,
+        bench: Bench | None = None, *, constant: bool = False,
     ) -> None:  # fmt: skip
         self._model = model
         self._spec = spec
@@ -106,7 +106,7 @@ class Replica:
         """Whether the processor time of calls is to be told. Threads: any."""
         return self._owner.measures
 
-    def submit(self, call: Call) -> asyncio.Future[Any]:
+    def submit(self, call: HookCall) -> asyncio.Future[Any]:
         """Have one hook run; cancelling its future lets a hook that runs run on, and skips one that waits.
 
         Raises: MovedError.
@@ -115,7 +115,7 @@ class Replica:
         self.put(call)
         return future
 
-    def put(self, call: Call) -> None:
+    def put(self, call: HookCall) -> None:
         """Have one hook run whose future is there already. Raises: MovedError."""
         if self._stopping:
             raise MovedError
@@ -126,7 +126,7 @@ class Replica:
         else:
             self.bench.put(call, at_once=self._owner.quiet)
 
-    def _run(self, call: Call) -> None:
+    def _run(self, call: HookCall) -> None:
         """Run a hook here and now."""
         start_ns = time.monotonic_ns()
         cpu_ns = time.thread_time_ns() if self._doubted else 0
@@ -172,11 +172,11 @@ class Replica:
         """Abandon the replica if its hook is past the limit by `now_ns`, and others on its threads likewise."""
         return self.bench.watch(now_ns)
 
-    def limit_of(self, call: Call) -> int:
+    def limit_of(self, call: HookCall) -> int:
         """Give how long a call may take, in nanoseconds."""
         return int(LOAD_LIMIT_S * 1e9) if call is self._load else self.limit_ns
 
-    def settle(self, call: Call) -> None:
+    def settle(self, call: HookCall) -> None:
         """Tell whoever waits for a call how it has ended."""
         self.waiting -= 1
         name = STATISTICS_NAMES.get(call.hook)
@@ -194,7 +194,7 @@ class Replica:
         if not self.waiting:
             self._rest(call)
 
-    def _rest(self, call: Call) -> None:
+    def _rest(self, call: HookCall) -> None:
         if self._leaving:
             self._leaving = False
             self._owner.freed(self)
@@ -204,7 +204,7 @@ class Replica:
         elif self._owner.several:
             self._owner.idle(self)
 
-    def abandoned(self, running: Call, seat: Seat, limit_ns: int) -> None:
+    def abandoned(self, running: HookCall, seat: Seat, limit_ns: int) -> None:
         """Fail the call that is past its limit, and hand back those that have not begun."""
         self._stuck, self._stopping = seat, True
         what = "loading the hooks" if running is self._load else running.hook
@@ -214,7 +214,7 @@ class Replica:
         self._fail(running, InferError(Code.EXPIRED, text))
         self._lose()
 
-    def died(self, running: Call | None) -> None:
+    def died(self, running: HookCall | None) -> None:
         """Hear that the user's code has ended the thread, in the middle of `running` if that is one."""
         if self._stopping:
             return
@@ -225,7 +225,7 @@ class Replica:
             self._fail(running, InferError(Code.INTERNAL, text))
         self._lose()
 
-    def _fail(self, call: Call, error: InferError) -> None:
+    def _fail(self, call: HookCall, error: InferError) -> None:
         self.waiting -= 1
         if not call.future.done():
             call.future.set_exception(error)
@@ -237,7 +237,7 @@ class Replica:
             if not call.future.done():
                 call.future.set_exception(MovedError())
 
-    def ending(self) -> Call:
+    def ending(self) -> HookCall:
         """Make the call that lets go of the instance, where the thread goes on."""
         call = _Ending("end", None, INPUTS, 0, "")
         call.future = self._loop.create_future()
@@ -273,7 +273,7 @@ class Replica:
         """End a hook of it that spins; tell whether it was in the user's code, where alone that may be done."""
         return interrupt(thread.ident or 0, self._spec.path.parent, *self._spec.roots)
 
-    def refuse(self, call: Call, error: BaseException, *, kept: bool) -> None:
+    def refuse(self, call: HookCall, error: BaseException, *, kept: bool) -> None:
         """Say why a call has failed; `kept`: somebody may still want to know."""
         if call is not self._load:
             call.error = refusal(call, error, self.bound)
@@ -294,15 +294,15 @@ def _swift(path: Path, module: HookModule) -> frozenset[str]:
     return frozenset(name for name, function in module.functions.items() if is_swift(function, tree))
 
 
-class _Load(Call):
+class _Load(HookCall):
     """The load of the file."""
 
     __slots__ = ()
 
-    def invoke(self, bound: Bound) -> None:
+    def invoke(self, bound: BoundHooks) -> None:
         self.replica.load()
 
-    def made(self, bound: Bound, result: Any) -> None:
+    def made(self, bound: BoundHooks, result: Any) -> None:
         pass
 
 
@@ -311,5 +311,5 @@ class _Ending(_Load):
 
     __slots__ = ()
 
-    def invoke(self, bound: Bound) -> None:
+    def invoke(self, bound: BoundHooks) -> None:
         self.replica.shut()

@@ -19,9 +19,9 @@ from penstock.batching.scheduling.room import queue_requests
 from penstock.batching.spec import HookSpec
 
 from .bench import Bench
-from .call import Call
+from .call import HookCall
 from .holding import LONG_NS, Holding
-from .plan import Plan
+from .plan import ReplicaPlan
 from .replica import Replica
 from .visit import Visit
 from .waits import Waits
@@ -52,7 +52,7 @@ class Replicas:
     `guests` are the requests under way. `holding`, where there is one, hears what each call has computed.
     """
 
-    def __init__(self, model: Model, spec: HookSpec, decided: Plan, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, model: Model, spec: HookSpec, decided: ReplicaPlan, loop: asyncio.AbstractEventLoop) -> None:
         self.shared = decided.shared
         self.holding: Holding | None = None
         self.guests = 0
@@ -219,7 +219,7 @@ class Replicas:
         """Whether any of several replicas takes any call."""
         return self.shared and len(self._live) > 1
 
-    def took(self, call: Call, took_ns: int) -> None:
+    def took(self, call: HookCall, took_ns: int) -> None:
         """Learn from a call."""
         holding = self.holding
         if holding is not None and (took_ns > LONG_NS or holding.measures):

@@ -15,16 +15,16 @@ from penstock.batching.model import Model
 from penstock.batching.request import NO_TERMS, SubmitsSoon, Terms
 from penstock.batching.running.own_outputs import OwnAnswer, OwnOutputs, regular
 
-from .call import Form, Told
-from .coded import Asked, told
+from .call import AnswerForm, FutureLike
+from .coded import HookRequest, told
 from .conversions import of_model
 from .convert import to_inputs
 from .packing import JSON, TENSORS
-from .place import Place, own_interpreter
+from .place import HookPlacement, own_interpreter
 from .pull import Answer
 from .swift import SMALL_BYTES
 from .trip import Trip
-from .turns import Turns
+from .turns import SequenceTurns
 from .visit import Visit
 from .worker_replicas import Interpreters
 
@@ -52,17 +52,17 @@ class Hooks:
         self.model = model
         self.takes_parameters = model.spec.takes_parameters
         self.every = tuple(range(len(model.signature.outputs)))
-        self._place: Place | None = None
+        self._place: HookPlacement | None = None
         names = [spec.name for spec in model.signature.outputs]
         rules = of_model(model, for_hooks=False)
-        self._as_json = Form(
+        self._as_json = AnswerForm(
             "predict",
             JSON,
             rules.inputs,
             lambda outputs, parameters: rules.answer(rules.prediction(regular(outputs), parameters), parameters),
             None,
         )
-        self._as_tensors = Form(
+        self._as_tensors = AnswerForm(
             "generate",
             TENSORS,
             lambda tensors, _: to_inputs(tensors, model.signature),
@@ -70,7 +70,7 @@ class Hooks:
             model.all_outputs,
         )
         self._counted = AnswerStatistics()
-        self.turns = Turns()
+        self.turns = SequenceTurns()
         self._in_flight = 0
         self._drained: asyncio.Event | None = None
         self.has_pre = False
@@ -89,7 +89,7 @@ class Hooks:
         """
         hooks = cls(engine, model)
         if model.spec.hooks is not None and model.spec.hooks.has_file:
-            place = Place(model, model.spec.hooks, interpreters)
+            place = HookPlacement(model, model.spec.hooks, interpreters)
             first = await place.open()
             hooks._place = place
             hooks.has_pre, hooks.has_post, hooks.yields = first.has_pre, first.has_post, first.yields
@@ -122,7 +122,7 @@ class Hooks:
             self._place.watch(now_ns)
 
     def start(
-        self, promise: Told, sample: Any, request_id: str, terms: Terms = NO_TERMS, parameters: Parameters = None,
+        self, promise: FutureLike, sample: Any, request_id: str, terms: Terms = NO_TERMS, parameters: Parameters = None,
         *, nbytes: int,
     ) -> Trip:  # fmt: skip
         """Do as `predict` without a task, and tell a promise, unless the Trip is cancelled. Not where it `yields`.
@@ -164,7 +164,7 @@ class Hooks:
         Ownership: as `infer`. Raises: InferError, when the answers before it have been given.
         """
         if self.streams:
-            call = Asked(dict(inputs), request_id, terms, parameters, wanted)
+            call = HookRequest(dict(inputs), request_id, terms, parameters, wanted)
             visit = self.admit()
             try:
                 async with contextlib.aclosing(told(self.engine, self.model, call, self._counted)) as answers:
@@ -181,7 +181,7 @@ class Hooks:
             async for answer in answers:
                 yield answer
 
-    async def _several(self, form: Form, *said: Any) -> AsyncGenerator[Answer, None]:
+    async def _several(self, form: AnswerForm, *said: Any) -> AsyncGenerator[Answer, None]:
         """Carry one request from its sample to whatever answers post_inference yields."""
         promise: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         trip = Trip(self, form, promise, whole=False)
@@ -193,7 +193,7 @@ class Hooks:
         finally:
             self.leave(trip.visit)
 
-    async def _pull(self, outputs: list[Any], form: Form, trip: Trip) -> AsyncGenerator[Answer, None]:
+    async def _pull(self, outputs: list[Any], form: AnswerForm, trip: Trip) -> AsyncGenerator[Answer, None]:
         """Give what post_inference yields for a prediction, and count it."""
         counted, number = self._counted, 0
         pull = trip.held.pull(outputs, form, trip.request_id)
@@ -217,7 +217,7 @@ class Hooks:
         finally:
             pull.close()
 
-    async def _pass(self, form: Form, *said: Any) -> Any:
+    async def _pass(self, form: AnswerForm, *said: Any) -> Any:
         """Carry one request from its sample to its answer. `said`: as Trip.begin has it."""
         if self.yields:
             return await self._only(form, *said)
@@ -227,7 +227,7 @@ class Hooks:
         finally:
             del promise  # its error, if it is one, has this frame
 
-    async def _only(self, form: Form, *said: Any) -> Any:
+    async def _only(self, form: AnswerForm, *said: Any) -> Any:
         """Give the one answer of a post_inference that yields. Raises: InferError, where there are more or none."""
         found: Answer | None = None
         not_one = InferError(Code.INTERNAL, f"{form.asked_as} {_NOT_ONE}")

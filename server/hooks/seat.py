@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.server.workers.watch import Doubt
 
-from .call import Call
+from .call import HookCall
 
 if TYPE_CHECKING:
     from .replica import Replica
@@ -31,7 +31,7 @@ class Seat:
         self.guilty: Replica | None = None
         self.lock = threading.Lock()
         self.nudge: Callable[[], Any] | None = None
-        self.running: Call | None = None
+        self.running: HookCall | None = None
         self.thread = threading.Thread(target=run, args=(self,), name=name, daemon=True)
 
     def looked(self, late_s: float) -> None:
@@ -63,7 +63,7 @@ class Seat:
 
     # -- on the thread -----------------------------------------------------------------------------------------
 
-    def begin(self, call: Call) -> bool:
+    def begin(self, call: HookCall) -> bool:
         """Note what the thread is at from now on; False: it is not to be run."""
         if not call.begins(time.monotonic_ns()):
             return False
@@ -72,7 +72,7 @@ class Seat:
         self.running = call
         return True
 
-    def end(self, call: Call) -> bool:
+    def end(self, call: HookCall) -> bool:
         """Note that a call has ended; False: the thread has been abandoned."""
         call.end_ns = time.monotonic_ns()
         if call.cpu_ns:

@@ -24,7 +24,7 @@ class Value(NamedTuple):
     `kind`: FIXED (numbers, texts and tuples of such, which nothing can change), FLAT (a container of FIXED), ARRAY,
     PLAIN (containers of such, at any depth), FUNCTION and CLASS (of the project), MODULE (or something in one, `path`
     says which), OWN (a module of the project), LOGGER, BUILTIN, or UNKNOWN. `held` names what has it, or part of it,
-    between calls; "": nothing does. `of` is the definition, or the Source.
+    between calls; "": nothing does. `of` is the definition, or the SourceFile.
     """
 
     kind: str
@@ -42,7 +42,7 @@ Bound = list[Any]
 
 
 @dataclass(eq=False, slots=True)
-class Source:
+class SourceFile:
     """One file.
 
     `bound` has what binds each name of its module; `stars`: it has names that only running it tells. `iterated` has the
@@ -153,21 +153,21 @@ class Filled:
                 self.changed.add(node.attr)
 
 
-class Project:
+class SourceTree:
     """The files below `roots`, read when they are asked for; `read` alone raises OSError, SyntaxError, ValueError."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = tuple(roots)
         self.filled = Filled(self.roots)
-        self._sources: dict[Path, Source | None] = {}
+        self._sources: dict[Path, SourceFile | None] = {}
 
-    def read(self, path: Path) -> Source:
+    def read(self, path: Path) -> SourceFile:
         """Read a file."""
         tree = parsed(path.read_bytes())
         scope = Scope()
         nodes = list(own_nodes(tree.body))
         bind(scope, nodes)
-        source = self._sources[path] = Source(path, scope)
+        source = self._sources[path] = SourceFile(path, scope)
         for name, values in scope.aliases.items():
             source.bound.setdefault(name, []).extend(values)
         source.iterated = {id(node.iter) for node in nodes if isinstance(node, ast.For)}
@@ -177,7 +177,7 @@ class Project:
         source.stars = "*" in source.bound
         return source
 
-    def bindings(self, node: ast.AST, source: Source) -> Iterator[tuple[str, Any]]:
+    def bindings(self, node: ast.AST, source: SourceFile) -> Iterator[tuple[str, Any]]:
         """Give the names that an import or a definition binds, and what to."""
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name, (node, source)
@@ -207,7 +207,7 @@ class Project:
             return Value("OWN", name, name, (source, name))
         return Value("UNKNOWN", name) if own else Value("MODULE", name, f"{module}.{name}")
 
-    def _own(self, dotted: str, roots: Sequence[Path]) -> Source | None:
+    def _own(self, dotted: str, roots: Sequence[Path]) -> SourceFile | None:
         for root in roots:
             place = root.joinpath(*dotted.split("."))
             for file in (place / "__init__.py", place.with_name(f"{place.name}.py")):
@@ -215,17 +215,17 @@ class Project:
                     return self._known(file)
         return None
 
-    def _known(self, file: Path) -> Source | None:
+    def _known(self, file: Path) -> SourceFile | None:
         """Give a file that can be read; one that cannot holds names of which nothing is known."""
         if file not in self._sources:
-            self._sources[file] = Source(file, Scope(), stars=True)
+            self._sources[file] = SourceFile(file, Scope(), stars=True)
             if len(self._sources) <= _FILES:
                 try:
                     self.read(file)
                 except (OSError, SyntaxError, ValueError):
-                    self._sources[file] = Source(file, Scope(), stars=True)
+                    self._sources[file] = SourceFile(file, Scope(), stars=True)
         return self._sources[file]
 
-    def below(self, source: Source, name: str) -> Source | None:
+    def below(self, source: SourceFile, name: str) -> SourceFile | None:
         """Give the module `name` of a package."""
         return self._own(name, (source.path.parent,)) if source.path.name == "__init__.py" else None

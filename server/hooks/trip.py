@@ -20,10 +20,10 @@ from penstock.batching.scheduling.admission import request_for
 from penstock.batching.statistics import OTHER
 
 from .bound import Maker
-from .call import Call, Form, MovedError, Told
+from .call import AnswerForm, FutureLike, HookCall, MovedError
 from .loading import PRE
 from .packing import INPUTS
-from .turns import Turn
+from .turns import SequenceTurn
 from .visit import Visit
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Trip:
         "_turn", "_waits", "_whole", "parameters", "request_id", "start_ns", "visit",
     )  # fmt: skip
 
-    def __init__(self, hooks: Hooks, form: Form, promise: Told, *, whole: bool = True) -> None:
+    def __init__(self, hooks: Hooks, form: AnswerForm, promise: FutureLike, *, whole: bool = True) -> None:
         """Let a request in. Raises: InferError (OVERLOADED, NOT_READY)."""
         self.visit = hooks.admit()
         self._hooks = hooks
@@ -58,10 +58,10 @@ class Trip:
         self._promise = promise
         self._whole = whole
         self._ended = self._past_model = False
-        self._call: Call | None = None
+        self._call: HookCall | None = None
         self._request: InferRequest | None = None
         self._waits: asyncio.Future[Any] | None = None
-        self._turn: Turn | None = None
+        self._turn: SequenceTurn | None = None
 
     @property
     def held(self) -> Visit:
@@ -83,7 +83,7 @@ class Trip:
             if terms.sequence is not None and hooks.model.spec.sequence is not None:
                 self._turn = hooks.turns.take(terms.sequence.id)
             if self.visit is not None and hooks.has_pre:
-                call = Call(PRE, sample, INPUTS, terms.deadline_ns, self.request_id)
+                call = HookCall(PRE, sample, INPUTS, terms.deadline_ns, self.request_id)
                 call.small = small
                 self._have_run(call)
             else:
@@ -154,7 +154,7 @@ class Trip:
 
     # -- steps -------------------------------------------------------------------------------------------------
 
-    def _have_run(self, call: Call) -> None:
+    def _have_run(self, call: HookCall) -> None:
         """Have a hook run, as soon as a replica is free."""
         call.parameters = self.parameters
         call.future = self
@@ -162,7 +162,7 @@ class Trip:
         self._since_ns = time.monotonic_ns()
         self._put(call)
 
-    def _put(self, call: Call) -> None:
+    def _put(self, call: HookCall) -> None:
         try:
             if not self.visit.put(call):  # type: ignore[union-attr]
                 self._waits = self.held.line_up(call.deadline_ns)
@@ -247,7 +247,7 @@ class Trip:
             if not promise.done():
                 promise.set_exception(error)
 
-    def _leave(self) -> Told:
+    def _leave(self) -> FutureLike:
         # an error's traceback has this Trip, and a promise the error: nothing is to lead from here to it
         promise, self._promise = self._promise, _NOBODY
         turn, self._turn = self._turn, None

@@ -1,4 +1,4 @@
-"""Turns: the requests of one sequence reach the model in the order in which they came, whatever their hooks take.
+"""SequenceTurns: a sequence's requests reach the model in the order in which they came, whatever their hooks take.
 
 Called by `runner.py`. On a stream, a client may send a sequence's next request before it has an answer to the last.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 
-class Turns:
+class SequenceTurns:
     """The turns of a model's sequences. Invariant: a sequence is kept while one of its turns has not been passed on.
 
     Threads: the event loop's.
@@ -20,20 +20,20 @@ class Turns:
     def __len__(self) -> int:
         return len(self._last)
 
-    def take(self, identity: int | str) -> Turn:
+    def take(self, identity: int | str) -> SequenceTurn:
         """Take the next turn of a sequence. It is to be passed on, come or not."""
         passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         before = self._last.get(identity)
         self._last[identity] = passed
         passed.add_done_callback(lambda _: self._forget(identity, passed))
-        return Turn(before, passed)
+        return SequenceTurn(before, passed)
 
     def _forget(self, identity: int | str, passed: asyncio.Future[None]) -> None:
         if self._last.get(identity) is passed:
             del self._last[identity]
 
 
-class Turn:
+class SequenceTurn:
     """One request's."""
 
     __slots__ = ("_before", "_passed")

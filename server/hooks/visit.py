@@ -9,7 +9,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.batching.statistics import OTHER
 
-from .call import Call, Form, MovedError
+from .call import AnswerForm, HookCall, MovedError
 from .loading import POST
 from .pull import Answer, Pull
 
@@ -29,7 +29,7 @@ class Visit:
         self._begun = False
         replicas.guests += 1
 
-    def put(self, call: Call) -> bool:
+    def put(self, call: HookCall) -> bool:
         """Have one of the request's hooks run, if there is a replica for it now; its future is told how it went.
 
         Raises: InferError.
@@ -38,7 +38,7 @@ class Visit:
             self._replica = self._replicas.take()
         return self._put_on_one(call)
 
-    def _put_on_one(self, call: Call) -> bool:
+    def _put_on_one(self, call: HookCall) -> bool:
         while True:
             if self._replica is None:
                 self._replica = self._replicas.take()
@@ -51,7 +51,7 @@ class Visit:
             else:
                 return True
 
-    def moved(self, call: Call) -> None:
+    def moved(self, call: HookCall) -> None:
         """Do without the replica that was to run a call, and is gone. Raises: InferError, where no other can."""
         if call.begun or self._is_bound():
             # what pre_inference left in that replica's globals has gone with it
@@ -70,17 +70,17 @@ class Visit:
         """Do without a replica that was waited for."""
         self._replicas.leave(replica)
 
-    def returned(self, call: Call) -> None:
+    def returned(self, call: HookCall) -> None:
         """Hear that a hook has returned."""
         self._begun = True
 
-    def pull(self, outputs: list[Any], form: Form, request_id: str) -> Pull:
+    def pull(self, outputs: list[Any], form: AnswerForm, request_id: str) -> Pull:
         """Make the Pull of what the request's hook yields for a prediction."""
         return Pull(outputs, form.code, request_id)
 
-    def post(self, outputs: list[Any], form: Form, request_id: str) -> Call:
+    def post(self, outputs: list[Any], form: AnswerForm, request_id: str) -> HookCall:
         """Make the call of post_inference. A deadline is for waiting: what the model has run for is finished."""
-        return Call(POST, outputs, form.code, 0, request_id)
+        return HookCall(POST, outputs, form.code, 0, request_id)
 
     async def next(self, pull: Pull) -> Answer | None:
         """Give what the request's hook yields next, None after the last. Raises: InferError."""

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.backends.backend import Array
 from penstock.server.ipc.refusals import read_error
 
-from .call import Call, MovedError, Written
+from .call import HookCall, MovedError, Written
 from .packing import (
     HUSH,
     INPUTS,
@@ -77,7 +77,7 @@ class WorkerPull(Pull):
                 self.replica.submit(_Shutting(self)).add_done_callback(self._turn_ended)
 
 
-class _Shutting(Call):
+class _Shutting(HookCall):
     """The call that closes a generator."""
 
     __slots__ = ()

@@ -18,7 +18,7 @@ from penstock.server.workers.order import NotBegunError, Order
 from penstock.server.workers.watch import Doubt
 from penstock.server.workers.worker import Worker
 
-from .call import STATISTICS_NAMES, Call, MovedError, Owner, about_of, blame, log, log_lines
+from .call import STATISTICS_NAMES, HookCall, MovedError, ReplicaOwner, about_of, blame, log, log_lines
 from .packing import ANSWER, DONE, FORGET, GIVE_WAY, REFUSED, REPLIED
 from .pull import AHEAD
 from .worker_pull import WorkerPull
@@ -33,7 +33,7 @@ _REPLIED_BYTES = REPLIED.size
 logger = logging.getLogger("penstock.hooks")
 
 
-class WorkerOwner(Owner, Protocol):
+class WorkerOwner(ReplicaOwner, Protocol):
     """Whoever keeps replicas in processes. Threads: called on the event loop."""
 
     def roomy(self) -> None:
@@ -60,8 +60,8 @@ class WorkerReplica:
         self._count_hook = model.statistics.record_hook
         self._limit_ns = int(spec.timeout_s * 1e9)
         self._loop = asyncio.get_running_loop()
-        self._line: deque[Call] = deque()
-        self._sent: deque[Call] = deque()
+        self._line: deque[HookCall] = deque()
+        self._sent: deque[HookCall] = deque()
         self._generators: dict[int, WorkerPull] = {}
         self._turns = self._turns_sent = 0
         self._mean_ns = float(AHEAD_NS)
@@ -98,7 +98,7 @@ class WorkerReplica:
         """Tell whether the generator is under way there."""
         return pull.number in self._generators
 
-    def submit(self, call: Call) -> asyncio.Future[Any]:
+    def submit(self, call: HookCall) -> asyncio.Future[Any]:
         """Have one hook run here; cancelling its future lets a hook that runs run on, and skips one that waits.
 
         Raises: MovedError.
@@ -107,7 +107,7 @@ class WorkerReplica:
         self.put(call)
         return future
 
-    def put(self, call: Call) -> None:
+    def put(self, call: HookCall) -> None:
         """Have one hook run whose future is there already. Raises: MovedError."""
         if not self.serves:
             raise MovedError
@@ -115,7 +115,7 @@ class WorkerReplica:
         self._line.append(call)
         self._go_on()
 
-    def take(self, call: Call) -> None:
+    def take(self, call: HookCall) -> None:
         """Run a call that has its future already. Only where there is room, so that none is in the replica's line."""
         self.waiting += 1
         self._send(call)
@@ -169,7 +169,7 @@ class WorkerReplica:
         while self._line and self.room > 0:
             self._send(self._line.popleft())
 
-    def _send(self, call: Call) -> None:
+    def _send(self, call: HookCall) -> None:
         now_ns = time.monotonic_ns() if call.deadline_ns or not self._sent else 0
         error: Exception | None = None
         if call.future.done():
@@ -189,7 +189,7 @@ class WorkerReplica:
         if error is not None:
             call.future.set_exception(error)
 
-    def _put(self, call: Call, now_ns: int) -> None:
+    def _put(self, call: HookCall, now_ns: int) -> None:
         if self._turns_sent:
             self.tell(GIVE_WAY, self._turns)
         pull = call if isinstance(call, WorkerPull) else None
@@ -262,7 +262,7 @@ class WorkerReplica:
                 self._owner.freed(self)
         self._owner.roomy()
 
-    def _read(self, call: Call, body: bytes, arrays: list[Array | None]) -> InferError | None:
+    def _read(self, call: HookCall, body: bytes, arrays: list[Array | None]) -> InferError | None:
         how, took_ns, ended_ns = REPLIED.unpack_from(body)
         text = body[_REPLIED_BYTES:]
         self.proved = True
@@ -291,7 +291,7 @@ class WorkerReplica:
         log_lines(f"{call.hook} raised {raised}", about_of(self._model, call), lines)
         return error
 
-    def _forget(self, call: Call) -> None:
+    def _forget(self, call: HookCall) -> None:
         """Have the worker forget what a request that nobody waits for has left there."""
         if self.keeps:
             self.tell(FORGET, call.number)

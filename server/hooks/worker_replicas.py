@@ -18,10 +18,10 @@ from penstock.batching.spec import HookSpec
 from penstock.server.workers.backoff import Backoff
 from penstock.server.workers.order import Order
 
-from .call import Call, Form, MovedError, log
+from .call import AnswerForm, HookCall, MovedError, log
 from .loading import POST
 from .packing import FORGET, pack, write_signature
-from .plan import Plan
+from .plan import ReplicaPlan
 from .pull import Answer, Pull
 from .replica import LOAD_LIMIT_S
 from .replicas import Replicas, waiting_of
@@ -67,12 +67,12 @@ class WorkerReplicas(Replicas):
     Where the plan is shared, any of them runs any call: the calls wait in one line, for the first that has room.
     """
 
-    def __init__(self, model: Model, spec: HookSpec, decided: Plan, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, model: Model, spec: HookSpec, decided: ReplicaPlan, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(model, spec, decided, loop)
         self._order: Order | None = None
         self._backoffs: dict[WorkerReplica, Backoff] = {}
         self._timers: set[asyncio.TimerHandle] = set()
-        self._line: deque[Call] = deque()
+        self._line: deque[HookCall] = deque()
         self._ended: set[asyncio.Future[None]] = set()
         self._broken: InferError | None = None
         self._numbers = itertools.count(1)
@@ -144,7 +144,7 @@ class WorkerReplicas(Replicas):
             raise InferError(self._broken.code, self._broken.message)
         return super().line_up(deadline_ns)
 
-    def put(self, call: Call) -> None:
+    def put(self, call: HookCall) -> None:
         """Have a call run by whichever has room first. Raises: MovedError, where none would ever run it."""
         replica = None if self._line else self._roomiest()
         if replica is not None:
@@ -261,7 +261,7 @@ class WorkerVisit(Visit):
         self._number = number
         replicas.guests += 1
 
-    def put(self, call: Call) -> bool:
+    def put(self, call: HookCall) -> bool:
         """Have one of the request's hooks run: in whichever worker has room first, unless one has what it needs."""
         call.number = self._number
         if call.hook == POST:
@@ -274,13 +274,13 @@ class WorkerVisit(Visit):
             return False
         return True
 
-    def returned(self, call: Call) -> None:
+    def returned(self, call: HookCall) -> None:
         """Hear that a hook has returned."""
         self._begun = True
         if call.replica.keeps and call.hook != POST:
             self._replica, self._left = call.replica, True
 
-    def pull(self, outputs: list[Any], form: Form, request_id: str) -> WorkerPull:
+    def pull(self, outputs: list[Any], form: AnswerForm, request_id: str) -> WorkerPull:
         """Make the Pull of what the request's hook yields for a model's outputs, which the worker converts."""
         pull = WorkerPull(outputs, form.code, request_id)
         pull.number = self._number

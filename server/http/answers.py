@@ -1,4 +1,4 @@
-"""Answers: the bytes before a body, kept between answers because they change once a second at most."""
+"""ResponseHeads: the bytes before a body, kept between answers because they change once a second at most."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Fields = list[tuple[bytes, bytes]]
 _KEPT_SIZES = 1024
 
 
-class Answers:
+class ResponseHeads:
     """Status lines and default header fields of one server.
 
     uvicorn keeps the default fields (the date, for one) in a list that it replaces every second; what is made from it

@@ -17,7 +17,7 @@ from .answering import Answering
 from .chunks import ChunkedBody, too_large
 from .connection import BODY, BUSY, CHUNKS, CLOSED, DRAIN_LINGER_S, FOREIGN, HEAD, HELD, demand_asking
 from .head import HttpError, TooLargeError, check_begun, parse, without_upgrade
-from .parts import PARTS, Parts
+from .parts import PARTS, BodyParts
 from .unchunked import Unchunked
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class FastLane(Answering):
                 self.cycle.transport = Unchunked(self.transport)  # type: ignore[assignment]
                 self.cycle.waiting_for_100_continue = False
             elif self.cycle is not None:
-                self.cycle.scope["extensions"] = {PARTS: Parts(self.cycle)}  # type: ignore[dict-item]
+                self.cycle.scope["extensions"] = {PARTS: BodyParts(self.cycle)}  # type: ignore[dict-item]
         return True
 
     def _expect(self, head: Head, head_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Parts: how an application of uvicorn's sends several chunks at a time. Made by the fast lane.
+"""BodyParts: how an application of uvicorn's sends several chunks at a time. Made by the fast lane.
 
 An application finds them among the extensions of its scope, by the name of PARTS.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 PARTS = "penstock.parts"
 
 
-class Parts:
+class BodyParts:
     """Takes parts of a body that goes in chunks, after its head and before its end, which go by uvicorn's `send`.
 
     That would take each part alone, with a system call: of the 80 us of an event of generate_stream it is 20.

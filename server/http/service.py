@@ -15,7 +15,7 @@ from penstock.server.listening.pace import Pace
 from penstock.server.listening.tally import Heard, Tally
 from penstock.server.listening.untaken import Untaken
 
-from .answers import Answers
+from .answers import ResponseHeads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +66,7 @@ class Shared:
         self.service = service
         self.limits = limits
         self.heads: dict[bytes, Head] = {}
-        self.answers = Answers(loud=loud)
+        self.answers = ResponseHeads(loud=loud)
         self.connections: set[Connection] = set()
         self.draining = False
         self.untaken = Untaken()

@@ -49,7 +49,7 @@ class Isolated:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, BindingThread] = {}
 
     def opened(self) -> tuple[bytes, None]:
         """Say what the Backend says of its model."""
@@ -67,7 +67,7 @@ class Isolated:
 
     def told_with(self, number: int, body: bytes, descriptors: Sequence[int]) -> None:
         """Make a Binding."""
-        place = self._places[number] = Place(self._backend, body, socket.socket(fileno=descriptors[0]))
+        place = self._places[number] = BindingThread(self._backend, body, socket.socket(fileno=descriptors[0]))
         place.start(lambda: self._places.pop(number, None))
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class Isolated:
         self._backend.close()
 
 
-class Place:
+class BindingThread:
     """One Binding, and the thread that runs what comes over its socket, until that is closed.
 
     A Binding with `run_on(arrays, wanted)`, and `begin`, which forgets a stop as `lend` does, runs on what came, where

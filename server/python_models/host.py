@@ -1,4 +1,4 @@
-"""Host: one Instance of a Python model, as the Engine sees it: a worker that is given Batches and tells answers.
+"""PythonModelHost: one Instance of a Python model, as the Engine sees it: a worker that is given Batches and answers.
 
 Made by loading.py. What a worker tells of other matters goes to its Upcalls (upcalls.py).
 """
@@ -16,12 +16,12 @@ import orjson
 
 from penstock.backends.errors import Code, InferError, bare
 from penstock.batching.stream import NOT_ONE, StreamedAnswer
-from penstock.server.workers.kept import Kept
+from penstock.server.workers.kept import RestartingWorker
 from penstock.server.workers.order import NotBegunError, Order
 
 from .messages import ANSWER, CANCEL, EXECUTE, GO_ON, HOLD, READY
 from .open_request import OpenRequest
-from .readiness import Readiness
+from .readiness import ModelReadiness
 from .requests import Names, error_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ MakeUpcalls = Callable[["Worker", Callable[[int], "InferRequest | None"]], "Upca
 """Makes the Upcalls of a worker, which can find the requests that it has by their numbers."""
 
 
-class Host:
+class PythonModelHost:
     """An Outside. It has one worker at a time, and starts another when that ends: at once, then later and later.
 
     `upcalls_of` makes the Upcalls of each worker. Units: `limit_s` for a Batch, seconds, 0 for none.
@@ -50,7 +50,7 @@ class Host:
 
     def __init__(self, order: Order, names: Names, upcalls_of: MakeUpcalls, limit_s: float = 0.0) -> None:
         self._order = order
-        self._kept = Kept(order, self)
+        self._kept = RestartingWorker(order, self)
         self._names = names
         self._upcalls_of = upcalls_of
         self._limit_s = limit_s
@@ -61,7 +61,7 @@ class Host:
         self._open: dict[int, OpenRequest] = {}
         self._numbers: dict[InferRequest, int] = {}
         self._unbegun: Batch | None = None
-        self._readiness = Readiness()
+        self._readiness = ModelReadiness()
 
     @property
     def pid(self) -> int:
@@ -302,7 +302,7 @@ class Host:
         self._open.pop(each.number, None)
         self._numbers.pop(each.request, None)
 
-    # -- as Kept tells it --------------------------------------------------------------------------------------
+    # -- as RestartingWorker tells it --------------------------------------------------------------------------
 
     def moved_in(self, worker: Worker) -> None:
         """Have somebody for what the worker has to do with the server."""

@@ -1,4 +1,4 @@
-"""Loading of Python models: their configuration completed by their own code, and a Host for each Instance.
+"""Loading of Python models: their configuration completed by their own code, and a PythonModelHost for each Instance.
 
 Made by the composition root, called by the Engine when a version whose backend is "python" is opened.
 """
@@ -24,7 +24,7 @@ from penstock.server.workers.order import NotBegunError, Order
 from penstock.server.workers.worker import Worker
 
 from .completing import may_complete
-from .host import Host
+from .host import PythonModelHost
 from .requests import Names
 from .upcalls import ServerSide, Upcalls
 
@@ -80,7 +80,7 @@ class PythonModels:
         """Start a worker for each of some Instances, by their groups and names."""
         names = Names(spec, self._beside.context_for)
         orders = [_order(spec, interpreter, instance, None, group) for group, instance in seats]
-        hosts = [Host(order, names, self._deals(order), spec.worker.timeout_s) for order in orders]
+        hosts = [PythonModelHost(order, names, self._deals(order), spec.worker.timeout_s) for order in orders]
         await start_all(hosts)
         return OpenedVersion(spec, list(hosts), PYTHON)
 

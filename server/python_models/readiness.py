@@ -1,4 +1,4 @@
-"""Readiness: whether the model in a worker says itself that it is ready. Held by Host.
+"""ModelReadiness: whether the model in a worker says itself that it is ready. Held by PythonModelHost.
 
 Source: python_backend, `is_ready` in README.md: how long is waited, and who shares an answer.
 """
@@ -17,7 +17,7 @@ WITHIN_S = 5.0
 """A model that takes longer to say so is not ready."""
 
 
-class Readiness:
+class ModelReadiness:
     """The question that is under way, if any: who asks meanwhile gets its answer. Threads: the event loop's.
 
     `asked`: the model has a say. Otherwise it is ready while it has a worker.

@@ -39,7 +39,7 @@ _NAMES = re.compile(r"'([^']+)'|\b(?:input|model|output|tensor) ([\w.-]+)")
 
 
 @dataclass(slots=True)
-class Report:
+class CheckReport:
     """What would be served, as it would be completed, and every finding.
 
     `unbatched`: why a model that might have rows has none. `notes` are more lines about a model.
@@ -77,7 +77,7 @@ class Report:
 
 def check(
     paths: Iterable[Path], loaders: Mapping[str, Loader], defaults: Defaults | None = None, *, invariance: bool = False
-) -> Report:
+) -> CheckReport:
     """Read the paths, load each version once to complete it, and free it again. Hooks are read, not run.
 
     `invariance`: also run each model to find out whether its answers depend on who shares their batch.
@@ -87,9 +87,9 @@ def check(
 
 def check_entries(
     entries: Sequence[Entry], findings: Sequence[Finding], loaders: Mapping[str, Loader], *, invariance: bool = False
-) -> Report:
+) -> CheckReport:
     """Do the same with what was read of any paths."""
-    report = Report(findings=list(findings))
+    report = CheckReport(findings=list(findings))
     order, circles = put_in_order({entry.name: entry.needs for entry in entries})
     for entry in sorted(entries, key=lambda entry: order.index(entry.name)):
         report.findings += entry.findings

@@ -42,7 +42,7 @@ def shown_by_kernel() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class GpuMachine:
     """Whom Gpus asks. `runtime` gives None where there is none, and `why_none` then says why."""
 
     runtime: Callable[[], Runtime | None] = find_runtime
@@ -52,7 +52,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class UsableGpus:
     """The numbers of the GPUs that may be used, None where that cannot be told; and why there are no more."""
 
     numbers: tuple[int, ...] | None
@@ -68,22 +68,22 @@ class Gpus:
     """
 
     def __init__(
-        self, default: tuple[str, ...] = (), least: float = 0.0, machine: Machine | None = None,
+        self, default: tuple[str, ...] = (), least: float = 0.0, machine: GpuMachine | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:  # fmt: skip
         self.least = least
         self._default = default
-        self._machine = machine or Machine()
+        self._machine = machine or GpuMachine()
         self._patience_s = patience_s
-        self._found: Found | None = None
+        self._found: UsableGpus | None = None
         self._defaults: dict[str, tuple[str, ...]] = {}
         self._lock = threading.RLock()
 
     @classmethod
     def told(cls, numbers: tuple[int, ...] | None) -> Gpus:
         """Make those that somebody else has counted, or could not."""
-        gpus = cls(machine=Machine(lambda: None, str, lambda: True, lambda: False))
-        gpus._found = Found(numbers)
+        gpus = cls(machine=GpuMachine(lambda: None, str, lambda: True, lambda: False))
+        gpus._found = UsableGpus(numbers)
         return gpus
 
     @property
@@ -129,15 +129,15 @@ class Gpus:
             logger.warning(text, self.why)
         return tuple(f"cuda:{number}" for number in self.numbers or ()) or _CPU
 
-    def _look(self) -> Found:
+    def _look(self) -> UsableGpus:
         with self._lock:
             if self._found is None:
                 self._found = self._asked()
             return self._found
 
-    def _asked(self) -> Found:
+    def _asked(self) -> UsableGpus:
         """Ask the driver, on a thread that may hang in it for as long as the process lives."""
-        answers: list[Found] = []
+        answers: list[UsableGpus] = []
         asking = threading.Thread(target=lambda: answers.append(self._ask()), name="gpus", daemon=True)
         asking.start()
         asking.join(self._patience_s)
@@ -145,19 +145,19 @@ class Gpus:
         if found is None:
             why = f"the NVIDIA driver has not answered for {self._patience_s:g} s"
             logger.error("%s: no GPU is used until the server is started again", why)
-            return Found((), why)
+            return UsableGpus((), why)
         if found.numbers and found.why:
             logger.warning("%s", found.why)
         return found
 
-    def _ask(self) -> Found:
+    def _ask(self) -> UsableGpus:
         try:
             runtime = self._machine.runtime()
             if runtime is None:
-                return Found(None if self._machine.shown() else (), self._machine.why_none())
+                return UsableGpus(None if self._machine.shown() else (), self._machine.why_none())
             count = runtime.count()
         except Exception as error:  # noqa: BLE001 - whatever is wrong there, models that need no GPU are served
-            return Found((), _text(error))
+            return UsableGpus((), _text(error))
         unfit: dict[int, str] = {}
         for number in range(count):
             try:
@@ -169,7 +169,7 @@ class Gpus:
                 text = f"GPU {number} has compute capability {capability}, and {self.least:g} is the least that is used"
                 unfit[number] = text
         found = tuple(number for number in range(count) if number not in unfit)
-        return Found(found, "; ".join(unfit.values()) or ("" if found else "CUDA finds no GPU"))
+        return UsableGpus(found, "; ".join(unfit.values()) or ("" if found else "CUDA finds no GPU"))
 
 
 def _text(error: Exception) -> str:

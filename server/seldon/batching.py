@@ -18,8 +18,8 @@ import numpy as np
 import orjson
 
 from .calls import SeldonCall
-from .messages import NEVER, TOGETHER, Description, Endpoint, Form
-from .reading import NDARRAY, TENSOR, Rows, rows_of_json, rows_of_proto
+from .messages import NEVER, TOGETHER, ComponentDescription, Endpoint, PayloadKind
+from .reading import NDARRAY, TENSOR, PayloadRows, rows_of_json, rows_of_proto
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
@@ -43,29 +43,29 @@ class Sharing:
     tags or metrics for each call, or whose batches never go well. Units: `most_rows` in a batch.
     """
 
-    def __init__(self, description: Description, most_rows: int, *, strict: bool = True) -> None:
+    def __init__(self, description: ComponentDescription, most_rows: int, *, strict: bool = True) -> None:
         self.allowed = description.batches
         self._strict = strict
         self._takes_meta = description.takes_meta
         self._most_rows = most_rows
         self._failures = 0
 
-    def call_of(self, model: Model, endpoint: Endpoint, form: Form, payload: bytes, sink: Sink) -> SeldonCall:
+    def call_of(self, model: Model, endpoint: Endpoint, form: PayloadKind, payload: bytes, sink: Sink) -> SeldonCall:
         """Make a call, one that may share a batch if it is such.
 
         Threads: any; bodies that are large (answering.LARGE_BYTES) should not be read on the event loop.
         """
         call = SeldonCall(model, endpoint, form, payload, sink)
-        if not self.allowed or endpoint is not Endpoint.PREDICT or form is Form.HTTP:
+        if not self.allowed or endpoint is not Endpoint.PREDICT or form is PayloadKind.HTTP:
             return call
-        found = rows_of_json(payload) if form is Form.JSON else rows_of_proto(payload, exact=self._strict)
+        found = rows_of_json(payload) if form is PayloadKind.JSON else rows_of_proto(payload, exact=self._strict)
         if found is not None and self._may_share(found):
             array = found.array
             key = (array.shape[1:], (form, KINDS.index(found.kind), array.dtype.num), found.names)
             call.share(array, key, found.rest)  # type: ignore[arg-type]
         return call
 
-    def _may_share(self, found: Rows) -> bool:
+    def _may_share(self, found: PayloadRows) -> bool:
         array = found.array
         return (
             array.ndim > 1

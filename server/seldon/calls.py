@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from penstock.server.carrying.calls import RawCall
 
-from .messages import Endpoint, Form
+from .messages import Endpoint, PayloadKind
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.model import Model
     from penstock.batching.request import Key, Sink
 
-HEADS = [[bytes((endpoint, form)) for form in Form] for endpoint in Endpoint]
+HEADS = [[bytes((endpoint, form)) for form in PayloadKind] for endpoint in Endpoint]
 
 
 class SeldonCall(RawCall):
@@ -30,7 +30,7 @@ class SeldonCall(RawCall):
 
     rest: bytes
 
-    def __init__(self, model: Model, endpoint: Endpoint, form: Form, payload: bytes, sink: Sink) -> None:
+    def __init__(self, model: Model, endpoint: Endpoint, form: PayloadKind, payload: bytes, sink: Sink) -> None:
         RawCall.__init__(self, model, HEADS[endpoint][form] + payload, sink)
         self.endpoint = endpoint
         self.nbytes = len(payload)

@@ -12,7 +12,7 @@ from pathlib import Path
 from penstock.batching.spec import ModelSpec
 from penstock.server.carrying import checking
 from penstock.server.modules import names_of
-from penstock.server.repository.check import Report
+from penstock.server.repository.check import CheckReport
 from penstock.server.repository.findings import Finding
 from penstock.server.settings import Settings
 
@@ -21,22 +21,22 @@ from .components import Components
 from .modules import lacks_methods
 
 
-def check_components(settings: Settings) -> Report:
+def check_components(settings: Settings) -> CheckReport:
     """Read the PATH."""
     components = Components(settings)
     if wrong := components.wrong():
-        return Report(findings=[wrong])
+        return CheckReport(findings=[wrong])
     if components.graph:
         from .graph.check import check_graph
 
         return check_graph(settings)
     if mistakes := components.mistakes():
-        return Report(findings=mistakes)
+        return CheckReport(findings=mistakes)
     spec = components.spec()
     findings = mistakes_of(spec)
     if any(finding.mistake for finding in findings):
-        return Report(findings=findings)
-    return Report(specs=[replace(spec, options={})], findings=findings, notes={spec.name: described(spec)})
+        return CheckReport(findings=findings)
+    return CheckReport(specs=[replace(spec, options={})], findings=findings, notes={spec.name: described(spec)})
 
 
 def mistakes_of(spec: ModelSpec) -> list[Finding]:

@@ -37,7 +37,7 @@ _THREADS = "calls of one process run one after another; --workers has more of th
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SeldonCommand:
     """What a command line asks for. `notes` tell of what has no effect here. `pidfile` "": none."""
 
     settings: Settings
@@ -76,7 +76,9 @@ def run(argv: Sequence[str], serve: Callable[[Settings], int]) -> int:
         return serve(asked.settings)
 
 
-def ask(argv: Sequence[str], environ: Mapping[str, str], folder: Path, annotations: Path = ANNOTATIONS) -> Asked:
+def ask(
+    argv: Sequence[str], environ: Mapping[str, str], folder: Path, annotations: Path = ANNOTATIONS
+) -> SeldonCommand:
     """Read a command line. `folder` is where it was given, and where the component is.
 
     What is said on the command line goes before PENSTOCK_ variables, and those before the original's.
@@ -104,7 +106,7 @@ def ask(argv: Sequence[str], environ: Mapping[str, str], folder: Path, annotatio
     flags |= ours
     # what is served is this command's to say
     flags |= {"dialect": "seldon", "model_repository": [str(folder)], "seldon_component": given.interface_name}
-    return Asked(resolve(flags, {**below, **environ}), given.pidfile or "", list(_notes(given)))
+    return SeldonCommand(resolve(flags, {**below, **environ}), given.pidfile or "", list(_notes(given)))
 
 
 def _parser(variables: _Environment) -> argparse.ArgumentParser:

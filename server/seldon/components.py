@@ -20,7 +20,7 @@ from penstock.server.repository.scan import Defaults
 from penstock.server.settings import Settings
 
 from . import parameters
-from .graph.nodes import Code
+from .graph.nodes import NodeClass
 from .graph.reading import demand, is_graph
 from .modules import MODEL_NAME, S2I, built_with, of_their_own_name, unreadable, variables_of
 
@@ -122,7 +122,7 @@ class Components:
     def spec(self) -> ModelSpec:
         """Give the component as a model; it blocks."""
         environment = built_with(self.path, self._environ) if self.path.is_dir() else {}
-        return spec_of(self.settings, self.name, Code(self.folder, self.component), self.parameters, environment)
+        return spec_of(self.settings, self.name, NodeClass(self.folder, self.component), self.parameters, environment)
 
     def print(self) -> bytes:
         """Give what changes when a file of the component does; it blocks."""
@@ -136,7 +136,7 @@ class Components:
 
 
 def spec_of(
-    settings: Settings, name: str, code: Code, given: str, environment: Mapping[str, str]
+    settings: Settings, name: str, code: NodeClass, given: str, environment: Mapping[str, str]
 ) -> ModelSpec:  # fmt: skip
     """Make the ModelSpec of a component: `given` are its parameters, JSON, `environment` further variables."""
     requirements = Path(settings.seldon_requirements).absolute() if settings.seldon_requirements else None

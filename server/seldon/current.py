@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from .batching import Sharing
     from .loading import SeldonModels
-    from .messages import Description
+    from .messages import ComponentDescription
 
 
 class Current:
@@ -37,7 +37,7 @@ class Current:
         self.looks = False
 
     @property
-    def description(self) -> Description | None:
+    def description(self) -> ComponentDescription | None:
         """What its worker has said of it; None while none has."""
         return self._models.described.get(self.name())
 

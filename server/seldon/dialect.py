@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from penstock.server.dialects import Dialect, Parts
+from penstock.server.dialects import Dialect, DialectParts
 from penstock.server.restricted import Restricted, restricted_methods
 
 from . import pages, protos
@@ -34,7 +34,7 @@ class Seldon(Dialect):
     late = loud = True
     metrics_type = "text/plain; version=0.0.4; charset=utf-8"
     models: SeldonModels
-    _parts: Parts
+    _parts: DialectParts
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -54,7 +54,7 @@ class Seldon(Dialect):
         """Write the body of what is refused as no request."""
         return pages.failure(text)
 
-    def service(self, parts: Parts) -> SeldonService | GraphService:
+    def service(self, parts: DialectParts) -> SeldonService | GraphService:
         """Make the Service of the HTTP port."""
         self._parts = parts
         self.models = parts.engine.outsides[SELDON] = SeldonModels(parts.environments)

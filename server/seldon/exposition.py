@@ -77,7 +77,7 @@ def _predictor_version(text: str) -> str:
         return UNSET
 
 
-class Sum:
+class ValueSeries:
     """The series of a counter or a gauge, which is its last value."""
 
     __slots__ = ("_labels", "_sample", "value")
@@ -100,7 +100,7 @@ class Sum:
         yield f"{self._sample}{{{self._labels}}} {_number(self.value)}"
 
 
-class Timer:
+class TimerSeries:
     """The series of a timer: a histogram. Units: milliseconds come in, seconds are shown."""
 
     __slots__ = ("_after", "_before", "_counts", "_sample", "_sum")
@@ -139,7 +139,7 @@ class Exposition:
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        self._families: dict[str, tuple[str, dict[tuple[tuple[str, str], ...], Sum | Timer]]] = {}
+        self._families: dict[str, tuple[str, dict[tuple[tuple[str, str], ...], ValueSeries | TimerSeries]]] = {}
         self._taken: dict[str, str] = {family.name: "" for family in FAMILIES}
         self._warned: set[str] = set()
         self._count = 0
@@ -161,7 +161,7 @@ class Exposition:
             for each in series.values():
                 yield from each.lines()
 
-    def series(self, kind: Any, key: Any, labels: Mapping[str, Any]) -> Sum | Timer:
+    def series(self, kind: Any, key: Any, labels: Mapping[str, Any]) -> ValueSeries | TimerSeries:
         """Find a series, or begin it. Raises: ValueError, TypeError, which say what is wrong with it."""
         if kind not in _KINDS:
             raise ValueError(f"the type {kind!r} is none of {', '.join(_KINDS)}")
@@ -186,7 +186,7 @@ class Exposition:
         self._count += 1
         _, found = self._families.setdefault(shown, (_KINDS[kind], {}))
         self._taken.update(dict.fromkeys(samples, word))
-        made = found[place] = Timer(shown, labels) if kind == TIMER else Sum(shown, labels)
+        made = found[place] = TimerSeries(shown, labels) if kind == TIMER else ValueSeries(shown, labels)
         return made
 
     def warn(self, key: Any, why: object) -> None:
@@ -237,7 +237,7 @@ class Ledger:
 
     def _step(self, endpoint: Endpoint, kind: Any, key: Any, tags: dict[str, Any] | None) -> Step:
         series = self._page.series(kind, key, {**(tags or {}), "method": endpoint.label, **self._labels})
-        return series.set if kind == GAUGE and isinstance(series, Sum) else series.add
+        return series.set if kind == GAUGE and isinstance(series, ValueSeries) else series.add
 
 
 def _said(metrics: bytes) -> Iterator[tuple[Any, Any, Any, Any]]:

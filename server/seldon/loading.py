@@ -12,12 +12,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.batching.running.outsides import OpenedVersion
-from penstock.server.carrying.hosts import Host
+from penstock.server.carrying.hosts import CarryingHost
 from penstock.server.carrying.loading import AT_ONCE, as_carried, order_of
 
 from .batching import Sharing
 from .components import SELDON
-from .messages import Description, Endpoint
+from .messages import ComponentDescription, Endpoint
 from .seats import SeldonCrew
 from .tensors import Tensors, signature_of
 
@@ -39,7 +39,7 @@ class SeldonModels:
 
     def __init__(self, environments: Environments) -> None:
         self._environments = environments
-        self.described: dict[str, Description] = {}
+        self.described: dict[str, ComponentDescription] = {}
         self._serving: dict[str, SeldonCrew] = {}
         self.sharing: dict[str, Sharing] = {}
         self.count: Callable[[Endpoint, bytes], None] = lambda _endpoint, _metrics: None
@@ -50,7 +50,7 @@ class SeldonModels:
         interpreter = await asyncio.to_thread(self._environments.interpreter, spec.worker, label)
 
         def told(opened: bytes) -> None:
-            description = Description.read(opened)
+            description = ComponentDescription.read(opened)
             if self._serving.get(spec.name) is crew:
                 self.described[spec.name] = description
             if crew.sharing is not None and not description.batches:
@@ -58,8 +58,8 @@ class SeldonModels:
 
         crew = SeldonCrew(spec.worker.timeout_s, told, most_calls=partial(_most_calls, spec), count=self.count)
         count = spec.instances[0].count
-        crew.hosts += [Host(_order(spec, interpreter, label, at + 1), crew) for at in range(count)]
-        description = Description.read(await crew.start())
+        crew.hosts += [CarryingHost(_order(spec, interpreter, label, at + 1), crew) for at in range(count)]
+        description = ComponentDescription.read(await crew.start())
         self._serving[spec.name], self.described[spec.name] = crew, description
         batches = spec.options.get("batching") == "true" and description.batches
         spec = _completed(spec, description, batches=batches)
@@ -73,7 +73,7 @@ class SeldonModels:
         return OpenedVersion(spec, seats, SELDON)
 
 
-def _completed(spec: ModelSpec, description: Description, *, batches: bool) -> ModelSpec:
+def _completed(spec: ModelSpec, description: ComponentDescription, *, batches: bool) -> ModelSpec:
     """Say what the component takes and gives as a model of the v2 protocol, and how its calls go.
 
     What does not share batches has no axis for rows as such a model, and its calls are sent to the worker a few at a

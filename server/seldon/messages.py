@@ -2,7 +2,8 @@
 
 The service is `penstock.server.seldon.inside.service`. Its settings: {"component": "Name" or "package.module.Class",
 "folder": where it works, "parameters": the JSON text of its parameters, "strict": bool, "custom_service": whether it is
-to run that; and what else the component's ModelSpec has for options}. It answers being opened with a Description.
+to run that; and what else the component's ModelSpec has for options}. It answers being opened with a
+ComponentDescription.
 
 Both ways, a call travels as it came: the server reads no JSON and no protobuf, but for --batching.
 """
@@ -18,7 +19,7 @@ from typing import Any
 from penstock.server.carrying.messages import CALL
 
 __all__ = ["CALL"]
-"""Of it: two bytes, an Endpoint and a Form, then the payload; answered by ANSWER, metrics, header lines, and a body."""
+"""Of it: two bytes, an Endpoint and a PayloadKind, then the payload. Answered: ANSWER, metrics, header lines, body."""
 ROWS = 33
 """Call. Requests that share a batch, which the server has decoded: `rows.py` and `batching.py` say how."""
 TENSORS = 34
@@ -28,9 +29,9 @@ TOGETHER, APART, NEVER = range(3)
 comes later, as the component says more of each call than can be told apart."""
 
 ANSWER = struct.Struct("<HHI")
-"""Status (HTTP's, or gRPC's for Form.PROTO), and the lengths of what stands before the body, metrics first: header
-lines, of which the first is the value of content-type alone, none for JSON; and metrics, JSON: [[key, type, value, tags
-or null]], none for none. The body of a gRPC status other than OK is its text."""
+"""Status (HTTP's, or gRPC's for PayloadKind.PROTO), and the lengths of what stands before the body, metrics first:
+header lines, of which the first is the value of content-type alone, none for JSON; and metrics, JSON: [[key, type,
+value, tags or null]], none for none. The body of a gRPC status other than OK is its text."""
 _HEAD = ANSWER.size
 
 
@@ -63,20 +64,20 @@ class Endpoint(enum.IntEnum):
 _LABELS = ("predict", "feedback", "inputtransform", "outputtransform", "router", "aggregate", "health")
 
 
-class Form(enum.IntEnum):
+class PayloadKind(enum.IntEnum):
     """What the payload of a CALL is."""
 
     JSON = 0
     """The body of a request whose content type is JSON and which has no query."""
     HTTP = 1
     """A line of JSON, {"method": str, "type": its Content-Type, "query": str}, and after it the body. It has "path"
-    and "headers", pairs, too, where the Description `looks`."""
+    and "headers", pairs, too, where the ComponentDescription `looks`."""
     PROTO = 2
     """The message of the RPC: SeldonMessage, SeldonMessageList for AGGREGATE, Feedback for FEEDBACK."""
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class ComponentDescription:
     """What a worker says of its component.
 
     `metadata` is what `/metadata` answers, None where it is not valid, and `page` the same as it is written. `health`
@@ -97,6 +98,6 @@ class Description:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def read(cls, body: bytes) -> Description:
+    def read(cls, body: bytes) -> ComponentDescription:
         """Read what `write` has written."""
         return cls(**json.loads(body))

@@ -21,7 +21,7 @@ Purpose = Endpoint | str
 _READ, _CALL, _POST = (b"GET", b"HEAD"), (b"GET", b"POST", b"HEAD"), (b"POST",)
 
 
-class Place(NamedTuple):
+class SeldonRoute(NamedTuple):
     """What a path is for, and with which methods."""
 
     purpose: Purpose
@@ -29,22 +29,22 @@ class Place(NamedTuple):
 
 
 _PLACES = {
-    b"/predict": Place(Endpoint.PREDICT, _CALL),
-    b"/api/v1.0/predictions": Place(Endpoint.PREDICT, _POST),
-    b"/api/v0.1/predictions": Place(Endpoint.PREDICT, _POST),
-    b"/send-feedback": Place(Endpoint.FEEDBACK, _CALL),
-    b"/api/v1.0/feedback": Place(Endpoint.FEEDBACK, _POST),
-    b"/api/v0.1/feedback": Place(Endpoint.FEEDBACK, _POST),
-    b"/transform-input": Place(Endpoint.TRANSFORM_INPUT, _CALL),
-    b"/transform-output": Place(Endpoint.TRANSFORM_OUTPUT, _CALL),
-    b"/route": Place(Endpoint.ROUTE, _CALL),
-    b"/aggregate": Place(Endpoint.AGGREGATE, _CALL),
-    b"/health/status": Place(Endpoint.HEALTH, _READ),
-    b"/api/v1.0/health/status": Place(Endpoint.HEALTH, _READ),
-    b"/health/ping": Place(PING, _READ),
-    b"/metadata": Place(METADATA, _READ),
-    b"/api/v1.0/metadata": Place(METADATA, _READ),
-    b"/seldon.json": Place(OPENAPI, _READ),
+    b"/predict": SeldonRoute(Endpoint.PREDICT, _CALL),
+    b"/api/v1.0/predictions": SeldonRoute(Endpoint.PREDICT, _POST),
+    b"/api/v0.1/predictions": SeldonRoute(Endpoint.PREDICT, _POST),
+    b"/send-feedback": SeldonRoute(Endpoint.FEEDBACK, _CALL),
+    b"/api/v1.0/feedback": SeldonRoute(Endpoint.FEEDBACK, _POST),
+    b"/api/v0.1/feedback": SeldonRoute(Endpoint.FEEDBACK, _POST),
+    b"/transform-input": SeldonRoute(Endpoint.TRANSFORM_INPUT, _CALL),
+    b"/transform-output": SeldonRoute(Endpoint.TRANSFORM_OUTPUT, _CALL),
+    b"/route": SeldonRoute(Endpoint.ROUTE, _CALL),
+    b"/aggregate": SeldonRoute(Endpoint.AGGREGATE, _CALL),
+    b"/health/status": SeldonRoute(Endpoint.HEALTH, _READ),
+    b"/api/v1.0/health/status": SeldonRoute(Endpoint.HEALTH, _READ),
+    b"/health/ping": SeldonRoute(PING, _READ),
+    b"/metadata": SeldonRoute(METADATA, _READ),
+    b"/api/v1.0/metadata": SeldonRoute(METADATA, _READ),
+    b"/seldon.json": SeldonRoute(OPENAPI, _READ),
 }
 _OURS = frozenset((b"v2", b"docs", b"openapi.json", b"metrics"))
 """The first segments of the paths that are Penstock's own. The original has none of them."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TENSOR, NDARRAY = "tensor", "ndarray"
 
 
-class Rows(NamedTuple):
+class PayloadRows(NamedTuple):
     """What a body brings. `kind` is TENSOR or NDARRAY; `rest` is what the answer needs of it beside its rows."""
 
     array: Array
@@ -29,7 +29,7 @@ class Rows(NamedTuple):
     has_meta: bool
 
 
-def rows_of_json(body: bytes) -> Rows | None:
+def rows_of_json(body: bytes) -> PayloadRows | None:
     """Read a body of JSON; None for one that is not plainly rows, whatever is the matter with it.
 
     The rest is its meta as JSON, b"" for none.
@@ -45,12 +45,12 @@ def rows_of_json(body: bytes) -> Rows | None:
         has_meta = "meta" in message
         if has_meta and type(meta) is not dict:
             return None
-        return Rows(array, kind, tuple(names), json.dumps(meta).encode() if has_meta else b"", has_meta)
+        return PayloadRows(array, kind, tuple(names), json.dumps(meta).encode() if has_meta else b"", has_meta)
     except Exception:  # noqa: BLE001 - the worker says what is wrong with it
         return None
 
 
-def rows_of_proto(body: bytes, *, exact: bool) -> Rows | None:
+def rows_of_proto(body: bytes, *, exact: bool) -> PayloadRows | None:
     """Read a SeldonMessage, as `rows_of_json` does. The rest is the message without its values."""
     try:
         message = message_class("SeldonMessage").FromString(body)
@@ -63,6 +63,6 @@ def rows_of_proto(body: bytes, *, exact: bool) -> Rows | None:
         array = array_of(data, exact=exact)
         getattr(data, kind).Clear()
         getattr(data, kind).SetInParent()
-        return Rows(array, kind, tuple(data.names), message.SerializeToString(), message.HasField("meta"))
+        return PayloadRows(array, kind, tuple(data.names), message.SerializeToString(), message.HasField("meta"))
     except Exception:  # noqa: BLE001 - as above
         return None

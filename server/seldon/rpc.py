@@ -16,7 +16,7 @@ from penstock.server.grpc.method import Method, Status
 from penstock.server.v2.rpc.calls import Tasks, as_refusal, refuse
 
 from .calls import SeldonCall
-from .messages import Endpoint, Form, read_answer
+from .messages import Endpoint, PayloadKind, read_answer
 from .protos import message_class
 
 if TYPE_CHECKING:
@@ -83,14 +83,14 @@ class SeldonRpcs:
         """Send one call on its way. Raises: InferError."""
         model, sharing = self._current.find(), self._current.sharing
         if sharing is None or endpoint is not Endpoint.PREDICT:
-            self._submit(call, SeldonCall(model, endpoint, Form.PROTO, message, self))
+            self._submit(call, SeldonCall(model, endpoint, PayloadKind.PROTO, message, self))
             return
         # it is to be read here, which nobody needs of what is refused whatever it brings
         refusal = self._engine.turn_away(model)
         if refusal is not None:
             self._refuse(call, refusal)
         elif len(message) < LARGE_BYTES:
-            self._submit(call, sharing.call_of(model, endpoint, Form.PROTO, message, self))
+            self._submit(call, sharing.call_of(model, endpoint, PayloadKind.PROTO, message, self))
         else:
             self._engine.hold(model)  # the version that it is for stays meanwhile
             task = self._tasks.start(call, partial(self._share_slowly, model, sharing, call, message), "Predict")
@@ -120,7 +120,9 @@ class SeldonRpcs:
 
     async def _share_slowly(self, model: Model, sharing: Sharing, call: Call, message: bytes) -> None:
         """Read on a thread what would hold the loop."""
-        request = await off_loop(len(message), sharing.call_of, model, Endpoint.PREDICT, Form.PROTO, message, self)
+        request = await off_loop(
+            len(message), sharing.call_of, model, Endpoint.PREDICT, PayloadKind.PROTO, message, self
+        )
         self._submit(call, request)  # a call that has ended meanwhile has cancelled this
 
     # -- the sink ----------------------------------------------------------------------------------------------

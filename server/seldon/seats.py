@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.backends.errors import Code, InferError
 from penstock.server.carrying.calls import RAW
 from penstock.server.carrying.hosts import Crew
-from penstock.server.carrying.seats import Seat
+from penstock.server.carrying.seats import WorkerSlot
 from penstock.server.workers.order import NotBegunError, WorkerLost
 
 from .calls import SeldonCall
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.request import InferRequest, Key
     from penstock.batching.running.batch import Batch
-    from penstock.server.carrying.hosts import Host
+    from penstock.server.carrying.hosts import CarryingHost
 
     from .batching import Sharing
     from .tensors import Tensors
@@ -50,8 +50,8 @@ class SeldonCrew(Crew):
         """Whether calls share batches."""
         return self.sharing is not None and self.sharing.allowed
 
-    def seat(self, host: Host) -> Seat:
-        """Make a Seat of a Host."""
+    def seat(self, host: CarryingHost) -> WorkerSlot:
+        """Make a WorkerSlot of a CarryingHost."""
         return SeldonSeat(host, self)
 
     def done(self, requests: Sequence[InferRequest]) -> None:
@@ -64,10 +64,10 @@ class SeldonCrew(Crew):
         self.apart.clear()
 
 
-class SeldonSeat(Seat):
-    """A Seat that also has calls of several requests. Threads: the event loop's."""
+class SeldonSeat(WorkerSlot):
+    """A WorkerSlot that also has calls of several requests. Threads: the event loop's."""
 
-    def __init__(self, host: Host, crew: SeldonCrew) -> None:
+    def __init__(self, host: CarryingHost, crew: SeldonCrew) -> None:
         super().__init__(host)
         self._crew = crew
 

@@ -17,7 +17,7 @@ from penstock.server.http.head import HttpError
 
 from . import openapi, pages
 from .calls import SeldonCall
-from .messages import Endpoint, Form, read_answer
+from .messages import Endpoint, PayloadKind, read_answer
 from .pages import JSON, TEXT
 from .paths import METADATA, NOT_ALLOWED, NOT_FOUND, OPENAPI, OPTIONS, PING, is_ours, methods_of, parted, purpose_of
 
@@ -38,7 +38,7 @@ _MAGIC = {b"gzip": b"\x1f\x8b", b"deflate": b"\x78"}
 """How a body begins that has a coding. One that only says so is taken as it is, which the original does with all."""
 
 
-class Claim:
+class SeldonClaim:
     """What a head says. Kept with the head's bytes.
 
     `found` is the component that is asked, None for what the server answers itself. `plain`: the payload of its call is
@@ -71,7 +71,7 @@ class SeldonService(CarryingService):
     Threads: the event loop's, but for large bodies that are decoded.
     """
 
-    claims = Claim
+    claims = SeldonClaim
 
     def __init__(
         self, engine: Serves, current: Current, exposition: Exposition, others: Service, settings: Settings
@@ -86,7 +86,7 @@ class SeldonService(CarryingService):
 
     def claim(self, head: Head) -> Any:
         """Claim every path, but for those that are Penstock's own."""
-        claim = Claim(head, self._current, strict=self._strict)
+        claim = SeldonClaim(head, self._current, strict=self._strict)
         if is_ours(claim.path):
             return self.others.claim(head)
         category = _CATEGORIES.get(claim.purpose) or ("inference" if claim.found is not None else "")
@@ -113,20 +113,20 @@ class SeldonService(CarryingService):
 
     # -- calls of the component --------------------------------------------------------------------------------
 
-    def _ask(self, connection: FastLane, claim: Claim, endpoint: Endpoint, body: bytes) -> None:
+    def _ask(self, connection: FastLane, claim: SeldonClaim, endpoint: Endpoint, body: bytes) -> None:
         """Send a call to the component. Raises: InferError."""
         model = self._current.find()
         if self._current.looks:
-            call = SeldonCall(model, endpoint, Form.HTTP, _told(claim.head) + body, self)
+            call = SeldonCall(model, endpoint, PayloadKind.HTTP, _told(claim.head) + body, self)
         elif not claim.plain:
-            call = SeldonCall(model, endpoint, Form.HTTP, claim.described + body, self)
+            call = SeldonCall(model, endpoint, PayloadKind.HTTP, claim.described + body, self)
         elif (sharing := self._current.sharing) is not None:
-            call = sharing.call_of(model, endpoint, Form.JSON, body, self)
+            call = sharing.call_of(model, endpoint, PayloadKind.JSON, body, self)
         else:
-            call = SeldonCall(model, endpoint, Form.JSON, body, self)
+            call = SeldonCall(model, endpoint, PayloadKind.JSON, body, self)
         self.submit(connection, call)
 
-    async def _ask_later(self, connection: FastLane, claim: Claim, body: bytes) -> None:
+    async def _ask_later(self, connection: FastLane, claim: SeldonClaim, body: bytes) -> None:
         """Ask what takes more than one step.
 
         A coding is taken off its body, which the original never did, and a large one is read for the batch that it may
@@ -140,7 +140,7 @@ class SeldonService(CarryingService):
             if sharing is not None and claim.plain and len(body) >= LARGE_BYTES:
                 self.engine.hold(model)
                 try:
-                    call = await off_loop(len(body), sharing.call_of, model, endpoint, Form.JSON, body, self)
+                    call = await off_loop(len(body), sharing.call_of, model, endpoint, PayloadKind.JSON, body, self)
                     self.submit(connection, call)
                 finally:
                     self.engine.release(model)
@@ -177,7 +177,7 @@ class SeldonService(CarryingService):
 
     # -- everything else ---------------------------------------------------------------------------------------
 
-    def _answer_page(self, connection: FastLane, claim: Claim) -> None:
+    def _answer_page(self, connection: FastLane, claim: SeldonClaim) -> None:
         purpose, lines = claim.purpose, claim.lines
         if purpose == PING:
             connection.answer(200, b"pong", TEXT, lines)
@@ -195,10 +195,10 @@ class SeldonService(CarryingService):
         elif purpose == NOT_FOUND:
             connection.answer(500 if self._strict else 404, pages.NOT_FOUND, JSON, lines)
 
-    def _methods(self, claim: Claim) -> bytes:
+    def _methods(self, claim: SeldonClaim) -> bytes:
         return methods_of(claim.path, strict=self._strict)
 
-    def _answer_health(self, connection: FastLane, claim: Claim) -> None:
+    def _answer_health(self, connection: FastLane, claim: SeldonClaim) -> None:
         """Answer at once where that is known, and a worker serves; otherwise the component is asked."""
         described = self._current.description
         if described is not None and described.health and self._current.find().healthy:
@@ -206,7 +206,7 @@ class SeldonService(CarryingService):
         else:
             self._ask(connection, claim, Endpoint.HEALTH, b"")
 
-    def _answer_metadata(self, connection: FastLane, claim: Claim) -> None:
+    def _answer_metadata(self, connection: FastLane, claim: SeldonClaim) -> None:
         described = self._current.description
         if described is None:
             raise InferError(Code.NOT_READY, "the component is not ready: it says what it is later")

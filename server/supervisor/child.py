@@ -55,7 +55,7 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Told:
+class SupervisorLink:
     """What a role says to the supervisor, and was told before its start.
 
     `kept` is what the engine before this one has kept; `board` a front end's place among front ends, with the
@@ -97,7 +97,7 @@ class _Process:
         self._last = True
         self._assigned: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._role: Role | None = None
-        self._told: Told | None = None
+        self._told: SupervisorLink | None = None
         self._kept: dict[str, Kept] = {}
         self._board: tuple[dict[str, list[int]], list[int]] | None = None
         self._early: list[tuple[int, int, socket.socket]] = []
@@ -176,7 +176,7 @@ class _Process:
         logs.append(Logs(settings, sys.stderr, assigned["name"]))
         logs[0].start()
         process.prepare()
-        told = self._told = Told(self._link, logs[0], self._kept, self._board, self._asked.set)
+        told = self._told = SupervisorLink(self._link, logs[0], self._kept, self._board, self._asked.set)
         module, _, name = assigned["role"].partition(":")
         try:
             self._role = getattr(importlib.import_module(module), name)(settings, told, assigned)
@@ -187,7 +187,7 @@ class _Process:
         finally:
             self._link.close()
 
-    async def _serve(self, role: Role, told: Told, *, early: bool) -> int:
+    async def _serve(self, role: Role, told: SupervisorLink, *, early: bool) -> int:
         from penstock.server import process
 
         for each in self._early:

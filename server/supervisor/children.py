@@ -17,7 +17,7 @@ from penstock.server.ipc.link import Link
 from penstock.server.ipc.wire import Message
 
 from .kinds import START
-from .watch import Watch
+from .watch import ProcessWatch
 
 CHILD = "penstock.server.supervisor.child"
 
@@ -33,7 +33,7 @@ class Child:
     """
 
     def __init__(self, take: Callable[[list[Message]], None], ended: Callable[[int], None]) -> None:
-        self.watch = Watch()
+        self.watch = ProcessWatch()
         self.take = take
         self.ended = ended
         self._loop = asyncio.get_running_loop()

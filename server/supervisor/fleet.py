@@ -39,7 +39,7 @@ class Member:
 
 
 @dataclass(slots=True)
-class Asked:
+class FleetActions:
     """What is to be done, in order: each method is one of the shell's."""
 
     start: Callable[[Member, bool], None]
@@ -72,7 +72,7 @@ class Fleet:
     """
 
     fronts: int
-    asked: Asked
+    asked: FleetActions
     members: dict[int, Member] = field(default_factory=dict)
     generation: int = 0
     """The one that serves."""

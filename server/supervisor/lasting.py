@@ -15,10 +15,10 @@ from penstock.server.v2.regions import SYSTEM
 
 if TYPE_CHECKING:
     from penstock.server.fronts.engine_server import EngineServer
-    from penstock.server.telemetry.logs import Levels
+    from penstock.server.telemetry.logs import LogLevels
     from penstock.server.v2.regions import Region
 
-    from .child import Told
+    from .child import SupervisorLink
     from .journal import Kept
 
 logger = logging.getLogger("penstock.supervisor")
@@ -32,7 +32,7 @@ class Lasting:
     Invariant: what `put_back` has put back is kept for the next one too: the supervisor still has it.
     """
 
-    def __init__(self, told: Told, kept: Mapping[str, Kept]) -> None:
+    def __init__(self, told: SupervisorLink, kept: Mapping[str, Kept]) -> None:
         self._told = told
         self._kept = kept
         self._begun: dict[str, Kept] = {}
@@ -57,10 +57,10 @@ class Lasting:
         traces.changed = self._trace
         server.server.control.asked = self._model
 
-    def logs(self, apply: Callable[[Levels], None]) -> Callable[[Levels], None]:
+    def logs(self, apply: Callable[[LogLevels], None]) -> Callable[[LogLevels], None]:
         """Give what sets what is logged, and keeps that."""
 
-        def applied(levels: Levels) -> None:
+        def applied(levels: LogLevels) -> None:
             apply(levels)
             names = {"log_verbose_level": levels.verbose, "log_format": levels.format}
             names |= {f"log_{name}": getattr(levels, name) for name in ("info", "warning", "error")}

@@ -14,7 +14,7 @@ from penstock.server.settings import Settings
 if TYPE_CHECKING:
     import socket
 
-    from .child import Told
+    from .child import SupervisorLink
 
 logger = logging.getLogger("penstock.supervisor")
 
@@ -63,15 +63,15 @@ class Role(Protocol):
         """End at once whatever is left."""
 
 
-class Front:
+class FrontProcess:
     """A front end."""
 
-    def __init__(self, settings: Settings, told: Told, assigned: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Settings, told: SupervisorLink, assigned: Mapping[str, Any]) -> None:
         from penstock.server.fronts.front import FrontServer
-        from penstock.server.fronts.spreading import Spread
+        from penstock.server.fronts.spreading import ConnectionSpread
 
         self._told = told
-        self._spread = Spread.of(*told.board) if told.board else None
+        self._spread = ConnectionSpread.of(*told.board) if told.board else None
         self._server = FrontServer(settings, self._lost, told.logs.apply, self._spread)
 
     def _lost(self, why: str) -> None:
@@ -111,7 +111,7 @@ class Front:
         await self._server.close()
 
 
-class Engine:
+class EngineProcess:
     """The engine's process. It drains when its front ends have gone: they may still bring what they have accepted.
 
     Or when the supervisor says so: a signal has asked the engine alone, and another takes its place.
@@ -119,7 +119,7 @@ class Engine:
     replaced: what it holds of the device stays until it has ended, and there may be no room for more.
     """
 
-    def __init__(self, settings: Settings, told: Told, assigned: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Settings, told: SupervisorLink, assigned: Mapping[str, Any]) -> None:
         from penstock.server.fronts.engine_server import EngineServer
 
         from .lasting import Lasting

@@ -22,7 +22,7 @@ from penstock.server.listening.binding import StartError
 from penstock.server.settings import Settings
 
 from .children import Child, told_end
-from .fleet import ANSWERS, DRAINING, ENGINE, FRONT, READY, Asked, Fleet, Member
+from .fleet import ANSWERS, DRAINING, ENGINE, FRONT, READY, Fleet, FleetActions, Member
 from .journal import Journal
 from .kinds import ASKED, ATTACH, COUNTED, DRAIN, FAILED, HURRY, KEEP, KEPT, PING, PONG, PREPARE, SAID, UNLINKED
 from .neighbours import Neighbours
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.supervisor")
 
-ROLES = {ENGINE: "penstock.server.supervisor.roles:Engine", FRONT: "penstock.server.supervisor.roles:Front"}
+ROLES = {ENGINE: f"{__package__}.roles:EngineProcess", FRONT: f"{__package__}.roles:FrontProcess"}
 SPARE_AFTER_S = 1.0
 SPARE_AGAIN_S = 10.0
 GRACE_S = 2.0
@@ -56,7 +56,7 @@ class Supervisor:
         self._ports = Ports()
         self._journal = Journal()
         self._neighbours = Neighbours(settings.http_workers)
-        asked = Asked(self._start, self._pair, self._drain_one, self._kill_one, self._hurry_one)
+        asked = FleetActions(self._start, self._pair, self._drain_one, self._kill_one, self._hurry_one)
         self.fleet = Fleet(settings.http_workers, asked)
         self._children: dict[int, Child] = {}
         self._changed = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Watch: whether a process still works, judged from its pings and from what the system says of its main thread. Pure.
+"""ProcessWatch: whether a process still works, by its pings and what the system says of its main thread. Pure.
 
 A process that is stopped does nothing any more; one that sleeps and does not answer hangs. One that waits for a
 processor, or for a disk, is slow: to kill it would make that worse.
@@ -17,7 +17,7 @@ HOLDS_S = 60.0
 """How long a loop may be held by something that computes."""
 
 
-class Watch:
+class ProcessWatch:
     """What is known of one process. Units: seconds of any clock, processor time in the system's ticks.
 
     Time in which nobody looked does not count: then this process was the one that got no processor.

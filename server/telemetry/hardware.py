@@ -35,7 +35,7 @@ _Read = Callable[[], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class HardwareSample:
     """Values by metric name, as text; of the GPUs whole lines. What cannot be read is left out."""
 
     machine: Values = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class SamplingPlan:
     """What is sampled, and how often at most."""
 
     interval_s: float = 1.0
@@ -52,7 +52,7 @@ class Watch:
 
 
 class Hardware:
-    """Keeps the latest Sample of `proc`, and of the NVML module that `nvml` imports and starts.
+    """Keeps the latest HardwareSample of `proc`, and of the NVML module that `nvml` imports and starts.
 
     `used` gives what models have used of devices since its last call. The process itself is always told of.
     Threads: `sample` is the event loop's, and `used` is called there.
@@ -63,7 +63,7 @@ class Hardware:
         proc: Path = Path("/proc"),
         nvml: Callable[[], Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        watch: Watch = Watch(),
+        watch: SamplingPlan = SamplingPlan(),
         used: Callable[[], Used] = dict,
     ) -> None:
         cpu = _CpuTime(proc)
@@ -79,10 +79,10 @@ class Hardware:
         self._machine = _Reading(lambda: machine, clock, watch.interval_s)
         self._gpus = _Reading(gpu_lines, clock, watch.interval_s, _HANGS)
 
-    async def sample(self) -> Sample:
+    async def sample(self) -> HardwareSample:
         """Give values not older than the interval, or, where those are long in coming, the latest before."""
         machine, gpus = await asyncio.gather(self._machine.latest(), self._gpus.latest())
-        return Sample(machine, gpus)
+        return HardwareSample(machine, gpus)
 
 
 class _Reading:

@@ -35,7 +35,7 @@ _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\
 
 
 @dataclass(frozen=True, slots=True)
-class Levels:
+class LogLevels:
     """What is logged, and in which form: `format` is "default", the operator's choice, or "ISO8601", lines of text."""
 
     info: bool = True
@@ -45,7 +45,7 @@ class Levels:
     format: str = "default"
 
     @classmethod
-    def of(cls, settings: Settings) -> Levels:
+    def of(cls, settings: Settings) -> LogLevels:
         """Give what the settings say."""
         form = "ISO8601" if settings.log_format == "ISO8601" else "default"
         return cls(settings.log_info, settings.log_warning, settings.log_error, settings.log_verbose, form)
@@ -118,7 +118,7 @@ def _traceback(raised: Any) -> str:
     return repr(raised[1])
 
 
-def _loggers(levels: Levels) -> dict[str, int]:
+def _loggers(levels: LogLevels) -> dict[str, int]:
     """Give the level of each logger: ours, and those of libraries, of which less is wanted."""
     lowest = levels.lowest
     return {"": max(lowest, logging.INFO), "penstock": lowest, "uvicorn.error": max(lowest, logging.WARNING)}
@@ -184,7 +184,7 @@ class Logs:
         text = settings.log_format == "text" or (settings.log_format != "json" and self._stream.isatty())
         self._chosen = TextFormatter() if text else JsonFormatter()
         self._formatter: logging.Formatter = self._chosen
-        self._levels = Levels.of(settings)
+        self._levels = LogLevels.of(settings)
         self._records: queue.Queue[logging.LogRecord | None] = queue.Queue(QUEUE_RECORDS)
         self._door = _Enqueue(self._records, process)
         self._door.addFilter(lambda record: self._levels.pass_on(record.levelno))
@@ -206,7 +206,7 @@ class Logs:
         logging.captureWarnings(capture=True)
         self._writer.start()
 
-    def apply(self, levels: Levels) -> None:
+    def apply(self, levels: LogLevels) -> None:
         """Log as `levels` says from now on. Call it after `start`."""
         self._levels = levels
         self._formatter = TextFormatter() if levels.format == "ISO8601" else self._chosen

@@ -29,7 +29,7 @@ from penstock.server.workers.order import ENDED, REASONS, STARTED
 
 from .exposition import decimal, histogram_lines, label_value, number
 from .families import FAMILIES
-from .hardware import Hardware, Sample
+from .hardware import Hardware, HardwareSample
 from .standing import build_info, model_ready
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
@@ -270,7 +270,7 @@ def _histogram(name: str, labels: str, edges: Sequence[str], histogram: Histogra
     return list(histogram_lines(name, labels, edges, histogram.counts, decimal(histogram.total, digits)))
 
 
-def _add_sample(lines: Mapping[str, list[str]], sample: Sample) -> None:
+def _add_sample(lines: Mapping[str, list[str]], sample: HardwareSample) -> None:
     for name, value in sample.machine.items():
         lines[name].append(f"{name} {value}")
     for name, written in sample.gpus.items():

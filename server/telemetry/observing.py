@@ -26,7 +26,7 @@ from penstock.server.v2.logging_settings import LogSettings
 from penstock.server.v2.routes import Route
 from penstock.server.v2.tracing import TraceSettings
 
-from .hardware import Hardware, Watch
+from .hardware import Hardware, SamplingPlan
 from .metrics import Metrics, labels_of
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def made_metrics(
 
     `counts` are more numbers without labels, by the name of their family.
     """
-    watch = Watch(settings.metrics_interval_ms / 1000, settings.allow_cpu_metrics, settings.allow_gpu_metrics)
+    watch = SamplingPlan(settings.metrics_interval_ms / 1000, settings.allow_cpu_metrics, settings.allow_gpu_metrics)
 
     def count(position: int) -> int:
         port = tuple(ports())[position]

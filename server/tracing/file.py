@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from .config import TIMESTAMPS
-from .trace import Tensor, Trace
+from .trace import Trace, TracedTensor
 
 _MOST_COUNTS = 8
 """Counts whose files are open: what holds for all models, and for one each. The oldest gives way."""
@@ -154,7 +154,7 @@ def entries(trace: Trace) -> Iterator[dict[str, Any]]:
         yield {"id": trace.number, "activity": tensor.activity, "tensor": said}
 
 
-def _text(tensor: Tensor) -> str:
+def _text(tensor: TracedTensor) -> str:
     values = tensor.values.reshape(-1).tolist()
     if tensor.datatype == "BYTES":
         return ",".join(f'"{_decoded(value)}"' for value in values)

@@ -33,7 +33,7 @@ class Mark:
         self.span_id = 0
 
 
-class Step(NamedTuple):
+class TracedStep(NamedTuple):
     """A step that has ended."""
 
     mark: Mark
@@ -54,7 +54,7 @@ class Chosen(Mark):
         super().__init__()
         self.sampling = sampling
         self.context = context
-        self.steps: list[Step] = []
+        self.steps: list[TracedStep] = []
         self.trace_id = 0
         self.count_number = count_number
         self.last = last

@@ -25,7 +25,7 @@ QUEUE_INPUT, BACKEND_OUTPUT = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]([0-9a-f])(?:-.*)?")
 
 
-class Tensor(NamedTuple):
+class TracedTensor(NamedTuple):
     """One tensor of a traced request: a copy of its values."""
 
     activity: str
@@ -54,7 +54,7 @@ class Trace(NamedTuple):
     log_frequency: int
     parent: str
     state: str
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[TracedTensor, ...]
     parent_number: int = 0
     steps: tuple[Trace, ...] = ()
     span_id: int = 0
@@ -128,7 +128,7 @@ def trace_id_of(parent: str) -> str:
     return "" if found is None else found[1]
 
 
-def tensors_of(model: Model, request: InferRequest, level: Sequence[str]) -> tuple[Tensor, ...]:
+def tensors_of(model: Model, request: InferRequest, level: Sequence[str]) -> tuple[TracedTensor, ...]:
     """Copy what goes in and what comes out, where the level asks for it: buffers may be another's a moment later."""
     if TENSORS not in level:
         return ()
@@ -142,5 +142,5 @@ def tensors_of(model: Model, request: InferRequest, level: Sequence[str]) -> tup
             if values is None or not spec.is_tensor:
                 continue
             with suppress(InferError):  # what a client shares of a device's memory may be gone; its answer stands
-                found.append(Tensor(activity, spec.name, spec.datatype, np.array(values)))
+                found.append(TracedTensor(activity, spec.name, spec.datatype, np.array(values)))
     return tuple(found)

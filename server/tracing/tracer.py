@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from .config import OPENTELEMETRY, Sampling, TraceConfig
-from .nesting import Chosen, Step, context_in, mark_of, nested, root_of
+from .nesting import Chosen, TracedStep, context_in, mark_of, nested, root_of
 from .trace import Trace, TraceSink, asks_for_trace, context_of, stamps_of, tensors_of
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Tracer:
                 continue
             chosen = self._chosen_for(root)
             if chosen is not None:
-                chosen.steps.append(Step(mark_of(request), _trace_of(model, batch, request, end_ns, chosen)))
+                chosen.steps.append(TracedStep(mark_of(request), _trace_of(model, batch, request, end_ns, chosen)))
         return others
 
     def _chosen_for(self, root: InferRequest) -> Chosen | None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from penstock.batching.request import InferRequest, bytes_of
 
 from .regions import Lease
-from .said import Ways
-from .shared_tensors import Located, aim
+from .said import PerOutputPlan
+from .shared_tensors import SharedInput, aim
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,13 +42,13 @@ class Alike:
         self.key = request.key
         self.rows = request.rows
         self.wanted = request.wanted
-        self.beside = [position for position, place in enumerate(places) if isinstance(place, Located)]
+        self.beside = [position for position, place in enumerate(places) if isinstance(place, SharedInput)]
         self.regions = regions
         plan = options.plan
         self.ways: tuple[Way | Where, ...] | None = None
         self.stored = False
         self.options = options
-        if type(plan) is Ways and Lease in map(type, plan.ways):
+        if type(plan) is PerOutputPlan and Lease in map(type, plan.ways):
             self.ways = tuple([way.where if type(way) is Lease else way for way in plan.ways])
             self.stored, self.own = plan.stored, plan.own
             self.options = options.with_plan(None)
@@ -67,7 +67,9 @@ class Alike:
     def _leased(self, request: InferRequest, ways: Sequence[Way | Where]) -> Options:
         """Take leases for one request. Apart, so that `request` has no variables that a comprehension shares."""
         lease = self.regions.lease
-        plan = Ways(tuple([lease(*way) if isinstance(way, tuple) else way for way in ways]), self.stored, self.own)
+        plan = PerOutputPlan(
+            tuple([lease(*way) if isinstance(way, tuple) else way for way in ways]), self.stored, self.own
+        )
         if request.model.in_place:
             aim(request, plan)
         return self.options.with_plan(plan)

@@ -14,7 +14,7 @@ from penstock.server.http.head import HttpError
 from .finish import LARGE_ELEMENTS, is_much, ways_of
 from .layout import Layouts
 from .regions import INLINE_BYTES, Lease
-from .said import JSON, Classes, Ways, version_of
+from .said import JSON, Classes, PerOutputPlan, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,7 @@ def version_in(path: bytes | None) -> str:
         raise HttpError(400, error.message) from None
 
 
-class Route:
+class ModelRoute:
     """One model as it is named in a path. `model` is right while `generation` is the Engine's.
 
     `counted` is whether it takes BYTES, whose elements are walked one by one in either form; `bulky` is whether its
@@ -65,7 +65,7 @@ class Route:
         self.bulky = True
 
 
-class Claim:
+class InferenceClaim:
     """What a head says about a call: its route, and the header fields that matter. Kept with the head's bytes.
 
     `forwarded` are the parameters that header fields became; `refusal` is why one of them may not.
@@ -76,7 +76,7 @@ class Claim:
         "route",
     )  # fmt: skip
 
-    def __init__(self, route: Route, head: Head, forwarding: Forwarding | None, *, predict: bool) -> None:
+    def __init__(self, route: ModelRoute, head: Head, forwarding: Forwarding | None, *, predict: bool) -> None:
         self.route = route
         self.forwarded: dict[str, str] = {}
         self.refusal: InferError | None = None
@@ -113,7 +113,7 @@ def is_bulky(model: Model) -> bool:
 
 def is_large(plan: Plan, outputs: Sequence[Any]) -> bool:
     """Whether encoding an answer would hold the loop."""
-    if len(outputs) == 1 and type(plan) is not Ways:
+    if len(outputs) == 1 and type(plan) is not PerOutputPlan:
         array = outputs[0]  # the usual answer, at half of what follows
         if array is not None and array.size < LARGE_ELEMENTS and not array.dtype.hasobject:
             return False
@@ -145,12 +145,12 @@ def _is_long(array: Array) -> bool:
     return sum(map(len, array.ravel().tolist())) >= 16 * LARGE_ELEMENTS
 
 
-def is_long(claim: Claim, body: bytes) -> bool:
+def is_long(claim: InferenceClaim, body: bytes) -> bool:
     """Whether to read a body would hold the loop: its JSON, and its strings, are walked; other tensors are not."""
     return (len(body) if claim.header_bytes < 0 or claim.route.counted else claim.header_bytes) >= LARGE_BYTES
 
 
-def bad_header(claim: Claim, body: bytes) -> InferError:
+def bad_header(claim: InferenceClaim, body: bytes) -> InferError:
     """Say why the length of the JSON is none."""
     if claim.header_bytes < 0:
         text = f"Unable to parse Inference-Header-Content-Length, got: {claim.header_text}"

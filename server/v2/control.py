@@ -39,7 +39,7 @@ EXTENSIONS = (
 )  # fmt: skip
 
 
-class Repository(Protocol):
+class ReadsRepository(Protocol):
     """The part of the Repository that is read here."""
 
     @property
@@ -49,7 +49,7 @@ class Repository(Protocol):
 
 
 def control_routes(
-    engine: Models, repository: Repository, metrics: Metrics, health: Health, *, name: str = "triton"
+    engine: Models, repository: ReadsRepository, metrics: Metrics, health: Health, *, name: str = "triton"
 ) -> tuple[Route, ...]:
     """Give the endpoints."""
     control = _Control(engine, repository, metrics, health)
@@ -61,7 +61,7 @@ def control_routes(
 class _Control:
     """The endpoints."""
 
-    def __init__(self, engine: Models, repository: Repository, metrics: Metrics, health: Health) -> None:
+    def __init__(self, engine: Models, repository: ReadsRepository, metrics: Metrics, health: Health) -> None:
         self._engine = engine
         self._repository = repository
         self._metrics = metrics

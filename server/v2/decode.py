@@ -19,7 +19,7 @@ from penstock.batching.scheduling.admission import admitted, check_alone
 
 from . import said
 from .parsing import NO_OBJECT, parse
-from .said import BINARY, NOT_UNSIGNED, PLAIN, Options, Ways, invalid, options_of, with_id
+from .said import BINARY, NOT_UNSIGNED, PLAIN, Options, PerOutputPlan, invalid, options_of, with_id
 from .shared_tensors import aim, copied_bytes, shared_input
 from .tensors import MANY_TEXTS, from_binary, from_json
 from .wanted import outputs as wanted_of
@@ -83,7 +83,7 @@ def decode(
     request = InferRequest(model, inputs, rows, key, wanted, sink)
     request.id = request_id
     request.nbytes = len(body)
-    if model.in_place and type(options.plan) is Ways:
+    if model.in_place and type(options.plan) is PerOutputPlan:
         aim(request, options.plan)
     if regions:
         request.nbytes += copied_bytes(request, _in_regions(document["inputs"]))

@@ -14,7 +14,7 @@ from penstock.server.hooks.convert import datatype_of
 from penstock.server.listening.mapped import Mapped
 
 from .finish import Finished, finish, finish_all, finish_own, store_all
-from .said import BINARY, Ways
+from .said import BINARY, PerOutputPlan
 from .tensors import json_pieces, json_writer, to_binary, to_json
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class Encoder:
         self._singles[key] = single
         return single
 
-    def stored(self, request: InferRequest, plan: Ways) -> bytes:
+    def stored(self, request: InferRequest, plan: PerOutputPlan) -> bytes:
         """Write all outputs into shared memory, and encode what there is to say of them. Raises: as `mixed`."""
         shapes = store_all(request, plan)
         key = (request.wanted, shapes)
@@ -210,7 +210,7 @@ class Encoder:
         return prefix
 
 
-def encode_ways(encoder: Encoder, request: InferRequest, plan: Ways) -> tuple[bytes, int]:
+def encode_ways(encoder: Encoder, request: InferRequest, plan: PerOutputPlan) -> tuple[bytes, int]:
     """Encode outputs of which some are classes or go into shared memory. Returns, and raises: as `Encoder.mixed`."""
     if plan.stored:
         return encoder.stored(request, plan), 0
@@ -222,7 +222,7 @@ def encode_large(encoder: Encoder, request: InferRequest, plan: Plan) -> tuple[B
     outputs: Any = request.outputs or []
     if type(outputs) is OwnOutputs:
         return encoder.mapped(request.id, finish_own(request.model, request.wanted, plan, outputs), outputs.parameters)
-    if type(plan) is Ways and plan.stored:
+    if type(plan) is PerOutputPlan and plan.stored:
         return encoder.stored(request, plan), 0
     return encoder.mapped(request.id, finish_all(request.model, request.wanted, plan, outputs))
 

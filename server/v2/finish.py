@@ -15,7 +15,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.running.own_outputs import own_datatype
 
 from .regions import Lease
-from .said import BINARY, JSON, MAX_CLASSES, Classes, Ways
+from .said import BINARY, JSON, MAX_CLASSES, Classes, PerOutputPlan
 from .tensors import to_binary
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def ways_of(plan: Plan, count: int) -> tuple[Way, ...]:
     """Spell a plan out: one way for each of `count` outputs."""
     if plan is None:
         return (JSON,) * count
-    return plan.ways if isinstance(plan, Ways) else plan
+    return plan.ways if isinstance(plan, PerOutputPlan) else plan
 
 
 def finish_all(model: Model, wanted: Sequence[int], plan: Plan, outputs: Sequence[Any]) -> list[Finished]:
@@ -65,11 +65,11 @@ def finish_all(model: Model, wanted: Sequence[int], plan: Plan, outputs: Sequenc
             for spec, way, output in zip(specs, ways_of(plan, len(specs)), outputs, strict=True)
         ]
     finally:
-        if isinstance(plan, Ways):
+        if isinstance(plan, PerOutputPlan):
             plan.release()
 
 
-def store_all(request: InferRequest, plan: Ways) -> tuple[tuple[int, ...], ...]:
+def store_all(request: InferRequest, plan: PerOutputPlan) -> tuple[tuple[int, ...], ...]:
     """Finish outputs that all go into shared memory, and let go of it; give their shapes. Raises: as `finish_all`."""
     specs, outputs = request.model.signature.outputs, request.outputs or []
     try:
@@ -92,7 +92,7 @@ def finish_own(model: Model, wanted: Sequence[int], plan: Plan, outputs: OwnOutp
             if array is not None
         ]
     finally:
-        if isinstance(plan, Ways):
+        if isinstance(plan, PerOutputPlan):
             plan.release()
 
 

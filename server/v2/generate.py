@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from penstock.server.engines import Serves
     from penstock.server.hooks.runner import Hooks
     from penstock.server.http.limits import Limits
-    from penstock.server.http.parts import Parts
+    from penstock.server.http.parts import BodyParts
 
 T = TypeVar("T")
 logger = logging.getLogger("penstock.server")
@@ -203,7 +203,7 @@ class _Events(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send them (called by the framework)."""
-        parts: Parts | None = (scope.get("extensions") or {}).get(PARTS)
+        parts: BodyParts | None = (scope.get("extensions") or {}).get(PARTS)
         put = partial(_send_each, send) if parts is None else parts.send
         async with self._answered:
             with contextlib.suppress(InferError):

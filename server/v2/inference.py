@@ -32,14 +32,14 @@ from penstock.server.http.head import HttpError
 from penstock.server.listening.mapped import LargeAnswers
 from penstock.server.restricted import Restricted
 
-from .claims import Claim, Route, bad_header, is_bulky, is_large, is_long, json_size, version_in
+from .claims import InferenceClaim, ModelRoute, bad_header, is_bulky, is_large, is_long, json_size, version_in
 from .decode import decode, decode_new, decode_raw
 from .encode import Encoder, encode_hooked, encode_large, encode_own, encode_ways
 from .forwarding import Forwarding
 from .layout import Layouts
 from .predictions import Predictions
 from .regions import INLINE_BYTES, InlineRegions, LargeRead, Regions
-from .said import Options, Ways
+from .said import Options, PerOutputPlan
 from .wanted import told
 
 if TYPE_CHECKING:
@@ -81,12 +81,12 @@ class Inference:
         self._forwarding = forwarding
         self._texts, self._answers = LargeTexts(), LargeAnswers()
         self._predictions = Predictions(limits, hooks_of, self._texts, self._answer_body, self.refuse)
-        self._routes: dict[tuple[str, str], Route] = {}
+        self._routes: dict[tuple[str, str], ModelRoute] = {}
         self.restricted = Restricted()
 
     # -- the Service -------------------------------------------------------------------------------------------
 
-    def claim(self, head: Head) -> Claim | None:
+    def claim(self, head: Head) -> InferenceClaim | None:
         """Claim `POST .../infer` and `POST .../predict`."""
         match = _PATH.match(head.path) if head.method == b"POST" else None
         if match is None:
@@ -94,8 +94,8 @@ class Inference:
         self.restricted.demand("inference", head.header)
         name = unquote_to_bytes(match[1]).decode("utf-8", "replace")
         version = version_in(match[2])
-        route = self._routes.get((name, version)) or Route(name, version)
-        return Claim(route, head, self._forwarding, predict=match[3] == b"predict")
+        route = self._routes.get((name, version)) or ModelRoute(name, version)
+        return InferenceClaim(route, head, self._forwarding, predict=match[3] == b"predict")
 
     def turn_away(self, head: Head) -> InferError | None:
         """Give the error of a request that is refused whatever it brings: its body need not be kept."""
@@ -106,7 +106,7 @@ class Inference:
 
     def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
         """Decode and submit one request, or answer what is wrong with it."""
-        claim: Claim = head.route
+        claim: InferenceClaim = head.route
         route = claim.route
         try:
             if route.generation != self._engine.generation:
@@ -157,7 +157,7 @@ class Inference:
                 connection.plan = None
                 self.refuse(connection, error or InferError(Code.INTERNAL, "request without a head"))
                 continue
-            claim: Claim = head.route
+            claim: InferenceClaim = head.route
             try:
                 route = claim.route
                 # the route may lead to another version by now than the one that ran
@@ -173,7 +173,7 @@ class Inference:
 
     # -- steps -------------------------------------------------------------------------------------------------
 
-    def _resolve(self, route: Route) -> None:
+    def _resolve(self, route: ModelRoute) -> None:
         model = self._engine.model(route.name, route.version)
         route.model = model
         route.counted = any(spec.datatype == "BYTES" for spec in model.signature.inputs)
@@ -206,14 +206,16 @@ class Inference:
             connection.request = connection.plan = None
             raise
 
-    def _answer_outputs(self, connection: FastLane, claim: Claim, encoder: Encoder, request: InferRequest) -> None:
+    def _answer_outputs(
+        self, connection: FastLane, claim: InferenceClaim, encoder: Encoder, request: InferRequest
+    ) -> None:
         plan, outputs = connection.plan, request.outputs or []
-        if (claim.route.bulky or type(plan) is Ways) and is_large(plan, outputs):
+        if (claim.route.bulky or type(plan) is PerOutputPlan) and is_large(plan, outputs):
             work = self._answer_later(connection, claim, encoder, request, plan)
             connection.task = asyncio.get_running_loop().create_task(work)
         elif type(outputs) is OwnOutputs:
             self._answer_body(connection, claim, *encode_own(encoder, request, plan))
-        elif type(plan) is Ways:
+        elif type(plan) is PerOutputPlan:
             self._answer_body(connection, claim, *encode_ways(encoder, request, plan))
         elif plan is None and not claim.accept:
             connection.answer_ok(encoder.json(request.id, request.wanted, outputs))
@@ -221,7 +223,7 @@ class Inference:
             self._answer_body(connection, claim, *encoder.mixed(request.id, request.wanted, plan, outputs))
 
     async def _answer_later(
-        self, connection: FastLane, claim: Claim, encoder: Encoder, request: InferRequest, plan: Plan
+        self, connection: FastLane, claim: InferenceClaim, encoder: Encoder, request: InferRequest, plan: Plan
     ) -> None:
         """Answer with what a thread has encoded."""
         try:
@@ -235,7 +237,7 @@ class Inference:
         finally:
             off_task(connection)
 
-    def _answer_body(self, connection: FastLane, claim: Claim, body: Body, json_bytes: int) -> None:
+    def _answer_body(self, connection: FastLane, claim: InferenceClaim, body: Body, json_bytes: int) -> None:
         if not claim.accept:
             connection.answer_ok(body, json_bytes)
             return
@@ -251,11 +253,11 @@ class Inference:
 
     # -- calls that take more than one step --------------------------------------------------------------------
 
-    def _begin_longer(self, connection: FastLane, claim: Claim, model: Model, body: bytes) -> None:
+    def _begin_longer(self, connection: FastLane, claim: InferenceClaim, model: Model, body: bytes) -> None:
         if not claim.predict or not self._predictions.begin(connection, claim, model, body):
             on_task(connection, self._engine, model, self._run(connection, claim, model, body))
 
-    async def _run(self, connection: FastLane, claim: Claim, model: Model, body: bytes) -> None:
+    async def _run(self, connection: FastLane, claim: InferenceClaim, model: Model, body: bytes) -> None:
         request_id = claim.request_id
         try:
             if claim.route.decoupled and not claim.predict:
@@ -281,7 +283,7 @@ class Inference:
         finally:
             off_task(connection)
 
-    async def _decoded(self, claim: Claim, model: Model, body: bytes) -> tuple[InferRequest, Options]:
+    async def _decoded(self, claim: InferenceClaim, model: Model, body: bytes) -> tuple[InferRequest, Options]:
         """Decode here, or on a thread where it would hold the loop."""
         if claim.refusal is not None:
             raise claim.refusal
@@ -304,7 +306,7 @@ class Inference:
         work = partial(decode, model, body, header_bytes, depth, self, self._regions)
         return await self._texts.read(len(body) if header_bytes < 0 else header_bytes, work)
 
-    def _read(self, claim: Claim, model: Model, body: bytes) -> tuple[InferRequest, Options]:
+    def _read(self, claim: InferenceClaim, model: Model, body: bytes) -> tuple[InferRequest, Options]:
         """Decompress and decode, on a thread and in one go, as `unpacked` has it."""
         body = decompress(body, claim.coding, self._limits)
         if claim.header_text and not 0 <= claim.header_bytes <= len(body):
@@ -314,7 +316,7 @@ class Inference:
         return decode(model, body, claim.header_bytes, self._limits.max_json_depth, self, self._regions)
 
     async def _infer_with_hooks(
-        self, connection: FastLane, claim: Claim, request: InferRequest, options: Options
+        self, connection: FastLane, claim: InferenceClaim, request: InferRequest, options: Options
     ) -> None:
         model = request.model
         names = [spec.name for spec in model.signature.inputs]
@@ -323,7 +325,7 @@ class Inference:
         request_id = request.id or claim.request_id
         outputs = await self._hooks_of(model).infer(sample, request_id, terms, options.parameters)
         ways = told(request, options.plan, outputs)
-        plan, arrays = Ways(tuple(ways.values())), [outputs[name] for name in ways]
+        plan, arrays = PerOutputPlan(tuple(ways.values())), [outputs[name] for name in ways]
         route = claim.route
         encoder = (route.encoder if route.model is model else None) or self._encoder(model)
         if is_large(plan, arrays):

@@ -19,7 +19,7 @@ from penstock.backends.errors import InferError
 from .alike import Alike
 from .parsing import numbers_of
 from .regions import LargeRead, Regions
-from .shared_tensors import Located, locate
+from .shared_tensors import SharedInput, locate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,7 +66,7 @@ class _Binary(Alike):
 
     data_bytes: int
     id: str
-    places: list[_Place | Located | None]
+    places: list[_Place | SharedInput | None]
     views: list[tuple[int, np.dtype[Any], tuple[int, ...]]] | None
 
 
@@ -151,13 +151,13 @@ class Layouts:
         return binary.request(model, inputs, sink, len(body), request_id)
 
     def _inputs(
-        self, model: Model, body: bytes, header_bytes: int, places: list[Located | _Place | None]
+        self, model: Model, body: bytes, header_bytes: int, places: list[SharedInput | _Place | None]
     ) -> list[Array | None]:
         return [
             None
             if place is None
             else place.fetch(model, self.regions)
-            if isinstance(place, Located)
+            if isinstance(place, SharedInput)
             else np.ndarray(place.shape, place.dtype, body, header_bytes + place.offset)
             for place in places
         ]
@@ -191,14 +191,16 @@ class Layouts:
         start = _own_id(body, header_bytes)
         _keep(self._named_binaries if start else self._binaries, body[start:header_bytes], binary)
 
-    def _places(self, request: InferRequest, body: bytes, header_bytes: int) -> list[_Place | Located | None] | None:
+    def _places(
+        self, request: InferRequest, body: bytes, header_bytes: int
+    ) -> list[_Place | SharedInput | None] | None:
         """Find where the inputs of a body are; None where one of them is nowhere, but made of the body's values.
 
         BYTES and BOOL are, and JSON data is JSON: those are decoded each time.
         """
         base = np.frombuffer(body, np.uint8).__array_interface__["data"][0] + header_bytes
         entries = {entry["name"]: entry for entry in orjson.loads(body[:header_bytes])["inputs"]}
-        places: list[_Place | Located | None] = []
+        places: list[_Place | SharedInput | None] = []
         for spec, array in zip(request.model.signature.inputs, request.inputs, strict=True):
             if array is None:
                 places.append(None)

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.settings import Settings
-from penstock.server.telemetry.logs import Levels
+from penstock.server.telemetry.logs import LogLevels
 
 from .parsing import parse
 from .routes import MAX_JSON_DEPTH, Route, body_of, json_answer
@@ -37,7 +37,7 @@ _SCHEMA: dict[str, Any] = {
 }
 
 
-def apply_without_logs(levels: Levels) -> None:
+def apply_without_logs(levels: LogLevels) -> None:
     """Set what a server can that is part of another program, whose logging is its own: the level of our loggers."""
     logging.getLogger("penstock").setLevel(levels.lowest)
 
@@ -45,9 +45,9 @@ def apply_without_logs(levels: Levels) -> None:
 class LogSettings:
     """What is logged. `apply` makes it so in the process: its shell sets it, where there is one."""
 
-    def __init__(self, settings: Settings, apply: Callable[[Levels], None] | None = None) -> None:
+    def __init__(self, settings: Settings, apply: Callable[[LogLevels], None] | None = None) -> None:
         self._file = settings.log_file
-        self._levels = Levels.of(settings)
+        self._levels = LogLevels.of(settings)
         self.apply = apply or apply_without_logs
 
     def read(self) -> dict[str, bool | int | str]:
@@ -72,7 +72,7 @@ class LogSettings:
             if value is not None:
                 changed[name.removeprefix("log_")] = _checked(name, value)
         levels = self._levels
-        wanted = Levels(
+        wanted = LogLevels(
             info=changed.get("info", levels.info),
             warning=changed.get("warning", levels.warning),
             error=changed.get("error", levels.error),

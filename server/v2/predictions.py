@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from penstock.server.http.limits import Limits
     from penstock.server.listening.mapped import Body
 
-    from .claims import Claim
+    from .claims import InferenceClaim
 
-Writes = Callable[["FastLane", "Claim", "Body", int], None]
+Writes = Callable[["FastLane", "InferenceClaim", "Body", int], None]
 Refuses = Callable[["FastLane", InferError], None]
 
 
@@ -42,7 +42,7 @@ class Predictions:
         self._write = write
         self._refuse = refuse
 
-    def begin(self, connection: FastLane, claim: Claim, model: Model, body: bytes) -> bool:
+    def begin(self, connection: FastLane, claim: InferenceClaim, model: Model, body: bytes) -> bool:
         """Begin one here and now, to be answered later. Returns: False where it takes a task. Raises: InferError."""
         if claim.coding or len(body) >= LARGE_BYTES:
             return False
@@ -57,7 +57,7 @@ class Predictions:
             connection.task = trip
         return True
 
-    async def run(self, connection: FastLane, claim: Claim, model: Model, body: bytes) -> None:
+    async def run(self, connection: FastLane, claim: InferenceClaim, model: Model, body: bytes) -> None:
         """Answer one. Raises: InferError, HttpError."""
         read = partial(parse, max_depth=self._limits.max_json_depth, simd=False)
         if claim.coding:
@@ -69,10 +69,10 @@ class Predictions:
         answer = await self._hooks_of(model).predict(sample, claim.request_id, _terms(model), claim.forwarded)
         self._answer(connection, claim, answer)
 
-    def _answer(self, connection: FastLane, claim: Claim, answer: bytes) -> None:
+    def _answer(self, connection: FastLane, claim: InferenceClaim, answer: bytes) -> None:
         self._write(connection, claim, answer, 0)
 
-    def _fail(self, connection: FastLane, claim: Claim, error: BaseException) -> None:
+    def _fail(self, connection: FastLane, claim: InferenceClaim, error: BaseException) -> None:
         if not isinstance(error, InferError):  # logged under an id, and the client gets an answer whatever it is
             error = internal(error, claim.route.name, claim.request_id)
         self._refuse(connection, error)

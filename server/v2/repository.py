@@ -25,7 +25,7 @@ _THREAD_BYTES = 256 << 10
 """Bodies from this size on are read on a thread."""
 
 
-class Control(Protocol):
+class LoadsModels(Protocol):
     """What is needed of ModelControl."""
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None: ...
@@ -36,7 +36,7 @@ class Control(Protocol):
 class RepositoryEndpoints:
     """The endpoints. `most_bytes` is the largest body of a load request, whose files come in base64."""
 
-    def __init__(self, control: Control, most_bytes: int) -> None:
+    def __init__(self, control: LoadsModels, most_bytes: int) -> None:
         self._control = control
         self._most_bytes = most_bytes
         self._texts = LargeTexts()

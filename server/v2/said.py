@@ -79,7 +79,7 @@ Way = bool | Classes | Lease
 
 
 @dataclass(slots=True)
-class Ways:
+class PerOutputPlan:
     """How the wanted outputs travel, where at least one is neither JSON nor BINARY. Its leases are this request's.
 
     `stored`: all of them go into shared memory, as far as who made it knows. `own` are outputs of names that the model
@@ -97,7 +97,7 @@ class Ways:
                 way.release()
 
 
-Plan = tuple[bool, ...] | Ways | None
+Plan = tuple[bool, ...] | PerOutputPlan | None
 """How each wanted output travels; None when all travel as JSON."""
 
 

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
 
     from .regions import Region, Regions
-    from .said import Ways
+    from .said import PerOutputPlan
 
 LATE_BYTES = 16384
 """What has less is read when it is decoded all the same. 16 tensors of 8 KiB take 41 us so and 38 when they are read as
 they are gathered, of 16 KiB 54 and 43, one alone 5 and 10; 64 of 600 kB take 29 ms and 4.5."""
 
 
-class Located(NamedTuple):
+class SharedInput(NamedTuple):
     """An input that lies in shared memory: where, and what it is there. Its size is right for its shape.
 
     `plain`: its bytes are a tensor as they are. Not those of BYTES; and BOOL is whatever byte is not 0 to a client, and
@@ -86,7 +86,7 @@ def _copy_of(region: Region, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Ar
 
 def locate(
     model: Model, spec: TensorSpec, shape: list[int], items: Mapping[str, Any], regions: Regions | None
-) -> Located:
+) -> SharedInput:
     """Read where an input lies, and check how large it says it is. Raises: InferError."""
     region, offset, byte_size = place(items)
     shared(regions).check()
@@ -95,7 +95,7 @@ def locate(
         # before anything is copied: a size that is wrong may also be absurd
         raise wrong_size(model.name, spec, shape, math.prod(shape), byte_size)
     plain = nbytes > 0 and spec.datatype != "BOOL"
-    return Located(region, offset, byte_size, spec, tuple(shape), plain)
+    return SharedInput(region, offset, byte_size, spec, tuple(shape), plain)
 
 
 def shared_input(
@@ -112,7 +112,7 @@ def copied_bytes(request: InferRequest, names: Iterable[str]) -> int:
     return bytes_of(array for spec, array in inputs if spec.name in wanted)
 
 
-def aim(request: InferRequest, plan: Ways) -> None:
+def aim(request: InferRequest, plan: PerOutputPlan) -> None:
     """Have the model write those outputs where the request wants them that are to lie on a device of its own.
 
     Only where it is known that there is room: others go through the host, where they are measured first.

@@ -36,7 +36,7 @@ _SCHEMA: dict[str, Any] = {
 }
 
 
-class Models(Protocol):
+class FindsModel(Protocol):
     """The part of the Engine that is read here."""
 
     def model(self, name: str, version: str = "") -> Any: ...
@@ -48,7 +48,7 @@ class TraceSettings:
     A model's settings that were never said are those for all models; those for all, the flags'.
     """
 
-    def __init__(self, config: TraceConfig, tracer: Tracer, models: Models) -> None:
+    def __init__(self, config: TraceConfig, tracer: Tracer, models: FindsModel) -> None:
         self._config = config
         self._tracer = tracer
         self._models = models

@@ -14,7 +14,7 @@ from penstock.batching.statistics import OTHER
 
 from .finish import ways_of
 from .regions import Lease
-from .said import BINARY, JSON, MAX_CLASSES, Classes, Ways, flag, invalid, place, shared, unsigned, with_id
+from .said import BINARY, JSON, MAX_CLASSES, Classes, PerOutputPlan, flag, invalid, place, shared, unsigned, with_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -48,7 +48,7 @@ def outputs(
     specs, known = model.signature.outputs, model.signature.output
     wanted, chosen = tuple([specs.index(known[name]) for name in ways]), tuple(ways.values())
     if own or any(type(way) is not bool for way in chosen):
-        return wanted, Ways(chosen, not own and all(type(way) is Lease for way in chosen), own)
+        return wanted, PerOutputPlan(chosen, not own and all(type(way) is Lease for way in chosen), own)
     return wanted, chosen if any(chosen) else None  # type: ignore[return-value]
 
 
@@ -110,7 +110,7 @@ def told(request: InferRequest, plan: Plan, outputs: Mapping[str, Array]) -> dic
     Raises: as `demand`. Threads: the event loop's.
     """
     model = request.model
-    own = plan.own if isinstance(plan, Ways) else {}
+    own = plan.own if isinstance(plan, PerOutputPlan) else {}
     try:
         demand(model, own, outputs)
     except InferError as error:

@@ -185,11 +185,11 @@ def main(words: list[str]) -> None:
     make_importable(folders)
     try:
         from penstock.server.ipc.channel import Channel
-        from penstock.server.workers.service import Calls
+        from penstock.server.workers.service import CallQueue
     except ModuleNotFoundError as error:
         unfit(f"has no module '{error.name}', which workers need")
     try:
-        Calls(Channel(socket.socket(fileno=int(sock))), memory).serve()
+        CallQueue(Channel(socket.socket(fileno=int(sock))), memory).serve()
     except ConnectionError:
         os._exit(1)  # the server has gone
     except BaseException as error:  # noqa: BLE001 - nobody is served any more, whatever other threads do

@@ -1,4 +1,4 @@
-"""Kept: one worker at a time, and another when that ends. Made by those whose Instances are workers."""
+"""RestartingWorker: one worker at a time, and another when that ends. Made by those whose Instances are workers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def start_all(each: Sequence[Startable]) -> list[Any]:
     return done
 
 
-class Kept:
+class RestartingWorker:
     """The worker of a Tenant: started anew when it ends, at once, then later and later.
 
     `worker` is the one that serves, None while there is none. Threads: the event loop's.

@@ -1,4 +1,4 @@
-"""Service: what a worker process does, and the loop that does it. Runs in the worker; `child.py` calls `serve`."""
+"""WorkerService: what a worker process does, and the loop that does it, in the worker; `child.py` calls `serve`."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _MADV_WIPEONFORK = 18
 _NUMBER = struct.Struct("<Q")
 
 
-class Service(Protocol):
-    """What a service module gives: `open_service(settings: dict, channel: Channel) -> Service`.
+class WorkerService(Protocol):
+    """What a service module gives: `open_service(settings: dict, channel: Channel) -> WorkerService`.
 
     An InferError that `open_service`, `opened` or `call` raises is the caller's as it is; anything else is INTERNAL,
     with its traceback in the log. A worker that could not be opened ends.
@@ -64,7 +64,7 @@ class Service(Protocol):
         """End: no call will come."""
 
 
-class Calls:
+class CallQueue:
     """The calls that wait, and what reads them: this thread when it has nothing to do, or one that listens.
 
     `begun` is a word of memory that the server reads when this process is gone: the number of the last call begun.

@@ -1,4 +1,4 @@
-"""Watch: what is wrong with a worker's process, by what the system says of it. Used by `worker.py`, now and then."""
+"""WorkerWatch: what is wrong with a worker's process, by what the system says of it. Used by `worker.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ProcessState:
     """What the system says of a process: its state, a letter as in `ps`, and the processor time that it has had.
 
     `own_bytes` is the memory that is resident and its own: no files, and nothing that it shares with the server.
@@ -27,7 +27,7 @@ class Seen:
     own_bytes: int = 0
 
 
-def see(pid: int, *, memory: bool) -> Seen | None:
+def see(pid: int, *, memory: bool) -> ProcessState | None:
     """Look at a process; None when it is gone. `memory`: whether to look at that as well, which costs as much again.
 
     Source: proc(5).
@@ -39,12 +39,12 @@ def see(pid: int, *, memory: bool) -> Seen | None:
         if memory:
             _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text("ascii").split()
             own_bytes = (int(resident) - int(shared)) * _PAGE_BYTES
-        return Seen(fields[0], (int(fields[11]) + int(fields[12])) / _TICKS_PER_S, own_bytes)
+        return ProcessState(fields[0], (int(fields[11]) + int(fields[12])) / _TICKS_PER_S, own_bytes)
     except (OSError, IndexError, ValueError):
         return None
 
 
-class Watch:
+class WorkerWatch:
     """Says whether a worker has to be killed. Told the time, and what is seen.
 
     A worker that does not answer is given SILENT_S of time that it could have used: on a machine that gives it no
@@ -59,7 +59,7 @@ class Watch:
         self._stopped_s = -1.0
         self._silent_s = -1.0
 
-    def look(self, now_s: float, seen: Seen, *, pinged: bool) -> tuple[str, str] | None:
+    def look(self, now_s: float, seen: ProcessState, *, pinged: bool) -> tuple[str, str] | None:
         """Judge. `pinged`: it has been asked for a sign of life, and has not answered.
 
         Returns: the reason as metrics have it, and in words; None when nothing is wrong.

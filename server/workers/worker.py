@@ -27,7 +27,7 @@ from .kinds import CLOSE, ERROR, OPEN, PING, REPLY
 from .lines import Output
 from .order import ENDED, STARTED, NotBegunError, Order, WorkerLost
 from .process import Process, ending_of, is_taken
-from .watch import LOOK_S, Doubt, Watch, see
+from .watch import LOOK_S, Doubt, WorkerWatch, see
 
 IDLE_S = 5.0
 """A worker from which nothing was heard for so long is pinged."""
@@ -87,7 +87,7 @@ class Worker:
         self._exit: int | OSError | None = None
         self._end_timer: asyncio.TimerHandle | None = None
         self._kill_timer: asyncio.TimerHandle | None = None
-        self._watch = Watch(order.memory_bytes)
+        self._watch = WorkerWatch(order.memory_bytes)
         body = {"service": order.service, "settings": dict(order.settings), "path": list(order.path)}
         opening = json.dumps(body).encode()
         try:

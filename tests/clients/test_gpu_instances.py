@@ -14,7 +14,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from penstock.server.repository.gpus import Found, Gpus
+from penstock.server.repository.gpus import Gpus, UsableGpus
 from tests.backends.fake_cuda import FakeRuntime
 from tests.backends.fake_session import FakeGround, fake_cuda_loader
 from tests.clients import models
@@ -32,7 +32,7 @@ def triton(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(autouse=True)
 def _two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Gpus, "_look", lambda _: Found((0, 1)))
+    monkeypatch.setattr(Gpus, "_look", lambda _: UsableGpus((0, 1)))
 
 
 @contextmanager

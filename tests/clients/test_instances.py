@@ -16,7 +16,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from penstock.server.repository.gpus import Found, Gpus
+from penstock.server.repository.gpus import Gpus, UsableGpus
 from tests.clients import models, sequence_models
 from tests.clients.asking import Asking, answers
 from tests.clients.gated import Gated
@@ -296,7 +296,7 @@ class TestKinds:
     @pytest.fixture(autouse=True)
     def _no_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Find none, whatever the machine has."""
-        monkeypatch.setattr(Gpus, "_look", lambda _: Found((), "no driver"))
+        monkeypatch.setattr(Gpus, "_look", lambda _: UsableGpus((), "no driver"))
 
     @pytest.mark.parametrize(
         ("said", "kind", "count"),

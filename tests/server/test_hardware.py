@@ -16,7 +16,7 @@ import pytest
 
 from penstock.server.gpus.device_times import Used
 from penstock.server.telemetry import hardware
-from penstock.server.telemetry.hardware import Hardware, Sample, Watch
+from penstock.server.telemetry.hardware import Hardware, HardwareSample, SamplingPlan
 from penstock.server.telemetry.metrics import Metrics
 from tests.fakes import no_more_threads
 
@@ -90,8 +90,8 @@ def proc(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _samples(hardware: Hardware, *between: Callable[[], None]) -> list[Sample]:
-    async def main() -> list[Sample]:
+def _samples(hardware: Hardware, *between: Callable[[], None]) -> list[HardwareSample]:
+    async def main() -> list[HardwareSample]:
         samples = [await hardware.sample()]
         for step in between:
             step()
@@ -262,7 +262,7 @@ def test_a_page_for_which_no_thread_is_to_be_had_goes_without_it(proc: Path, mon
     no_more_threads(monkeypatch)
     (sample,) = _samples(Hardware(proc, _absent))
 
-    assert sample == Sample({}, {})
+    assert sample == HardwareSample({}, {})
 
 
 def test_once_there_is_a_thread_again_the_page_has_all(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +276,7 @@ def test_once_there_is_a_thread_again_the_page_has_all(proc: Path, monkeypatch: 
         no_more_threads(patch)
         without, sample = _samples(Hardware(proc, FakeNvml, clock), later)
 
-    assert without == Sample({}, {})
+    assert without == HardwareSample({}, {})
     assert "nv_cpu_utilization" in sample.machine
     assert "nv_gpu_utilization" in sample.gpus
 
@@ -286,7 +286,7 @@ def test_once_there_is_a_thread_again_the_page_has_all(proc: Path, monkeypatch: 
 
 def test_what_is_not_to_be_watched_is_not_asked_and_the_process_still_is(proc: Path) -> None:
     nvml = FakeNvml()
-    (sample,) = _samples(Hardware(proc, lambda: nvml, watch=Watch(machine=False, gpus=False)))
+    (sample,) = _samples(Hardware(proc, lambda: nvml, watch=SamplingPlan(machine=False, gpus=False)))
 
     assert (sample.gpus, nvml.asked) == ({}, 0)
     assert set(sample.machine) == {
@@ -312,7 +312,7 @@ def test_values_are_kept_for_as_long_as_the_interval_says(proc: Path) -> None:
 
         return passing
 
-    watched = Hardware(proc, lambda: nvml, clock, Watch(interval_s=30.0))
+    watched = Hardware(proc, lambda: nvml, clock, SamplingPlan(interval_s=30.0))
     samples = _samples(watched, pass_on(29.0), pass_on(0.5), pass_on(0.5))
 
     assert [bool(sample.gpus) for sample in samples] == [True] * 4

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.settings import Settings, resolve
-from penstock.server.telemetry.logs import Levels, Logs
+from penstock.server.telemetry.logs import LogLevels, Logs
 from penstock.server.v2.logging_settings import LogSettings, settings_object
 
 logger = logging.getLogger("penstock.test")
@@ -21,8 +21,8 @@ EVERY = {
 }  # fmt: skip
 
 
-def settings_for(**settings: Any) -> tuple[LogSettings, list[Levels]]:
-    applied: list[Levels] = []
+def settings_for(**settings: Any) -> tuple[LogSettings, list[LogLevels]]:
+    applied: list[LogLevels] = []
     return LogSettings(Settings(**settings), applied.append), applied
 
 
@@ -75,7 +75,7 @@ def test_a_change_is_read_back_and_applied() -> None:
     settings.update({"log_warning": False, "log_verbose_level": 1, "log_format": "ISO8601"})
 
     assert settings.read() == EVERY | {"log_warning": False, "log_verbose_level": 1, "log_format": "ISO8601"}
-    assert applied == [Levels(warning=False, verbose=1, format="ISO8601")]
+    assert applied == [LogLevels(warning=False, verbose=1, format="ISO8601")]
 
 
 def test_null_leaves_a_setting_as_it_is() -> None:

@@ -15,7 +15,7 @@ import tritonclient.grpc as over_grpc
 
 from penstock.server.repository import mirrors
 from penstock.server.repository.gpus import Gpus
-from penstock.server.supervisor.roles import Engine
+from penstock.server.supervisor.roles import EngineProcess
 from tests.backends.fake_cuda import FakeRuntime
 from tests.backends.fake_session import fake_cuda_loader
 from tests.backends.onnx_models import node
@@ -82,7 +82,7 @@ def test_an_engine_of_a_supervisor_ends_at_once_for_another_to_take_its_place(tm
         told: Any = SimpleNamespace(
             kept={}, keep=lambda *_: None, end=ended.set, logs=SimpleNamespace(apply=lambda *_: None)
         )
-        engine = Engine(settings_for(tmp_path, allow_metrics=False), told, {})
+        engine = EngineProcess(settings_for(tmp_path, allow_metrics=False), told, {})
         engine._alone.clear()  # a front end is there
         await engine.load()
         devices: Any = engine._server.engine.devices

@@ -1,4 +1,4 @@
-"""Answers: what a handler returns, as an HTTP answer.
+"""ResponseWriter: what a handler returns, as an HTTP answer.
 
 Source: abejaruntime 1.1.1 and abeja-platform-model-proxy 2.6.5, as they answer.
 """
@@ -15,8 +15,8 @@ from urllib.parse import quote
 from penstock.server.abeja.media import FORM, is_name, parse_media
 from penstock.server.carrying.messages import pack_answer
 
-from .content import Encoder
-from .refused import Refused
+from .content import ContentEncoder
+from .refused import CallRefusedError
 
 PROXY_VERSION, RUNTIME_VERSION = "2.6.5", "1.1.1"
 """Of those whose answers these are."""
@@ -33,11 +33,11 @@ _CONTROLS = re.compile("[\0-\x08\n-\x1f\x7f]")
 _MOST_KINDS = 256
 
 
-class Answers:
+class ResponseWriter:
     """Writes the answers of one handler. `environ` has what identifies it. Threads: one."""
 
     def __init__(self, environ: Mapping[str, str], *, strict: bool) -> None:
-        self._encoder = Encoder(strict=strict)
+        self._encoder = ContentEncoder(strict=strict)
         named = {header: environ.get(name, "") for header, name in _IDENTITIES.items()}
         named["X-Abeja-Model-Version"] = quote(named["X-Abeja-Model-Version"], safe="$&+=:@")
         self._first = {"X-Abeja-Sys-Meta-Proxy-Version": PROXY_VERSION}
@@ -47,7 +47,7 @@ class Answers:
         self._kinds: dict[str, tuple[str, bytes]] = {}
 
     def pack(self, returned: Any) -> bytes:
-        """Write an answer. Raises: Refused; TypeError, ValueError or what its content raises, if it is none."""
+        """Write an answer. Raises: CallRefusedError; of what is none, TypeError, ValueError, what it raises."""
         if not isinstance(returned, dict):
             raise TypeError(f"a handler has to return a dict, and not {_kind_of(returned)}")
         content_type = returned.get("content_type", "text/plain")
@@ -65,7 +65,7 @@ class Answers:
             header = fields.pop(_TYPE).encode() if _TYPE in fields else header
             lines = _lines(fields)
         if refused:
-            raise Refused(501, f"Content-Type: [{content_type}] is not supported")
+            raise CallRefusedError(501, f"Content-Type: [{content_type}] is not supported")
         return pack_answer(status, (b"" if status == 304 else header) + b"\r\n" + lines, body)
 
     def _kind(self, content_type: str) -> tuple[str, bytes]:

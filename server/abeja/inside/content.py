@@ -23,7 +23,7 @@ _RAW = (bytes, bytearray, array.array)
 _FILES = (io.BytesIO, io.BufferedReader)
 
 
-class Encoder:
+class ContentEncoder:
     """Writes contents. `strict`: as the original did also where it was wrong. Threads: any."""
 
     def __init__(self, *, strict: bool) -> None:

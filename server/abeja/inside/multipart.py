@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from penstock.server.abeja.media import parse_media, text_of
 
-from .refused import Refused
+from .refused import CallRefusedError
 
 _CUT = ": unexpected EOF"
 _TRAILING = re.compile(rb"(?<![ \t])[ \t]++(?=\r?\n|\Z)")
@@ -22,7 +22,7 @@ _AFTER_EDGE = (b" ", b"\t", b"\r", b"\n", b"--")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MultipartPart:
     """One part. What it does not say is None; a file has its last name, without folders."""
 
     content_type: str | None
@@ -31,12 +31,12 @@ class Part:
     content: bytes
 
 
-def parts_of(body: bytes, boundary: bytes) -> list[Part]:
-    """Read a form. Raises: Refused (400; 503 as in the original where content is cut off)."""
+def parts_of(body: bytes, boundary: bytes) -> list[MultipartPart]:
+    """Read a form. Raises: CallRefusedError (400; 503 as in the original where content is cut off)."""
     if not boundary:
         raise _unreadable("its boundary is empty")
     edge = b"--" + boundary
-    parts: list[Part] = []
+    parts: list[MultipartPart] = []
     begun, newline = _begin(body, edge)
     while begun is not None:
         headed = _headers(body, begun)
@@ -87,7 +87,7 @@ def _end(body: bytes, at: int, edge: bytes, newline: bytes) -> int:
     while found >= 0 and not _ends(body, found + len(between)):
         found = body.find(between, found + len(between))
     if found < 0:
-        raise Refused(503, _CUT)
+        raise CallRefusedError(503, _CUT)
     return found
 
 
@@ -116,14 +116,14 @@ def _headers(body: bytes, at: int) -> tuple[dict[bytes, bytes], int] | None:
     return None
 
 
-def _part(headers: dict[bytes, bytes], content: bytes) -> Part:
+def _part(headers: dict[bytes, bytes], content: bytes) -> MultipartPart:
     said = parse_media(headers.get(b"content-disposition", b"").decode("latin-1"))
     kind, parameters = said if said is not None else ("", {})
     file_name = parameters.get("filename", "")
     form_name = parameters.get("name", "") if kind == "form-data" else ""
     if headers.get(b"content-transfer-encoding", b"").lower() == b"quoted-printable":
         content = quopri.decodestring(_TRAILING.sub(b"", content))
-    return Part(
+    return MultipartPart(
         text_of(headers.get(b"content-type", b"")) or None,
         (_text(file_name.rstrip("/").rpartition("/")[2]) or "/") if file_name else None,
         _text(form_name) or None,
@@ -135,5 +135,5 @@ def _text(text: str) -> str:
     return text_of(text.encode("latin-1"))
 
 
-def _unreadable(why: str) -> Refused:
-    return Refused(400, f"the form cannot be read: {why}")
+def _unreadable(why: str) -> CallRefusedError:
+    return CallRefusedError(400, f"the form cannot be read: {why}")

@@ -1,4 +1,4 @@
-"""Refused: why a call is answered by something else than its handler's answer. Raised and caught inside the worker."""
+"""CallRefusedError: why a call is answered by something else than its handler's answer. For inside the worker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from penstock.server.abeja.messages import JSON, status_body
 from penstock.server.carrying.messages import pack_answer
 
 
-class Refused(Exception):  # noqa: N818 - an outcome
+class CallRefusedError(Exception):
     """Answered with `status`, and `text` as the reason."""
 
     def __init__(self, status: int, text: str) -> None:

@@ -157,7 +157,7 @@ class Request(_Shown):
         return contents[0]
 
 
-class Asked:
+class RequestHead:
     """What a head says. Kept with its bytes: of what a handler is given, nothing that can be changed is kept."""
 
     def __init__(self, said: Mapping[str, Any]) -> None:

@@ -22,9 +22,9 @@ from penstock.backends.errors import Code, InferError
 from penstock.server.abeja.messages import UNEXPECTED, read_head, split_call
 from penstock.server.ipc.channel import Channel
 
-from .answers import Answers
-from .refused import Refused, pack_refusal
-from .request import Asked
+from .answers import ResponseWriter
+from .refused import CallRefusedError, pack_refusal
+from .request import RequestHead
 
 if TYPE_CHECKING:
     import asyncio
@@ -69,8 +69,8 @@ class AbejaInside:
         self._handler = handler
         self._context = context
         self._strict = strict
-        self._answers = Answers(os.environ, strict=strict)
-        self._heads: dict[bytes, Asked] = {}
+        self._answers = ResponseWriter(os.environ, strict=strict)
+        self._heads: dict[bytes, RequestHead] = {}
         self._runner: asyncio.Runner | None = None
 
     def opened(self) -> Reply:
@@ -86,15 +86,15 @@ class AbejaInside:
             if inspect.iscoroutine(returned):
                 returned = self._awaited(returned)
             return self._answers.pack(returned), None
-        except Refused as refused:
+        except CallRefusedError as refused:
             _log(refused)
             return pack_refusal(refused.status, refused.text), None
         except Exception as error:  # noqa: BLE001 - user code may raise anything
             _log(error)
             return pack_refusal(500, UNEXPECTED), None
 
-    def _asked(self, said: bytes) -> Asked:
-        asked = Asked(read_head(said))
+    def _asked(self, said: bytes) -> RequestHead:
+        asked = RequestHead(read_head(said))
         if len(said) <= _KEPT_HEAD_BYTES:
             if len(self._heads) >= _KEPT_HEADS:
                 self._heads.clear()
@@ -124,7 +124,7 @@ class AbejaInside:
 def _log(error: Exception) -> None:
     """Say why the answer is not the handler's, which may have closed stderr, and have errors of its own."""
     with contextlib.suppress(Exception):
-        if isinstance(error, Refused):
+        if isinstance(error, CallRefusedError):
             sys.stderr.write(f"{error.text}\n")
         else:
             traceback.print_exception(error)

@@ -1,4 +1,4 @@
-"""Accepting: the argument `accept`, by which a client says what type of answer it wants.
+"""AcceptArgument: the argument `accept`, by which a client says what type of answer it wants.
 
 Source: deepaas 2.6.0, api/v2/predict.py. It is read as all arguments are: the header Accept counts only where the
 field says so, or where the setting lets it.
@@ -13,7 +13,7 @@ ANY = "*/*"
 JSON_TYPES = ("application/json", ANY)
 
 
-class Accepting:
+class AcceptArgument:
     """The argument of one model; without it, every answer is JSON.
 
     `arguments` are the model's, with the field as it is to be read: any type may be asked for, and if none is, it is

@@ -1,4 +1,4 @@
-"""Model: what an entry point names, and which methods that has. Source: deepaas 2.6.0, model/v2/wrapper.py.
+"""WrappedModel: what an entry point names, and which methods that has. Source: deepaas 2.6.0, model/v2/wrapper.py.
 
 Every method is optional. A class is instantiated, without arguments, unless all the methods that it has work without
 an instance: the original never did, against its documents.
@@ -18,7 +18,7 @@ from .answers import Refusal, json_answer, log, text_answer
 METHODS = ("get_metadata", "get_predict_args", "predict", "get_train_args", "train", "warm")
 
 
-class Model:
+class WrappedModel:
     """One model. `found` is a module, or an object."""
 
     def __init__(self, name: str, target: str) -> None:

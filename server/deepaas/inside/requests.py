@@ -21,7 +21,7 @@ _REMEMBERED, _LONGEST = 64, 4096
 _NO_FORM: Form = {}
 
 
-class Said:
+class RequestLine:
     """What the line says. Shared by all requests that have the same; nobody changes it."""
 
     __slots__ = ("_cookies", "content_type", "headers", "is_json", "kind", "query")
@@ -47,14 +47,14 @@ class Said:
         return self._cookies
 
 
-_SAID: dict[bytes, Said] = {}
+_SAID: dict[bytes, RequestLine] = {}
 
 
-def said_by(line: bytes) -> Said:
+def said_by(line: bytes) -> RequestLine:
     """Read a line, or remember it."""
     said = _SAID.get(line)
     if said is None:
-        said = Said(line)
+        said = RequestLine(line)
         if len(line) <= _LONGEST:
             if len(_SAID) >= _REMEMBERED:
                 _SAID.clear()

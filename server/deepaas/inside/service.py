@@ -15,15 +15,15 @@ from typing import Any
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.server.carrying.messages import CALL, read_answer
-from penstock.server.deepaas.messages import CHECK, METADATA, PROGRESS, TRAIN, Description, Role
+from penstock.server.deepaas.messages import CHECK, METADATA, PROGRESS, TRAIN, ModelDescription, WorkerRole
 from penstock.server.ipc.channel import Channel
 
-from .accepting import JSON_TYPES, Accepting
+from .accepting import JSON_TYPES, AcceptArgument
 from .answers import Refusal, content_answer, error_answer, json_answer, log, text_answer, unmade, write_json
 from .arguments import Arguments
 from .describing import Describer
 from .files import Uploads
-from .model import Model
+from .model import WrappedModel
 from .multipart import Upload
 from .requests import Request
 from .untouched import untouched
@@ -38,7 +38,7 @@ def open_service(settings: dict[str, Any], channel: Channel) -> DeepaasInside:
     try:
         if IMPORTABLE not in sys.path:
             sys.path.append(IMPORTABLE)
-        return DeepaasInside(Model(settings["model"], settings["target"]), settings, channel)
+        return DeepaasInside(WrappedModel(settings["model"], settings["target"]), settings, channel)
     except BaseException as error:  # noqa: BLE001 - whatever it is, there is no model
         log(error)
         said = f"model '{settings['model']}' ({settings['target']}): {type(error).__name__}: {error}"
@@ -50,36 +50,36 @@ class DeepaasInside:
 
     listens = False
 
-    def __init__(self, model: Model, settings: dict[str, Any], channel: Channel) -> None:
+    def __init__(self, model: WrappedModel, settings: dict[str, Any], channel: Channel) -> None:
         self._model = model
-        self._role = Role(settings["role"])
+        self._role = WorkerRole(settings["role"])
         self._shows = bool(settings["show_errors"])
         self._channel = channel
         self._pid = os.getpid()
         self._uploads = Uploads()
-        trains = self._role is not Role.PREDICT
-        predicts = self._role is not Role.TRAIN
+        trains = self._role is not WorkerRole.PREDICT
+        predicts = self._role is not WorkerRole.TRAIN
         # what the desk knows of the arguments it may remember, as the original's server did
-        with contextlib.nullcontext() if self._role is Role.DESK else untouched(settings["target"]):
+        with contextlib.nullcontext() if self._role is WorkerRole.DESK else untouched(settings["target"]):
             predict_args = model.arguments("get_predict_args") if predicts else {}
             train_args = model.arguments("get_train_args") if trains else {}
-        self._accepting = Accepting(predict_args, by_header=settings["accept_header"])
+        self._accepting = AcceptArgument(predict_args, by_header=settings["accept_header"])
         self._predict_arguments = Arguments(self._accepting.arguments)
         self._train_arguments = Arguments(train_args)
         self._schema = _schema_of(model.schema) if predicts else None
-        if settings["warm"] and self._role is not Role.DESK:
+        if settings["warm"] and self._role is not WorkerRole.DESK:
             model.warm()
 
     def opened(self) -> Reply:
         """Describe the model, if this is its desk."""
-        if self._role is not Role.DESK:
+        if self._role is not WorkerRole.DESK:
             return b"", None
         try:
             return self._described().write(), None
         except Exception as error:  # noqa: BLE001 - a model that can be called is not to fail at its documents
             log(error)
             predicts, trains = (self._model.method(name) is not None for name in ("predict", "train"))
-            return Description(predicts, trains).write(), None
+            return ModelDescription(predicts, trains).write(), None
 
     def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Reply:
         """Do one call. Everything but what is wrong with the server comes back as an answer."""
@@ -168,7 +168,7 @@ class DeepaasInside:
 
     # -- and what is said of it --------------------------------------------------------------------------------
 
-    def _described(self) -> Description:
+    def _described(self) -> ModelDescription:
         model, describer = self._model, Describer()
         train_args = describer.arguments(self._train_arguments.fields)
         predict_args = describer.arguments(self._predict_arguments.fields)
@@ -176,7 +176,7 @@ class DeepaasInside:
             predict_args["produces"] = self._accepting.choices
         schema = {} if self._schema is None else describer.schema(self._schema)
         predicts, trains = (model.method(name) is not None for name in ("predict", "train"))
-        return Description(predicts, trains, predict_args, train_args, schema)
+        return ModelDescription(predicts, trains, predict_args, train_args, schema)
 
 
 def _schema_of(declared: Any) -> Any:

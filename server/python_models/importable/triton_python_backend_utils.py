@@ -28,9 +28,9 @@ def _made() -> ModuleType:
     if "penstock" not in sys.modules:
         _make_importable()
     from penstock.server.python_models.inside.module import make_module
-    from penstock.server.python_models.inside.outside import Outside
+    from penstock.server.python_models.inside.outside import ServerProxy
 
-    return make_module(Outside(None), str(Path.cwd()))
+    return make_module(ServerProxy(None), str(Path.cwd()))
 
 
 sys.modules["c_python_backend_utils"] = sys.modules[__name__] = _made()

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from penstock.server.python_models.messages import LABEL_NAME, METRIC, METRIC_NAME
 
 from .errors import TritonModelException, as_text
-from .outside import Outside
+from .outside import ServerProxy
 
 _DELETED = (
     "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily' object should "
@@ -83,7 +83,7 @@ class Metric:
 class _Family:
     """Metrics of one name, for as long as a MetricFamily of this worker has it."""
 
-    def __init__(self, outside: Outside, name: str, description: str, kind: MetricKind) -> None:
+    def __init__(self, outside: ServerProxy, name: str, description: str, kind: MetricKind) -> None:
         self.outside = outside
         self.name = name
         self.description = description
@@ -106,7 +106,7 @@ class MetricFamily:
     COUNTER: ClassVar[MetricKind] = MetricKind.COUNTER
     GAUGE: ClassVar[MetricKind] = MetricKind.GAUGE
     HISTOGRAM: ClassVar[MetricKind] = MetricKind.HISTOGRAM
-    _outside: ClassVar[Outside]
+    _outside: ClassVar[ServerProxy]
 
     def __init__(self, name: str, description: str, kind: MetricKind) -> None:
         if not isinstance(kind, MetricKind):
@@ -163,7 +163,7 @@ class Logger:
     WARNING: ClassVar[LogLevel] = LogLevel.WARNING
     ERROR: ClassVar[LogLevel] = LogLevel.ERROR
     VERBOSE: ClassVar[LogLevel] = LogLevel.VERBOSE
-    _outside: ClassVar[Outside]
+    _outside: ClassVar[ServerProxy]
 
     @classmethod
     def log(cls, message: str | bytes, level: LogLevel = LogLevel.INFO) -> None:

@@ -19,7 +19,7 @@ from . import model_config as config
 from . import tensors
 from .errors import TritonError, TritonModelException, as_text
 from .metrics import Logger, Metric, MetricFamily, MetricKind
-from .outside import Outside
+from .outside import ServerProxy
 from .requests import (
     MEMORY_CPU,
     MEMORY_GPU,
@@ -88,7 +88,7 @@ _SAME: dict[str, Any] = {
 """The names that are the same for every server."""
 
 
-def make_module(outside: Outside, model_dir: str) -> ModuleType:
+def make_module(outside: ServerProxy, model_dir: str) -> ModuleType:
     """Make the module for a model in `model_dir`."""
     made = ModuleType(NAME, "Triton's interface for models in Python, served by Penstock.")
     vars(made).update(_SAME)
@@ -116,7 +116,7 @@ def received(module: ModuleType, model: Mapping[str, Any]) -> type[Received]:
     )  # fmt: skip
 
 
-def _loading(outside: Outside) -> dict[str, Any]:
+def _loading(outside: ServerProxy) -> dict[str, Any]:
     """Give the functions that change what the server has loaded. Raises: TritonModelException."""
 
     def ask(said: dict[str, Any], arrays: list[Array | None]) -> bool:

@@ -1,4 +1,4 @@
-"""Outside: how a Python model's worker speaks to its server, beside the calls it is asked to do.
+"""ServerProxy: how a Python model's worker speaks to its server, beside the calls it is asked to do.
 
 Called by the objects that model.py has in its hands. Threads: any; `told` on the worker's ear.
 """
@@ -42,7 +42,7 @@ def _json() -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
 dumps, loads = _json()
 
 
-class Outside:
+class ServerProxy:
     """The server, as a model sees it.
 
     `serving`: whether requests may be made, which is between `initialize` and `finalize`. `ending`: the server takes no

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 from penstock.backends.backend import Array
 
 from .errors import TritonModelException, as_text
-from .outside import Outside
+from .outside import ServerProxy
 from .responses import (
     InferenceResponse,
     ResponseIterator,
@@ -83,7 +83,7 @@ class InferenceRequest:
     """A request that a model makes. `_said` is its form in messages.py."""
 
     __slots__ = ("__weakref__", "_inputs", "_model", "_said", "_trace", "_version")
-    _outside: ClassVar[Outside]
+    _outside: ClassVar[ServerProxy]
 
     def __init__(  # noqa: PLR0913 - Triton's
         self, request_id: str | bytes = "", correlation_id: SupportsIndex | str = 0,

@@ -15,7 +15,7 @@ from penstock.backends.backend import Array
 from penstock.server.python_models.messages import ANSWER
 
 from .errors import TritonError, TritonModelException, read_error, written_error
-from .outside import Outside
+from .outside import ServerProxy
 from .tensors import BF16, Tensor, arrived
 
 FINAL = 1
@@ -116,7 +116,7 @@ class ResponseSender:
     Invariant: a request ends. When model.py lets go of the sender before the last answer, an error is sent as the last.
     """
 
-    def __init__(self, outside: Outside, number: int, wanted: Collection[str], *, decoupled: bool) -> None:
+    def __init__(self, outside: ServerProxy, number: int, wanted: Collection[str], *, decoupled: bool) -> None:
         self._outside = outside
         self._number = number
         self._wanted = wanted
@@ -206,7 +206,7 @@ class ResponseIterator:
     Invariant: when nobody holds it before the last answer, the server is told.
     """
 
-    def __init__(self, outside: Outside, said: dict[str, Any], arrays: Sequence[Array | None]) -> None:
+    def __init__(self, outside: ServerProxy, said: dict[str, Any], arrays: Sequence[Array | None]) -> None:
         self._outside = outside
         self._arrived: queue.SimpleQueue[tuple[dict[str, Any], list[Array | None]]] = queue.SimpleQueue()
         self._responses: list[InferenceResponse] = []

@@ -22,7 +22,7 @@ from .errors import ErrorCode, WrongAnswerError, failure_text, line_in, tracebac
 from .loading import load_class
 from .model_config import ModelConfig
 from .module import make_module, received
-from .outside import Outside, dumps, loads
+from .outside import ServerProxy, dumps, loads
 from .requests import Received
 from .responses import InferenceResponse
 
@@ -56,7 +56,7 @@ class PythonModel:
         self._file = Path(settings["file"])
         self._args: dict[str, str] = settings["args"]
         self._complete: dict[str, Any] | None = settings.get("complete")
-        self._outside = Outside(channel)
+        self._outside = ServerProxy(channel)
         self._module = make_module(self._outside, str(self._file.parent))
         config = self._complete or json.loads(self._args["model_config"])
         self._received = received(self._module, config)

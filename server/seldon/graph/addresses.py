@@ -15,7 +15,7 @@ _POST, _GET, _ANY = (b"POST", b"OPTIONS"), (b"GET", b"OPTIONS"), ()
 _VERSIONS = (b"v1.0", b"v0.1")
 
 
-class Address(NamedTuple):
+class GraphRoute(NamedTuple):
     """What a path is for. `methods`: those that it has, none for all. `node` is the node that it names."""
 
     purpose: str
@@ -23,10 +23,10 @@ class Address(NamedTuple):
     node: str = ""
 
 
-_PROBES = {b"ready": Address(READY), b"live": Address(LIVE), b"ping": Address(PING)}
+_PROBES = {b"ready": GraphRoute(READY), b"live": GraphRoute(LIVE), b"ping": GraphRoute(PING)}
 
 
-def find(path: bytes, deployment: str, namespace: str) -> Address | None:
+def find(path: bytes, deployment: str, namespace: str) -> GraphRoute | None:
     """Find what a decoded path is for; None for nothing.
 
     A path may begin with /seldon/NAMESPACE/DEPLOYMENT; of a deployment without a namespace, any is taken.
@@ -44,8 +44,8 @@ def find(path: bytes, deployment: str, namespace: str) -> Address | None:
     word = parts[2].decode("utf-8", "replace")
     if len(parts) == 3:
         if word in {PREDICTIONS, FEEDBACK}:
-            return Address(word, _POST)
-        return Address(GRAPH, _GET) if word == METADATA and parts[1] == b"v1.0" else None
+            return GraphRoute(word, _POST)
+        return GraphRoute(GRAPH, _GET) if word == METADATA and parts[1] == b"v1.0" else None
     if len(parts) == 4 and word in {STATUS, METADATA}:
-        return Address(word, _GET, parts[3].decode("utf-8", "replace"))
+        return GraphRoute(word, _GET, parts[3].decode("utf-8", "replace"))
     return None

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .nodes import ABTEST, Node
+from .nodes import ABTEST, GraphNode
 from .wires import GraphError
 
 Dict = dict[str, Any]
@@ -20,7 +20,7 @@ CLASSES, VALUES = ("class0", "class1", "class2"), (0.1, 0.9, 0.5)
 METRICS = (("mymetric_counter", "COUNTER", 1), ("mymetric_gauge", "GAUGE", 100), ("mymetric_timer", "TIMER", 22.1))
 
 
-def route(node: Node, chance: random.Random) -> int:
+def route(node: GraphNode, chance: random.Random) -> int:
     """Choose a child: of an A/B test by its `ratioA`, the first one's share, one half if it is not said."""
     if node.implementation != ABTEST:
         return 0

@@ -9,24 +9,24 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.server.repository.check import Report
+from penstock.server.repository.check import CheckReport
 from penstock.server.repository.mirrors import defaults_of
 from penstock.server.seldon.check import described, mistakes_of
 from penstock.server.settings import Settings
 
-from .nodes import Deployment, Node
+from .nodes import Deployment, GraphNode
 from .reading import read
 from .repository import GraphRepository
 
 
-def check_graph(settings: Settings) -> Report:
+def check_graph(settings: Settings) -> CheckReport:
     """Read the file."""
     file = Path(settings.model_repository[0])
     deployment = read(file)
     if deployment.mistakes:
-        return Report(findings=[*deployment.findings])
+        return CheckReport(findings=[*deployment.findings])
     entries, findings, _ = GraphRepository(settings, file, defaults_of(settings)).scan()
-    report = Report(findings=findings)
+    report = CheckReport(findings=findings)
     for entry in entries:
         for spec in entry.specs:
             report.specs.append(replace(spec, options={}))  # what they say is said below
@@ -46,7 +46,7 @@ def _drawn(deployment: Deployment) -> Iterator[str]:
         yield from _under(predictor.graph, 1)
 
 
-def _under(node: Node, depth: int) -> Iterator[str]:
+def _under(node: GraphNode, depth: int) -> Iterator[str]:
     methods = ", ".join(sorted(node.methods))
     yield f"{'  ' * depth}{node.name}: {node.implementation or node.type}{f' ({methods})' if methods else ''}"
     for child in node.children:

@@ -1,4 +1,4 @@
-"""Counted: the orchestrator's Prometheus series: how long requests took, and the calls of nodes they were made of.
+"""GraphMetrics: the orchestrator's Prometheus series: how long requests took, and the calls of nodes they were made of.
 
 Counted by service.py, rpc.py and walk.py, once for each; read by the metrics page.
 Source: Seldon Core 1.17.1, the executor, whose names, labels and buckets these are. It had each as a summary, too.
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from penstock.server.seldon.messages import Endpoint
 from penstock.server.telemetry.exposition import decimal, histogram_lines, label_value
 
-from .nodes import Node, Predictor
+from .nodes import GraphNode, Predictor
 
 SERVER, CLIENT = "seldon_api_executor_server_requests_seconds", "seldon_api_executor_client_requests_seconds"
 EDGES = ("0.005", "0.01", "0.025", "0.05", "0.075", "0.1", "0.25", "0.5", "0.75", "1", "2.5", "5", "7.5", "10")
@@ -38,7 +38,7 @@ GRPC_CODES = (
 )  # fmt: skip
 
 
-class Counted:
+class GraphMetrics:
     """All series of one server, a histogram each. Threads: the event loop's."""
 
     def __init__(self, deployment: str) -> None:
@@ -49,7 +49,7 @@ class Counted:
         """Count one request of the graph."""
         self._count((SERVER, predictor.name, predictor.version, service, method, code), spent_ns)
 
-    def call(self, predictor: Predictor, node: Node, endpoint: Endpoint, status: int, spent_ns: int) -> None:
+    def call(self, predictor: Predictor, node: GraphNode, endpoint: Endpoint, status: int, spent_ns: int) -> None:
         """Count one call of a node; its status is HTTP's, or gRPC's, which are smaller, -1: it is none."""
         if status < 0:
             return

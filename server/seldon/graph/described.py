@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.server.seldon.pages import written
 
-from .nodes import BUILT_IN, Node, Predictor
+from .nodes import BUILT_IN, GraphNode, Predictor
 
 if TYPE_CHECKING:
-    from penstock.server.seldon.messages import Description
+    from penstock.server.seldon.messages import ComponentDescription
 
 _KEYS = ("name", "platform", "versions", "inputs", "outputs", "custom")
 Dict = dict[str, Any]
@@ -26,7 +26,7 @@ class NotDescribedError(Exception):
         super().__init__(f"node '{node}' has no valid metadata")
 
 
-def metadata_of(node: Node, described: Mapping[str, Description]) -> Dict:
+def metadata_of(node: GraphNode, described: Mapping[str, ComponentDescription]) -> Dict:
     """Give what one node says of itself. Raises: NotDescribedError."""
     if node.implementation in BUILT_IN:
         return {"name": node.name, "platform": "", "versions": [], "inputs": [], "outputs": []}
@@ -36,13 +36,13 @@ def metadata_of(node: Node, described: Mapping[str, Description]) -> Dict:
     return found.metadata
 
 
-def page_of(node: Node, described: Mapping[str, Description]) -> bytes:
+def page_of(node: GraphNode, described: Mapping[str, ComponentDescription]) -> bytes:
     """Give the same as it is written. Raises: NotDescribedError."""
     metadata, found = metadata_of(node, described), described.get(node.model)
     return found.page.encode() if found is not None and found.page else written(metadata)
 
 
-def graph_metadata(predictor: Predictor, described: Mapping[str, Description]) -> Dict:
+def graph_metadata(predictor: Predictor, described: Mapping[str, ComponentDescription]) -> Dict:
     """Give what a graph says of itself. Raises: NotDescribedError."""
     models = {node.name: metadata_of(node, described) for node in predictor.graph.all() if node.code is not None}
     said = {
@@ -57,7 +57,7 @@ def graph_metadata(predictor: Predictor, described: Mapping[str, Description]) -
     }
 
 
-def _edges(node: Node) -> tuple[Node, Node]:
+def _edges(node: GraphNode) -> tuple[GraphNode, GraphNode]:
     """Give the nodes that a request goes into and an answer comes out of: of several children, the first counts."""
     if not node.children:
         return node, node

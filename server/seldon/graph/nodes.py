@@ -19,7 +19,7 @@ ABTEST, SIMPLE_MODEL, SIMPLE_ROUTER, AVERAGE = "RANDOM_ABTEST", "SIMPLE_MODEL", 
 BUILT_IN = (ABTEST, SIMPLE_MODEL, SIMPLE_ROUTER, AVERAGE)
 
 
-class Notes(enum.Enum):
+class MetaNotes(enum.Enum):
     """What is written into the `meta` of an answer. NONE: what the nodes have, as the executor left it."""
 
     NONE = "none"
@@ -29,7 +29,7 @@ class Notes(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class NodeClass:
     """Where a node's class is: a folder, and `Name` or `package.module.Class` in it."""
 
     folder: Path
@@ -37,7 +37,7 @@ class Code:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class GraphNode:
     """One node. `model` is its name in the Engine; `code` None: it is built in (`implementation`), or only passes on.
 
     `parameters` are those of its class, as JSON. `environment` has the variables that its worker is to have.
@@ -48,8 +48,8 @@ class Node:
     type: str
     methods: frozenset[str] = frozenset()
     implementation: str = ""
-    children: tuple[Node, ...] = ()
-    code: Code | None = None
+    children: tuple[GraphNode, ...] = ()
+    code: NodeClass | None = None
     parameters: tuple[Mapping[str, str], ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     image: str = ""
@@ -82,7 +82,7 @@ class Node:
         """Whether it is told of feedback."""
         return self.type in {"MODEL", "ROUTER"} or "SEND_FEEDBACK" in self.methods
 
-    def all(self) -> Iterator[Node]:
+    def all(self) -> Iterator[GraphNode]:
         """Give it, and all nodes under it."""
         yield self
         for child in self.children:
@@ -97,11 +97,11 @@ class Predictor:
     """
 
     name: str
-    graph: Node
+    graph: GraphNode
     weight: int = 100
     shadow: bool = False
     version: str = ""
-    notes: Notes = Notes.NONE
+    notes: MetaNotes = MetaNotes.NONE
     rest_limit_s: float = 0.0
     grpc_limit_s: float = 0.0
 
@@ -117,7 +117,7 @@ class Deployment:
     findings: tuple[Finding, ...] = ()
 
     @property
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[GraphNode]:
         """All nodes that have code: each is a model of the Engine."""
         return [node for predictor in self.predictors for node in predictor.graph.all() if node.code is not None]
 
@@ -126,7 +126,7 @@ class Deployment:
         """What keeps it from being served."""
         return [finding for finding in self.findings if finding.mistake]
 
-    def find(self, name: str) -> Node | None:
+    def find(self, name: str) -> GraphNode | None:
         """Find a node by its name, in the first predictor that has one."""
         every = (node for predictor in self.predictors for node in predictor.graph.all())
         return next((node for node in every if node.name == name), None)

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from penstock.server.seldon.modules import MODEL_NAME, S2I, of_their_own_name, variables_of
 
-from .nodes import Code
+from .nodes import NodeClass
 
 
 class PlaceError(Exception):
     """Why there is no class for a node; a sentence for its author."""
 
 
-def code_of(beside: Path, name: str, said: str, image: str, variables: Mapping[str, str]) -> Code:
+def code_of(beside: Path, name: str, said: str, image: str, variables: Mapping[str, str]) -> NodeClass:
     """Find the class of the node `name` of a file in the folder `beside`. Raises: PlaceError.
 
     `said` is what the file says of it, `FOLDER:Name` or `Name`; "": it is in the folder of the node's name or of the
@@ -33,7 +33,7 @@ def code_of(beside: Path, name: str, said: str, image: str, variables: Mapping[s
     if wanted:
         return _checked(beside, wanted)
     if (beside / f"{name}.py").is_file() and name in of_their_own_name(beside):
-        return Code(beside, name)
+        return NodeClass(beside, name)
     raise PlaceError(
         f"node '{name}' has no class: make a folder '{name}' beside this file that holds it, or say where it is "
         f"with an annotation, penstock.io/{name}: FOLDER:Class"
@@ -56,7 +56,7 @@ def _class_in(folder: Path) -> str:
     raise PlaceError(f"{folder.name}: which class? {why}: write {MODEL_NAME}=Class into {folder.name}/{S2I}")
 
 
-def _checked(folder: Path, component: str) -> Code:
+def _checked(folder: Path, component: str) -> NodeClass:
     """Make sure that a class can be there: its module is."""
     if not folder.is_dir():
         raise PlaceError(f"{folder}: no such folder")
@@ -66,4 +66,4 @@ def _checked(folder: Path, component: str) -> Code:
     path = folder.joinpath(*module.split("."))
     if not (path.with_name(f"{path.name}.py").is_file() or (path / "__init__.py").is_file()):
         raise PlaceError(f"{folder} has no module '{module}' for the component '{component}'")
-    return Code(folder, component)
+    return NodeClass(folder, component)

@@ -12,8 +12,8 @@ from pathlib import Path
 from penstock.server.cortex.yaml_nodes import YamlError, parse
 from penstock.server.repository.findings import Finding, MistakeError, MistakesError, read_text
 
-from .nodes import Deployment, Notes, Predictor
-from .said import Said
+from .nodes import Deployment, MetaNotes, Predictor
+from .said import GraphMapping
 from .units import Units
 
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -48,7 +48,7 @@ def read(path: Path) -> Deployment:
     try:
         if file.is_file() and file.stat().st_size > MAX_BYTES:
             raise MistakeError(Finding(file, f"has more than {MAX_BYTES} bytes"))
-        root = Said(file, parse(_text(file)), "", findings)
+        root = GraphMapping(file, parse(_text(file)), "", findings)
         deployment = _manifest(root) if "kind" in root or "apiVersion" in root else _small(root)
     except MistakeError as error:
         findings.append(error.finding)
@@ -64,7 +64,7 @@ def _text(file: Path) -> str:
     return text.replace("\t", " ") if text.lstrip().startswith("{") else text
 
 
-def _small(root: Said) -> Deployment:
+def _small(root: GraphMapping) -> Deployment:
     """Read a file of our own: a name, annotations, and one graph, whose answers say all that there is to say."""
     root.only(_SMALL)
     name = root.text("name", root.file.stem)
@@ -73,7 +73,7 @@ def _small(root: Said) -> Deployment:
     return Deployment(root.file, name, root.text("namespace"), (predictor,) if predictor else ())
 
 
-def _manifest(root: Said) -> Deployment:
+def _manifest(root: GraphMapping) -> Deployment:
     version = root.text("apiVersion")
     if root.text("kind") != KIND or not version.startswith(GROUP):
         root.mistake(f"a manifest of kind {KIND} is wanted, of {GROUP}v1 or one of its versions before", "kind")
@@ -92,7 +92,9 @@ def _manifest(root: Said) -> Deployment:
     return Deployment(root.file, name, metadata.text("namespace"), read_)
 
 
-def _from_manifest(said: Said, deployment: str, annotations: dict[str, str], *, alone: bool) -> Predictor | None:
+def _from_manifest(
+    said: GraphMapping, deployment: str, annotations: dict[str, str], *, alone: bool
+) -> Predictor | None:
     name = said.text("name", "default")
     said.what = f"predictor '{name}'"
     said.only(_PREDICTOR)
@@ -108,7 +110,7 @@ def _from_manifest(said: Said, deployment: str, annotations: dict[str, str], *, 
     return _predictor(said, Units(deployment, name, labels, annotations, containers), name, alone=alone)
 
 
-def _predictor(said: Said, units: Units, name: str, *, alone: bool) -> Predictor | None:
+def _predictor(said: GraphMapping, units: Units, name: str, *, alone: bool) -> Predictor | None:
     if "graph" not in said:
         said.mistake("there is no graph")
         return None
@@ -125,15 +127,15 @@ def _predictor(said: Said, units: Units, name: str, *, alone: bool) -> Predictor
     )  # fmt: skip
 
 
-def _notes(said: Said, units: Units) -> Notes:
+def _notes(said: GraphMapping, units: Units) -> MetaNotes:
     """Say what an answer tells of its way: all in a file of ours, and where the engine was asked for; else as set."""
     if units.small or units.annotations.get("seldon.io/executor") == "false":
-        return Notes.ALL
+        return MetaNotes.ALL
     variables = {each.text("name"): each.text("value") for each in said.part("svcOrchSpec").parts("env")}
-    return Notes.ROUTING if variables.get(ROUTING, os.environ.get(ROUTING, "")) else Notes.NONE
+    return MetaNotes.ROUTING if variables.get(ROUTING, os.environ.get(ROUTING, "")) else MetaNotes.NONE
 
 
-def _limit_s(said: Said, units: Units, key: str) -> float:
+def _limit_s(said: GraphMapping, units: Units, key: str) -> float:
     value = units.annotations.get(key, "")
     if not value:
         return 0.0
@@ -143,7 +145,7 @@ def _limit_s(said: Said, units: Units, key: str) -> float:
     return int(value) / 1000
 
 
-def _check_traffic(spec: Said, found: list[Said]) -> None:
+def _check_traffic(spec: GraphMapping, found: list[GraphMapping]) -> None:
     shares = [said.whole("traffic", 0) for said in found if not said.flag("shadow")]
     if len(shares) > 1 and sum(shares) != 100:
         spec.mistake(f"the traffic of several predictors makes 100 together, not {sum(shares)}", "predictors")

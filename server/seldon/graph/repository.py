@@ -18,7 +18,7 @@ from penstock.server.seldon.components import spec_of
 from penstock.server.seldon.modules import S2I, built_with
 from penstock.server.settings import Settings
 
-from .nodes import Node
+from .nodes import GraphNode
 from .reading import read
 
 
@@ -71,7 +71,7 @@ class GraphRepository(Repository):
         """List the names of the models; it blocks."""
         return sorted(node.model for node in self._nodes())
 
-    def _nodes(self) -> list[Node]:
+    def _nodes(self) -> list[GraphNode]:
         """Read the file anew if it has changed; one that is wrong now stays what it was."""
         with self._turn:
             print_ = fingerprint([self._file])
@@ -85,10 +85,10 @@ class GraphRepository(Repository):
             served = {node.model: node for node in self.served.nodes}
             return list((served | {node.model: node for node in self.deployment.nodes}).values())
 
-    def _find(self, name: str) -> Node | None:
+    def _find(self, name: str) -> GraphNode | None:
         return next((node for node in self._nodes() if node.model == name), None)
 
-    def _fingerprint(self, node: Node) -> bytes:
+    def _fingerprint(self, node: GraphNode) -> bytes:
         """Give what changes when a module of a node's folder does, what s2i says there, or what the file says of it."""
         if self._settings.model_control_mode == "none" or node.code is None:
             return b"-"
@@ -96,7 +96,7 @@ class GraphRepository(Repository):
         places = [*sorted(node.code.folder.rglob("*.py")), node.code.folder / S2I]
         return fingerprint(place for place in places if place.exists()) + said.encode("utf-8", "surrogateescape")
 
-    def _entry(self, node: Node) -> Entry:
+    def _entry(self, node: GraphNode) -> Entry:
         settings, code = self._settings, node.code
         if code is None:
             raise ValueError(f"node '{node.name}' has no code")

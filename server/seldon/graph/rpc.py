@@ -19,7 +19,7 @@ from penstock.server.seldon.protos import message_class
 from penstock.server.v2.rpc.calls import Tasks, as_refusal, brief, parsed
 
 from . import addresses
-from .addresses import Address
+from .addresses import GraphRoute
 from .counted import GRPC_CODES
 from .described import NotDescribedError, graph_metadata, metadata_of
 from .walk import NodeFailed, Walk
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .shares import Graph
 
 SERVICE = "/seldon.protos.Seldon/"
-_PREDICT, _FEEDBACK = Address(addresses.PREDICTIONS), Address(addresses.FEEDBACK)
+_PREDICT, _FEEDBACK = GraphRoute(addresses.PREDICTIONS), GraphRoute(addresses.FEEDBACK)
 _PUID = "seldon-puid"
 _KNOWN = (GraphError, NotDescribedError)
 

@@ -1,4 +1,4 @@
-"""Said: the maps and lists of a graph file, read with what is wrong with them. Called by reading.py."""
+"""GraphMapping: the maps and lists of a graph file, read with what is wrong with them. Called by reading.py."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from penstock.server.cortex.yaml_nodes import Node as Yaml
+from penstock.server.cortex.yaml_nodes import YamlNode
 from penstock.server.repository.findings import Finding
 from penstock.server.settings import nearest
 
 
-class Said:
+class GraphMapping:
     """One map of a file, and the findings that reading it adds to. `what` names it in them ("node 'a'").
 
     Invariant: a value of a wrong kind is a finding, and read as if it were not there.
     """
 
-    def __init__(self, file: Path, node: Yaml | None, what: str, findings: list[Finding]) -> None:
+    def __init__(self, file: Path, node: YamlNode | None, what: str, findings: list[Finding]) -> None:
         self.file = file
         self.what = what
         self.findings = findings
         self.line = (node.key_line or node.line) if node is not None else 0
-        self.values: dict[str, Yaml] = {}
+        self.values: dict[str, YamlNode] = {}
         if node is not None and isinstance(node.value, dict):
             self.values = {key: value for key, value in node.value.items() if value.value is not None}
         elif node is not None and node.value is not None:
@@ -82,12 +82,12 @@ class Said:
             self.mistake(f"{key} is true or false", key)
         return found is not None and found.value is True
 
-    def part(self, key: str, what: str = "") -> Said:
+    def part(self, key: str, what: str = "") -> GraphMapping:
         """Give a map that is a part of this one, an empty one if there is none."""
         found = self.values.get(key)
-        return Said(self.file, found or Yaml({}, self.line), what or self.what, self.findings)
+        return GraphMapping(self.file, found or YamlNode({}, self.line), what or self.what, self.findings)
 
-    def items(self, key: str) -> list[Yaml]:
+    def items(self, key: str) -> list[YamlNode]:
         """Give the items of a list."""
         found = self.values.get(key)
         if found is None:
@@ -97,9 +97,9 @@ class Said:
             return []
         return found.value
 
-    def parts(self, key: str, what: str = "") -> list[Said]:
+    def parts(self, key: str, what: str = "") -> list[GraphMapping]:
         """Give the maps of a list."""
-        return [Said(self.file, item, what or self.what, self.findings) for item in self.items(key)]
+        return [GraphMapping(self.file, item, what or self.what, self.findings) for item in self.items(key)]
 
     def texts(self) -> dict[str, str]:
         """Give all of a map of texts."""

@@ -48,7 +48,7 @@ _CATEGORIES = {
 _CODINGS = (b"gzip", b"deflate")
 
 
-class Claim:
+class GraphClaim:
     """What a head says. Kept with the head's bytes. `lines` are those of its answer, but for its id."""
 
     found = None
@@ -63,7 +63,7 @@ class Claim:
         self.fields = head.fields
         self.path = path
         self.deployment: Deployment | None = None
-        self.address: addresses.Address | None = None
+        self.address: addresses.GraphRoute | None = None
         kind = header.get(b"content-type", b"")
         self.content_type = JSON if kind.partition(b";")[0].strip().lower() == JSON else kind
         coding = header.get(b"content-encoding", b"").strip().lower()
@@ -83,7 +83,7 @@ class Claim:
 class GraphService(CarryingService):
     """Answers for the graph of one server. `others` answers what is Penstock's own. Threads: the event loop's."""
 
-    claims = Claim
+    claims = GraphClaim
 
     def __init__(self, graph: Graph, others: Service, limits: Limits) -> None:
         super().__init__(graph.means.engine, others)
@@ -97,7 +97,7 @@ class GraphService(CarryingService):
         path, _ = parted(head.path, head.query)
         if is_ours(path):
             return self.others.claim(head)
-        claim = Claim(head, path)
+        claim = GraphClaim(head, path)
         claim.resolve(self._graph.deployment)
         purpose = claim.address.purpose if claim.address is not None else ""
         self.restricted.demand(_CATEGORIES.get(purpose, "inference"), head.header)
@@ -129,7 +129,7 @@ class GraphService(CarryingService):
 
     # -- walks -------------------------------------------------------------------------------------------------
 
-    async def _run(self, connection: FastLane, claim: Claim, address: addresses.Address, body: bytes) -> None:
+    async def _run(self, connection: FastLane, claim: GraphClaim, address: addresses.GraphRoute, body: bytes) -> None:
         began_ns, puid = time.monotonic_ns(), claim.puid or new_puid()
         predictor, again, wire = self._graph.first, b"", JsonWire(claim.fields, puid)
         try:
@@ -150,10 +150,10 @@ class GraphService(CarryingService):
         method, spent_ns = claim.method.decode("latin-1").lower(), time.monotonic_ns() - began_ns
         self._graph.counted.request(predictor, address.purpose, method, str(status), spent_ns)
 
-    async def _decoded(self, claim: Claim, body: bytes) -> bytes:
+    async def _decoded(self, claim: GraphClaim, body: bytes) -> bytes:
         return await unpacked(body, claim.coding, self._limits, bytes) if claim.coding else body
 
-    async def _answered(self, walk: Walk, address: addresses.Address, message: Message, puid: str) -> Message:
+    async def _answered(self, walk: Walk, address: addresses.GraphRoute, message: Message, puid: str) -> Message:
         if address.purpose == addresses.PREDICTIONS:
             return await walk.predict(message, puid)
         if address.purpose == addresses.FEEDBACK:
@@ -175,7 +175,7 @@ class GraphService(CarryingService):
 
     # -- everything else ---------------------------------------------------------------------------------------
 
-    def _page(self, address: addresses.Address) -> tuple[int, Message]:
+    def _page(self, address: addresses.GraphRoute) -> tuple[int, Message]:
         if address.purpose == addresses.READY:
             return (200 if self._graph.ready() else 503), Message(b"", TEXT)
         if address.purpose == addresses.LIVE:
@@ -189,7 +189,9 @@ class GraphService(CarryingService):
         return 200, Message(json.dumps(found, separators=(",", ":"), ensure_ascii=False).encode())
 
 
-def _answer(connection: FastLane, claim: Claim, puid: str, status: int, message: Message, again: bytes = b"") -> None:
+def _answer(
+    connection: FastLane, claim: GraphClaim, puid: str, status: int, message: Message, again: bytes = b""
+) -> None:
     """Write an answer. `<`, `>` and `&` are escaped, as they were for browsers that take JSON for a page."""
     body = message.body
     for sign, escaped in ((b"<", b"\\u003c"), (b">", b"\\u003e"), (b"&", b"\\u0026")):

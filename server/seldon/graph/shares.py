@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 from penstock.backends.errors import InferError
 
 from . import addresses
-from .counted import Counted
+from .counted import GraphMetrics
 from .walk import Means, Walk, model_of
 
 if TYPE_CHECKING:
     from penstock.server.engines import Serves
     from penstock.server.seldon.exposition import Exposition
     from penstock.server.seldon.loading import SeldonModels
-    from penstock.server.seldon.messages import Description, Endpoint
+    from penstock.server.seldon.messages import ComponentDescription, Endpoint
 
     from .nodes import Deployment, Predictor
     from .repository import GraphRepository
-    from .wires import Message, Wire
+    from .wires import Message, MessageCodec
 
 MOST_SHADOWS = 64
 """How many copies for shadows may be under way; more requests than that have none."""
@@ -43,8 +43,8 @@ class Graph:
         self._exposition = exposition
         self._labelled: Deployment | None = None
         self._shadows: set[asyncio.Task[object]] = set()
-        self.described: Mapping[str, Description] = models.described
-        self.counted = Counted(repository.deployment.name)
+        self.described: Mapping[str, ComponentDescription] = models.described
+        self.counted = GraphMetrics(repository.deployment.name)
         self.chance = chance or random.Random()  # noqa: S311 - shares of traffic are no secrets
         self.means = Means(engine, self._tell, self.counted.call, models.sharing, self.chance, self.described)
 
@@ -63,7 +63,7 @@ class Graph:
         """The predictor that is asked of what all have in common."""
         return next(each for each in self.deployment.predictors if not each.shadow)
 
-    def chosen(self, address: addresses.Address, message: Message, wire: Wire) -> Predictor:
+    def chosen(self, address: addresses.GraphRoute, message: Message, wire: MessageCodec) -> Predictor:
         """Choose who answers: by the shares; feedback goes where the request went, if it says which nodes those are."""
         candidates = [each for each in self.deployment.predictors if not each.shadow]
         if len(candidates) == 1:
@@ -75,7 +75,7 @@ class Graph:
                 return those[0]
         return self.chance.choices(candidates, [each.weight for each in candidates])[0]
 
-    def shadow(self, message: Message, puid: str, wire: Wire) -> None:
+    def shadow(self, message: Message, puid: str, wire: MessageCodec) -> None:
         """Give a copy of a request to every shadow. Nobody waits for the answers."""
         for predictor in self.deployment.predictors:
             if predictor.shadow and len(self._shadows) < MOST_SHADOWS:

@@ -10,9 +10,9 @@ from penstock.server.repository.names import bad_name
 from penstock.server.seldon.parameters import BadParameterError
 from penstock.server.seldon.parameters import read as check_parameters
 
-from .nodes import ABTEST, BUILT_IN, METHODS, TYPES, Code, Node
+from .nodes import ABTEST, BUILT_IN, METHODS, TYPES, GraphNode, NodeClass
 from .places import PlaceError, code_of
-from .said import Said
+from .said import GraphMapping
 
 PLACE = "penstock.io/"
 """How the annotations begin that say where a node's class is."""
@@ -32,7 +32,7 @@ class Units:
 
     def __init__(
         self, deployment: str, predictor: str, labels: Mapping[str, str], annotations: Mapping[str, str],
-        containers: Mapping[str, Said], *, small: bool = False,
+        containers: Mapping[str, GraphMapping], *, small: bool = False,
     ) -> None:  # fmt: skip
         self.annotations = annotations
         self.small = small
@@ -44,7 +44,7 @@ class Units:
             "SELDON_EXECUTOR_ENABLED": "true",
         }
 
-    def read(self, said: Said, prefix: str, depth: int = 1) -> Node | None:
+    def read(self, said: GraphMapping, prefix: str, depth: int = 1) -> GraphNode | None:
         """Read a node and all under it; None for one that has no name. `prefix` is that of its model's name."""
         name = said.text("name")
         problem = bad_name(name) if name else "it has no name"
@@ -66,7 +66,7 @@ class Units:
         container = self._containers.get(name)
         image = container.text("image") if container is not None else ""
         variables = self._variables(said, container)
-        _check(said, Node(name, "", kind, methods, implementation, made))
+        _check(said, GraphNode(name, "", kind, methods, implementation, made))
         parameters = self._parameters(said, implementation)
         if implementation == ABTEST:
             _check_ratio(said, parameters)
@@ -79,14 +79,14 @@ class Units:
             "PREDICTIVE_UNIT_ID": name, **({"PREDICTIVE_UNIT_IMAGE": image} if image else {}),
             "PREDICTIVE_UNIT_PARAMETERS": json.dumps(parameters, separators=(",", ":")),
         }  # fmt: skip
-        return Node(
+        return GraphNode(
             name, prefix + name, kind, methods, implementation, made,
             self._code(said, kind, implementation, image, variables), tuple(parameters), environment, image, said.line,
         )  # fmt: skip
 
     def _code(
-        self, said: Said, kind: str, implementation: str, image: str, variables: Mapping[str, str]
-    ) -> Code | None:
+        self, said: GraphMapping, kind: str, implementation: str, image: str, variables: Mapping[str, str]
+    ) -> NodeClass | None:
         """Find the class of a node that has one."""
         name = said.text("name")
         place = said.text("component") if self.small else ""
@@ -109,7 +109,7 @@ class Units:
             said.mistake(str(error).removeprefix(f"{said.what} "))
             return None
 
-    def _variables(self, said: Said, container: Said | None) -> dict[str, str]:
+    def _variables(self, said: GraphMapping, container: GraphMapping | None) -> dict[str, str]:
         if self.small:
             return said.part("environment").texts()
         variables = {}
@@ -120,7 +120,7 @@ class Units:
                 variables[each.text("name")] = each.text("value")
         return variables
 
-    def _parameters(self, said: Said, implementation: str) -> list[dict[str, str]]:
+    def _parameters(self, said: GraphMapping, implementation: str) -> list[dict[str, str]]:
         found: list[dict[str, str]] = []
         if isinstance(said.plain("parameters"), dict) and self.small:
             given: dict[str, Any] = said.plain("parameters")
@@ -140,7 +140,7 @@ class Units:
         return found
 
     @staticmethod
-    def _local(said: Said) -> str:
+    def _local(said: GraphMapping) -> str:
         """Give the path of a model that is on this machine."""
         place = said.text("modelUri")
         scheme, separator, rest = place.partition("://")
@@ -150,7 +150,7 @@ class Units:
         return str((said.file.parent / (rest if separator else place)).resolve())
 
 
-def _check(said: Said, node: Node) -> None:
+def _check(said: GraphMapping, node: GraphNode) -> None:
     """Tell of what cannot be meant so."""
     count = len(node.children)
     if node.implementation == ABTEST and count != 2:
@@ -166,7 +166,7 @@ def _check(said: Said, node: Node) -> None:
         said.warn("it neither routes nor combines: all children are called, and the first one's answer is taken")
 
 
-def _check_ratio(said: Said, parameters: list[dict[str, str]]) -> None:
+def _check_ratio(said: GraphMapping, parameters: list[dict[str, str]]) -> None:
     for value in (each["value"] for each in parameters if each["name"] == "ratioA"):
         try:
             fits = 0 <= float(value) <= 1

@@ -22,13 +22,13 @@ from penstock.server.seldon.messages import Endpoint, read_answer
 from penstock.server.seldon.pages import JSON
 
 from . import builtin
-from .nodes import AVERAGE, BUILT_IN, SIMPLE_MODEL, Node, Notes, Predictor
-from .wires import GraphError, Message, Noted, Wire
+from .nodes import AVERAGE, BUILT_IN, SIMPLE_MODEL, GraphNode, MetaNotes, Predictor
+from .wires import GraphError, Message, MessageCodec, Noted
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model
     from penstock.server.seldon.batching import Sharing
-    from penstock.server.seldon.messages import Description
+    from penstock.server.seldon.messages import ComponentDescription
 
 ABORT = -2
 """What a router answers that wants no child to be asked: the message goes back as it is."""
@@ -55,16 +55,16 @@ class Means:
 
     engine: Serves
     tell: Callable[[str, Endpoint, bytes], None] = lambda model, endpoint, metrics: None
-    counted: Callable[[Predictor, Node, Endpoint, int, int], None] = lambda *of_a_call: None
+    counted: Callable[[Predictor, GraphNode, Endpoint, int, int], None] = lambda *of_a_call: None
     sharing: Mapping[str, Sharing] = field(default_factory=dict)
     chance: random.Random = field(default_factory=random.Random)
-    described: Mapping[str, Description] = field(default_factory=dict)
+    described: Mapping[str, ComponentDescription] = field(default_factory=dict)
 
 
 class Walk:
     """One request. `routing` is where it went so far, `path` the images of the nodes that it passed."""
 
-    def __init__(self, means: Means, predictor: Predictor, wire: Wire) -> None:
+    def __init__(self, means: Means, predictor: Predictor, wire: MessageCodec) -> None:
         self._means = means
         self._predictor = predictor
         self._wire = wire
@@ -76,7 +76,7 @@ class Walk:
         """Answer a request. Raises: NodeFailed, GraphError, InferError."""
         answer = await self._through(self._predictor.graph, message)
         notes = self._predictor.notes
-        if notes is Notes.NONE:
+        if notes is MetaNotes.NONE:
             return answer
         noted = Noted(self.routing, self.path, puid)
         return await off_loop(len(answer.body), self._wire.noted, answer, noted, notes)
@@ -86,7 +86,7 @@ class Walk:
         routing = await off_loop(len(message.body), self._wire.routing, message)
         return await self._back(self._predictor.graph, message, routing)
 
-    async def ask(self, node: Node, endpoint: Endpoint, message: Message) -> Message:
+    async def ask(self, node: GraphNode, endpoint: Endpoint, message: Message) -> Message:
         """Call one node. Raises: as `predict`."""
         self.path[node.name] = node.image or UNSET_IMAGE
         model = model_of(self._means.engine, node)
@@ -109,7 +109,7 @@ class Walk:
             raise NodeFailed(node.name, status, answer)
         return answer
 
-    async def _answered(self, call: SeldonCall, node: Node) -> None:
+    async def _answered(self, call: SeldonCall, node: GraphNode) -> None:
         """Wait for an answer; take the call back when nobody waits any more, or the time is over."""
         try:
             async with asyncio.timeout(self._limit_s or None):
@@ -121,7 +121,7 @@ class Walk:
             self._means.engine.cancel(call)
             raise
 
-    def _opened(self, call: SeldonCall, node: Node, endpoint: Endpoint) -> tuple[int, Message]:
+    def _opened(self, call: SeldonCall, node: GraphNode, endpoint: Endpoint) -> tuple[int, Message]:
         """Give the status and the message of an answer; what it says of itself is counted."""
         status, metrics, lines, body = read_answer(call.reply)
         if metrics:
@@ -130,14 +130,14 @@ class Walk:
 
     # -- to the model ------------------------------------------------------------------------------------------
 
-    async def _through(self, node: Node, message: Message) -> Message:
+    async def _through(self, node: GraphNode, message: Message) -> Message:
         message = await self._into(node, message)
         message = await self._children(node, message)
         if node.out and node.code is not None:
             message = await self.ask(node, Endpoint.TRANSFORM_OUTPUT, message)
         return message
 
-    async def _into(self, node: Node, message: Message) -> Message:
+    async def _into(self, node: GraphNode, message: Message) -> Message:
         if node.implementation == SIMPLE_MODEL:
             self._pass(node)
             return self._wire.write(builtin.predict(self._wire.read(message)))
@@ -146,7 +146,7 @@ class Walk:
         self.routing[node.name] = ALL
         return await self.ask(node, node.into, message)
 
-    async def _children(self, node: Node, message: Message) -> Message:
+    async def _children(self, node: GraphNode, message: Message) -> Message:
         """Ask the children that the node chooses, and make one message of theirs."""
         if not node.children:
             return message
@@ -166,7 +166,7 @@ class Walk:
             return await self.ask(node, Endpoint.AGGREGATE, self._wire.combined(answers))
         return answers[0]
 
-    async def _route(self, node: Node, message: Message) -> int:
+    async def _route(self, node: GraphNode, message: Message) -> int:
         """Ask a router for the child that is next. Raises: GraphError for one that is not there."""
         if node.implementation in BUILT_IN:
             if node.implementation in (AVERAGE, SIMPLE_MODEL):
@@ -185,19 +185,19 @@ class Walk:
             raise GraphError(f"node '{node.name}' chose child {route}, and has {len(node.children)}")
         return route
 
-    def _pass(self, node: Node) -> None:
+    def _pass(self, node: GraphNode) -> None:
         self.path[node.name] = node.implementation
 
     # -- and back ----------------------------------------------------------------------------------------------
 
-    async def _back(self, node: Node, message: Message, routing: object) -> Message:
+    async def _back(self, node: GraphNode, message: Message, routing: object) -> Message:
         """Tell the children first, those that the request went to, then the node itself."""
         if node.children:
             said = routing.get(node.name, ALL) if isinstance(routing, dict) else ALL
             route = said if isinstance(said, int) else ALL
             if not ABORT <= route < len(node.children):
                 raise GraphError(f"feedback: child {route} of node '{node.name}', which has {len(node.children)}")
-            chosen: Sequence[Node] = ()
+            chosen: Sequence[GraphNode] = ()
             if route != ABORT:
                 chosen = node.children if route == ALL else (node.children[route],)
             await _together([self._back(child, message, routing) for child in chosen])
@@ -206,7 +206,7 @@ class Walk:
         return await self.ask(node, Endpoint.FEEDBACK, message)
 
 
-def _averaged(wire: Wire, messages: Sequence[Message]) -> Message:
+def _averaged(wire: MessageCodec, messages: Sequence[Message]) -> Message:
     return wire.write(builtin.average([wire.read(each) for each in messages]))
 
 
@@ -221,6 +221,6 @@ async def _together(works: Sequence[object]) -> list[Message]:
     return answers  # type: ignore[no-any-return]
 
 
-def model_of(engine: Serves, node: Node) -> Model:
+def model_of(engine: Serves, node: GraphNode) -> Model:
     """Give the model that a node is. Raises: InferError (NOT_READY)."""
     return served(engine, node.model, f"node '{node.name}'")

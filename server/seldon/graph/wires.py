@@ -11,12 +11,12 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from penstock.server.seldon.messages import Form
+from penstock.server.seldon.messages import PayloadKind
 from penstock.server.seldon.pages import JSON
 from penstock.server.seldon.protos import message_class
 from penstock.server.v2.rpc.wire import field
 
-from .nodes import Notes, Predictor
+from .nodes import MetaNotes, Predictor
 
 Dict = dict[str, Any]
 PUID = "seldon-puid"
@@ -47,7 +47,7 @@ class Noted(NamedTuple):
     puid: str
 
 
-class Wire(Protocol):
+class MessageCodec(Protocol):
     """One way of writing messages. `good` is the status of an answer that goes on."""
 
     good: int
@@ -55,7 +55,7 @@ class Wire(Protocol):
     def limit_s(self, predictor: Predictor) -> float:
         """Give what a call of a node may take. Units: seconds, 0 for any time."""
 
-    def payload(self, message: Message, *, headed: bool = False) -> tuple[Form, bytes]:
+    def payload(self, message: Message, *, headed: bool = False) -> tuple[PayloadKind, bytes]:
         """Give what a worker is sent of a message; `headed`: and of the headers that it came with, if there are any."""
 
     def route(self, message: Message) -> int:
@@ -67,7 +67,7 @@ class Wire(Protocol):
     def routing(self, feedback: Message) -> Mapping[str, Any]:
         """Give where the request went that a feedback is for; nothing where that is not said."""
 
-    def noted(self, message: Message, noted: Noted, notes: Notes) -> Message:
+    def noted(self, message: Message, noted: Noted, notes: MetaNotes) -> Message:
         """Write into an answer what the walk has to tell."""
 
     def reason(self, message: Message) -> str:
@@ -93,19 +93,19 @@ class JsonWire:
         """Give the limit for REST."""
         return predictor.rest_limit_s
 
-    def payload(self, message: Message, *, headed: bool = False) -> tuple[Form, bytes]:
+    def payload(self, message: Message, *, headed: bool = False) -> tuple[PayloadKind, bytes]:
         """Give the body; with what its content type is if that is not JSON, and the headers where they are wanted.
 
         Source: executor/api/rest/client.go, addHeaders, and server.go, puidHeader.
         """
         if message.content_type == JSON and not headed:
-            return Form.JSON, message.body
+            return PayloadKind.JSON, message.body
         said: Dict = {"method": "POST", "type": message.content_type.decode("latin-1"), "query": ""}
         if headed:
             handed_on = [pair for pair in self._fields if pair[0] not in _OF_ONE_CALL]
             headers = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in handed_on]
             said["headers"] = [*headers, [PUID, self._puid]]
-        return Form.HTTP, json.dumps(said).encode() + b"\n" + message.body
+        return PayloadKind.HTTP, json.dumps(said).encode() + b"\n" + message.body
 
     def reason(self, message: Message) -> str:
         """Give what its status says."""
@@ -157,7 +157,7 @@ class JsonWire:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def noted(self, message: Message, noted: Noted, notes: Notes) -> Message:
+    def noted(self, message: Message, noted: Noted, notes: MetaNotes) -> Message:
         """Add to `meta`; what is no Seldon message stays as it is."""
         try:
             found = json.loads(message.body) if message.content_type == JSON else None
@@ -181,9 +181,9 @@ class ProtoWire:
         """Give the limit for gRPC."""
         return predictor.grpc_limit_s
 
-    def payload(self, message: Message, *, headed: bool = False) -> tuple[Form, bytes]:
+    def payload(self, message: Message, *, headed: bool = False) -> tuple[PayloadKind, bytes]:
         """Give the message as it is: it has no headers."""
-        return Form.PROTO, message.body
+        return PayloadKind.PROTO, message.body
 
     def reason(self, message: Message) -> str:
         """Give its text."""
@@ -236,11 +236,11 @@ class ProtoWire:
             return {}
         return dict(found.response.meta.routing)
 
-    def noted(self, message: Message, noted: Noted, notes: Notes) -> Message:
+    def noted(self, message: Message, noted: Noted, notes: MetaNotes) -> Message:
         """Add to `meta`."""
         found = self._parsed(message.body)
         found.meta.routing.update(noted.routing)
-        if notes is Notes.ALL:
+        if notes is MetaNotes.ALL:
             found.meta.puid = found.meta.puid or noted.puid
             for name, image in noted.path.items():
                 if name not in found.meta.requestPath:
@@ -262,9 +262,9 @@ def new_puid() -> str:
     return str(uuid.uuid4())
 
 
-def _note(meta: Dict, noted: Noted, notes: Notes) -> None:
+def _note(meta: Dict, noted: Noted, notes: MetaNotes) -> None:
     meta["routing"] = dict(noted.routing)
-    if notes is Notes.ALL:
+    if notes is MetaNotes.ALL:
         meta.setdefault("puid", noted.puid)
         path = meta.get("requestPath")
         meta["requestPath"] = {**noted.path, **(path if isinstance(path, dict) else {})}

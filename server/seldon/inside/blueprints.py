@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.server.seldon.environ import truth
-from penstock.server.seldon.messages import Endpoint, Form
+from penstock.server.seldon.messages import Endpoint, PayloadKind
 
 from .answers import Writer
 from .component import MISSING
@@ -110,7 +110,7 @@ class Blueprints:
         self._client = app.test_client()
         self._response = flask.Response
 
-    def run(self, endpoint: Endpoint, form: Form, payload: bytes, view: Callable[[], tuple[int, bytes]]) -> Page:
+    def run(self, endpoint: Endpoint, form: PayloadKind, payload: bytes, view: Callable[[], tuple[int, bytes]]) -> Page:
         """Have a call made in a request of Flask's; `view` gives its status and body."""
         self._view = view
         try:
@@ -126,7 +126,7 @@ class Blueprints:
         return response.status_code, response.get_data(), lines.encode("latin-1", "replace")
 
     @contextmanager
-    def request(self, endpoint: Endpoint, form: Form, payload: bytes) -> Iterator[None]:
+    def request(self, endpoint: Endpoint, form: PayloadKind, payload: bytes) -> Iterator[None]:
         """Have `flask.request` be a call's."""
         try:
             with self._app.test_request_context(**_request(endpoint, form, payload)):
@@ -138,7 +138,7 @@ class Blueprints:
         # the app's context stays from call to call, and with it `flask.g`, which in Flask is a request's own
         vars(self._context.g).clear()
 
-    def failed(self, endpoint: Endpoint, form: Form, payload: bytes, error: Exception) -> Page:
+    def failed(self, endpoint: Endpoint, form: PayloadKind, payload: bytes, error: Exception) -> Page:
         """Give the answer of a call that has failed."""
 
         def view() -> tuple[int, bytes]:
@@ -155,10 +155,10 @@ class Blueprints:
         return self._response(self._writer.write(said), status, mimetype=_JSON)
 
 
-def _request(endpoint: Endpoint, form: Form, payload: bytes) -> dict[str, Any]:
+def _request(endpoint: Endpoint, form: PayloadKind, payload: bytes) -> dict[str, Any]:
     """Give Flask's words for a call."""
     said: dict[str, Any] = {"method": "GET" if endpoint is Endpoint.HEALTH else "POST", "type": _JSON, "query": ""}
-    if form is Form.HTTP:
+    if form is PayloadKind.HTTP:
         line, _, payload = payload.partition(b"\n")
         said = json.loads(line)
     return {

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from penstock.server.seldon.environ import truth
-from penstock.server.seldon.messages import Endpoint, Form
+from penstock.server.seldon.messages import Endpoint, PayloadKind
 
 from .answers import Writer, construct, reply
 from .blueprints import Blueprints, blueprints_of, looking
@@ -20,7 +20,7 @@ from .requests import found_in, message_of
 logger = logging.getLogger("seldon_core")
 
 _BODILESS = (204, 304)
-_PREDICT, _ROUTE, _HEALTH, _JSON = Endpoint.PREDICT, Endpoint.ROUTE, Endpoint.HEALTH, Form.JSON
+_PREDICT, _ROUTE, _HEALTH, _JSON = Endpoint.PREDICT, Endpoint.ROUTE, Endpoint.HEALTH, PayloadKind.JSON
 
 
 class Rest:
@@ -34,7 +34,7 @@ class Rest:
         self.looking = looking(self.writer)
         self._ends = (self._plain, self._feedback, self._plain, self._plain, self._plain, self._aggregate)
 
-    def answer(self, endpoint: Endpoint, form: Form, payload: bytes) -> bytes:
+    def answer(self, endpoint: Endpoint, form: PayloadKind, payload: bytes) -> bytes:
         """Answer one request: the reply to a CALL. Raises: nothing of user code but what is no Exception."""
         if self.blueprints is not None and self.blueprints.around:
             return reply(
@@ -47,7 +47,7 @@ class Rest:
             return self.failed(endpoint, error, form, payload)
         return reply(self.component, status, body)
 
-    def asked(self, form: Form, endpoint: Endpoint, payload: bytes) -> bytes:
+    def asked(self, form: PayloadKind, endpoint: Endpoint, payload: bytes) -> bytes:
         """Answer one request, Flask's current one where the component may look at that. Raises: as `answer`."""
         if self.looking is None:
             return self.answer(endpoint, form, payload)
@@ -55,8 +55,8 @@ class Rest:
             return self.answer(endpoint, form, payload)
 
     def page(self, endpoint: Endpoint) -> bytes:
-        """Give the body that answers a request of Form.JSON which says nothing."""
-        return self._answered(endpoint, Form.JSON, b"")[1]
+        """Give the body that answers a request of PayloadKind.JSON which says nothing."""
+        return self._answered(endpoint, PayloadKind.JSON, b"")[1]
 
     def answered(self, endpoint: Endpoint, request: Any, data: Any, tags: Any, metrics: Any) -> bytes:
         """Answer a request whose method has run: `data`, `tags` and `metrics` as Component.respond gives them."""
@@ -66,7 +66,9 @@ class Rest:
         except Exception as error:  # noqa: BLE001 - as in answer
             return self.failed(endpoint, error)
 
-    def failed(self, endpoint: Endpoint, error: Exception, form: Form = Form.JSON, payload: bytes = b"") -> bytes:
+    def failed(
+        self, endpoint: Endpoint, error: Exception, form: PayloadKind = PayloadKind.JSON, payload: bytes = b""
+    ) -> bytes:
         """Answer with an exception, as the component's blueprint has it, where it has one."""
         if self.blueprints is None and is_response(error):
             self.blueprints = Blueprints(None, self.writer)
@@ -79,7 +81,7 @@ class Rest:
             logger.exception("An exception cannot be told to the client")
             return reply(self.component, 500, self.writer.write(said_of(UNTOLD)))
 
-    def _answered(self, endpoint: Endpoint, form: Form, payload: bytes) -> tuple[int, bytes]:
+    def _answered(self, endpoint: Endpoint, form: PayloadKind, payload: bytes) -> tuple[int, bytes]:
         """Give the status and the body. Raises: whatever goes wrong."""
         if endpoint is _HEALTH:
             return 200, self.writer.write(self._health())

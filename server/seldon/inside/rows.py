@@ -1,4 +1,4 @@
-"""Rows: requests whose tensors the server has read: those that share a batch, and those of the v2 protocol.
+"""RowRunner: requests whose tensors the server has read: those that share a batch, and those of the v2 protocol.
 
 Called by service.py. `batching.py` and `tensors.py` say what the messages are. Nothing here runs a request a second
 time: what did not go well together is asked for again, one request after another, by the server.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.backends.errors import Code
-from penstock.server.seldon.messages import APART, NEVER, ROWS, TOGETHER, Endpoint, Form
+from penstock.server.seldon.messages import APART, NEVER, ROWS, TOGETHER, Endpoint, PayloadKind
 
 from . import protobuf
 from .answers import recorded_of
@@ -37,7 +37,7 @@ _APART, _NEVER = bytes((APART,)), bytes((NEVER,))
 _TOGETHER = bytes((TOGETHER,))
 
 
-class Rows:
+class RowRunner:
     """Runs them with one component. Threads: one call at a time."""
 
     def __init__(self, component: Component, rest: Rest) -> None:
@@ -62,7 +62,7 @@ class Rows:
         head, _, rests = body.partition(b"\n")
         said = json.loads(head)
         requests = list(_requests(said, rests))
-        proto = said["form"] == Form.PROTO
+        proto = said["form"] == PayloadKind.PROTO
         names: Any = list(requests[0].data.names) if proto else said["names"]
         meta: Any = {} if proto else None
         try:
@@ -166,7 +166,7 @@ def _requests(said: Any, rests: bytes) -> Any:
     """Give the requests of a batch, without their rows."""
     for begin, end in pairwise(accumulate(said["rests"], initial=0)):
         rest = rests[begin:end]
-        if said["form"] == Form.PROTO:
+        if said["form"] == PayloadKind.PROTO:
             yield pb.SeldonMessage.FromString(rest)
         else:
             yield {"data": {said["kind"]: None}, **({"meta": loads(rest)} if rest else {})}

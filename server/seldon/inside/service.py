@@ -21,7 +21,7 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.server.ipc.channel import Channel
 from penstock.server.seldon import parameters
-from penstock.server.seldon.messages import CALL, Description, Endpoint, Form
+from penstock.server.seldon.messages import CALL, ComponentDescription, Endpoint, PayloadKind
 from penstock.server.workers.child import die_with
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class SeldonInside:
         self.description = _described(self._rest, metadata)
         asked = self._rest.asked
         self._answers: list[Callable[[Endpoint, bytes], bytes]] = [
-            partial(asked, Form.JSON), partial(asked, Form.HTTP), self._grpc,
+            partial(asked, PayloadKind.JSON), partial(asked, PayloadKind.HTTP), self._grpc,
         ]  # fmt: skip
         self._rows: Any = None
 
@@ -103,9 +103,9 @@ class SeldonInside:
                 self._rest.component.recorded = []
                 raise
         if self._rows is None:
-            from .rows import Rows
+            from .rows import RowRunner
 
-            self._rows = Rows(self._rest.component, self._rest)
+            self._rows = RowRunner(self._rest.component, self._rest)
         reply: Reply = self._rows.call(kind, body, arrays)
         return reply
 
@@ -119,7 +119,7 @@ class SeldonInside:
     def _grpc(self, endpoint: Endpoint, payload: bytes) -> bytes:
         from .protobuf import answer
 
-        self._answers[Form.PROTO] = called = partial(answer, self._rest.component)
+        self._answers[PayloadKind.PROTO] = called = partial(answer, self._rest.component)
         return called(endpoint, payload)
 
 
@@ -134,7 +134,7 @@ def _load(user: Any) -> None:
         logger.warning("load() has failed, and the component is served nevertheless, as by seldon-core", exc_info=True)
 
 
-def _described(rest: Rest, metadata: dict[str, Any] | None) -> Description:
+def _described(rest: Rest, metadata: dict[str, Any] | None) -> ComponentDescription:
     """Describe a component that is loaded."""
     from .component import inherited
 
@@ -157,7 +157,7 @@ def _described(rest: Rest, metadata: dict[str, Any] | None) -> Description:
         and all(inherited(name, user) for name in _IN_THE_WAY_OF_BATCHES)
     )
     takes_meta, looks = component.takes_meta(Endpoint.PREDICT), rest.looking is not None
-    return Description(said, health, batches, takes_meta, page.decode(), looks)
+    return ComponentDescription(said, health, batches, takes_meta, page.decode(), looks)
 
 
 def _run_apart(custom: Callable[[], Any], channel: Channel | None) -> None:

@@ -23,7 +23,7 @@ from penstock.server.v2.said import version_of
 from .calls import Tasks, answering
 
 if TYPE_CHECKING:
-    from penstock.server.v2.repository import Control
+    from penstock.server.v2.repository import LoadsModels
 
 SERVICE = "/inference.GRPCInferenceService/"
 _NAMED_REPOSITORY = "'repository_name' specification is not supported"
@@ -96,7 +96,7 @@ class ServerRpcs:
 class RepositoryRpcs:
     """The RPCs that tell of the repository, load and unload."""
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: LoadsModels) -> None:
         self._control = control
         self._pb = service_pb2()
 

@@ -18,7 +18,7 @@ from penstock.batching.request import InferRequest
 from penstock.batching.scheduling.admission import admitted, check_alone
 from penstock.server.v2 import said
 from penstock.server.v2.decode import MAX_RANK, too_many_dims, wrong_datatype, wrong_inputs
-from penstock.server.v2.said import PLAIN, Options, Ways, invalid, with_id
+from penstock.server.v2.said import PLAIN, Options, PerOutputPlan, invalid, with_id
 from penstock.server.v2.shared_tensors import aim, copied_bytes, shared_input
 from penstock.server.v2.tensors import MANY_TEXTS, from_binary, overflow, wrong_size
 from penstock.server.v2.wanted import outputs as wanted_of
@@ -79,7 +79,7 @@ def decode(model: Model, message: Any, sink: Sink, regions: Regions | None) -> t
         options = said.options_of(spoken, plan)
     request = InferRequest(model, inputs, rows, key, wanted, sink)
     request.id = message.id
-    if model.in_place and type(options.plan) is Ways:
+    if model.in_place and type(options.plan) is PerOutputPlan:
         aim(request, options.plan)
     if regions:
         shared = (tensor.name for tensor in message.inputs if "shared_memory_region" in tensor.parameters)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
     from penstock.server.listening.mapped import Body
     from penstock.server.v2.finish import Finished
-    from penstock.server.v2.said import Plan, Ways
+    from penstock.server.v2.said import PerOutputPlan, Plan
 
 FINAL, MORE = (field(4, field(1, b"triton_final_response") + field(2, b"\x08" + flag)) for flag in (b"\1", b"\0"))
 """The parameter of every answer on a stream: whether it is the last one to its request."""
@@ -48,7 +48,7 @@ class LargeAnswer(Exception):  # noqa: N818 - a turn of the road, not an error
         self.encode = encode
 
 
-class Encoder:
+class RpcEncoder:
     """Encodes the answers of one model version; keeps the bytes that do not change between answers.
 
     `own`: outputs may be those of user code, which a step may be, too.
@@ -100,7 +100,7 @@ class Encoder:
         names = [(output.name.encode(), output.datatype) for output in outputs]
         return self._several(names, [output.shape for output in outputs], [output.array for output in outputs], between)
 
-    def stored(self, request: InferRequest, plan: Ways, between: bytes) -> bytes:
+    def stored(self, request: InferRequest, plan: PerOutputPlan, between: bytes) -> bytes:
         """Write all outputs into shared memory, and encode what there is to say of them. Raises: as `finish_all`."""
         shapes = store_all(request, plan)
         key = (request.wanted, shapes)
@@ -196,7 +196,7 @@ def _parameters(said: Mapping[str, Any] | None) -> bytes:
     return written
 
 
-def encode_own(encoder: Encoder, plan: Plan, request: InferRequest, between: bytes) -> Body:
+def encode_own(encoder: RpcEncoder, plan: Plan, request: InferRequest, between: bytes) -> Body:
     """Encode what user code has answered that its signature does not tell. Raises: InferError (INVALID)."""
     outputs: Any = request.outputs
     finished = finish_own(request.model, request.wanted, plan, outputs)

@@ -10,8 +10,8 @@ from penstock.backends.errors import InferError
 from penstock.server.v2.regions import LargeRead
 
 from .calls import Tasks, as_refusal, refuse
-from .encode import Encoder, LargeAnswer
-from .inference import LARGE_BYTES, Asked, RpcInference
+from .encode import LargeAnswer, RpcEncoder
+from .inference import LARGE_BYTES, DecodedRequest, RpcInference
 
 if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
@@ -41,7 +41,7 @@ class ModelInfer:
                 call.cancelled = partial(self._cancel, request)
                 inference.submit(request, options, call)
                 return
-            asked = Asked(*found)
+            asked = DecodedRequest(*found)
             inference.demand_one(route.model)
         elif len(message) >= LARGE_BYTES:
             self._tasks.start(call, partial(self._begin_slowly, call, message), "ModelInfer")
@@ -58,7 +58,7 @@ class ModelInfer:
         else:
             self._submit(call, asked)
 
-    def _submit(self, call: Call, asked: Asked) -> None:
+    def _submit(self, call: Call, asked: DecodedRequest) -> None:
         call.context = asked.encoding
         asked.request.target_ns = call.deadline_ns
         call.cancelled = partial(self._cancel, asked.request)
@@ -71,7 +71,7 @@ class ModelInfer:
         elif not call.ended:
             self._submit(call, asked)
 
-    async def _pass_hooks(self, call: Call, asked: Asked) -> None:
+    async def _pass_hooks(self, call: Call, asked: DecodedRequest) -> None:
         call.answer(await self._inference.pass_hooks(asked, call.metadata, b""))
 
     # -- the sink ----------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class ModelInfer:
                     refuse(call, request.error)
                     continue
                 encoding = call.context
-                if type(encoding) is Encoder and not (request.id or encoding.own):
+                if type(encoding) is RpcEncoder and not (request.id or encoding.own):
                     call.answer(encoding.plain(request.wanted, request.outputs or []))
                 elif not call.ended:  # who was told that its time is over may have other use for its memory
                     call.answer(self._inference.encode(encoding, request, b""))

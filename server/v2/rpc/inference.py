@@ -20,12 +20,12 @@ from penstock.server.listening.mapped import LargeAnswers
 from penstock.server.protobuf import service_pb2
 from penstock.server.v2.finish import finish_all
 from penstock.server.v2.regions import INLINE_BYTES, InlineRegions, Regions
-from penstock.server.v2.said import Options, Ways, version_of
+from penstock.server.v2.said import Options, PerOutputPlan, version_of
 
 from .calls import parsed, parsed_tensors
 from .decode import decode
-from .encode import FINAL, MORE, Encoder, LargeAnswer, before, encode_own, mark_of, stream_answer, stream_answer_of
-from .layout import Layouts, head_of, names_of
+from .encode import FINAL, MORE, LargeAnswer, RpcEncoder, before, encode_own, mark_of, stream_answer, stream_answer_of
+from .layout import RpcLayouts, head_of, names_of
 from .outputs import Outputs, is_large
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ Failed = tuple[InferError, bytes]
 """Why one of several answers failed, and the mark that says whether it is the last."""
 
 
-class Route:
+class RpcModelRoute:
     """One model as it is named in requests; forgotten with the Engine's generation.
 
     `straight`: its requests go to its queue and are answered once, without more ado. `told`: header fields
@@ -56,18 +56,18 @@ class Route:
 
     def __init__(self, model: Model, regions: InlineRegions, *, hooked: bool, forwards: bool) -> None:
         self.model = model
-        self.encoder = Encoder(model.name, model.version, model.signature, own=model.spec.takes_parameters)
-        self.layouts = Layouts(regions)
+        self.encoder = RpcEncoder(model.name, model.version, model.signature, own=model.spec.takes_parameters)
+        self.layouts = RpcLayouts(regions)
         self.hooked = hooked
         self.streams = model.spec.streams
         self.told = forwards and model.spec.takes_parameters
         self.straight = not (hooked or model.spec.decoupled or self.told)
         self.regions = regions
 
-    def encoding(self, options: Options) -> Encoder | Planned:
+    def encoding(self, options: Options) -> RpcEncoder | Planned:
         """Give what the answer to a request is encoded with."""
         plan = options.plan
-        return Planned(self.encoder, plan) if type(plan) is Ways else self.encoder
+        return Planned(self.encoder, plan) if type(plan) is PerOutputPlan else self.encoder
 
 
 class Planned:
@@ -75,17 +75,17 @@ class Planned:
 
     __slots__ = ("encoder", "plan")
 
-    def __init__(self, encoder: Encoder, plan: Ways) -> None:
+    def __init__(self, encoder: RpcEncoder, plan: PerOutputPlan) -> None:
         self.encoder = encoder
         self.plan = plan
 
 
-class Asked:
+class DecodedRequest:
     """One decoded request. `hooked`: it is to pass through hooks; `several`: it may have any number of answers."""
 
     __slots__ = ("encoding", "hooked", "options", "request", "route", "several")
 
-    def __init__(self, route: Route, request: InferRequest, options: Options) -> None:
+    def __init__(self, route: RpcModelRoute, request: InferRequest, options: Options) -> None:
         self.route = route
         self.request = request
         self.options = options
@@ -112,12 +112,12 @@ class RpcInference:
         self._forwarded: Any = None
         self._kind = service_pb2().ModelInferRequest
         self._generation = -1
-        self._routes: dict[bytes, Route] = {}
-        self._by_name: dict[tuple[str, str], Route] = {}
+        self._routes: dict[bytes, RpcModelRoute] = {}
+        self._by_name: dict[tuple[str, str], RpcModelRoute] = {}
 
     # -- decoding ----------------------------------------------------------------------------------------------
 
-    def find(self, message: bytes, sink: Sink) -> tuple[Route, InferRequest, Options] | None:
+    def find(self, message: bytes, sink: Sink) -> tuple[RpcModelRoute, InferRequest, Options] | None:
         """Decode a message of a kind that is remembered.
 
         Raises: InferError (OVERLOADED).
@@ -137,7 +137,7 @@ class RpcInference:
         found = route.layouts.find(model, message, start, request_id, sink)
         return None if found is None else (route, found[0], found[1])
 
-    def decode(self, message: bytes, sink: Sink, *, one: bool = False) -> Asked:
+    def decode(self, message: bytes, sink: Sink, *, one: bool = False) -> DecodedRequest:
         """Decode any message, and remember it; `one`: it is to be answered once. Raises: InferError; LargeRead."""
         request = parsed(self._kind, message)
         route = self._route(request)
@@ -145,7 +145,7 @@ class RpcInference:
             self.demand_one(route.model)
         return self._decoded(route, message, request, decode(route.model, request, sink, route.regions))
 
-    async def decode_slowly(self, message: bytes, sink: Sink, *, one: bool = False) -> Asked:
+    async def decode_slowly(self, message: bytes, sink: Sink, *, one: bool = False) -> DecodedRequest:
         """Decode on a thread. What it gives must be submitted before the loop's next turn. Raises: InferError."""
         loop = asyncio.get_running_loop()
         request = await loop.run_in_executor(None, parsed_tensors, self._kind, message)
@@ -182,22 +182,24 @@ class RpcInference:
         except (IndexError, UnicodeDecodeError):
             return ""
 
-    def _decoded(self, route: Route, message: bytes, parsed_message: Any, found: tuple[InferRequest, Options]) -> Asked:
+    def _decoded(
+        self, route: RpcModelRoute, message: bytes, parsed_message: Any, found: tuple[InferRequest, Options]
+    ) -> DecodedRequest:
         request, options = found
         request.nbytes += len(message)
         try:
             named, start, _ = head_of(message)
         except (IndexError, UnicodeDecodeError):
-            return Asked(route, *found)
+            return DecodedRequest(route, *found)
         if self._generation == self.engine.generation:
             route.layouts.remember(request, options, message, start, parsed_message)
             names = message[:named]
             # the last of several names counts: only a message that has these and no others tells whose they are
             if names not in self._routes and names == names_of(parsed_message) and len(self._routes) < _KEPT_ROUTES:
                 self._routes[names] = route
-        return Asked(route, *found)
+        return DecodedRequest(route, *found)
 
-    def _route(self, request: Any) -> Route:
+    def _route(self, request: Any) -> RpcModelRoute:
         """Find a request's model. Raises: InferError (NOT_FOUND, INVALID, OVERLOADED)."""
         if self._generation != self.engine.generation:
             self._forget()
@@ -209,7 +211,7 @@ class RpcInference:
             most = LARGE_BYTES if any(spec.datatype == "BYTES" for spec in model.signature.inputs) else INLINE_BYTES
             regions = InlineRegions(self._regions, most)
             hooked, forwards = hooks.has_pre or hooks.has_post, self.forwarding is not None
-            route = self._by_name[name] = Route(model, regions, hooked=hooked, forwards=forwards)
+            route = self._by_name[name] = RpcModelRoute(model, regions, hooked=hooked, forwards=forwards)
         self._knock(route.model)
         return route
 
@@ -235,7 +237,7 @@ class RpcInference:
 
     # -- on its way --------------------------------------------------------------------------------------------
 
-    def options_of(self, asked: Asked, metadata: Mapping[str, str]) -> Options:
+    def options_of(self, asked: DecodedRequest, metadata: Mapping[str, str]) -> Options:
         """Give what a request says, with the header fields that are forwarded to user code. Raises: InferError."""
         if not asked.route.told or self.forwarding is None:
             return asked.options
@@ -255,7 +257,7 @@ class RpcInference:
         self.engine.hold(model)
         task.add_done_callback(lambda _: self.engine.release(model))
 
-    async def pass_hooks(self, asked: Asked, metadata: Mapping[str, str], mark: bytes) -> Body:
+    async def pass_hooks(self, asked: DecodedRequest, metadata: Mapping[str, str], mark: bytes) -> Body:
         """Carry a request through its model and the hooks. Returns: the answer, as `mark` is. Raises: InferError."""
         try:
             outputs = await self._hooks_of(asked.request.model).infer(*self._said(asked, metadata))
@@ -263,7 +265,7 @@ class RpcInference:
         finally:
             _release(asked.options)
 
-    async def answers(self, asked: Asked, metadata: Mapping[str, str]) -> AsyncGenerator[Body | Failed, None]:
+    async def answers(self, asked: DecodedRequest, metadata: Mapping[str, str]) -> AsyncGenerator[Body | Failed, None]:
         """Carry a request through its model and the hooks: give each answer for a stream, or why that one failed.
 
         After the last, an empty one says so, if nothing has and it is asked for. To be closed by who takes no more.
@@ -285,7 +287,7 @@ class RpcInference:
             _release(asked.options)
 
     def _said(
-        self, asked: Asked, metadata: Mapping[str, str]
+        self, asked: DecodedRequest, metadata: Mapping[str, str]
     ) -> tuple[dict[str, Array], str, Terms, Mapping[str, Any] | None]:
         """Give what hooks are told of a request: tensors by name, id, how it waits, and parameters."""
         request, options, model = asked.request, asked.options, asked.request.model
@@ -298,10 +300,12 @@ class RpcInference:
         return sample, request_id, options.terms(time.monotonic_ns(), model.spec.policy), parameters
 
     @staticmethod
-    def _outputs(asked: Asked) -> Outputs:
+    def _outputs(asked: DecodedRequest) -> Outputs:
         return Outputs(asked.route.encoder, asked.request, asked.options.plan)
 
-    async def _encoded(self, asked: Asked, written: Outputs, outputs: Mapping[str, Array], mark: bytes) -> Body:
+    async def _encoded(
+        self, asked: DecodedRequest, written: Outputs, outputs: Mapping[str, Array], mark: bytes
+    ) -> Body:
         encode = partial(written.encode, outputs, before(asked.request.id, mark))
         if mark:
             encode = partial(stream_answer_of, encode)
@@ -310,7 +314,7 @@ class RpcInference:
     # -- encoding ----------------------------------------------------------------------------------------------
 
     @staticmethod
-    def encode(encoding: Encoder | Planned, request: InferRequest, mark: bytes) -> Body:
+    def encode(encoding: RpcEncoder | Planned, request: InferRequest, mark: bytes) -> Body:
         """Encode what a request has come back with. Raises: InferError; LargeAnswer."""
         outputs = request.outputs or []
         between = before(request.id, mark)
@@ -326,7 +330,7 @@ class RpcInference:
         return encode()
 
 
-def _encode_planned(encoder: Encoder, plan: Ways, request: InferRequest, between: bytes) -> Body:
+def _encode_planned(encoder: RpcEncoder, plan: PerOutputPlan, request: InferRequest, between: bytes) -> Body:
     if plan.stored:
         return encoder.stored(request, plan, between)
     return encoder.finished(finish_all(request.model, request.wanted, plan, request.outputs or []), between)
@@ -334,5 +338,5 @@ def _encode_planned(encoder: Encoder, plan: Ways, request: InferRequest, between
 
 def _release(options: Options) -> None:
     """Let go of the shared memory that a request's outputs went into."""
-    if isinstance(options.plan, Ways):
+    if isinstance(options.plan, PerOutputPlan):
         options.plan.release()

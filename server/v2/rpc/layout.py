@@ -1,4 +1,4 @@
-"""Layouts: what the bytes of earlier ModelInferRequests said, so that a further one costs a comparison and its data.
+"""RpcLayouts: what the bytes of earlier ModelInferRequests said, so that a further one costs a comparison and its data.
 
 A serializer writes fields in order, and the data (`raw_input_contents`) is the last of them: what stands before it is
 the same in request after request, but for the id, and so is all of a message whose data is in shared memory. Only what
@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from penstock.backends.errors import InferError
 from penstock.server.v2.alike import Alike
 from penstock.server.v2.regions import LargeRead, Regions
-from penstock.server.v2.shared_tensors import Located, locate
+from penstock.server.v2.shared_tensors import SharedInput, locate
 from penstock.server.v2.tensors import from_binary
 
 from .decode import tensor_parameters
@@ -61,11 +61,11 @@ class _Layout(Alike):
 
     prefix: bytes
     heads: list[tuple[int, bytes]]
-    places: list[_Place | Located | None]
+    places: list[_Place | SharedInput | None]
     views: list[tuple[int, np.dtype[Any], tuple[int, ...]]] | None
 
 
-class Layouts:
+class RpcLayouts:
     """The memory of one model as it is named in requests: bounded, and forgotten with the model it was learned from.
 
     `regions` are those that requests may name. What has no data is found by all of its bytes, anything else by its
@@ -110,12 +110,12 @@ class Layouts:
             return None
 
     def _inputs(
-        self, model: Model, message: bytes, start: int, places: list[_Place | Located | None]
+        self, model: Model, message: bytes, start: int, places: list[_Place | SharedInput | None]
     ) -> list[Array | None]:
         return [None if place is None else self._array(model, message, start, place) for place in places]
 
-    def _array(self, model: Model, message: bytes, start: int, place: _Place | Located) -> Array:
-        if isinstance(place, Located):
+    def _array(self, model: Model, message: bytes, start: int, place: _Place | SharedInput) -> Array:
+        if isinstance(place, SharedInput):
             return place.fetch(model, self._regions)
         at = start + place.offset
         if place.dtype is not None:
@@ -153,10 +153,10 @@ class Layouts:
 
     def _places(
         self, request: InferRequest, parsed: Any, data: list[tuple[int, int]]
-    ) -> list[_Place | Located | None]:  # fmt: skip
+    ) -> list[_Place | SharedInput | None]:  # fmt: skip
         """Say where each input is. Those that are not in shared memory have the data, one after another."""
         model, left = request.model, iter(data)
-        found: dict[str, _Place | Located] = {}
+        found: dict[str, _Place | SharedInput] = {}
         for tensor in parsed.inputs:
             spec = model.signature.input[tensor.name]
             if "shared_memory_region" in tensor.parameters:

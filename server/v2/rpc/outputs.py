@@ -12,7 +12,7 @@ from penstock.server.hooks.convert import datatype_of
 from penstock.server.listening.mapped import LARGE_BYTES
 from penstock.server.v2.finish import LARGE_ELEMENTS, finish, is_much, ways_of
 from penstock.server.v2.regions import INLINE_BYTES, Lease
-from penstock.server.v2.said import Classes, Ways
+from penstock.server.v2.said import Classes, PerOutputPlan
 from penstock.server.v2.tensors import to_binary
 from penstock.server.v2.wanted import told
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.server.listening.mapped import Body
     from penstock.server.v2.said import Plan, Way
 
-    from .encode import Encoder
+    from .encode import RpcEncoder
 
 
 class Outputs:
@@ -34,7 +34,7 @@ class Outputs:
     datatype and shape that it had, and `_described` says all this. Threads: one at a time.
     """
 
-    def __init__(self, encoder: Encoder, request: InferRequest, plan: Plan) -> None:
+    def __init__(self, encoder: RpcEncoder, request: InferRequest, plan: Plan) -> None:
         self._encoder = encoder
         self._request = request
         self._model = request.model
@@ -49,10 +49,10 @@ class Outputs:
         form = [(name, array.dtype, array.shape) for name, array in outputs.items()]
         if form != self._form:
             self._take(form, outputs)
-        return is_large(Ways(tuple(self._told.values())), [outputs[name] for name in self._told])
+        return is_large(PerOutputPlan(tuple(self._told.values())), [outputs[name] for name in self._told])
 
     def encode(self, outputs: Mapping[str, Array], between: bytes) -> Body:
-        """Encode the answer that has been taken; `between` as Encoder has it. Raises: InferError (INVALID)."""
+        """Encode the answer that has been taken; `between` as RpcEncoder has it. Raises: InferError (INVALID)."""
         if self._plan is not None:
             named = zip(self._told.items(), self._datatypes, strict=True)
             finished = [finish(self._model, (name, kind), way, outputs[name]) for (name, way), kind in named]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.server.v2.forwarding import Forwarding
     from penstock.server.v2.logging_settings import LogSettings
     from penstock.server.v2.regions import Regions
-    from penstock.server.v2.repository import Control
+    from penstock.server.v2.repository import LoadsModels
     from penstock.server.v2.system_regions import SystemRegions
     from penstock.server.v2.tracing import TraceSettings
 
@@ -51,14 +51,14 @@ class InferenceParts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts(InferenceParts):
+class RpcParts(InferenceParts):
     """What the methods stand on. `name` is the server's.
 
     `files` are the FileDescriptorProtos of a dialect, for reflection to tell of beside ours.
     """
 
     repository: Configurations
-    control: Control
+    control: LoadsModels
     system: SystemRegions
     cuda: CudaRegions
     traces: TraceSettings
@@ -68,7 +68,7 @@ class Parts(InferenceParts):
     files: Sequence[Any] = ()
 
 
-def methods(parts: Parts) -> dict[str, Method]:
+def methods(parts: RpcParts) -> dict[str, Method]:
     """Make every method, by its path."""
     pulse, tasks = Pulse(), Tasks()
     served = (

@@ -22,8 +22,8 @@ from penstock.server.health import Health
 from penstock.server.v2.regions import LargeRead
 
 from .calls import as_refusal, brief
-from .encode import FINAL, Encoder, LargeAnswer, before, stream_answer, stream_answer_of, stream_error
-from .inference import LARGE_BYTES, Asked, RpcInference
+from .encode import FINAL, LargeAnswer, RpcEncoder, before, stream_answer, stream_answer_of, stream_error
+from .inference import LARGE_BYTES, DecodedRequest, RpcInference
 from .pulse import Pulse
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ class ModelStreamInfer:
         self.health = health
         self.pulse = pulse
 
-    def open(self, call: Call) -> Stream:
+    def open(self, call: Call) -> InferStream:
         """Open a stream. Raises: InferError."""
         self.inference.check_forwarded(call.metadata)
-        return Stream(self, call)
+        return InferStream(self, call)
 
     def deliver(self, requests: Sequence[InferRequest]) -> None:
         """Take the outputs of one batch."""
@@ -66,14 +66,14 @@ class Slot:
 
     __slots__ = ("answer", "encoding", "error", "id", "names", "nbytes", "request", "stream", "task")
 
-    def __init__(self, stream: Stream, nbytes: int) -> None:
+    def __init__(self, stream: InferStream, nbytes: int) -> None:
         self.stream = stream
         self.nbytes = nbytes
         self.id = ""
         self.answer: Body = b""
         self.error: InferError | None = None
         self.encoding: Any = None
-        self.names: Encoder | None = None
+        self.names: RpcEncoder | None = None
         self.request: InferRequest | None = None
         self.task: asyncio.Task[None] | None = None
 
@@ -121,7 +121,7 @@ class Slot:
         return bool(self.answer) or self.error is not None
 
 
-class Stream:
+class InferStream:
     """One stream.
 
     Invariant: `_slots` are the requests that have no answer yet, in order; answers leave from its front. `_loose` are
@@ -198,7 +198,7 @@ class Stream:
     def _begin(self, slot: Slot, message: bytes) -> None:
         inference, sink = self._owner.inference, self._owner
         found = inference.find(message, sink)
-        asked = Asked(*found) if found is not None else None
+        asked = DecodedRequest(*found) if found is not None else None
         if asked is None:
             with suppress(LargeRead):
                 asked = inference.decode(message, sink) if len(message) < LARGE_BYTES else None
@@ -214,7 +214,7 @@ class Stream:
         else:
             self._submit(slot, asked)
 
-    def _loosen(self, slot: Slot, asked: Asked) -> None:
+    def _loosen(self, slot: Slot, asked: DecodedRequest) -> None:
         """Take a request out of the order."""
         slot.names = asked.route.encoder
         if self._slots[-1] is slot:
@@ -224,7 +224,7 @@ class Stream:
         self._loose[slot] = None
         self._flush()
 
-    def _submit(self, slot: Slot, asked: Asked) -> None:
+    def _submit(self, slot: Slot, asked: DecodedRequest) -> None:
         slot.id = asked.request.id
         slot.encoding = asked.encoding
         slot.request = asked.request
@@ -253,7 +253,7 @@ class Stream:
             slot.id = slot.id or _id_of(self._owner.inference, message)
             raise
 
-    async def _pass_hooks(self, slot: Slot, asked: Asked) -> None:
+    async def _pass_hooks(self, slot: Slot, asked: DecodedRequest) -> None:
         inference, call = self._owner.inference, self.call
         if not asked.several:
             slot.answer = await inference.pass_hooks(asked, call.metadata, FINAL)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.abeja.inside.answers import Answers
-from penstock.server.abeja.inside.refused import Refused
+from penstock.server.abeja.inside.answers import ResponseWriter
+from penstock.server.abeja.inside.refused import CallRefusedError
 from penstock.server.carrying.messages import read_answer
 
 USUAL = {"X-Abeja-Sys-Meta-Proxy-Version": "2.6.5", "X-Abeja-Sys-Meta-Runtime-Version": "1.1.1"}
@@ -19,7 +19,7 @@ USUAL = {"X-Abeja-Sys-Meta-Proxy-Version": "2.6.5", "X-Abeja-Sys-Meta-Runtime-Ve
 
 def answered(returned: Any, **environ: str) -> tuple[int, str, dict[str, str], bytes]:
     """Give status, type, headers and body."""
-    status, content_type, lines, body = read_answer(Answers(environ, strict=False).pack(returned))
+    status, content_type, lines, body = read_answer(ResponseWriter(environ, strict=False).pack(returned))
     fields = [line.split(": ", 1) for line in lines.decode().split("\r\n")[:-1]]
     return status, content_type.decode(), dict(fields), body
 
@@ -117,13 +117,13 @@ def test_a_type_is_a_text_that_is_not_empty(content_type: Any) -> None:
 
 @pytest.mark.parametrize("content_type", ["bad;;", "text/", "multipart/form-data", "text/日本", "text/plain\r\nx: y"])
 def test_a_type_that_cannot_be_sent_is_not_supported(content_type: str) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(CallRefusedError) as caught:
         answered({"content_type": content_type})
     assert (caught.value.status, caught.value.text) == (501, f"Content-Type: [{content_type}] is not supported")
 
 
 def test_such_a_type_is_refused_also_where_a_header_would_take_its_place() -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(CallRefusedError):
         answered({"content_type": "bad;;", "metadata": {"Content-Type": "text/html"}})
 
 
@@ -141,7 +141,7 @@ def test_a_content_that_cannot_be_written_comes_before_a_type_that_cannot_be_sen
 
 
 def test_types_that_are_made_anew_each_time_fill_no_memory() -> None:
-    answers = Answers({}, strict=False)
+    answers = ResponseWriter({}, strict=False)
     for number in range(1000):
         answers.pack({"content_type": f"text/x{number}"})
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.server.abeja.check import check_handler
-from penstock.server.repository.check import Report
+from penstock.server.repository.check import CheckReport
 from penstock.server.settings import Settings
 
 NAMES = ("HANDLER", "CONTEXT", "ABEJA_USER_MODEL_ROOT")
@@ -20,11 +20,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def checked(folder: Path, **settings: object) -> Report:
+def checked(folder: Path, **settings: object) -> CheckReport:
     return check_handler(Settings(dialect="abeja", model_repository=(str(folder),), **settings))  # type: ignore[arg-type]
 
 
-def said(report: Report) -> list[str]:
+def said(report: CheckReport) -> list[str]:
     return [each.message for each in report.findings]
 
 

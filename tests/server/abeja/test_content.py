@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.server.abeja.inside.content import Encoder
+from penstock.server.abeja.inside.content import ContentEncoder
 
-ORIGINAL, OURS = Encoder(strict=True), Encoder(strict=False)
+ORIGINAL, OURS = ContentEncoder(strict=True), ContentEncoder(strict=False)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=4

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.abeja.inside.multipart import Part, parts_of
-from penstock.server.abeja.inside.refused import Refused
+from penstock.server.abeja.inside.multipart import MultipartPart, parts_of
+from penstock.server.abeja.inside.refused import CallRefusedError
 
 
 def form(*parts: tuple[str, bytes], newline: str = "\r\n") -> bytes:
@@ -23,7 +23,7 @@ def form(*parts: tuple[str, bytes], newline: str = "\r\n") -> bytes:
     return b"".join([*written, b"--edge--", line])
 
 
-def part(headers: str, content: bytes = b"1") -> Part:
+def part(headers: str, content: bytes = b"1") -> MultipartPart:
     """Read a form of one part."""
     (read,) = parts_of(form((headers, content)), b"edge")
     return read
@@ -40,7 +40,7 @@ def test_contents_come_back_in_order(contents: list[bytes]) -> None:
     parts = [(f'Content-Disposition: form-data; name="n{at}"', content) for at, content in enumerate(contents)]
 
     assert parts_of(form(*parts), b"edge") == [
-        Part(None, None, f"n{at}", content) for at, content in enumerate(contents)
+        MultipartPart(None, None, f"n{at}", content) for at, content in enumerate(contents)
     ]
 
 
@@ -48,7 +48,7 @@ def test_contents_come_back_in_order(contents: list[bytes]) -> None:
 def test_whatever_comes_is_read_or_refused(noise: bytes, at: int) -> None:
     whole = form(("Content-Type: a/b", b"x"), ('Content-Disposition: form-data; name="a"', noise))
     for body in (whole[:at], whole[:at] + noise + whole[at:], b"--edge" + noise):
-        with contextlib.suppress(Refused):
+        with contextlib.suppress(CallRefusedError):
             parts_of(body, b"edge")
 
 
@@ -105,7 +105,7 @@ def test_a_form_may_have_no_parts(body: bytes) -> None:
 def test_a_form_whose_content_is_cut_off_is_answered_as_the_original_did(cut: int) -> None:
     body = form(("X: y", b"0123456789" * 5))[:-cut]
 
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(CallRefusedError) as caught:
         parts_of(body, b"edge")
     assert (caught.value.status, caught.value.text) == (503, ": unexpected EOF")
 
@@ -125,13 +125,13 @@ def test_a_form_whose_content_is_cut_off_is_answered_as_the_original_did(cut: in
     ],
 )
 def test_a_form_that_made_the_original_drop_the_connection_is_refused(body: bytes, text: str) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(CallRefusedError) as caught:
         parts_of(body, b"edge")
     assert (caught.value.status, caught.value.text) == (400, f"the form cannot be read: {text}")
 
 
 def test_an_empty_boundary_is_refused() -> None:
-    with pytest.raises(Refused, match="its boundary is empty"):
+    with pytest.raises(CallRefusedError, match="its boundary is empty"):
         parts_of(b"--\r\n", b"")
 
 

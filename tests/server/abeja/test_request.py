@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.abeja.inside.request import Asked, HttpHeaders, Request
+from penstock.server.abeja.inside.request import HttpHeaders, Request, RequestHead
 
 HEADERS = [("accept", ["*/*"]), ("x-many", ["one", "two"]), ("x-empty", [""])]
 FORM = b'--edge\r\nContent-Disposition: form-data; name="a"\r\n\r\nfirst\r\n--edge\r\n\r\nsecond\r\n--edge--'
@@ -15,7 +15,7 @@ FORM = b'--edge\r\nContent-Disposition: form-data; name="a"\r\n\r\nfirst\r\n--ed
 
 def request(body: bytes = b'{"a": 1}', boundary: str | None = None) -> Request:
     said: dict[str, Any] = {"method": "POST", "type": "text/plain; a=b", "headers": HEADERS, "boundary": boundary}
-    return Asked(json.loads(json.dumps(said))).request(body)
+    return RequestHead(json.loads(json.dumps(said))).request(body)
 
 
 def test_it_is_a_mapping_that_cannot_be_changed() -> None:
@@ -92,7 +92,7 @@ def test_headers_are_found_in_any_letters_and_told_value_by_value() -> None:
 
 def test_what_a_call_does_to_its_request_the_next_does_not_see() -> None:
     said = {"method": "GET", "type": "t", "headers": HEADERS, "boundary": None}
-    asked = Asked(said)
+    asked = RequestHead(said)
     first = asked.request(b"x")
     first["headers"][1]["values"].clear()
     first["headers"].pop()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.server.cortex.api import Api
-from penstock.server.cortex.paths import ENDPOINT, HEALTH, SIGNATURE, Paths, is_ours
+from penstock.server.cortex.paths import ENDPOINT, HEALTH, SIGNATURE, CortexPaths, is_ours
 
 
 def api(name: str, endpoint: str = "") -> Api:
@@ -18,13 +18,13 @@ def api(name: str, endpoint: str = "") -> Api:
 ONE, OTHER = api("classifier"), api("other", "/somewhere/else")
 
 
-def purpose(paths: Paths, path: str) -> tuple[str, str] | None:
+def purpose(paths: CortexPaths, path: str) -> tuple[str, str] | None:
     place = paths.find(path)
     return (place.purpose, place.api.name if place.api else "") if place is not None else None
 
 
 def test_an_only_api_is_found_by_its_endpoint_and_under_predict() -> None:
-    paths = Paths({"classifier": ONE})
+    paths = CortexPaths({"classifier": ONE})
 
     for path in ("/iris/classifier", "/predict"):
         assert purpose(paths, path) == (ENDPOINT, "classifier")
@@ -33,7 +33,7 @@ def test_an_only_api_is_found_by_its_endpoint_and_under_predict() -> None:
 
 
 def test_of_several_apis_each_is_found_by_its_endpoint_alone() -> None:
-    paths = Paths({"classifier": ONE, "other": OTHER})
+    paths = CortexPaths({"classifier": ONE, "other": OTHER})
 
     assert purpose(paths, "/iris/classifier") == (ENDPOINT, "classifier")
     assert purpose(paths, "/somewhere/else/signature") == (SIGNATURE, "other")
@@ -45,17 +45,17 @@ def test_of_several_apis_each_is_found_by_its_endpoint_alone() -> None:
     "path", ["/", "/iris", "/iris/classifier/", "/iris/classifier/x", "//iris/classifier", "/Predict"]
 )
 def test_other_paths_are_nobody_s(path: str) -> None:
-    assert Paths({"classifier": ONE}).find(path) is None
+    assert CortexPaths({"classifier": ONE}).find(path) is None
 
 
 def test_an_endpoint_comes_before_the_signature_of_another() -> None:
-    paths = Paths({"one": api("one", "/a"), "two": api("two", "/a/signature")})
+    paths = CortexPaths({"one": api("one", "/a"), "two": api("two", "/a/signature")})
 
     assert purpose(paths, "/a/signature") == (ENDPOINT, "two")
 
 
 def test_the_root_may_be_an_endpoint() -> None:
-    paths = Paths({"one": api("one", "/"), "two": api("two")})
+    paths = CortexPaths({"one": api("one", "/"), "two": api("two")})
 
     assert purpose(paths, "/") == (ENDPOINT, "one")
     assert purpose(paths, "/signature") == (SIGNATURE, "one")
@@ -63,7 +63,7 @@ def test_the_root_may_be_an_endpoint() -> None:
 
 def test_paths_are_made_anew_when_the_apis_are_others() -> None:
     apis = {"classifier": ONE}
-    paths = Paths(apis)
+    paths = CortexPaths(apis)
 
     assert paths.are_of(apis)
     assert not paths.are_of({"classifier": ONE})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.server.cortex.api import Api
 from penstock.server.cortex.archives import ArchiveError, unpack
-from penstock.server.cortex.models import ModelError, Models
+from penstock.server.cortex.models import ModelError, ModelFinder
 from penstock.server.cortex.saved_models import WANTED, choose, version_of
 
 SAVED_MODEL = ("saved_model.pb", "variables/variables.index", "variables/variables.data-00000-of-00001")
@@ -39,14 +39,14 @@ def write_zip(path: Path, *folders: str) -> Path:
 
 
 @pytest.fixture
-def models() -> Iterator[Models]:
-    made = Models()
+def models() -> Iterator[ModelFinder]:
+    made = ModelFinder()
     yield made
     made.close()
 
 
 class TestWhereAModelIs:
-    def test_beside_the_project_or_anywhere(self, models: Models, tmp_path: Path) -> None:
+    def test_beside_the_project_or_anywhere(self, models: ModelFinder, tmp_path: Path) -> None:
         (tmp_path / "m.onnx").touch()
 
         for said in ("m.onnx", str(tmp_path / "m.onnx"), "/mnt/project/m.onnx"):
@@ -56,35 +56,35 @@ class TestWhereAModelIs:
     def test_in_the_folder_that_stands_for_s3(self, tmp_path: Path) -> None:
         (tmp_path / "s3/bucket/deep").mkdir(parents=True)
         (tmp_path / "s3/bucket/deep/m.onnx").touch()
-        models = Models(str(tmp_path / "s3"))
+        models = ModelFinder(str(tmp_path / "s3"))
 
         assert models.find(api(tmp_path, "s3://bucket/deep/m.onnx", "onnx")).path == tmp_path / "s3/bucket/deep/m.onnx"
 
     @pytest.mark.parametrize("model", ["s3://bucket/../../secret.onnx", "s3://", "s3:///etc/x.onnx"])
     def test_nowhere_outside_that_folder(self, model: str, tmp_path: Path) -> None:
         with pytest.raises(ModelError, match="is no address of an object in a bucket"):
-            Models(str(tmp_path)).find(api(tmp_path, model, "onnx"))
+            ModelFinder(str(tmp_path)).find(api(tmp_path, model, "onnx"))
 
-    def test_one_that_is_not_there(self, models: Models, tmp_path: Path) -> None:
+    def test_one_that_is_not_there(self, models: ModelFinder, tmp_path: Path) -> None:
         with pytest.raises(ModelError, match=r"^m.onnx: not found or insufficient permissions$"):
             models.find(api(tmp_path, "m.onnx", "onnx"))
         with pytest.raises(ModelError, match=r"^s3://b/k: not found or insufficient permissions \(under --s3-root\)$"):
-            Models(str(tmp_path)).find(api(tmp_path, "s3://b/k", "onnx"))
+            ModelFinder(str(tmp_path)).find(api(tmp_path, "s3://b/k", "onnx"))
 
-    def test_a_folder_is_no_onnx_model(self, models: Models, tmp_path: Path) -> None:
+    def test_a_folder_is_no_onnx_model(self, models: ModelFinder, tmp_path: Path) -> None:
         with pytest.raises(ModelError, match=r"for ONNX models, the path should end in \.onnx"):
             models.find(api(tmp_path, ".", "onnx"))
 
 
 class TestASavedModel:
-    def test_is_the_folder_itself(self, models: Models, tmp_path: Path) -> None:
+    def test_is_the_folder_itself(self, models: ModelFinder, tmp_path: Path) -> None:
         write_saved_model(tmp_path / "1560263597")
 
         found = models.find(api(tmp_path, "1560263597/"))
 
         assert (found.path, found.version) == (tmp_path / "1560263597", 1560263597)
 
-    def test_is_the_highest_version_inside(self, models: Models, tmp_path: Path) -> None:
+    def test_is_the_highest_version_inside(self, models: ModelFinder, tmp_path: Path) -> None:
         for version in ("9", "10", "2"):
             write_saved_model(tmp_path / "export" / version)
 
@@ -92,19 +92,21 @@ class TestASavedModel:
 
         assert (found.path, found.version) == (tmp_path / "export/10", 10)
 
-    def test_that_is_not_whole_does_not_count(self, models: Models, tmp_path: Path) -> None:
+    def test_that_is_not_whole_does_not_count(self, models: ModelFinder, tmp_path: Path) -> None:
         write_saved_model(tmp_path / "export/9")
         write_saved_model(tmp_path / "export/10", without=SAVED_MODEL[1])
 
         assert models.find(api(tmp_path, "export")).version == 9
 
-    def test_without_a_number_is_version_1(self, models: Models, tmp_path: Path) -> None:
+    def test_without_a_number_is_version_1(self, models: ModelFinder, tmp_path: Path) -> None:
         write_saved_model(tmp_path / "export")
 
         assert models.find(api(tmp_path, "export")).version == 1
 
     @pytest.mark.parametrize("lacking", SAVED_MODEL)
-    def test_that_lacks_a_file_is_refused_as_cortex_did(self, lacking: str, models: Models, tmp_path: Path) -> None:
+    def test_that_lacks_a_file_is_refused_as_cortex_did(
+        self, lacking: str, models: ModelFinder, tmp_path: Path
+    ) -> None:
         write_saved_model(tmp_path / "export/1", without=lacking)
 
         with pytest.raises(ModelError) as caught:
@@ -117,7 +119,7 @@ class TestASavedModel:
         named = lacking.replace("00001", "...")
         assert more == ("" if lacking == SAVED_MODEL[0] else f"1/saved_model.pb is there without {named}")
 
-    def test_that_is_a_file_is_none(self, models: Models, tmp_path: Path) -> None:
+    def test_that_is_a_file_is_none(self, models: ModelFinder, tmp_path: Path) -> None:
         (tmp_path / "m.pb").touch()
 
         with pytest.raises(ModelError, match="invalid TF export directory"):
@@ -125,7 +127,7 @@ class TestASavedModel:
 
 
 class TestAnArchive:
-    def test_is_unpacked_once(self, models: Models, tmp_path: Path) -> None:
+    def test_is_unpacked_once(self, models: ModelFinder, tmp_path: Path) -> None:
         write_zip(tmp_path / "m.zip", "export/3", "export/12")
 
         found, again = models.find(api(tmp_path, "m.zip")), models.find(api(tmp_path, "m.zip"))
@@ -135,7 +137,7 @@ class TestAnArchive:
         assert (found.path / SAVED_MODEL[2]).read_text("utf-8") == SAVED_MODEL[2]
         assert not (found.path.parent / "3").exists()
 
-    def test_that_is_another_now_is_unpacked_anew(self, models: Models, tmp_path: Path) -> None:
+    def test_that_is_another_now_is_unpacked_anew(self, models: ModelFinder, tmp_path: Path) -> None:
         write_zip(tmp_path / "m.zip", "1")
         before = models.find(api(tmp_path, "m.zip"))
         (tmp_path / "m.zip").unlink()
@@ -145,7 +147,7 @@ class TestAnArchive:
         assert before.path.is_dir()
 
     def test_leaves_nothing_when_all_ends(self, tmp_path: Path) -> None:
-        models = Models()
+        models = ModelFinder()
         found = models.find(api(tmp_path, str(write_zip(tmp_path / "m.zip", ""))))
 
         models.close()
@@ -174,7 +176,7 @@ class TestAnArchive:
         with pytest.raises(ArchiveError, match="which is a link"):
             unpack(tmp_path / "m.zip", tmp_path)
 
-    def test_that_becomes_too_large_is_refused(self, models: Models, tmp_path: Path) -> None:
+    def test_that_becomes_too_large_is_refused(self, models: ModelFinder, tmp_path: Path) -> None:
         write_zip(tmp_path / "m.zip", "")
 
         with pytest.raises(ArchiveError, match="more bytes than a model may have"):
@@ -188,7 +190,7 @@ class TestAnArchive:
         with pytest.raises(ArchiveError, match="more bytes than a model may have"):
             unpack(tmp_path / "m.zip", tmp_path / "again", max_bytes=size - 1)
 
-    def test_without_a_saved_model_is_refused(self, models: Models, tmp_path: Path) -> None:
+    def test_without_a_saved_model_is_refused(self, models: ModelFinder, tmp_path: Path) -> None:
         with zipfile.ZipFile(tmp_path / "m.zip", "w") as archive:
             archive.writestr("x", "")
 
@@ -199,7 +201,7 @@ class TestAnArchive:
         ("method", "at"), [(zipfile.ZIP_DEFLATED, 0), (zipfile.ZIP_BZIP2, 0), (zipfile.ZIP_LZMA, 4)]
     )
     def test_whose_compressed_bytes_are_damaged_is_told(
-        self, method: int, at: int, models: Models, tmp_path: Path
+        self, method: int, at: int, models: ModelFinder, tmp_path: Path
     ) -> None:
         with zipfile.ZipFile(write_zip(tmp_path / "m.zip", ""), "a", method) as archive:
             archive.writestr("variables/damaged", " ".join(map(str, range(100))))
@@ -211,7 +213,7 @@ class TestAnArchive:
         with pytest.raises(ModelError, match=r"^m\.zip: cannot be unpacked: "):
             models.find(api(tmp_path, "m.zip"))
 
-    def test_with_an_entry_that_has_no_name_is_told(self, models: Models, tmp_path: Path) -> None:
+    def test_with_an_entry_that_has_no_name_is_told(self, models: ModelFinder, tmp_path: Path) -> None:
         with zipfile.ZipFile(write_zip(tmp_path / "m.zip", ""), "a") as archive:
             archive.writestr("@", "")
         (tmp_path / "m.zip").write_bytes((tmp_path / "m.zip").read_bytes().replace(b"@", b"\0"))  # where a name ends
@@ -242,7 +244,7 @@ class TestAStore:
         made.store.clear()
         made.pseudo_dirs[:] = [""]
 
-    def test_gives_a_file(self, store: fsspec.AbstractFileSystem, models: Models, tmp_path: Path) -> None:
+    def test_gives_a_file(self, store: fsspec.AbstractFileSystem, models: ModelFinder, tmp_path: Path) -> None:
         store.pipe("/bucket/m.onnx", b"graph")
 
         found = models.find(api(tmp_path, "memory://bucket/m.onnx", "onnx"))
@@ -250,7 +252,7 @@ class TestAStore:
         assert found.path.read_bytes() == b"graph"
 
     def test_gives_the_highest_version_and_nothing_else(
-        self, store: fsspec.AbstractFileSystem, models: Models, tmp_path: Path
+        self, store: fsspec.AbstractFileSystem, models: ModelFinder, tmp_path: Path
     ) -> None:
         for version in (1, 11):
             for name in SAVED_MODEL:
@@ -261,12 +263,14 @@ class TestAStore:
         assert (found.path.name, found.version) == ("11", 11)
         assert sorted(path.name for path in found.path.parent.iterdir()) == ["11"]
 
-    def test_gives_an_archive(self, store: fsspec.AbstractFileSystem, models: Models, tmp_path: Path) -> None:
+    def test_gives_an_archive(self, store: fsspec.AbstractFileSystem, models: ModelFinder, tmp_path: Path) -> None:
         store.pipe("/bucket/m.zip", write_zip(tmp_path / "m.zip", "7").read_bytes())
 
         assert models.find(api(tmp_path, "memory://bucket/m.zip")).version == 7
 
-    def test_tells_what_has_changed(self, store: fsspec.AbstractFileSystem, models: Models, tmp_path: Path) -> None:
+    def test_tells_what_has_changed(
+        self, store: fsspec.AbstractFileSystem, models: ModelFinder, tmp_path: Path
+    ) -> None:
         said = api(tmp_path, "memory://bucket/m.onnx", "onnx")
         assert models.stamp(said) == ""
         store.pipe("/bucket/m.onnx", b"1")
@@ -277,7 +281,7 @@ class TestAStore:
         assert models.stamp(said) != before != ""
 
     def test_that_cannot_be_asked_changes_nothing(
-        self, store: fsspec.AbstractFileSystem, models: Models, tmp_path: Path
+        self, store: fsspec.AbstractFileSystem, models: ModelFinder, tmp_path: Path
     ) -> None:
         said = api(tmp_path, "memory://bucket/m.onnx", "onnx")
         store.pipe("/bucket/m.onnx", b"1")
@@ -287,11 +291,13 @@ class TestAStore:
 
         assert models.stamp(said) == before != ""
 
-    def test_without_the_model_is_told(self, store: fsspec.AbstractFileSystem, models: Models, tmp_path: Path) -> None:
+    def test_without_the_model_is_told(
+        self, store: fsspec.AbstractFileSystem, models: ModelFinder, tmp_path: Path
+    ) -> None:
         with pytest.raises(ModelError, match=r"memory://nothing/m\.onnx: not found or insufficient permissions"):
             models.find(api(tmp_path, "memory://nothing/m.onnx", "onnx"))
 
-    def test_without_its_client_is_told(self, models: Models, tmp_path: Path) -> None:
+    def test_without_its_client_is_told(self, models: ModelFinder, tmp_path: Path) -> None:
         pytest.importorskip("fsspec")
         with pytest.raises(ModelError, match=r"s3://b/k: .*--s3-root DIR"):
             models.find(api(tmp_path, "s3://b/k", "onnx"))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.server.cortex.project import Project, read_project
 from penstock.server.cortex.quantities import parse_quantity
 from penstock.server.cortex.scalars import resolve
-from penstock.server.cortex.yaml_nodes import MAX_NODES, Node, YamlError, parse
+from penstock.server.cortex.yaml_nodes import MAX_NODES, YamlError, YamlNode, parse
 
 PROJECTS: list[list[dict[str, Any]]] = [
     [
@@ -226,7 +226,7 @@ class TestNodes:
             parse("\n".join(lines))
 
     def test_nothing_is_null(self) -> None:
-        assert parse("") == Node(None, 1)
+        assert parse("") == YamlNode(None, 1)
 
 
 class TestQuantities:

@@ -11,7 +11,7 @@ import fsspec
 import pytest
 
 from penstock.batching.spec import HookSpec, ModelSpec
-from penstock.server.cortex.models import Models
+from penstock.server.cortex.models import ModelFinder
 from penstock.server.cortex.repository import CortexRepository
 from penstock.server.repository.choices import Choices
 from penstock.server.repository.control import ModelControl
@@ -28,8 +28,8 @@ STATEFUL = (
 
 
 @pytest.fixture
-def models() -> Iterator[Models]:
-    made = Models()
+def models() -> Iterator[ModelFinder]:
+    made = ModelFinder()
     yield made
     made.close()
 
@@ -43,11 +43,11 @@ def project(tmp_path: Path) -> Project:
     return made
 
 
-def repository(models: Models, *projects: Project, **defaults: Any) -> CortexRepository:
+def repository(models: ModelFinder, *projects: Project, **defaults: Any) -> CortexRepository:
     return CortexRepository([each.folder for each in projects], Defaults(**defaults), models)
 
 
-def test_a_project_that_is_read_anew_meanwhile_is_read_as_it_was(models: Models, project: Project) -> None:
+def test_a_project_that_is_read_anew_meanwhile_is_read_as_it_was(models: ModelFinder, project: Project) -> None:
     found = repository(models, project)
     stamp = models.stamp
 
@@ -81,7 +81,7 @@ def said(entry: Entry | None) -> list[str]:
 
 
 class TestAnApi:
-    def test_is_a_model_of_its_name(self, project: Project, models: Models) -> None:
+    def test_is_a_model_of_its_name(self, project: Project, models: ModelFinder) -> None:
         (entry,), stray, prints = repository(models, project).scan()
 
         spec = spec_of(entry)
@@ -90,7 +90,7 @@ class TestAnApi:
         assert spec.frees_rows
         assert (stray, set(prints)) == ([], {"classifier"})
 
-    def test_has_its_handler_run_by_the_rules_of_cortex(self, project: Project, models: Models) -> None:
+    def test_has_its_handler_run_by_the_rules_of_cortex(self, project: Project, models: ModelFinder) -> None:
         hooks = hooks_of(spec_of(repository(models, project).read("classifier")[0]))
 
         assert (hooks.path, hooks.dialect) == (project.folder / "handler.py", "cortex")
@@ -102,7 +102,7 @@ class TestAnApi:
         }  # fmt: skip
         assert (hooks.replicas, hooks.timeout_s) == (None, 600.0)
 
-    def test_without_a_handler_has_the_rules_alone(self, project: Project, models: Models) -> None:
+    def test_without_a_handler_has_the_rules_alone(self, project: Project, models: ModelFinder) -> None:
         project.api("bare", "models/m.onnx")
 
         hooks = hooks_of(spec_of(repository(models, project).read("bare")[0]))
@@ -110,7 +110,7 @@ class TestAnApi:
         assert not hooks.has_file
         assert (hooks.dialect, hooks.dialect_settings["kind"]) == ("cortex", "onnx")
 
-    def test_gives_its_metadata_to_its_handler(self, project: Project, models: Models) -> None:
+    def test_gives_its_metadata_to_its_handler(self, project: Project, models: ModelFinder) -> None:
         project.api("b", "models/m.onnx", HANDLER, _metadata={"labels": ["x"]}, _python_path="lib")
         project.file("lib/inner.py", "")
 
@@ -121,13 +121,13 @@ class TestAnApi:
 
     @pytest.mark.parametrize(("handler", "replicas"), [(STATEFUL, 2), (HANDLER, None)])
     def test_has_no_more_instances_than_it_had_replicas_where_they_differ(
-        self, handler: str, replicas: int | None, project: Project, models: Models
+        self, handler: str, replicas: int | None, project: Project, models: ModelFinder
     ) -> None:
         project.api("b", "models/m.onnx", handler, compute={"max_replicas": 2})
 
         assert hooks_of(spec_of(repository(models, project).read("b")[0])).replicas == replicas
 
-    def test_of_tensorflow_is_the_version_of_its_folder(self, project: Project, models: Models) -> None:
+    def test_of_tensorflow_is_the_version_of_its_folder(self, project: Project, models: ModelFinder) -> None:
         for name in ("saved_model.pb", "variables/variables.index", "variables/variables.data-00000-of-00001"):
             project.file(f"export/1560263597/{name}", "")
         project.api("t", "export", kind="tensorflow")
@@ -145,7 +145,7 @@ class TestAnApi:
 
     @pytest.mark.parametrize(("gpus", "device"), [((0, 1), "cuda:0"), ((1,), "cuda:1"), (None, "cuda:0")])
     def test_that_asks_for_a_gpu_gets_the_first_that_may_be_used(
-        self, project: Project, models: Models, gpus: tuple[int, ...] | None, device: str
+        self, project: Project, models: ModelFinder, gpus: tuple[int, ...] | None, device: str
     ) -> None:
         project.api("g", "models/m.onnx", compute={"gpu": 1})
 
@@ -156,7 +156,7 @@ class TestAnApi:
         assert spec_of(entry).options["penstock.cpu_fallback"] == "1"
 
     def test_that_asks_for_a_gpu_where_there_is_none_is_served_on_the_cpu(
-        self, project: Project, models: Models
+        self, project: Project, models: ModelFinder
     ) -> None:
         project.api("g", "models/m.onnx", compute={"gpu": 1})
 
@@ -179,7 +179,7 @@ class TestAnApi:
     ],
 )
 def test_a_handler_without_hooks_is_told_and_served(
-    handler: str, warned: bool, project: Project, models: Models
+    handler: str, warned: bool, project: Project, models: ModelFinder
 ) -> None:
     project.api("a", "models/m.onnx", handler)
 
@@ -201,7 +201,7 @@ class TestWhatIsNotThere:
         ],
     )
     def test_keeps_its_api_from_being_served_and_no_other(
-        self, api: dict[str, Any], message: str, project: Project, models: Models
+        self, api: dict[str, Any], message: str, project: Project, models: ModelFinder
     ) -> None:
         project.api("broken", **({"model": "models/m.onnx"} | api))
 
@@ -211,7 +211,7 @@ class TestWhatIsNotThere:
         assert [text.partition(" ")[2] for text in said(broken)] == [f"api: broken: onnx: {message}"]
         assert good.specs
 
-    def test_is_told_with_its_line(self, project: Project, models: Models) -> None:
+    def test_is_told_with_its_line(self, project: Project, models: ModelFinder) -> None:
         project.api("broken", "models/m.onnx", _request_handler="x.py")
         lines = (project.folder / "cortex.yaml").read_text("utf-8").splitlines()
 
@@ -220,7 +220,7 @@ class TestWhatIsNotThere:
         assert entry is not None
         assert lines[entry.findings[0].line - 1] == "    request_handler: x.py"
 
-    def test_is_told_in_the_words_of_its_generation(self, project: Project, models: Models) -> None:
+    def test_is_told_in_the_words_of_its_generation(self, project: Project, models: ModelFinder) -> None:
         project.api("broken", "x.onnx", old=True)
 
         texts = said(repository(models, project).read("broken")[0])
@@ -229,19 +229,19 @@ class TestWhatIsNotThere:
             "api: broken: model: x.onnx: not found or insufficient permissions"
         ]
 
-    def test_the_folder_of_python_path(self, project: Project, models: Models) -> None:
+    def test_the_folder_of_python_path(self, project: Project, models: ModelFinder) -> None:
         project.api("broken", "models/m.onnx", HANDLER, _python_path="lib")
 
         (text,) = said(repository(models, project).read("broken")[0])
 
         assert "api: broken: onnx: python_path: " in text
 
-    def test_an_api_by_another_name(self, project: Project, models: Models) -> None:
+    def test_an_api_by_another_name(self, project: Project, models: ModelFinder) -> None:
         assert repository(models, project).read("other") == (None, b"")
 
 
 class TestSeveralProjects:
-    def test_serve_together(self, project: Project, models: Models, tmp_path: Path) -> None:
+    def test_serve_together(self, project: Project, models: ModelFinder, tmp_path: Path) -> None:
         other = Project(tmp_path / "other", "second")
         other.model("n.onnx").touch()
         other.api("b", "models/n.onnx")
@@ -254,7 +254,7 @@ class TestSeveralProjects:
             "b": "/second/b", "classifier": "/iris/classifier",
         }  # fmt: skip
 
-    def test_have_no_name_twice(self, project: Project, models: Models, tmp_path: Path) -> None:
+    def test_have_no_name_twice(self, project: Project, models: ModelFinder, tmp_path: Path) -> None:
         other = Project(tmp_path / "other", "second")
         other.api("classifier", "m.onnx")
         found = repository(models, project, other)
@@ -267,7 +267,7 @@ class TestSeveralProjects:
         assert {finding.path.parent for finding in entry.findings} == {project.folder, other.folder}
         assert found.names() == ["classifier", "classifier"]
 
-    def test_have_no_endpoint_twice(self, project: Project, models: Models, tmp_path: Path) -> None:
+    def test_have_no_endpoint_twice(self, project: Project, models: ModelFinder, tmp_path: Path) -> None:
         other = Project(tmp_path / "other", "second")
         other.api("b", "m.onnx", endpoint="/iris/classifier")
 
@@ -281,7 +281,7 @@ class TestSeveralProjects:
 
 class TestChanges:
     @pytest.mark.parametrize("file", ["handler.py", "models/m.onnx", "encoder.py", "config.json"])
-    def test_of_any_file_of_the_project_are_seen(self, file: str, project: Project, models: Models) -> None:
+    def test_of_any_file_of_the_project_are_seen(self, file: str, project: Project, models: ModelFinder) -> None:
         found = repository(models, project)
         before = found.fingerprints()
 
@@ -291,7 +291,7 @@ class TestChanges:
         assert after["classifier"] != before["classifier"]
         assert after["classifier"] == found.read("classifier")[1] == found.fingerprint("classifier")
 
-    def test_of_a_model_elsewhere_are_seen(self, project: Project, models: Models, tmp_path: Path) -> None:
+    def test_of_a_model_elsewhere_are_seen(self, project: Project, models: ModelFinder, tmp_path: Path) -> None:
         (tmp_path / "far.onnx").touch()
         project.api("far", str(tmp_path / "far.onnx"))
         found = repository(models, project)
@@ -302,7 +302,7 @@ class TestChanges:
         assert {name for name, print_ in found.fingerprints().items() if before[name] != print_} == {"far"}
 
     def test_that_are_wrong_change_nothing_and_are_told_once(
-        self, project: Project, models: Models, caplog: pytest.LogCaptureFixture
+        self, project: Project, models: ModelFinder, caplog: pytest.LogCaptureFixture
     ) -> None:
         found = repository(models, project)
         found.scan()
@@ -321,7 +321,7 @@ class TestChanges:
         assert prints[0].keys() == {"classifier"}
         assert spec_of(found.read("classifier")[0]).name == "classifier"
 
-    def test_make_other_apis(self, project: Project, models: Models) -> None:
+    def test_make_other_apis(self, project: Project, models: ModelFinder) -> None:
         found = repository(models, project)
         found.scan()
         before = found.apis
@@ -333,7 +333,7 @@ class TestChanges:
         assert set(found.fingerprints()) == {"classifier", "b"}
         assert found.apis["b"].endpoint == "/b"
 
-    def test_are_loaded_where_models_are_polled(self, project: Project, models: Models) -> None:
+    def test_are_loaded_where_models_are_polled(self, project: Project, models: ModelFinder) -> None:
         async def run() -> None:
             engine, found = FakeEngine(), repository(models, project)
             control = ModelControl(found, engine, Choices("poll", poll_s=3600))
@@ -350,7 +350,9 @@ class TestChanges:
 
 
 class TestAModelInAStore:
-    def test_is_fetched_when_it_is_loaded_and_again_when_it_has_changed(self, project: Project, models: Models) -> None:
+    def test_is_fetched_when_it_is_loaded_and_again_when_it_has_changed(
+        self, project: Project, models: ModelFinder
+    ) -> None:
         store = fsspec.filesystem("memory")
         store.pipe("/bucket/far.onnx", b"1")
         project.api("far", "memory://bucket/far.onnx")
@@ -369,7 +371,7 @@ class TestAModelInAStore:
 
 
 class TestControl:
-    def test_an_api_is_loaded_by_its_name(self, project: Project, models: Models) -> None:
+    def test_an_api_is_loaded_by_its_name(self, project: Project, models: ModelFinder) -> None:
         async def run() -> None:
             project.api("b", "models/m.onnx")
             engine, found = FakeEngine(), repository(models, project)
@@ -382,12 +384,12 @@ class TestControl:
 
         asyncio.run(run())
 
-    def test_a_configuration_of_a_request_is_refused(self, project: Project, models: Models) -> None:
+    def test_a_configuration_of_a_request_is_refused(self, project: Project, models: ModelFinder) -> None:
         entry, _ = repository(models, project).read("classifier", config=object())
 
         assert said(entry) == ["cortex.yaml:3: takes no configuration: the project says it"]
 
-    def test_the_apis_that_cannot_be_loaded_are_known(self, project: Project, models: Models) -> None:
+    def test_the_apis_that_cannot_be_loaded_are_known(self, project: Project, models: ModelFinder) -> None:
         project.api("broken", "x.onnx")
         found = repository(models, project)
         found.scan()

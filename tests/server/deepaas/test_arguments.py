@@ -16,7 +16,7 @@ from marshmallow import fields, validate
 from webargs import fields as of_webargs
 
 from penstock.server.carrying.messages import read_answer
-from penstock.server.deepaas.inside.accepting import Accepting
+from penstock.server.deepaas.inside.accepting import AcceptArgument
 from penstock.server.deepaas.inside.answers import Refusal
 from penstock.server.deepaas.inside.arguments import Arguments
 
@@ -238,7 +238,7 @@ class TestAccept:
         return {"accept": fields.Str(validate=validate.OneOf(self.CHOICES), **said)}
 
     def read(self, declared: dict[str, Any], *, by_header: bool = False, **said: Any) -> Any:
-        accepting, request = Accepting(declared, by_header=by_header), asked(**said)
+        accepting, request = AcceptArgument(declared, by_header=by_header), asked(**said)
         try:
             return Arguments(accepting.arguments).read(request, accepting.chosen(request.said.headers))
         except Refusal as refusal:
@@ -266,7 +266,7 @@ class TestAccept:
 
     def test_need_not_have_choices(self) -> None:
         assert self.read({"accept": fields.Str()}, query="accept=x") == {"accept": "x"}
-        assert Accepting({"accept": fields.Str()}, by_header=True).chosen({"accept": ["x"]}) is None
+        assert AcceptArgument({"accept": fields.Str()}, by_header=True).chosen({"accept": ["x"]}) is None
 
     def test_of_headers_is_compared_as_a_whole(self) -> None:
         declared = self.declared(metadata={"location": "headers"})
@@ -295,7 +295,7 @@ class TestAccept:
 
     @given(st.text())
     def test_of_any_header_is_one_of_the_choices(self, header: str) -> None:
-        accepting = Accepting(self.declared(), by_header=True)
+        accepting = AcceptArgument(self.declared(), by_header=True)
         assert accepting.chosen({"accept": [header]}) in (None, *({"accept": each} for each in self.CHOICES))
 
 

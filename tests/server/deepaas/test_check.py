@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.server.deepaas.check import check_entries
-from penstock.server.repository.check import Report
+from penstock.server.repository.check import CheckReport
 from penstock.server.settings import Settings
 
 
@@ -17,11 +17,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def checked(*paths: str) -> Report:
+def checked(*paths: str) -> CheckReport:
     return check_entries(Settings(dialect="deepaas", model_repository=paths))
 
 
-def said(report: Report) -> list[str]:
+def said(report: CheckReport) -> list[str]:
     return [each.message for each in report.findings]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.server.cli import main
 from penstock.server.deepaas import command
-from penstock.server.deepaas.command import ANY_SIZE, Asked, ask
+from penstock.server.deepaas.command import ANY_SIZE, DeepaasCommand, ask
 from penstock.server.deepaas.options import OPTIONS, Option
 from penstock.server.settings import SettingError, Settings
 
@@ -22,7 +22,7 @@ def home(tmp_path: Path) -> Path:
     return folder
 
 
-def asked(home: Path, *words: str, **variables: str) -> Asked:
+def asked(home: Path, *words: str, **variables: str) -> DeepaasCommand:
     return ask(words, {"HOME": str(home), **variables})
 
 

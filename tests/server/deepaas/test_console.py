@@ -12,7 +12,7 @@ import pytest
 
 from penstock.server.deepaas import console
 from penstock.server.deepaas.console import Shown
-from penstock.server.deepaas.messages import Description
+from penstock.server.deepaas.messages import ModelDescription
 
 EVIL = "<script>alert('\"x\"')</script>"
 VOID = {"meta", "input", "link", "br"}
@@ -44,7 +44,7 @@ class Read(HTMLParser):
 
 def shown(*parameters: dict[str, Any], trainings: Any = (), **said: Any) -> str:
     """Write the page of a server with one model."""
-    description = Description(predict_args={"parameters": list(parameters)}, **said)
+    description = ModelDescription(predict_args={"parameters": list(parameters)}, **said)
     models = [Shown("m", description, {"description": "D"}, trainings)]
     return console.page("/base", models, predict=True, train=True).decode()
 
@@ -135,7 +135,7 @@ def test_what_models_and_clients_have_said_is_no_html() -> None:
     parameter = {
         "name": EVIL, "in": "query", "type": EVIL, "description": EVIL, "default": EVIL, "enum": [EVIL],
     }  # fmt: skip
-    said = Description(predict_args={"parameters": [parameter]}, train_args={"parameters": [parameter]})
+    said = ModelDescription(predict_args={"parameters": [parameter]}, train_args={"parameters": [parameter]})
     metadata = dict.fromkeys(("description", "author", "license", "url", "version"), EVIL)
     training = dict.fromkeys(("uuid", "status", "date"), EVIL)
     models = [Shown(EVIL, said, metadata, [training])]
@@ -148,7 +148,7 @@ def test_what_models_and_clients_have_said_is_no_html() -> None:
 
 @pytest.mark.parametrize("url", ["javascript:alert(1)", "data:text/html,x", 'http://x" onclick="y'])
 def test_only_addresses_of_the_web_are_links(url: str) -> None:
-    page = Read(console.page("", [Shown("m", Description(), {"url": url})], predict=True, train=True).decode())
+    page = Read(console.page("", [Shown("m", ModelDescription(), {"url": url})], predict=True, train=True).decode())
 
     assert not [each for each in page.all("a") if str(each["href"]).startswith(("javascript", "data"))]
     assert not [each for each in page.all("a") if "onclick" in each]
@@ -173,14 +173,14 @@ def test_trainings_are_shown_with_their_pages() -> None:
 
 
 def test_what_is_not_there_is_not_offered() -> None:
-    models = [Shown("m", Description(predicts=False))]
+    models = [Shown("m", ModelDescription(predicts=False))]
 
     assert "answered with 501" in console.page("", models, predict=True, train=True).decode()
     assert not Read(console.page("", models, predict=False, train=False).decode()).all("form")
 
 
 def test_a_model_of_any_name_is_asked_by_it() -> None:
-    page = Read(console.page("", [Shown('a?#%/"é', Description())], predict=True, train=False).decode())
+    page = Read(console.page("", [Shown('a?#%/"é', ModelDescription())], predict=True, train=False).decode())
 
     assert page.all("form")[0]["action"] == "/v2/models/a%3F%23%25%2F%22%C3%A9/predict/"
 

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.deepaas.desk import Desk
-from penstock.server.deepaas.messages import METADATA, Description
+from penstock.server.deepaas.messages import METADATA, ModelDescription
 from penstock.server.workers import kept
 from penstock.server.workers.order import NotBegunError, Order
 from tests.server.carrying.crews import NoBackoff
@@ -25,7 +25,7 @@ class FakeWorker:
         self.desk, self._lost = desk, lost
         self.serves, self.killed, self.pid, self.waiting = True, False, 1, 0
         self.ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.ready.set_result((Description(trains=False).write(), []))
+        self.ready.set_result((ModelDescription(trains=False).write(), []))
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.held: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         desk.workers.append(self)

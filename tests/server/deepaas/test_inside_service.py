@@ -18,7 +18,7 @@ from marshmallow import fields, validate
 from penstock.backends.errors import Code, InferError
 from penstock.server.deepaas.inside.built_in import BuiltIn
 from penstock.server.deepaas.inside.service import IMPORTABLE, DeepaasInside
-from penstock.server.deepaas.messages import CHECK, METADATA, PROGRESS, TRAIN, Description
+from penstock.server.deepaas.messages import CHECK, METADATA, PROGRESS, TRAIN, ModelDescription
 
 from .calling import FORM, answered, call_of, opened, parts, predicted, sent_json
 
@@ -221,7 +221,7 @@ class TestOpening:
             predict=lambda **_: 1, get_predict_args=lambda: {"accept": fields.Str(validate=CHOICES)},
             schema={"a": fields.Bool()},
         )  # fmt: skip
-        said = Description.read(opened(monkeypatch, model, "desk").opened()[0])
+        said = ModelDescription.read(opened(monkeypatch, model, "desk").opened()[0])
         assert (said.predicts, said.trains) == (True, False)
         assert said.predict_args["produces"] == ["application/zip", "application/json", "*/*"]
         assert said.train_args == {"parameters": [], "definitions": {}}
@@ -239,7 +239,7 @@ class TestOpening:
                 """Forget them."""
 
         desk = opened(monkeypatch, SimpleNamespace(train=print, get_train_args=lambda: {"a": Odd()}), "desk")
-        assert Description.read(desk.opened()[0]) == Description(predicts=False, trains=True)
+        assert ModelDescription.read(desk.opened()[0]) == ModelDescription(predicts=False, trains=True)
 
 
 class TestDesks:

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.server.carrying.messages import read_answer
 from penstock.server.deepaas.inside.answers import Refusal
-from penstock.server.deepaas.inside.model import Model
+from penstock.server.deepaas.inside.model import WrappedModel
 
 from .calling import NAME
 
@@ -48,10 +48,10 @@ class Mixed(Ordinary):
         return {}
 
 
-def model_of(monkeypatch: pytest.MonkeyPatch, found: Any, target: str = NAME) -> Model:
+def model_of(monkeypatch: pytest.MonkeyPatch, found: Any, target: str = NAME) -> WrappedModel:
     """Load a model from what stands where its module would."""
     monkeypatch.setitem(sys.modules, NAME, found)
-    return Model("m", target)
+    return WrappedModel("m", target)
 
 
 def test_a_module_is_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def test_arguments_and_metadata_may_be_unfinished(
     }  # fmt: skip
 
 
-def metadata(model: Model) -> Any:
+def metadata(model: WrappedModel) -> Any:
     """Ask a model for its metadata."""
     return json.loads(read_answer(model.metadata("/here"))[3])
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.server.deepaas import openapi, swagger
-from penstock.server.deepaas.messages import Description
+from penstock.server.deepaas.messages import ModelDescription
 
 ARGUMENTS = [
     {"in": "query", "name": "n", "type": "integer", "format": "int32", "default": 3, "required": False},
@@ -26,7 +26,7 @@ INNER = {"type": "object", "properties": {"again": {"$ref": "#/definitions/Inner
 
 def made(**said: Any) -> dict[str, Any]:
     """Make the document of a server with one model."""
-    described = Description(predict_args={"parameters": ARGUMENTS, "definitions": {"Inner": INNER}, **said})
+    described = ModelDescription(predict_args={"parameters": ARGUMENTS, "definitions": {"Inner": INNER}, **said})
     return openapi.document(swagger.document("/base", [("m", described)], predict=True, train=True))
 
 
@@ -111,7 +111,7 @@ def test_what_is_no_json_is_bytes() -> None:
 
 def test_a_models_own_prediction_is_not_taken_for_that_of_all_servers() -> None:
     own = {"type": "object", "properties": {"label": {"type": "string"}}}
-    described = Description(schema={"name": "Prediction", "definitions": {"Prediction": own}})
+    described = ModelDescription(schema={"name": "Prediction", "definitions": {"Prediction": own}})
     document = openapi.document(swagger.document("", [("m", described)], predict=True, train=True))
 
     assert document["components"]["schemas"]["Prediction"] == own

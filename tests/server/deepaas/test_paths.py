@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.deepaas.paths import PREDICTIONS, TRAININGS, Paths, Place, Purpose
+from penstock.server.deepaas.paths import PREDICTIONS, TRAININGS, DeepaasPaths, DeepaasRoute, Purpose
 from tests.deepaas.playing import ORIGINAL
 
 NAMES = ("basic", "a-b.c_d", "été")
-PATHS = Paths(NAMES)
+PATHS = DeepaasPaths(NAMES)
 _STATUS = {308: Purpose.REDIRECT, 404: Purpose.NOT_FOUND, 405: Purpose.NOT_ALLOWED, 402: Purpose.SWITCHED_OFF}
 _OTHERWISE = ("/docs", "/openapi.json", "/metrics", "/v2/health/ready", "/static/swagger")
 """What is Penstock's own, or not there at all: the original's third-party page has files of its own."""
 
 
-def asked(target: str, method: str = "GET", paths: Paths = PATHS, query: str = "") -> Place:
+def asked(target: str, method: str = "GET", paths: DeepaasPaths = PATHS, query: str = "") -> DeepaasRoute:
     """Find what becomes of a request."""
     return paths.find(method.encode(), target.encode(), query.encode())
 
@@ -91,19 +91,19 @@ def test_what_the_original_does_not_have_and_penstock_does_stays_penstocks(targe
 
 @pytest.mark.parametrize("rest", ["infer", "generate", "generate_stream", "versions/1/infer", "versions/1/predict"])
 def test_what_takes_tensors_is_refused_for_models_that_take_none(rest: str) -> None:
-    assert asked(f"/v2/models/basic/{rest}", "POST") == Place(Purpose.TENSORS, "basic")
+    assert asked(f"/v2/models/basic/{rest}", "POST") == DeepaasRoute(Purpose.TENSORS, "basic")
     assert asked(f"/v2/models/basic/{rest}").purpose is not Purpose.TENSORS
 
 
 def test_where_both_have_a_path_it_is_the_originals() -> None:
-    assert asked("/v2") == Place(Purpose.REDIRECT, location="/v2/")
+    assert asked("/v2") == DeepaasRoute(Purpose.REDIRECT, location="/v2/")
     assert asked("/v2/models/basic").location == "/v2/models/basic/"
     assert asked("/v2/models/basic/predict", "POST").location == "/v2/models/basic/predict/"
-    assert asked("/v2/models/stats", paths=Paths(("stats",))).location == "/v2/models/stats/"
+    assert asked("/v2/models/stats", paths=DeepaasPaths(("stats",))).location == "/v2/models/stats/"
 
 
 def test_under_a_base_path_all_of_the_original_moves_and_nothing_of_penstock_does() -> None:
-    based = Paths(NAMES, "/some/base")
+    based = DeepaasPaths(NAMES, "/some/base")
 
     assert asked("/some/base", paths=based).purpose is Purpose.VERSIONS
     assert asked("/some/base/", paths=based).purpose is Purpose.NOT_FOUND
@@ -117,17 +117,17 @@ def test_under_a_base_path_all_of_the_original_moves_and_nothing_of_penstock_doe
 
 
 def test_what_is_switched_off_is_so_with_its_own_methods_alone() -> None:
-    paths = Paths(NAMES, off=TRAININGS | PREDICTIONS)
+    paths = DeepaasPaths(NAMES, off=TRAININGS | PREDICTIONS)
 
     for method, target in (("POST", "predict/"), ("POST", "train/"), ("GET", "train/"), ("DELETE", "train/x")):
         assert asked(f"/v2/models/basic/{target}", method, paths).purpose is Purpose.SWITCHED_OFF
-    assert asked("/v2/models/basic/predict/", "PUT", paths) == Place(Purpose.NOT_ALLOWED, location="POST")
+    assert asked("/v2/models/basic/predict/", "PUT", paths) == DeepaasRoute(Purpose.NOT_ALLOWED, location="POST")
     assert asked("/v2/models/basic/predict", "POST", paths).purpose is Purpose.REDIRECT
     assert asked("/v2/models/basic/", paths=paths).purpose is Purpose.METADATA
 
 
 def test_without_documents_there_is_no_page_and_nothing_that_leads_to_it() -> None:
-    paths = Paths(NAMES, documents=False)
+    paths = DeepaasPaths(NAMES, documents=False)
 
     assert asked("/api", paths=paths).purpose is asked("/ui", paths=paths).purpose is Purpose.NOT_FOUND
     assert asked("/swagger.json", paths=paths).purpose is Purpose.SWAGGER
@@ -174,11 +174,11 @@ def test_empty_segments_name_nothing(target: str) -> None:
 def test_any_target_has_a_purpose_and_no_redirect_leads_to_another_host_or_line(
     target: str, method: str, base: str
 ) -> None:
-    place = Paths(NAMES, base).find(method.encode(), target.encode("utf-8", "replace"), b"")
+    place = DeepaasPaths(NAMES, base).find(method.encode(), target.encode("utf-8", "replace"), b"")
 
     assert not place.name or place.name in NAMES
     if place.purpose is Purpose.REDIRECT:
         assert place.location.startswith("/")
         assert not place.location.startswith("//")
-        again = Paths(NAMES, base).find(method.encode(), place.location.encode("latin-1"), b"")
+        again = DeepaasPaths(NAMES, base).find(method.encode(), place.location.encode("latin-1"), b"")
         assert again.purpose is not Purpose.REDIRECT

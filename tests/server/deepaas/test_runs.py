@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from penstock.backends.errors import Code, InferError
 from penstock.server.answering import LARGE_BYTES
 from penstock.server.deepaas import runs as module
-from penstock.server.deepaas.records import Record, Status, begun
+from penstock.server.deepaas.records import TrainingRecord, TrainingStatus, begun
 from penstock.server.deepaas.runs import SERVER_ENDED
 from penstock.server.deepaas.store import Store
 
@@ -80,7 +80,7 @@ class Trainings(RuleBasedStateMachine):
         uuid = there[at % len(there)]
         self.never |= {uuid} & self.waiting(name)
         record = self.do(self.bench.runs.remove(name, uuid))
-        assert record.status is not Status.RUNNING
+        assert record.status is not TrainingStatus.RUNNING
         assert self.ended.setdefault(uuid, record.shown) == record.shown
         self.removed.add(uuid)
 
@@ -117,7 +117,7 @@ class Trainings(RuleBasedStateMachine):
     def what_has_ended_stays_as_it_is(self) -> None:
         for name in self.added:
             for run in self.bench.runs.all(name):
-                ended = run.record.status is not Status.RUNNING
+                ended = run.record.status is not TrainingStatus.RUNNING
                 assert ended == run.over.is_set() == (run.phase == "ended")
                 assert json.loads(run.record.shown)["status"] == run.record.status
                 if ended:
@@ -232,7 +232,7 @@ def test_a_server_that_was_killed_left_none_running(tmp_path: Path) -> None:
         later = Bench(file=tmp_path / "jobs")
         await later.runs.open()
         (found,) = later.runs.all("m")
-        assert (found.record.status, message(found)) == (Status.ERROR, SERVER_ENDED)
+        assert (found.record.status, message(found)) == (TrainingStatus.ERROR, SERVER_ENDED)
         assert await later.runs.log(found) == "a line\n"
         await later.runs.close()
         killed.made[0].give(None)
@@ -266,7 +266,7 @@ def test_what_the_system_takes_long_to_end_is_cancelled_to_its_client(monkeypatc
         record = await bench.runs.remove("m", uuid)
 
         assert record is not None
-        assert (record.status, json.loads(record.shown)["status"]) == (Status.CANCELLED, "cancelled")
+        assert (record.status, json.loads(record.shown)["status"]) == (TrainingStatus.CANCELLED, "cancelled")
         bench.made[0].give("late")
         await bench.runs.close()
 
@@ -278,8 +278,8 @@ def test_a_record_that_cannot_be_read_keeps_no_other_from_being_read(tmp_path: P
     async def work() -> None:
         earlier = Store(tmp_path / "jobs")
         await earlier.open()
-        earlier.put(Record("a" * 32, "m", Status.DONE, "no JSON"))
-        earlier.put(Record("b" * 32, "m", Status.DONE, begun("b" * 32, NOON, {})))
+        earlier.put(TrainingRecord("a" * 32, "m", TrainingStatus.DONE, "no JSON"))
+        earlier.put(TrainingRecord("b" * 32, "m", TrainingStatus.DONE, begun("b" * 32, NOON, {})))
         await earlier.close()
 
         bench = Bench(file=tmp_path / "jobs")
@@ -301,7 +301,7 @@ def test_a_training_that_is_removed_before_its_process_is_there_never_runs() -> 
         bench = Bench()
         run = await bench.runs.add("m", {}, b"asked")
         assert (await bench.runs.remove("m", run.record.uuid)) is run.record
-        assert run.record.status is Status.CANCELLED
+        assert run.record.status is TrainingStatus.CANCELLED
         assert [trainer.ended for trainer in bench.made] == [True]
 
     done(work())

@@ -15,7 +15,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.server.carrying.messages import pack_answer
 from penstock.server.deepaas.dialect import Deepaas
-from penstock.server.deepaas.messages import METADATA, Description
+from penstock.server.deepaas.messages import METADATA, ModelDescription
 from penstock.server.deepaas.service import DeepaasService
 from penstock.server.http.service import Shared
 from penstock.server.listening.ports import http_lane
@@ -59,7 +59,7 @@ class Desk:
     """Answers what it is asked with the name of its model."""
 
     name: str
-    description: Description = field(default_factory=Description)
+    description: ModelDescription = field(default_factory=ModelDescription)
     asked: list[tuple[int, bytes]] = field(default_factory=list)
     status: int = 200
 

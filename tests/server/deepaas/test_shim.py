@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.deepaas.inside.model import Model
+from penstock.server.deepaas.inside.model import WrappedModel
 from penstock.server.deepaas.inside.service import IMPORTABLE
 
 from .calling import NAME
@@ -66,6 +66,6 @@ def test_a_class_of_static_methods_is_no_instance_though_it_descends_from_it(
     base = imported("deepaas.model.v2.base").BaseModel
     static = type("Static", (base,), {"predict": staticmethod(lambda: "static")})
     monkeypatch.setitem(sys.modules, NAME, static)
-    model = Model("m", NAME)
+    model = WrappedModel("m", NAME)
     assert model.needed("predict")() == "static"
     assert model.method("train") is None

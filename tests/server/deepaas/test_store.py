@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from penstock.server.deepaas import store as module
-from penstock.server.deepaas.records import Record, Status
+from penstock.server.deepaas.records import TrainingRecord, TrainingStatus
 from penstock.server.deepaas.store import Store, file_of
 from tests.live import settings_for
 
 from .trainings import done
 
-RECORD = Record("a" * 32, "m", Status.DONE, '{"date": "x"}', 1.5, "a line\n")
+RECORD = TrainingRecord("a" * 32, "m", TrainingStatus.DONE, '{"date": "x"}', 1.5, "a line\n")
 
 
-async def kept(file: Path | None, *records: Record, without: str = "") -> list[Record]:
+async def kept(file: Path | None, *records: TrainingRecord, without: str = "") -> list[TrainingRecord]:
     """Keep records, and read what a later Store has."""
     store = Store(file)
     await store.open()
@@ -38,7 +38,7 @@ async def kept(file: Path | None, *records: Record, without: str = "") -> list[R
 
 
 def test_what_was_put_is_there_later_in_the_order_of_beginning(tmp_path: Path) -> None:
-    records = [Record(uuid * 32, "m", Status.DONE, "{}", 1.0, "") for uuid in "cab"]
+    records = [TrainingRecord(uuid * 32, "m", TrainingStatus.DONE, "{}", 1.0, "") for uuid in "cab"]
 
     found = done(kept(tmp_path / "made" / "jobs.sqlite", *records))
 
@@ -46,9 +46,9 @@ def test_what_was_put_is_there_later_in_the_order_of_beginning(tmp_path: Path) -
 
 
 def test_the_last_that_was_put_counts_and_keeps_its_place(tmp_path: Path) -> None:
-    first = Record("a" * 32, "m", Status.RUNNING, "{}")
-    other = Record("b" * 32, "m", Status.RUNNING, "{}")
-    last = Record("a" * 32, "m", Status.ERROR, '{"message": "x"}', 2.0)
+    first = TrainingRecord("a" * 32, "m", TrainingStatus.RUNNING, "{}")
+    other = TrainingRecord("b" * 32, "m", TrainingStatus.RUNNING, "{}")
+    last = TrainingRecord("a" * 32, "m", TrainingStatus.ERROR, '{"message": "x"}', 2.0)
 
     assert done(kept(tmp_path / "jobs", first, other, last)) == [last, other]
 
@@ -85,18 +85,18 @@ def test_without_a_file_records_are_in_memory() -> None:
 
 
 def test_a_file_is_one_servers_at_a_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def work() -> list[Record]:
+    async def work() -> list[TrainingRecord]:
         first, second = Store(tmp_path / "jobs"), Store(tmp_path / "jobs")
         await first.open()
         await second.open()
         first.put(RECORD)
-        second.put(Record("b" * 32, "m", Status.DONE, "{}"))
+        second.put(TrainingRecord("b" * 32, "m", TrainingStatus.DONE, "{}"))
         assert await second.log(RECORD.uuid) == ""
         await second.close()
         await first.close()
         return await kept(tmp_path / "jobs")
 
-    assert done(work()) == [Record(RECORD.uuid, "m", Status.DONE, RECORD.shown, 1.5)]
+    assert done(work()) == [TrainingRecord(RECORD.uuid, "m", TrainingStatus.DONE, RECORD.shown, 1.5)]
     assert "another server has it" in caplog.text
 
 
@@ -158,7 +158,7 @@ def test_a_disk_that_is_full_costs_one_warning_and_nothing_that_was_put(
         await store.open()
         full, roomy = "PRAGMA max_page_count = 1", "PRAGMA max_page_count = 100000"
         await store._there(store._base.execute, full)  # type: ignore[union-attr]
-        large = Record("b" * 32, "m", Status.DONE, "{}", 1.0, "x" * 100_000)
+        large = TrainingRecord("b" * 32, "m", TrainingStatus.DONE, "{}", 1.0, "x" * 100_000)
         for _ in range(2):
             store.put(large)
             await store.settled()
@@ -183,7 +183,7 @@ def test_what_a_full_disk_did_not_take_is_written_when_it_has_room(
         store.put(RECORD)
         await store.settled()
         await store._there(store._base.execute, "PRAGMA max_page_count = 1")  # type: ignore[union-attr]
-        store.put(Record("b" * 32, "m", Status.DONE, "{}", 1.0, "x" * 100_000))
+        store.put(TrainingRecord("b" * 32, "m", TrainingStatus.DONE, "{}", 1.0, "x" * 100_000))
         await store.settled()
         store.drop(RECORD.uuid)
         await store.settled()
@@ -219,7 +219,7 @@ def test_a_server_has_a_file_of_its_address_and_port() -> None:
 def test_what_is_put_while_the_same_is_being_written_is_written_after_it(tmp_path: Path) -> None:
     later = replace(RECORD, shown='{"date": "y"}', log="")
 
-    async def work() -> list[Record]:
+    async def work() -> list[TrainingRecord]:
         store = Store(tmp_path / "jobs")
         await store.open()
         store.put(RECORD)
@@ -234,7 +234,7 @@ def test_what_is_put_while_the_same_is_being_written_is_written_after_it(tmp_pat
 def test_a_record_that_cannot_be_written_leaves_no_transaction_behind(tmp_path: Path) -> None:
     wrong = replace(RECORD, uuid="b" * 32, model=None)  # type: ignore[arg-type]  # which its table refuses
 
-    async def work() -> list[Record]:
+    async def work() -> list[TrainingRecord]:
         store = Store(tmp_path / "jobs")
         await store.open()
         store.put(wrong)

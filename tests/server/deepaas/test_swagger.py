@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.deepaas.messages import Description
+from penstock.server.deepaas.messages import ModelDescription
 from penstock.server.deepaas.swagger import DEFINITIONS, document
 from tests.deepaas.playing import ORIGINAL, shaped
 
@@ -24,13 +24,13 @@ def recorded() -> Iterator[Any]:
                 yield pytest.param(case, id=f"{group}-{case['name']}")
 
 
-def described(wanted: dict[str, Any], path: str) -> Description:
+def described(wanted: dict[str, Any], path: str) -> ModelDescription:
     """Read from the original's document what the desk of one of its models gives us."""
     predict = wanted["paths"].get(path + "predict/", {}).get("post", {})
     train = wanted["paths"].get(path + "train/", {}).get("post", {})
     own = {name: each for name, each in wanted["definitions"].items() if DEFINITIONS.get(name) != each}
     name = predict.get("responses", {"200": {"schema": {"$ref": ""}}})["200"]["schema"]["$ref"].rpartition("/")[2]
-    return Description(
+    return ModelDescription(
         predict_args={"parameters": predict.get("parameters"), "definitions": own, "produces": predict.get("produces")},
         train_args={"parameters": train.get("parameters", []), "definitions": own},
         schema={"name": name, "definitions": own} if name in own else {},
@@ -50,10 +50,10 @@ def test_it_says_what_the_originals_says(case: Any) -> None:
     assert json.loads(shaped(case, {"status": 200, "body": json.dumps(made)})["body"]) == wanted
 
 
-def one(*definitions: tuple[str, Any], refers: str) -> Description:
+def one(*definitions: tuple[str, Any], refers: str) -> ModelDescription:
     """Describe a model with one argument."""
     argument = {"in": "query", "name": "a", "$ref": f"#/definitions/{refers}"}
-    return Description(predict_args={"parameters": [argument], "definitions": dict(definitions)})
+    return ModelDescription(predict_args={"parameters": [argument], "definitions": dict(definitions)})
 
 
 def argument_of(made: dict[str, Any], name: str) -> str:

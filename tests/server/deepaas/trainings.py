@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.carrying.messages import read_answer
-from penstock.server.deepaas.runs import Runs
+from penstock.server.deepaas.runs import Trainings
 from penstock.server.deepaas.store import Store
 
 T = TypeVar("T")
@@ -71,12 +71,12 @@ class FakeTrainer:
 
 
 class Bench:
-    """Runs with such Trainers. `made` are those that were made, in order."""
+    """Trainings with such Trainers. `made` are those that were made, in order."""
 
     def __init__(self, at_once: int = 1, file: Path | None = None) -> None:
         self.clock = Clock()
         self.made: list[FakeTrainer] = []
-        self.runs = Runs(self._make, Store(file), at_once, self.clock)
+        self.runs = Trainings(self._make, Store(file), at_once, self.clock)
 
     def _make(self, name: str, uuid: str, line: Callable[[str], None]) -> FakeTrainer:
         self.made.append(FakeTrainer(name, uuid, line))

@@ -4,15 +4,15 @@ import sys
 
 import pytest
 
-from penstock.server.doctor.asking import Asked, AskError, answer
+from penstock.server.doctor.asking import AskError, ProbeProcess, answer
 
 
-def _shell(script: str, limit_s: float = 20.0) -> Asked:
-    return Asked(["/bin/sh", "-c", script], limit_s)
+def _shell(script: str, limit_s: float = 20.0) -> ProbeProcess:
+    return ProbeProcess(["/bin/sh", "-c", script], limit_s)
 
 
 def test_what_a_probe_writes_is_its_answer() -> None:
-    assert answer(Asked(["/bin/cat"], 20.0, b'{"a": 1}')) == {"a": 1}
+    assert answer(ProbeProcess(["/bin/cat"], 20.0, b'{"a": 1}')) == {"a": 1}
 
 
 @pytest.mark.parametrize(
@@ -46,4 +46,4 @@ def test_one_that_hangs_takes_no_time_from_the_others() -> None:
 
 def test_a_program_that_is_not_there_is_a_failure() -> None:
     with pytest.raises(AskError, match="No such file"):
-        Asked([f"{sys.executable}-of-nobody"], 1.0).text()
+        ProbeProcess([f"{sys.executable}-of-nobody"], 1.0).text()

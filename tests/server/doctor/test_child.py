@@ -14,7 +14,7 @@ import pytest
 from penstock.backends import loading
 from penstock.backends.errors import Code, InferError
 from penstock.server.doctor import child
-from penstock.server.doctor.facts import Device, Driver
+from penstock.server.doctor.facts import CudaDevice, Driver
 from penstock.server.doctor.reading import driver_of, models_of, nvml_of
 from penstock.server.repository import mirrors
 from penstock.server.repository.gpus import Gpus
@@ -57,7 +57,7 @@ def test_the_driver_tells_its_version_and_devices(monkeypatch: pytest.MonkeyPatc
 
     assert driver_of(child.driver()) == Driver(
         cuda=(13, 1), loaded=True,
-        devices=(Device(name="NVIDIA H200", capability=(9, 0), memory_bytes=143 << 30),),
+        devices=(CudaDevice(name="NVIDIA H200", capability=(9, 0), memory_bytes=143 << 30),),
     )  # fmt: skip
 
 

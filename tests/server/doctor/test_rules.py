@@ -11,23 +11,25 @@ from penstock.server.doctor.command import judge
 from penstock.server.doctor.facts import (
     CUDNN,
     LATER,
-    Device,
+    CheckedModels,
+    CheckedPort,
+    CudaDevice,
     Driver,
     Facts,
     Library,
     Limit,
     Machine,
-    Models,
-    Nvml,
-    Port,
-    Runtime,
-    Seen,
+    NvmlFacts,
+    NvmlGpu,
+    OnnxRuntime,
 )
 from penstock.server.doctor.report import ERROR, NOTE, OK, WARNING
 
 GIB = 1 << 30
-H200 = Device(name="NVIDIA H200", capability=(9, 0), memory_bytes=140 * GIB)
-RUNTIME = Runtime(version="1.31.1", path="/site/onnxruntime", providers=("CUDAExecutionProvider",), provider_error="")
+H200 = CudaDevice(name="NVIDIA H200", capability=(9, 0), memory_bytes=140 * GIB)
+RUNTIME = OnnxRuntime(
+    version="1.31.1", path="/site/onnxruntime", providers=("CUDAExecutionProvider",), provider_error=""
+)
 ROOM: dict[str, Any] = {"shm_bytes": GIB, "shm_free_bytes": GIB}
 GPU: dict[str, Any] = {
     "packages": {"penstock": "0.1.0", "onnxruntime-gpu": "1.31.1"},
@@ -35,14 +37,14 @@ GPU: dict[str, Any] = {
     "runtime": RUNTIME,
     "device_files": ("/dev/nvidia0",),
     "driver": Driver(cuda=(13, 0), devices=(H200,), loaded=True),
-    "nvml": Nvml(version="580.95", gpus=(Seen(name="NVIDIA H200", memory_bytes=140 * GIB, used_bytes=0),)),
+    "nvml": NvmlFacts(version="580.95", gpus=(NvmlGpu(name="NVIDIA H200", memory_bytes=140 * GIB, used_bytes=0),)),
     "libraries": (Library(name="libcuda.so.1", path="/lib/libcuda.so.1", found_by="loader"),),
     "machine": Machine(**ROOM, somaxconn=4096),
 }
 CPU: dict[str, Any] = {
-    **GPU, "packages": {"onnxruntime": "1.32.0"}, "cuda_major": 0, "nvml": Nvml(error="none"), "libraries": (),
+    **GPU, "packages": {"onnxruntime": "1.32.0"}, "cuda_major": 0, "nvml": NvmlFacts(error="none"), "libraries": (),
     "driver": Driver(error="libcuda.so.1: cannot open"), "device_files": (),
-    "runtime": Runtime(version="1.32.0", providers=("CPUExecutionProvider",)),
+    "runtime": OnnxRuntime(version="1.32.0", providers=("CPUExecutionProvider",)),
 }  # fmt: skip
 BOTH = (
     "onnxruntime 1.32.0 and onnxruntime-gpu 1.31.1 are both installed: of the folder that they share, one's files "
@@ -63,8 +65,8 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "driver: 580.95 runs CUDA up to 12.4, and ONNX Runtime was built for CUDA 13",
     ),
     "a GPU older than the wheel's CUDA": (
-        GPU | {"driver": Driver(loaded=True, cuda=(13, 0), devices=(Device(name="V100", capability=(7, 0)),))}, ERROR,
-        "GPUs: cuda:0 is older than CUDA 13 runs on (7.5 at least)",
+        GPU | {"driver": Driver(loaded=True, cuda=(13, 0), devices=(CudaDevice(name="V100", capability=(7, 0)),))},
+        ERROR, "GPUs: cuda:0 is older than CUDA 13 runs on (7.5 at least)",
     ),
     "both wheels": (
         GPU | {"packages": {"onnxruntime": "1.32.0", "onnxruntime-gpu": "1.31.1"}}, ERROR,
@@ -83,11 +85,11 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "CUDA: missing: libcufft.so.12; without it models fail that need it (Fourier transforms)",
     ),
     "a provider that does not load": (
-        GPU | {"runtime": Runtime(version="1.31.1", provider_error="libcublas.so.13: cannot open")}, ERROR,
+        GPU | {"runtime": OnnxRuntime(version="1.31.1", provider_error="libcublas.so.13: cannot open")}, ERROR,
         "CUDA provider: does not load: libcublas.so.13: cannot open",
     ),
     "MIG without devices": (
-        GPU | {"nvml": Nvml(version="580.95", gpus=(Seen(name="H200", mig=0),))}, ERROR,
+        GPU | {"nvml": NvmlFacts(version="580.95", gpus=(NvmlGpu(name="H200", mig=0),))}, ERROR,
         "GPUs: H200 is in MIG mode and has no MIG device",
     ),
     "no runtime at all": (
@@ -95,11 +97,11 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "software: neither ONNX Runtime nor TensorFlow is installed: no model loads",
     ),
     "a model that asks for more than there is": (
-        GPU | {"models": Models(versions=1, devices={"cuda:1": ("cnn",), "cpu": ("iris",)})}, ERROR,
+        GPU | {"models": CheckedModels(versions=1, devices={"cuda:1": ("cnn",), "cpu": ("iris",)})}, ERROR,
         "models: cnn: asks for cuda:1, and the last one here is cuda:0",
     ),
     "a model that asks for a GPU of a runtime without": (
-        CPU | {"models": Models(devices={"cuda:0": ("cnn",)})}, ERROR,
+        CPU | {"models": CheckedModels(devices={"cuda:0": ("cnn",)})}, ERROR,
         "ONNX Runtime: has no CUDA provider: nothing runs on a GPU",
     ),
     "a Python that pyenv has compiled": (
@@ -107,7 +109,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "software: this Python was compiled without optimizations: requests take a tenth more CPU, or more",
     ),
     "a mistake in a model": (
-        CPU | {"models": Models(mistakes=("m/config.pbtxt:3: x",))}, ERROR, "models: m/config.pbtxt:3: x",
+        CPU | {"models": CheckedModels(mistakes=("m/config.pbtxt:3: x",))}, ERROR, "models: m/config.pbtxt:3: x",
     ),
     "half a CPU": (
         CPU | {"machine": Machine(affinity_cpus=8, usable_cpus=1, quota_cpus=0.5, **ROOM)},
@@ -122,15 +124,15 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         WARNING, "limits: 1024 open files, which many connections exhaust",
     ),
     "a port that is taken": (
-        CPU | {"ports": (Port(name="HTTP", address="0.0.0.0", port=8000, taken="Address already in use"),)}, WARNING,
-        "ports: HTTP port 0.0.0.0:8000 cannot be had: Address already in use",
+        CPU | {"ports": (CheckedPort(name="HTTP", address="0.0.0.0", port=8000, taken="Address already in use"),)},
+        WARNING, "ports: HTTP port 0.0.0.0:8000 cannot be had: Address already in use",
     ),
     "shared memory that others have filled": (
         CPU | {"machine": Machine(shm_bytes=GIB, shm_free_bytes=32 << 20)}, WARNING,
         "/dev/shm: 1 GiB, 32 MiB free: workers and large tensors may need more",
     ),
     "a GPU that others use": (
-        GPU | {"nvml": Nvml(gpus=(Seen(name="H200", memory_bytes=8 * GIB, used_bytes=5 * GIB),))}, NOTE,
+        GPU | {"nvml": NvmlFacts(gpus=(NvmlGpu(name="H200", memory_bytes=8 * GIB, used_bytes=5 * GIB),))}, NOTE,
         "GPUs: H200: 5 GiB of 8 GiB is in use",
     ),
     "a runtime for GPUs that no package brought": (
@@ -138,7 +140,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "driver: none: libcuda.so.1: cannot open; no /dev/nvidia* is there",
     ),
     "a wheel that cannot be imported": (
-        CPU | {"runtime": Runtime(error="ImportError: GLIBC_2.38 not found")}, ERROR,
+        CPU | {"runtime": OnnxRuntime(error="ImportError: GLIBC_2.38 not found")}, ERROR,
         "ONNX Runtime: cannot be imported: ImportError: GLIBC_2.38 not found",
     ),
     "a driver that hangs": (
@@ -175,14 +177,14 @@ def test_nothing_is_wrong_with_a_machine_that_has_all(facts: dict[str, Any]) -> 
 
 
 def test_a_port_that_is_shared_is_told_as_such() -> None:
-    shared = Port(name="gRPC", address="0.0.0.0", port=8001, shared=True)
+    shared = CheckedPort(name="gRPC", address="0.0.0.0", port=8001, shared=True)
     (told,) = [each.text for each in judge(Facts(**CPU | {"ports": (shared,)})).diagnoses if each.part == "ports"]
 
     assert told == "gRPC port 0.0.0.0:8001 is shared with other servers"
 
 
 def test_a_gpu_as_old_as_the_wheel_s_cuda_runs_on_will_do() -> None:
-    turing = Driver(loaded=True, cuda=(13, 0), devices=(Device(name="T4", capability=(7, 5), memory_bytes=GIB),))
+    turing = Driver(loaded=True, cuda=(13, 0), devices=(CudaDevice(name="T4", capability=(7, 5), memory_bytes=GIB),))
 
     assert judge(Facts(**GPU | {"driver": turing})).status == 0
 
@@ -196,7 +198,7 @@ def test_a_driver_is_only_to_be_installed_by_who_wants_a_gpu(facts: dict[str, An
 
 
 def test_a_provider_that_lacks_the_driver_alone_needs_nothing_of_pip() -> None:
-    lacking = Runtime(version="1.31.1", provider_error="libcuda.so.1: cannot open shared object file")
+    lacking = OnnxRuntime(version="1.31.1", provider_error="libcuda.so.1: cannot open shared object file")
     found = [each.remedy for each in judge(Facts(**GPU | {"runtime": lacking})).diagnoses]
 
     assert "see what is said of the driver" in found

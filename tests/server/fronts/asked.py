@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.server.fronts.answers import Answers
+from penstock.server.fronts.answers import FrontCalls
 from penstock.server.fronts.calls import Asking, AskingApp, asking_methods
 from penstock.server.fronts.kinds import IN_PLACE, STATE
 from penstock.server.fronts.shared_state import SharedState, StateCopy
@@ -21,7 +21,7 @@ from penstock.server.ipc.wire import Message
 from penstock.server.restricted import Restricted
 from penstock.server.serve import Server
 from penstock.server.settings import Settings
-from penstock.server.telemetry.logs import Levels
+from penstock.server.telemetry.logs import LogLevels
 from penstock.server.v2.logging_settings import LogSettings
 from penstock.server.v2.shared_memory import SharedMemory
 from tests.fakes import FakeBackend, fake_loader
@@ -58,7 +58,7 @@ class FrontEnd:
         self.app = AskingApp(self.asking, most_body_bytes, restricted)
         self.methods = asking_methods(self.asking)
         self.memory = SharedMemory(allowed=True)
-        self.levels: list[Levels] = []
+        self.levels: list[LogLevels] = []
         self.copy = StateCopy(self.memory, self.levels.append)
         self.state = state
         self.mute = False
@@ -66,7 +66,7 @@ class FrontEnd:
         self.link = Link(mine, self._take, self._lost)
         self.engine_link = Link(other, self._take_there, self._lost_there)
         unchanged = SharedState(SharedMemory(allowed=False), LogSettings(Settings()))
-        self.answers = Answers(self.engine_link, app, methods, state or unchanged)
+        self.answers = FrontCalls(self.engine_link, app, methods, state or unchanged)
         if state is not None:
             state.joined(self.engine_link)
         self.asking.joined(self.link)

@@ -18,7 +18,7 @@ from penstock.batching.spec import BatchPolicy, ModelSpec
 from penstock.server.environments.environments import Environments
 from penstock.server.fronts.engine_service import EngineService
 from penstock.server.fronts.kinds import MODELS
-from penstock.server.fronts.placing import Placing
+from penstock.server.fronts.placing import FrontModelTable
 from penstock.server.fronts.published import PublishedEngine
 from penstock.server.fronts.remote_engine import RemoteEngine
 from penstock.server.ipc.link import Link
@@ -74,7 +74,7 @@ class FrontSide:
         self.engine = RemoteEngine()
         self.placed = asyncio.Event()
         self.link: Link | None = None
-        self.placing: Placing | None = None
+        self.placing: FrontModelTable | None = None
 
     def join(self, sock: socket.socket) -> None:
         def take(messages: list[Message]) -> None:
@@ -83,7 +83,7 @@ class FrontSide:
                 placing.take(number, body)
 
         link = self.link = Link(sock, take, lambda _: self.part())
-        placing = self.placing = Placing(self.engine, link, Environments().interpreter, self.placed.set)
+        placing = self.placing = FrontModelTable(self.engine, link, Environments().interpreter, self.placed.set)
         self.engine.joined(link)
 
     def part(self) -> None:

@@ -18,7 +18,7 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.batching.engine import Engine
 from penstock.batching.spec import HookSpec
-from penstock.server.fronts.counted import Counted
+from penstock.server.fronts.counted import PendingStatistics
 from penstock.server.fronts.remote_engine import RemoteEngine
 from tests.server.fronts.pair import SPEC, EngineSide, FrontSide, joined, until
 
@@ -154,8 +154,8 @@ def test_what_is_counted_of_one_of_many_models_has_no_other_looked_at(monkeypatc
             for number in range(20):
                 await engine.load(replace(SPEC, name=f"m{number}"))
             await joined(engine, front)
-            looked: list[Counted] = []
-            monkeypatch.setattr(Counted, "waiting", property(looked.append))
+            looked: list[PendingStatistics] = []
+            monkeypatch.setattr(PendingStatistics, "waiting", property(looked.append))
             counted = front.engine.model("m7").statistics
 
             counted.record_failure("REJECTED", 1, 2)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from penstock.server.fronts.spreading import MOST_WAITING, SLOW_S, Board, Spread, board_bytes, chosen
+from penstock.server.fronts.spreading import MOST_WAITING, SLOW_S, Board, ConnectionSpread, board_bytes, chosen
 from penstock.server.listening import accepting
 from penstock.server.listening.listener import Port
 from tests.processes import descriptors
@@ -130,7 +130,7 @@ class Fronts:
     """Front ends that share a loop, a port and a board."""
 
     ports: list[NamedPort] = field(default_factory=list)
-    spreads: list[Spread] = field(default_factory=list)
+    spreads: list[ConnectionSpread] = field(default_factory=list)
     boards: list[Board] = field(default_factory=list)
 
     @classmethod
@@ -144,7 +144,7 @@ class Fronts:
             for way in ways.values():
                 way.setblocking(False)
             fronts.boards.append(Board(memory, number))
-            fronts.spreads.append(Spread(fronts.boards[-1], place, mailbox, ways))
+            fronts.spreads.append(ConnectionSpread(fronts.boards[-1], place, mailbox, ways))
             fronts.ports.append(NamedPort(place, fronts.ports[0].port if place else 0))
             fronts.ports[-1].tls = tls
             fronts.spreads[-1].join((fronts.ports[-1], None))

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.hooks.bench import SLOW_NS
-from penstock.server.hooks.call import Call
+from penstock.server.hooks.call import HookCall
 from penstock.server.hooks.plan import DEFAULT_REPLICAS
 from penstock.server.hooks.runner import Hooks
 from penstock.server.hooks.waits import FEW, WINDOW
@@ -54,7 +54,7 @@ def threads() -> int:
 
 def tell(hooks: Hooks, took_ns: int, cpu_ns: int, count: int) -> None:
     """Have it measured that calls take so long."""
-    call = Call("pre_inference", None, 0, 0, "")
+    call = HookCall("pre_inference", None, 0, 0, "")
     call.cpu_ns = cpu_ns
     for _ in range(count):
         replicas_of(hooks).took(call, took_ns)

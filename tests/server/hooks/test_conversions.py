@@ -30,7 +30,7 @@ from penstock.server.hooks.packing import (
     TURN,
     write_signature,
 )  # fmt: skip
-from penstock.server.hooks.plan import DEFAULT_REPLICAS, LIGHT_REPLICAS, Plan, plan
+from penstock.server.hooks.plan import DEFAULT_REPLICAS, LIGHT_REPLICAS, ReplicaPlan, plan
 from penstock.server.ipc.refusals import read_error
 from tests.fakes import fake_model
 from tests.server.hooks.stage import Act, Stage, refusal
@@ -328,7 +328,7 @@ class TestThePlanOfAPromise:
     """A dialect whose replicas are promised to have one request at a time."""
 
     @staticmethod
-    def planned(folder: Path, name: str, source: str) -> Plan:
+    def planned(folder: Path, name: str, source: str) -> ReplicaPlan:
         path = folder / name
         path.write_text(source)
         return plan(HookSpec(path, dialect="cortex"))

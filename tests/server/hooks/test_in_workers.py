@@ -23,7 +23,7 @@ import penstock.server
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.spec import HookSpec, WorkerSpec
-from penstock.server.hooks.place import Place
+from penstock.server.hooks.place import HookPlacement
 from penstock.server.hooks.pull import AHEAD
 from penstock.server.hooks.runner import Hooks
 from tests.server.hooks.stage import Act, PuppetEngine, Stage, refusal
@@ -502,7 +502,7 @@ async def collect(got: list[Any], hooks: Hooks, request_id: str, parameters: dic
 
 def worker_pids(hooks: Hooks) -> list[int]:
     place = hooks._place
-    assert isinstance(place, Place)
+    assert isinstance(place, HookPlacement)
     return [replica.pid for replica in place.replicas._live]
 
 

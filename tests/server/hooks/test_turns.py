@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.batching.request import InSequence, Terms
 from penstock.batching.spec import SequenceSpec
-from penstock.server.hooks.turns import Turns
+from penstock.server.hooks.turns import SequenceTurns
 from tests.server.hooks.stage import Act, PuppetEngine, Stage, is_set
 
 HELD = """
@@ -29,7 +29,7 @@ HELD = """
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 5), st.sampled_from(["ok", "fails", "cancelled"]))))
 def test_each_sequence_keeps_its_order_however_long_each_takes(asked: list[tuple[str, int, str]]) -> None:
     async def main() -> None:
-        turns, gone = Turns(), []
+        turns, gone = SequenceTurns(), []
 
         async def one(number: int, name: str, steps: int, end: str) -> None:
             turn = turns.take(name)

@@ -1,51 +1,51 @@
 from __future__ import annotations
 
-from penstock.server.http.answers import Answers
+from penstock.server.http.answers import ResponseHeads
 
 DATE = [(b"date", b"Sat, 01 Jan 2000 00:00:00 GMT")]
 
 
 def test_an_answer_begins_with_its_status_and_the_default_fields() -> None:
-    assert Answers().head(200, DATE) == b"HTTP/1.1 200 OK\r\ndate: Sat, 01 Jan 2000 00:00:00 GMT\r\n"
-    assert Answers().head(503, []) == b"HTTP/1.1 503 Service Unavailable\r\n"
+    assert ResponseHeads().head(200, DATE) == b"HTTP/1.1 200 OK\r\ndate: Sat, 01 Jan 2000 00:00:00 GMT\r\n"
+    assert ResponseHeads().head(503, []) == b"HTTP/1.1 503 Service Unavailable\r\n"
 
 
 def test_a_status_without_a_name_has_an_empty_one() -> None:
-    assert Answers().head(299, []) == b"HTTP/1.1 299 \r\n"
+    assert ResponseHeads().head(299, []) == b"HTTP/1.1 299 \r\n"
 
 
 def test_a_loud_one_has_its_reason_in_capitals() -> None:
-    assert Answers(loud=True).head(406, []) == b"HTTP/1.1 406 NOT ACCEPTABLE\r\n"
-    assert Answers(loud=True).ok([], 0).startswith(b"HTTP/1.1 200 OK\r\n")
+    assert ResponseHeads(loud=True).head(406, []) == b"HTTP/1.1 406 NOT ACCEPTABLE\r\n"
+    assert ResponseHeads(loud=True).ok([], 0).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 def test_the_usual_answer_lacks_its_body_only() -> None:
-    assert Answers().ok(DATE, 7) == (
+    assert ResponseHeads().ok(DATE, 7) == (
         b"HTTP/1.1 200 OK\r\ndate: Sat, 01 Jan 2000 00:00:00 GMT\r\n"
         b"content-type: application/json\r\ncontent-length: 7\r\n\r\n"
     )
 
 
 def test_one_with_tensors_behind_its_json_says_where_they_begin() -> None:
-    assert Answers().ok([], 19, 7) == (
+    assert ResponseHeads().ok([], 19, 7) == (
         b"HTTP/1.1 200 OK\r\ninference-header-content-length: 7\r\n"
         b"content-type: application/octet-stream\r\ncontent-length: 19\r\n\r\n"
     )
 
 
 def test_answers_of_every_size_have_their_own_length() -> None:
-    answers = Answers()
+    answers = ResponseHeads()
 
     for size in [*range(3000), *range(3000)]:
         assert answers.ok([], size).endswith(b"\r\ncontent-length: %d\r\n\r\n" % size)
 
 
 def test_a_percent_sign_in_a_default_field_stays_one() -> None:
-    assert b"\r\nserver: 100%d%%\r\n" in Answers().ok([(b"server", b"100%d%%")], 0)
+    assert b"\r\nserver: 100%d%%\r\n" in ResponseHeads().ok([(b"server", b"100%d%%")], 0)
 
 
 def test_everything_is_made_again_when_the_list_is_another_one() -> None:
-    answers = Answers()
+    answers = ResponseHeads()
     before = answers.head(404, DATE), answers.ok(DATE, 1)
     later = [(b"date", b"Sat, 01 Jan 2000 00:00:01 GMT")]
 

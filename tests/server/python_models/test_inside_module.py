@@ -20,13 +20,13 @@ import penstock.server
 from penstock.server.ipc.channel import Channel
 from penstock.server.python_models.inside.model_config import ModelConfig
 from penstock.server.python_models.inside.module import make_module
-from penstock.server.python_models.inside.outside import Outside
+from penstock.server.python_models.inside.outside import ServerProxy
 
 
 @pytest.fixture
 def pb_utils() -> Iterator[Any]:
     here, there = map(Channel, socket.socketpair())
-    yield make_module(Outside(here), "/models/m/1")
+    yield make_module(ServerProxy(here), "/models/m/1")
     here.close()
     there.close()
 

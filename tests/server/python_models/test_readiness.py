@@ -9,7 +9,7 @@ import pytest
 
 from penstock.server.python_models import readiness
 from penstock.server.python_models.messages import ASK_READY
-from penstock.server.python_models.readiness import Readiness
+from penstock.server.python_models.readiness import ModelReadiness
 
 
 class FakeWorker:
@@ -20,16 +20,16 @@ class FakeWorker:
         self.told.append(kind)
 
 
-def asked() -> tuple[Readiness, Any]:
-    made = Readiness()
+def asked() -> tuple[ModelReadiness, Any]:
+    made = ModelReadiness()
     made.asked = True
     return made, FakeWorker()
 
 
 def test_a_model_without_a_say_is_ready_while_it_has_a_worker() -> None:
     async def scene() -> None:
-        assert await Readiness().ask(FakeWorker())  # type: ignore[arg-type]
-        assert not await Readiness().ask(None)
+        assert await ModelReadiness().ask(FakeWorker())  # type: ignore[arg-type]
+        assert not await ModelReadiness().ask(None)
 
     asyncio.run(scene())
 

@@ -13,7 +13,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.loading.opening import close_model, open_model
 from penstock.batching.model import Model
 from penstock.server.repository.completed import completed, to_json
-from penstock.server.repository.gpus import Gpus, Machine
+from penstock.server.repository.gpus import GpuMachine, Gpus
 from penstock.server.repository.scan import Defaults, Entry, read_folder
 from tests.backends.fake_cuda import FakeRuntime
 from tests.backends.fake_session import FakeGround, fake_cuda_loader
@@ -127,7 +127,7 @@ class TestOfAModelThatLeavesItOpen:
 
     def test_nor_is_any_where_the_command_line_says_which_gpu(self, tmp_path: Path) -> None:
         make(tmp_path, "m/1/model.onnx")
-        gpus = Gpus(("cuda:0",), machine=Machine(FakeRuntime, str, lambda: True, lambda: True))
+        gpus = Gpus(("cuda:0",), machine=GpuMachine(FakeRuntime, str, lambda: True, lambda: True))
         entry = read_folder(tmp_path / "m", Defaults(gpus=gpus))
 
         assert entry is not None

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.backends.cuda import CudaError, Runtime
 from penstock.server.options.gpu_settings import parse_devices, parse_limits
-from penstock.server.repository.gpus import Gpus, Machine
+from penstock.server.repository.gpus import GpuMachine, Gpus
 
 
 def runtime(*capabilities: str, error: Exception | None = None) -> Runtime:
@@ -28,8 +28,8 @@ def runtime(*capabilities: str, error: Exception | None = None) -> Runtime:
     return cast(Runtime, SimpleNamespace(count=count, capability=lambda number: capabilities[number]))
 
 
-def machine(found: Runtime | None, *, cuda: bool = True, shown: bool = True, why: str = "no driver") -> Machine:
-    return Machine(lambda: found, lambda: why, lambda: cuda, lambda: shown)
+def machine(found: Runtime | None, *, cuda: bool = True, shown: bool = True, why: str = "no driver") -> GpuMachine:
+    return GpuMachine(lambda: found, lambda: why, lambda: cuda, lambda: shown)
 
 
 class TestNumbers:
@@ -121,7 +121,7 @@ class TestDefault:
         def never() -> Any:
             raise AssertionError("the driver was asked")
 
-        gpus = Gpus(machine=Machine(never, str, lambda: False, lambda: True))
+        gpus = Gpus(machine=GpuMachine(never, str, lambda: False, lambda: True))
         found = [gpus.default("onnxruntime"), gpus.default("onnxruntime")]
 
         assert found == [("cpu",), ("cpu",)]

@@ -15,7 +15,7 @@ from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
 from penstock.server.repository.completed import completed, to_json
 from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.fields.accelerators import PLACES
-from penstock.server.repository.gpus import Gpus, Machine
+from penstock.server.repository.gpus import GpuMachine, Gpus
 from penstock.server.repository.mirrors import defaults_of
 from penstock.server.repository.placing import ANY_DEVICE, place
 from penstock.server.repository.scan import Entry, read_folder, scan
@@ -24,7 +24,7 @@ from penstock.server.settings import Settings
 from tests.server.repository.folders import make, native
 
 NONE, TWO, UNTOLD = Gpus.told(()), Gpus.told((0, 1)), Gpus.told(None)
-NO_DRIVER = Gpus(machine=Machine(lambda: None, lambda: "no NVIDIA driver", lambda: True, lambda: False))
+NO_DRIVER = Gpus(machine=GpuMachine(lambda: None, lambda: "no NVIDIA driver", lambda: True, lambda: False))
 KIND_GPU = "instance_group { kind: KIND_GPU }"
 KIND_CPU = "instance_group { kind: KIND_CPU }"
 WAY_OUT = "; --cpu-fallback=true would serve it on the CPU"
@@ -111,7 +111,7 @@ class TestDefaults:
         def never() -> Any:
             raise AssertionError("the driver was asked")
 
-        gpus = Gpus(machine=Machine(never, str, lambda: True, lambda: False))
+        gpus = Gpus(machine=GpuMachine(never, str, lambda: True, lambda: False))
 
         assert devices(read(tmp_path, "instance_group { kind: KIND_CPU }", gpus=gpus)) == [(1, "cpu")]
 

@@ -6,7 +6,7 @@ import json
 from typing import Any, NamedTuple
 
 from penstock.server.seldon.inside.service import SeldonInside
-from penstock.server.seldon.messages import CALL, Endpoint, Form, read_answer
+from penstock.server.seldon.messages import CALL, Endpoint, PayloadKind, read_answer
 
 
 class Answer(NamedTuple):
@@ -40,13 +40,15 @@ def ask(user: Any, message: Any, endpoint: Endpoint = Endpoint.PREDICT, *, stric
 def asked(service: SeldonInside, message: Any, endpoint: Endpoint = Endpoint.PREDICT) -> Answer:
     """Ask a component with a body of JSON."""
     body = message if isinstance(message, bytes) else json.dumps(message).encode()
-    return answer_of(service.call(CALL, 1, bytes((endpoint, Form.JSON)) + body, [])[0])
+    return answer_of(service.call(CALL, 1, bytes((endpoint, PayloadKind.JSON)) + body, [])[0])
 
 
 def posted(user: Any, body: bytes, content_type: str, query: str = "") -> Answer:
     """Open a component, and ask its predict with a body of any type."""
     head = json.dumps({"method": "POST", "type": content_type, "query": query}).encode()
-    return answer_of(inside(user).call(CALL, 1, bytes((Endpoint.PREDICT, Form.HTTP)) + head + b"\n" + body, [])[0])
+    return answer_of(
+        inside(user).call(CALL, 1, bytes((Endpoint.PREDICT, PayloadKind.HTTP)) + head + b"\n" + body, [])[0]
+    )
 
 
 def answer_of(reply: bytes) -> Answer:

@@ -10,7 +10,7 @@ from penstock.batching.spec import WorkerSpec
 from penstock.server.seldon.calls import SeldonCall
 from penstock.server.seldon.components import SELDON
 from penstock.server.seldon.loading import SeldonModels
-from penstock.server.seldon.messages import Description, Endpoint, Form
+from penstock.server.seldon.messages import ComponentDescription, Endpoint, PayloadKind
 from tests.server.carrying.crews import Echo, Ledger, Stage
 
 
@@ -19,7 +19,7 @@ class SeldonEcho(Echo):
 
     def __init__(self) -> None:
         super().__init__()
-        self.description = Description()
+        self.description = ComponentDescription()
 
 
 class SeldonStage(Stage):
@@ -49,6 +49,6 @@ class SeldonStage(Stage):
     @staticmethod
     def call(model: Model, name: str, ledger: Ledger) -> SeldonCall:
         """Make a call whose payload is its name."""
-        made = SeldonCall(model, Endpoint.PREDICT, Form.JSON, name.encode(), ledger)
+        made = SeldonCall(model, Endpoint.PREDICT, PayloadKind.JSON, name.encode(), ledger)
         made.context = name
         return made

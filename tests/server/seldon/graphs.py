@@ -10,8 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.seldon.graph.nodes import Code as Place
-from penstock.server.seldon.graph.nodes import Node, Notes, Predictor
+from penstock.server.seldon.graph.nodes import GraphNode, MetaNotes, NodeClass, Predictor
 from penstock.server.seldon.graph.walk import Means, Walk
 from penstock.server.seldon.graph.wires import JsonWire, Message
 from penstock.server.seldon.messages import ANSWER, Endpoint
@@ -32,10 +31,10 @@ class AnsweredError(Exception):
         self.status = status
 
 
-def node(name: str, kind: str = "MODEL", *children: Node, **more: Any) -> Node:
+def node(name: str, kind: str = "MODEL", *children: GraphNode, **more: Any) -> GraphNode:
     """Make a node that has code, unless it is built in."""
-    code = None if "implementation" in more else Place(Path(), "Class")
-    return Node(name, name, kind, children=children, code=code, **more)
+    code = None if "implementation" in more else NodeClass(Path(), "Class")
+    return GraphNode(name, name, kind, children=children, code=code, **more)
 
 
 class FunctionEngine:
@@ -75,7 +74,11 @@ class FunctionEngine:
 
 
 def walk_of(
-    graph: Node, models: Mapping[str, Answers], notes: Notes = Notes.NONE, limit_s: float = 0.0, seed: int = 1
+    graph: GraphNode,
+    models: Mapping[str, Answers],
+    notes: MetaNotes = MetaNotes.NONE,
+    limit_s: float = 0.0,
+    seed: int = 1,
 ) -> tuple[Walk, FunctionEngine]:
     """Make a walk through a graph, over JSON."""
     engine = FunctionEngine(models)

@@ -20,12 +20,21 @@ from penstock.server.seldon import protos
 from penstock.server.seldon.batching import MOST_FAILURES, Sharing
 from penstock.server.seldon.calls import SeldonCall
 from penstock.server.seldon.inside.service import SeldonInside
-from penstock.server.seldon.messages import APART, CALL, ROWS, TOGETHER, Description, Endpoint, Form, read_answer
+from penstock.server.seldon.messages import (
+    APART,
+    CALL,
+    ROWS,
+    TOGETHER,
+    ComponentDescription,
+    Endpoint,
+    PayloadKind,
+    read_answer,
+)
 from tests.live import live_server
 from tests.server.carrying.crews import Ledger
 from tests.server.seldon.crews import SeldonStage
 
-BATCHES = Description(batches=True)
+BATCHES = ComponentDescription(batches=True)
 
 
 class Doubling:
@@ -74,7 +83,7 @@ class Watched:
         return self.inside.call(kind, number, body, arrays)
 
 
-Request = tuple[Form, bytes]
+Request = tuple[PayloadKind, bytes]
 
 
 def answers(
@@ -110,7 +119,7 @@ def answers(
 
 
 def json_request(**message: Any) -> Request:
-    return Form.JSON, json.dumps(message).encode()
+    return PayloadKind.JSON, json.dumps(message).encode()
 
 
 def rows_of(chance: random.Random) -> Any:
@@ -136,7 +145,7 @@ def any_request(chance: random.Random) -> Request:
     if chance.random() < 0.3:
         return as_proto(message)
     body = json.dumps(message).encode()
-    return Form.JSON, chance.choice([body] * 9 + [body[:-2], b"", b"[]", body + b" "])
+    return PayloadKind.JSON, chance.choice([body] * 9 + [body[:-2], b"", b"[]", body + b" "])
 
 
 def as_proto(message: dict[str, Any]) -> Request:
@@ -146,8 +155,8 @@ def as_proto(message: dict[str, Any]) -> Request:
     try:
         json_format.ParseDict(message, made)
     except json_format.ParseError:
-        return Form.PROTO, b"\xff"
-    return Form.PROTO, made.SerializeToString()
+        return PayloadKind.PROTO, b"\xff"
+    return PayloadKind.PROTO, made.SerializeToString()
 
 
 @pytest.mark.parametrize("component", [Doubling, Listing])
@@ -242,7 +251,7 @@ def test_what_cannot_travel_fails_and_what_comes_after_is_served(monkeypatch: py
         for turn, puid in enumerate(("heavy", "light")):
             for number in range(3):
                 _, body = json_request(data={"ndarray": [[number]]}, meta={"puid": puid})
-                made = stage.models.sharing[model.name].call_of(model, Endpoint.PREDICT, Form.JSON, body, ledger)
+                made = stage.models.sharing[model.name].call_of(model, Endpoint.PREDICT, PayloadKind.JSON, body, ledger)
                 made.context = puid, number
                 engine.submit(made)
             await ledger.all((turn + 1) * 3)
@@ -340,15 +349,15 @@ class Shaped:
 def test_only_rows_of_numbers_share(message: dict[str, Any], shared: bool) -> None:
     body = json.dumps(message).encode()
 
-    made = Sharing(BATCHES, 4).call_of(Shaped(), Endpoint.PREDICT, Form.JSON, body, Ledger())  # type: ignore[arg-type]
+    made = Sharing(BATCHES, 4).call_of(Shaped(), Endpoint.PREDICT, PayloadKind.JSON, body, Ledger())  # type: ignore[arg-type]
 
     assert (made.key != RAW) == shared
-    assert made.body == bytes((Endpoint.PREDICT, Form.JSON)) + body
+    assert made.body == bytes((Endpoint.PREDICT, PayloadKind.JSON)) + body
 
 
 def key_of(sharing: Sharing, **message: Any) -> Any:
     body = json.dumps(message).encode()
-    return sharing.call_of(Shaped(), Endpoint.PREDICT, Form.JSON, body, Ledger()).key  # type: ignore[arg-type]
+    return sharing.call_of(Shaped(), Endpoint.PREDICT, PayloadKind.JSON, body, Ledger()).key  # type: ignore[arg-type]
 
 
 def test_what_differs_in_more_than_rows_shares_nothing() -> None:
@@ -366,7 +375,7 @@ def test_what_differs_in_more_than_rows_shares_nothing() -> None:
 
 
 def test_what_has_meta_runs_alone_where_predict_takes_it() -> None:
-    sharing = Sharing(Description(batches=True, takes_meta=True), 4)
+    sharing = Sharing(ComponentDescription(batches=True, takes_meta=True), 4)
 
     assert key_of(sharing, data={"ndarray": [[1]]}) != RAW
     assert key_of(sharing, data={"ndarray": [[1]]}, meta={}) == RAW
@@ -377,7 +386,7 @@ def test_other_calls_than_predict_travel_as_they_came() -> None:
     sharing = Sharing(BATCHES, 4)
 
     for endpoint in (Endpoint.TRANSFORM_INPUT, Endpoint.ROUTE, Endpoint.FEEDBACK):
-        assert sharing.call_of(Shaped(), endpoint, Form.JSON, body, Ledger()).key == RAW  # type: ignore[arg-type]
+        assert sharing.call_of(Shaped(), endpoint, PayloadKind.JSON, body, Ledger()).key == RAW  # type: ignore[arg-type]
 
 
 def test_metrics_are_counted_for_each_call(monkeypatch: pytest.MonkeyPatch) -> None:

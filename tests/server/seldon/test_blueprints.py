@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from seldon_core.flask_utils import SeldonMicroserviceException
 
-from penstock.server.seldon.messages import CALL, Endpoint, Form, read_answer
+from penstock.server.seldon.messages import CALL, Endpoint, PayloadKind, read_answer
 
 from .asking import ask, asked, failed, inside
 
@@ -159,7 +159,9 @@ def test_a_method_finds_its_request_in_flask_and_the_headers_that_the_server_has
     }  # fmt: skip
     service = inside(Looking())
     assert service.description.looks
-    call = bytes((Endpoint.PREDICT, Form.HTTP)) + json.dumps(told).encode() + b"\n" + b'{"data": {"ndarray": [1]}}'
+    call = (
+        bytes((Endpoint.PREDICT, PayloadKind.HTTP)) + json.dumps(told).encode() + b"\n" + b'{"data": {"ndarray": [1]}}'
+    )
     reply = read_answer(service.call(CALL, 1, call, [])[0])
     assert json.loads(reply[3])["data"]["ndarray"] == ["acme", "/api/v1.0/predictions", "5", "application/json"]
 
@@ -176,7 +178,7 @@ def test_what_a_call_leaves_in_flask_is_not_there_for_the_next(*, handled: bool)
         made.before_app_request(lambda: None)
         Remembers.model_error_handler = made  # type: ignore[attr-defined]
     service = inside(Remembers())
-    call = bytes((Endpoint.PREDICT, Form.JSON)) + b'{"data": {"ndarray": [1]}}'
+    call = bytes((Endpoint.PREDICT, PayloadKind.JSON)) + b'{"data": {"ndarray": [1]}}'
     replies = [read_answer(service.call(CALL, number, call, [])[0]) for number in (1, 2)]
 
     assert [json.loads(reply[3])["data"]["ndarray"] for reply in replies] == [["POST"]] * 2

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.server import cli
-from penstock.server.seldon.command import NAME, Asked, ask, run
+from penstock.server.seldon.command import NAME, SeldonCommand, ask, run
 from penstock.server.settings import SettingError, Settings
 
 NONE = Path("/nowhere/annotations")
@@ -38,7 +38,7 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def asked(*words: str, environ: dict[str, str] | None = None, annotations: Path = NONE) -> Asked:
+def asked(*words: str, environ: dict[str, str] | None = None, annotations: Path = NONE) -> SeldonCommand:
     return ask(["Ident", *words], environ or {}, FOLDER, annotations)
 
 

@@ -10,7 +10,7 @@ from textwrap import dedent
 import pytest
 
 from penstock.server.repository.findings import MistakesError
-from penstock.server.seldon.graph.nodes import Deployment, Notes
+from penstock.server.seldon.graph.nodes import Deployment, MetaNotes
 from penstock.server.seldon.graph.reading import demand, is_graph, read
 
 MANIFEST = """\
@@ -109,13 +109,13 @@ def test_a_nodes_worker_has_the_variables_that_its_container_had(tmp_path: Path)
 @pytest.mark.parametrize(
     ("more", "notes"),
     [
-        ("", Notes.NONE),
-        ("    svcOrchSpec: {env: [{name: SELDON_ENABLE_ROUTING_INJECTION, value: 'true'}]}\n", Notes.ROUTING),
-        ("    annotations: {seldon.io/executor: 'false'}\n", Notes.ALL),
+        ("", MetaNotes.NONE),
+        ("    svcOrchSpec: {env: [{name: SELDON_ENABLE_ROUTING_INJECTION, value: 'true'}]}\n", MetaNotes.ROUTING),
+        ("    annotations: {seldon.io/executor: 'false'}\n", MetaNotes.ALL),
     ],
     ids=["executor", "routing", "engine"],
 )
-def test_a_manifest_says_what_is_written_into_meta(tmp_path: Path, more: str, notes: Notes) -> None:
+def test_a_manifest_says_what_is_written_into_meta(tmp_path: Path, more: str, notes: MetaNotes) -> None:
     text = MANIFEST.replace("    annotations: {version: v7}\n", more)
     assert made(tmp_path, text, ALL).predictors[0].notes is notes
 
@@ -190,7 +190,7 @@ def test_a_small_file_is_a_graph_whose_answers_say_all(tmp_path: Path) -> None:
     deployment = made(tmp_path, SMALL, ["models/Model", "Second"])
     assert told(deployment) == []
     (predictor,) = deployment.predictors
-    assert (deployment.name, predictor.name, predictor.notes) == ("small", "default", Notes.ALL)
+    assert (deployment.name, predictor.name, predictor.notes) == ("small", "default", MetaNotes.ALL)
     first, second = deployment.nodes
     assert [(node.type, node.code.folder, node.code.component) for node in (first, second) if node.code] == [
         ("MODEL", tmp_path / "models", "Model"), ("MODEL", tmp_path, "Second"),

@@ -15,7 +15,7 @@ from penstock.server.seldon.exposition import Exposition
 from penstock.server.seldon.graph.nodes import Deployment, Predictor
 from penstock.server.seldon.graph.service import GraphService
 from penstock.server.seldon.graph.shares import Graph
-from penstock.server.seldon.graph.wires import JsonWire, Message, ProtoWire, Wire
+from penstock.server.seldon.graph.wires import JsonWire, Message, MessageCodec, ProtoWire
 from tests.server.http.lane import Lane, Own, run, turns
 
 from .graphs import AnsweredError, Answers, FunctionEngine, Never, node
@@ -59,7 +59,7 @@ def test_a_node_that_fails_with_any_status_leaves_the_next_answer_whole(status: 
 
 
 @pytest.mark.parametrize(("wire", "waits"), [(JsonWire(), True), (ProtoWire(), False)])
-def test_a_shadow_may_take_as_long_as_a_call_of_its_own_protocol(wire: Wire, waits: bool) -> None:
+def test_a_shadow_may_take_as_long_as_a_call_of_its_own_protocol(wire: MessageCodec, waits: bool) -> None:
     async def main() -> None:
         shadow = Predictor("s", node("m"), shadow=True, rest_limit_s=0.0, grpc_limit_s=1e-9)
         graph = graph_of({"m": lambda *_: Never}, shadow)

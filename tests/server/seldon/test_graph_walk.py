@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.seldon.graph.nodes import Node, Notes
+from penstock.server.seldon.graph.nodes import GraphNode, MetaNotes
 from penstock.server.seldon.graph.walk import NodeFailed
 from penstock.server.seldon.graph.wires import GraphError
 
@@ -42,7 +42,7 @@ def asked_of(engine: Any) -> list[str]:
 
 
 def predict(
-    graph: Node, models: dict[str, Answers], notes: Notes = Notes.NONE, message: Any = ASKED
+    graph: GraphNode, models: dict[str, Answers], notes: MetaNotes = MetaNotes.NONE, message: Any = ASKED
 ) -> tuple[Any, Any]:
     walk, engine = walk_of(graph, models, notes)
     return heard(asyncio.run(walk.predict(said(message), "id"))), engine
@@ -147,7 +147,7 @@ def test_numbers_go_through_as_they_were_written() -> None:
 
     graph = node("t", "TRANSFORMER", node("m"))
     exact = {"data": {"ndarray": [[1, 1.0, 9007199254740993, 18446744073709551617, 0.1]]}}
-    answer, _ = predict(graph, {"t": keep, "m": keep}, Notes.ALL, exact)
+    answer, _ = predict(graph, {"t": keep, "m": keep}, MetaNotes.ALL, exact)
     assert [repr(each) for each in answer["data"]["ndarray"][0]] == [
         "1", "1.0", "9007199254740993", "18446744073709551617", "0.1",
     ]  # fmt: skip
@@ -161,13 +161,13 @@ def test_an_answer_says_nothing_of_its_way_unless_asked_for() -> None:
 def test_an_answer_may_say_where_it_went() -> None:
     graph = node("r", "ROUTER", node("a"), node("c", "COMBINER", node("x"), node("y")))
     models = {"r": choosing(1), "c": summing, "x": adding(1), "y": adding(1)}
-    answer, _ = predict(graph, models, Notes.ROUTING)
+    answer, _ = predict(graph, models, MetaNotes.ROUTING)
     assert answer["meta"] == {"routing": {"x": -1, "y": -1, "c": -1, "r": 1}}
 
 
 def test_an_answer_may_say_all() -> None:
     graph = node("r", "ROUTER", node("a", image="reg/a:1"), node("b"))
-    answer, _ = predict(graph, {"r": choosing(0), "a": adding(1)}, Notes.ALL)
+    answer, _ = predict(graph, {"r": choosing(0), "a": adding(1)}, MetaNotes.ALL)
     assert answer["meta"] == {
         "puid": "id",
         "requestPath": {"a": "reg/a:1", "r": "NOT_IMPLEMENTED:NOT_IMPLEMENTED"},
@@ -177,7 +177,7 @@ def test_an_answer_may_say_all() -> None:
 
 def test_a_nodes_own_id_and_path_stay() -> None:
     meta = {"puid": "own", "requestPath": {"m": "img:2"}, "tags": {"a": 1}}
-    answer, _ = predict(node("m"), {"m": lambda *_: {"strData": "x", "meta": meta}}, Notes.ALL)
+    answer, _ = predict(node("m"), {"m": lambda *_: {"strData": "x", "meta": meta}}, MetaNotes.ALL)
     assert answer["meta"] == {**meta, "routing": {"m": -1}}
 
 
@@ -257,7 +257,7 @@ def feedback_of(**routing: int) -> Any:
     return {"request": ASKED, "response": {"meta": {"routing": routing}}, "reward": 1.0}
 
 
-def feedback(graph: Node, models: dict[str, Answers], message: Any) -> tuple[Any, Any]:
+def feedback(graph: GraphNode, models: dict[str, Answers], message: Any) -> tuple[Any, Any]:
     walk, engine = walk_of(graph, models)
     return heard(asyncio.run(walk.feedback(said(message)))), engine
 
@@ -322,7 +322,7 @@ def test_an_ab_test_goes_to_its_first_child_as_often_as_it_says() -> None:
 
 def test_feedback_of_an_ab_test_goes_to_the_branch_that_answered() -> None:
     graph = node("ab", "", node("a"), node("b"), implementation="RANDOM_ABTEST")
-    answer, _ = predict(graph, {"a": adding(1), "b": adding(2)}, Notes.ROUTING)
+    answer, _ = predict(graph, {"a": adding(1), "b": adding(2)}, MetaNotes.ROUTING)
     branch = answer["meta"]["routing"]["ab"]
     _, engine = feedback(graph, {"a": content, "b": content}, {"response": answer, "reward": 1.0})
     assert asked_of(engine) == ["ab"[branch] + " feedback"]

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from penstock.server.seldon.graph import addresses, builtin
-from penstock.server.seldon.graph.addresses import Address
-from penstock.server.seldon.graph.counted import CLIENT, SERVER, Counted
+from penstock.server.seldon.graph.addresses import GraphRoute
+from penstock.server.seldon.graph.counted import CLIENT, SERVER, GraphMetrics
 from penstock.server.seldon.graph.described import graph_metadata
-from penstock.server.seldon.graph.nodes import Deployment, Notes, Predictor
+from penstock.server.seldon.graph.nodes import Deployment, MetaNotes, Predictor
 from penstock.server.seldon.graph.repository import GraphRepository
 from penstock.server.seldon.graph.shares import MOST_SHADOWS, Graph
 from penstock.server.seldon.graph.wires import GraphError, JsonWire, Message, Noted, ProtoWire
-from penstock.server.seldon.messages import Description, Endpoint, Form
+from penstock.server.seldon.messages import ComponentDescription, Endpoint, PayloadKind
 from penstock.server.seldon.protos import message_class
 from penstock.server.settings import Settings
 
@@ -40,14 +40,14 @@ def tensor(*values: float) -> Any:
 
 def test_a_body_that_is_not_json_goes_to_its_node_as_it_came() -> None:
     assert JsonWire().payload(Message(b"json=1", b"application/x-www-form-urlencoded")) == (
-        Form.HTTP,
+        PayloadKind.HTTP,
         b'{"method": "POST", "type": "application/x-www-form-urlencoded", "query": ""}\njson=1',
     )
 
 
 def test_what_is_no_object_is_answered_as_it_is() -> None:
     for body in (b"null\n", b"[1]", b"<html>"):
-        noted = JsonWire().noted(Message(body), Noted({"m": -1}, {}, "id"), Notes.ALL)
+        noted = JsonWire().noted(Message(body), Noted({"m": -1}, {}, "id"), MetaNotes.ALL)
         assert noted.body == body
 
 
@@ -98,7 +98,7 @@ def test_the_way_of_a_feedback_is_read_of_protobuf() -> None:
 
 
 def test_an_answer_in_protobuf_may_say_all() -> None:
-    noted = PROTO.noted(Message(tensor(1.0).SerializeToString()), Noted({"m": -1}, {"m": "i:1"}, "id"), Notes.ALL)
+    noted = PROTO.noted(Message(tensor(1.0).SerializeToString()), Noted({"m": -1}, {"m": "i:1"}, "id"), MetaNotes.ALL)
     found = message_class("SeldonMessage").FromString(noted.body)
     assert dict(found.meta.routing) == {"m": -1}
     assert (found.meta.puid, dict(found.meta.requestPath)) == ("id", {"m": "i:1"})
@@ -108,32 +108,32 @@ def test_an_answer_in_protobuf_may_say_all() -> None:
 @pytest.mark.parametrize(
     ("path", "address"),
     [
-        ("/api/v1.0/predictions", Address("predictions", (b"POST", b"OPTIONS"))),
-        ("/api/v0.1/feedback", Address("feedback", (b"POST", b"OPTIONS"))),
-        ("/seldon/ns/dep/api/v1.0/predictions", Address("predictions", (b"POST", b"OPTIONS"))),
+        ("/api/v1.0/predictions", GraphRoute("predictions", (b"POST", b"OPTIONS"))),
+        ("/api/v0.1/feedback", GraphRoute("feedback", (b"POST", b"OPTIONS"))),
+        ("/seldon/ns/dep/api/v1.0/predictions", GraphRoute("predictions", (b"POST", b"OPTIONS"))),
         ("/seldon/ns/other/api/v1.0/predictions", None),
         ("/seldon/no/dep/api/v1.0/predictions", None),
-        ("/api/v1.0/metadata", Address("graph", (b"GET", b"OPTIONS"))),
+        ("/api/v1.0/metadata", GraphRoute("graph", (b"GET", b"OPTIONS"))),
         ("/api/v0.1/metadata", None),
-        ("/api/v0.1/metadata/m", Address("metadata", (b"GET", b"OPTIONS"), "m")),
-        ("/api/v1.0/status/m", Address("status", (b"GET", b"OPTIONS"), "m")),
+        ("/api/v0.1/metadata/m", GraphRoute("metadata", (b"GET", b"OPTIONS"), "m")),
+        ("/api/v1.0/status/m", GraphRoute("status", (b"GET", b"OPTIONS"), "m")),
         ("/api/v2.0/predictions", None),
-        ("/ready", Address("ready")),
-        ("/seldon/ns/dep/ready", Address("ready")),
+        ("/ready", GraphRoute("ready")),
+        ("/seldon/ns/dep/ready", GraphRoute("ready")),
         ("/predict", None),
         ("/", None),
     ],
 )
-def test_where_urls_lead(path: str, address: Address | None) -> None:
+def test_where_urls_lead(path: str, address: GraphRoute | None) -> None:
     assert addresses.find(path.encode(), "dep", "ns") == address
 
 
 def test_a_deployment_without_a_namespace_is_in_all() -> None:
-    assert addresses.find(b"/seldon/any/dep/live", "dep", "") == Address("live")
+    assert addresses.find(b"/seldon/any/dep/live", "dep", "") == GraphRoute("live")
 
 
 def test_requests_and_calls_are_counted_in_buckets() -> None:
-    counted = Counted("dep")
+    counted = GraphMetrics("dep")
     predictor = Predictor("p", node("m", image="reg/m:2"), version="v1")
     for spent_ms in (1, 5, 7, 20_000):
         counted.request(predictor, "predictions", "post", "200", spent_ms * 1_000_000)
@@ -161,7 +161,9 @@ def test_requests_and_calls_are_counted_in_buckets() -> None:
 
 def test_a_graph_takes_what_its_first_node_takes_and_gives_what_its_last_gives() -> None:
     described = {
-        name: Description({"name": name, "versions": ["1"], "inputs": [f"into {name}"], "outputs": [f"of {name}"]})
+        name: ComponentDescription(
+            {"name": name, "versions": ["1"], "inputs": [f"into {name}"], "outputs": [f"of {name}"]}
+        )
         for name in ("t", "c", "a", "b")
     }
     combined = node("c", "COMBINER", node("a"), node("b"))
@@ -185,7 +187,7 @@ def graph_of(*predictors: Predictor) -> tuple[Graph, FunctionEngine]:
 
 
 BLUE, GREEN = Predictor("blue", node("b"), 75), Predictor("green", node("g"), 25)
-PREDICT, FEEDBACK = Address(addresses.PREDICTIONS), Address(addresses.FEEDBACK)
+PREDICT, FEEDBACK = GraphRoute(addresses.PREDICTIONS), GraphRoute(addresses.FEEDBACK)
 
 
 def test_requests_are_shared_out_by_traffic() -> None:

@@ -10,7 +10,7 @@ from penstock.backends.errors import InferError
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
 from penstock.batching.spec import InstanceGroup
-from penstock.server.seldon.messages import Description
+from penstock.server.seldon.messages import ComponentDescription
 from tests.server.carrying.crews import Ledger
 from tests.server.seldon.crews import SeldonEcho, SeldonStage
 
@@ -22,7 +22,7 @@ def test_what_a_new_worker_says_of_the_component_is_told(monkeypatch: pytest.Mon
 
     async def scene(engine: Engine, model: Model) -> None:
         assert stage.models.described[model.name].health == ""
-        echo.description = Description(health="changed")
+        echo.description = ComponentDescription(health="changed")
         engine.submit(stage.call(model, "die", ledger))
         await ledger.all(1)
         engine.submit(stage.call(model, "after", ledger))
@@ -38,7 +38,7 @@ def test_what_a_version_that_cannot_be_opened_has_said_is_not_told(monkeypatch: 
     stage.fails_to_start = lambda: len(stage.workers) == 4
 
     async def scene(engine: Engine, model: Model) -> None:
-        echo.description = Description(health="of what is not served")
+        echo.description = ComponentDescription(health="of what is not served")
         with pytest.raises(InferError, match="does not start"):
             await engine.load(replace(model.spec, instances=(InstanceGroup(2),)))
         assert stage.models.described[model.name].health == ""

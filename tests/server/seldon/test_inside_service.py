@@ -20,7 +20,7 @@ from penstock.server.seldon.components import SELDON
 from penstock.server.seldon.inside import service as opening
 from penstock.server.seldon.inside.service import SeldonInside, open_service
 from penstock.server.seldon.loading import _order
-from penstock.server.seldon.messages import Description
+from penstock.server.seldon.messages import ComponentDescription
 
 from .asking import ask, asked, failed, inside
 
@@ -162,7 +162,7 @@ def test_a_description_travels_with_its_metadata() -> None:
             return {"name": "m", "inputs": [{"messagetype": "jsonData", "schema": {"b": 1, "a": 2}}]}
 
     body, _ = inside(Described()).opened()
-    description = Description.read(body)
+    description = ComponentDescription.read(body)
     assert description.metadata is not None
     assert description.metadata["name"] == "m"
     assert description.page.startswith('{"custom":{},"inputs":[{"messagetype":"jsonData","schema":{"a":2,"b":1}}],')

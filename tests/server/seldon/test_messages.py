@@ -11,7 +11,7 @@ import pytest
 
 from penstock.server.seldon.graph.nodes import Predictor
 from penstock.server.seldon.graph.walk import Means, NodeFailed, Walk
-from penstock.server.seldon.graph.wires import JsonWire, ProtoWire, Wire
+from penstock.server.seldon.graph.wires import JsonWire, MessageCodec, ProtoWire
 from penstock.server.seldon.inside.answers import reply
 from penstock.server.seldon.inside.component import Component
 from penstock.server.seldon.messages import Endpoint, read_answer
@@ -41,7 +41,7 @@ def test_an_answer_has_its_parts_back(recorded: list[Any], lines: bytes) -> None
 @pytest.mark.parametrize("lines", [b"", LINES], ids=["no lines", "lines"])
 @pytest.mark.parametrize(("wire", "status"), [(JsonWire(), 203), (ProtoWire(), 2)], ids=["json", "proto"])
 def test_a_node_that_answers_otherwise_has_failed_and_what_it_says_is_told_apart(
-    wire: Wire, status: int, lines: bytes
+    wire: MessageCodec, status: int, lines: bytes
 ) -> None:
     counted = []
 

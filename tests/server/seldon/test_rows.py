@@ -12,7 +12,7 @@ import pytest
 
 from penstock.server.seldon.inside.arrays import array_of, tensors_of
 from penstock.server.seldon.inside.service import SeldonInside
-from penstock.server.seldon.messages import APART, CALL, NEVER, TENSORS, TOGETHER, Endpoint, Form, read_answer
+from penstock.server.seldon.messages import APART, CALL, NEVER, TENSORS, TOGETHER, Endpoint, PayloadKind, read_answer
 from penstock.server.seldon.tensors import DEFAULT, signature_of
 
 OUTPUT = [["output", ""]]
@@ -113,7 +113,7 @@ def test_what_a_request_that_failed_had_to_count_is_not_the_next_ones() -> None:
 
     reply, _ = service.call(TENSORS, 1, said, [np.ones((1, 2))])
     del type(user).predict
-    following, _ = service.call(CALL, 2, bytes((Endpoint.HEALTH, Form.JSON)), [])
+    following, _ = service.call(CALL, 2, bytes((Endpoint.HEALTH, PayloadKind.JSON)), [])
 
     assert json.loads(reply[1:])[0]["message"] == "division by zero"
     assert read_answer(following)[1] == b""

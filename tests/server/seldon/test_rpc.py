@@ -17,7 +17,7 @@ from penstock.server.seldon import protos
 from penstock.server.seldon.calls import SeldonCall
 from penstock.server.seldon.current import Current
 from penstock.server.seldon.exposition import Exposition
-from penstock.server.seldon.messages import ANSWER, Description, Endpoint, Form
+from penstock.server.seldon.messages import ANSWER, ComponentDescription, Endpoint, PayloadKind
 from penstock.server.seldon.rpc import CATEGORIES, METADATA, PACKAGE, RPCS, SeldonRpcs
 from penstock.server.v2.rpc.descriptors import message_class
 from tests.server.v2.rpc.calls import FakeCall, HeldEngine, Services, settled
@@ -30,7 +30,7 @@ class FakeModels:
     """What loading.py keeps of the components."""
 
     def __init__(self, metadata: dict[str, Any] | None) -> None:
-        self.described = {"m": Description(metadata=metadata)}
+        self.described = {"m": ComponentDescription(metadata=metadata)}
         self.sharing: dict[str, Any] = {}
 
 
@@ -96,7 +96,7 @@ def test_a_call_travels_as_it_came(path: str) -> None:
     served = Served()
     call = served.call(PACKAGE + path, b"whatever it is")
     (request,) = served.engine.held
-    assert cast(SeldonCall, request).body == bytes((RPCS[path], Form.PROTO)) + b"whatever it is"
+    assert cast(SeldonCall, request).body == bytes((RPCS[path], PayloadKind.PROTO)) + b"whatever it is"
     served.reply(b"answer")
     assert (call.status, call.sent) == (Status.OK, [b"answer"])
 

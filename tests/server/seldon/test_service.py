@@ -22,7 +22,7 @@ from penstock.server.seldon import openapi, pages
 from penstock.server.seldon.batching import Sharing
 from penstock.server.seldon.current import Current
 from penstock.server.seldon.dialect import Seldon
-from penstock.server.seldon.messages import ANSWER, Description, Endpoint, Form
+from penstock.server.seldon.messages import ANSWER, ComponentDescription, Endpoint, PayloadKind
 from penstock.server.seldon.service import SeldonService
 from penstock.server.settings import Settings
 from tests.fakes import fake_model
@@ -88,7 +88,7 @@ class Served(Lane):
 
     def __init__(self, *, strict: bool = True, restricted: Restricted | None = None) -> None:
         self.engine, self.counted = SeldonEngine(), Counted()
-        self.described = {"m": Description(METADATA, '{"meta":{},"strData":"healthy"}\n', page="{...}\n")}
+        self.described = {"m": ComponentDescription(METADATA, '{"meta":{},"strData":"healthy"}\n', page="{...}\n")}
         self.models = SimpleNamespace(described=self.described, sharing={})
         settings = Settings(model_repository=("x",), dialect="seldon", seldon_strict=strict)
         current = Current(cast(Any, self.engine), lambda: "m", cast(Any, self.models))
@@ -134,7 +134,7 @@ class TestCalls:
             served = Served()
             await served.fed(asked("/predict", BODY, JSON))
             [call] = served.engine.held
-            assert (call.endpoint, call.body) == (Endpoint.PREDICT, bytes((Endpoint.PREDICT, Form.JSON)) + BODY)  # type: ignore[attr-defined]
+            assert (call.endpoint, call.body) == (Endpoint.PREDICT, bytes((Endpoint.PREDICT, PayloadKind.JSON)) + BODY)  # type: ignore[attr-defined]
             served.engine.answer(reply(b'{"meta":{}}\n'))
 
             [answer] = served.answers
@@ -155,7 +155,9 @@ class TestCalls:
     @pytest.mark.parametrize("target", ["/predict", "/api/v1.0/predictions?x=1", "//predict", "/%70redict"])
     def test_json_is_sent_without_more_words(self, line: str, target: str) -> None:
         async def main() -> None:
-            assert (await Served().sent(asked(target, BODY, line))).body[:2] == bytes((Endpoint.PREDICT, Form.JSON))
+            assert (await Served().sent(asked(target, BODY, line))).body[:2] == bytes(
+                (Endpoint.PREDICT, PayloadKind.JSON)
+            )
 
         run(main)
 
@@ -177,7 +179,7 @@ class TestCalls:
             head, _, body = call.body[2:].partition(b"\n")
 
             said["query"] = said["query"].replace('"', "%22")
-            assert (call.body[1], json.loads(head), body) == (Form.HTTP, said, b"body")
+            assert (call.body[1], json.loads(head), body) == (PayloadKind.HTTP, said, b"body")
 
         run(main)
 
@@ -292,7 +294,7 @@ class TestCalls:
     def test_one_that_may_share_a_batch_is_read(self, size: int) -> None:
         async def main() -> None:
             served = Served()
-            served.models.sharing["m"] = Sharing(Description(batches=True), 8)
+            served.models.sharing["m"] = Sharing(ComponentDescription(batches=True), 8)
             await served.sent(asked("/route", BODY, JSON))
             served.feed(asked("/predict", b" " * size + BODY, JSON))
             async with asyncio.timeout(5):
@@ -435,7 +437,7 @@ class TestPages:
     def test_one_that_does_is_asked(self) -> None:
         async def main() -> None:
             served = Served()
-            served.described["m"] = Description()
+            served.described["m"] = ComponentDescription()
             call = await served.sent(asked("/health/status", method="GET"))
 
             assert (call.endpoint, call.body[0]) == (Endpoint.HEALTH, Endpoint.HEALTH)
@@ -459,7 +461,7 @@ class TestPages:
             served = Served()
             raw = asked(path, method="GET")
             assert (await served.one(raw)).body == b"{...}\n"
-            served.described["m"] = Description(None)
+            served.described["m"] = ComponentDescription(None)
             answer = await served.one(raw)
             assert answer.status == 500
             assert answer.body == pages.failure("Model metadata unavailable", "MICROSERVICE_BAD_METADATA")

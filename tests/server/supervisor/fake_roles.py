@@ -9,13 +9,13 @@ import threading
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from penstock.server.fronts.spreading import Spread
+from penstock.server.fronts.spreading import ConnectionSpread
 from penstock.server.ipc.link import Link
 from penstock.server.ipc.wire import Message
 from penstock.server.listening.binding import StartError
 from penstock.server.listening.listener import Port
 from penstock.server.settings import Settings
-from penstock.server.supervisor.child import Told
+from penstock.server.supervisor.child import SupervisorLink
 
 ASK, ANSWER, HELLO = 16, 17, 18
 
@@ -73,7 +73,7 @@ class FakePort(Port):
 
 
 class Front:
-    def __init__(self, settings: Settings, told: Told, assigned: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Settings, told: SupervisorLink, assigned: Mapping[str, Any]) -> None:
         self.told = told
         self.port = FakePort(self, settings.http_port)
         self.asked: dict[int, tuple[Line, bytes]] = {}
@@ -81,7 +81,7 @@ class Front:
         self.link: Link | None = None
         self.placed = asyncio.Event()
         assert told.board is not None
-        self.spread = Spread.of(*told.board)
+        self.spread = ConnectionSpread.of(*told.board)
         self.spread.join((self.port, None))
 
     def ask(self, connection: Line, line: bytes) -> None:
@@ -150,7 +150,7 @@ class Held(Front):
 
 
 class Engine:
-    def __init__(self, settings: Settings, told: Told, assigned: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Settings, told: SupervisorLink, assigned: Mapping[str, Any]) -> None:
         self.links: set[Link] = set()
         self.alone = asyncio.Event()
         self.told = told

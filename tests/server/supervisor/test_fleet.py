@@ -6,7 +6,17 @@ import random
 
 import pytest
 
-from penstock.server.supervisor.fleet import ALONE_S, ANSWERS, DRAINING, ENGINE, FRONT, READY, Asked, Fleet, Member
+from penstock.server.supervisor.fleet import (
+    ALONE_S,
+    ANSWERS,
+    DRAINING,
+    ENGINE,
+    FRONT,
+    READY,
+    Fleet,
+    FleetActions,
+    Member,
+)
 
 WAIT_S = 1.0
 
@@ -20,7 +30,7 @@ class World:
         self.early: dict[int, bool] = {}
         self.paired: set[tuple[int, int]] = set()
         self.asked_to_end: set[int] = set()
-        self.fleet = Fleet(fronts, Asked(self._start, self._pair, self._drain, self._kill, self._hurry))
+        self.fleet = Fleet(fronts, FleetActions(self._start, self._pair, self._drain, self._kill, self._hurry))
         self.fleet.begin()
 
     def _start(self, member: Member, early: bool) -> None:

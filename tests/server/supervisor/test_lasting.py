@@ -13,7 +13,7 @@ import pytest
 
 from penstock.server.fronts.engine_server import EngineServer
 from penstock.server.supervisor.lasting import Lasting
-from penstock.server.supervisor.roles import Engine
+from penstock.server.supervisor.roles import EngineProcess
 from penstock.server.v2.regions import SYSTEM
 from tests.live import settings_for
 
@@ -48,7 +48,7 @@ def test_regions_are_there_before_a_model_is_served_that_a_request_may_bring_the
     monkeypatch.setattr(EngineServer, "open", opens)
 
     async def main() -> None:
-        engine = Engine(settings_for(tmp_path, allow_client_shm=True), told, {})
+        engine = EngineProcess(settings_for(tmp_path, allow_client_shm=True), told, {})
         try:
             await engine.answer()
             await engine.load()

@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from penstock.server.fronts.spreading import Board, Spread
+from penstock.server.fronts.spreading import Board, ConnectionSpread
 from penstock.server.supervisor.children import Child
 from penstock.server.supervisor.kinds import BOARD
 from penstock.server.supervisor.neighbours import Neighbours
@@ -19,17 +19,17 @@ from tests.processes import descriptors
 
 
 class Introduced:
-    """A process that is told of its neighbours: it makes a Spread of that, as a front end does."""
+    """A process that is told of its neighbours: it makes a ConnectionSpread of that, as a front end does."""
 
     def __init__(self) -> None:
-        self.spread: Spread | None = None
+        self.spread: ConnectionSpread | None = None
         self.place = -1
 
     def tell(self, kind: int, number: int = 0, body: bytes = b"", descriptors: Sequence[int] = ()) -> None:
         own = [os.dup(each) for each in descriptors]
         if kind == BOARD:
             said = json.loads(body)
-            self.spread, self.place = Spread.of(said, own), said["places"][0]
+            self.spread, self.place = ConnectionSpread.of(said, own), said["places"][0]
             self.spread.join((None, None))
             self.spread.open()
         elif self.spread is not None:

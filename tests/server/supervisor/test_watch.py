@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 
-from penstock.server.supervisor.watch import HANGS_S, HOLDS_S, LOOK_S, STOPPED_S, Watch, looked_up
+from penstock.server.supervisor.watch import HANGS_S, HOLDS_S, LOOK_S, STOPPED_S, ProcessWatch, looked_up
 
 
-def judged_for(watch: Watch, seconds: float, state: str, *, computes: bool = False, step_s: float = LOOK_S) -> str:
+def judged_for(
+    watch: ProcessWatch, seconds: float, state: str, *, computes: bool = False, step_s: float = LOOK_S
+) -> str:
     """Look at a process that is in one state for so long."""
     start = judged_for.now_s  # type: ignore[attr-defined]
     turns = round(seconds / step_s)
@@ -22,12 +24,12 @@ judged_for.now_s = 0.0  # type: ignore[attr-defined]
 
 
 def test_one_that_is_stopped_is_given_half_a_second() -> None:
-    assert judged_for(Watch(), STOPPED_S - LOOK_S, "T") == ""
-    assert judged_for(Watch(), STOPPED_S + LOOK_S, "T") == "it was stopped"
+    assert judged_for(ProcessWatch(), STOPPED_S - LOOK_S, "T") == ""
+    assert judged_for(ProcessWatch(), STOPPED_S + LOOK_S, "T") == "it was stopped"
 
 
 def test_one_that_is_stopped_and_goes_on_again_and_again_is_let_be() -> None:
-    watch, said = Watch(), set()
+    watch, said = ProcessWatch(), set()
     for look in range(1000):
         watch.answered()
         said.add(watch.look("T", look // 3, look * LOOK_S))
@@ -36,32 +38,32 @@ def test_one_that_is_stopped_and_goes_on_again_and_again_is_let_be() -> None:
 
 
 def test_one_that_a_debugger_has_stopped_is_left_alone() -> None:
-    assert judged_for(Watch(), HANGS_S, "t") == ""
+    assert judged_for(ProcessWatch(), HANGS_S, "t") == ""
 
 
 def test_one_that_sleeps_and_does_not_answer_hangs() -> None:
-    assert "does not answer" in judged_for(Watch(), HANGS_S + 1, "S")
+    assert "does not answer" in judged_for(ProcessWatch(), HANGS_S + 1, "S")
 
 
 def test_one_that_answers_may_sleep_for_ever() -> None:
-    watch = Watch()
+    watch = ProcessWatch()
     for _ in range(10):
         assert judged_for(watch, HANGS_S / 2, "S") == ""
         watch.answered()
 
 
 def test_one_that_waits_for_a_processor_or_for_a_disk_is_slow_and_not_dead() -> None:
-    assert judged_for(Watch(), HOLDS_S - 1, "R") == ""
-    assert judged_for(Watch(), HOLDS_S - 1, "D") == ""
+    assert judged_for(ProcessWatch(), HOLDS_S - 1, "R") == ""
+    assert judged_for(ProcessWatch(), HOLDS_S - 1, "D") == ""
 
 
 def test_one_that_computes_for_a_minute_without_an_answer_is_ended() -> None:
-    assert judged_for(Watch(), HOLDS_S - 1, "S", computes=True) == ""
-    assert "held" in judged_for(Watch(), HOLDS_S + 1, "R", computes=True)
+    assert judged_for(ProcessWatch(), HOLDS_S - 1, "S", computes=True) == ""
+    assert "held" in judged_for(ProcessWatch(), HOLDS_S + 1, "R", computes=True)
 
 
 def test_time_in_which_the_supervisor_itself_got_no_processor_does_not_count() -> None:
-    assert judged_for(Watch(), 10 * HANGS_S, "S", step_s=HANGS_S) == ""
+    assert judged_for(ProcessWatch(), 10 * HANGS_S, "S", step_s=HANGS_S) == ""
 
 
 def test_the_system_says_what_a_process_does() -> None:

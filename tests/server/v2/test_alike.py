@@ -19,7 +19,7 @@ from penstock.server.v2.finish import finish_all
 from penstock.server.v2.regions import InlineRegions, LargeRead, Regions
 from penstock.server.v2.rpc import decode as rpc
 from penstock.server.v2.rpc import layout as rpc_layout
-from penstock.server.v2.said import Options, Ways
+from penstock.server.v2.said import Options, PerOutputPlan
 from penstock.server.v2.system_regions import SystemRegions
 from tests.fakes import NoSink, fake_model
 from tests.processes import descriptors
@@ -86,7 +86,7 @@ class Http(Transport):
 class Grpc(Transport):
     def __init__(self, regions: Regions, signature: Signature) -> None:
         super().__init__(regions, signature)
-        self.layouts = rpc_layout.Layouts(regions)
+        self.layouts = rpc_layout.RpcLayouts(regions)
 
     def read(
         self, inputs: Mapping[str, dict[str, Any] | bytes], outputs: Mapping[str, dict[str, Any]], request_id: str = ""
@@ -273,7 +273,7 @@ def test_what_is_remembered_keeps_no_region_open(shared: Shared, kind: type[Tran
 
     # a request under way writes where it was to, and the last one lets go
     for request, options in held[:2]:
-        assert type(options.plan) is Ways
+        assert type(options.plan) is PerOutputPlan
         finish_all(lane.model, request.wanted, options.plan, [np.ones((1, 4), np.float32)])
     assert shared.at(32) == np.ones(4, np.float32).tobytes()
     assert descriptors() == before
@@ -307,7 +307,7 @@ def test_classes_are_wanted_by_all_who_say_so(shared: Shared, kind: type[Transpo
 
     assert lane.in_full == 1
     assert first is second
-    assert type(second.plan) is Ways
+    assert type(second.plan) is PerOutputPlan
 
 
 def test_a_registered_region_makes_no_other_request_dearer(shared: Shared) -> None:

@@ -20,7 +20,7 @@ from penstock.server.v2.encode import Encoder, encode_ways
 from penstock.server.v2.finish import Finished, finish_all
 from penstock.server.v2.regions import Regions
 from penstock.server.v2.rpc import encode as rpc
-from penstock.server.v2.said import Ways
+from penstock.server.v2.said import PerOutputPlan
 from penstock.server.v2.system_regions import SystemRegions
 from penstock.server.v2.tensors import from_binary, from_json
 from tests.fakes import NoSink, fake_model
@@ -170,13 +170,13 @@ def test_outputs_that_all_go_into_shared_memory_are_answered_as_any_that_do(
     specs = TensorSpec("y", "INT32", (-1, 2)), TensorSpec("z", "FP32", (-1, 1))
     model = fake_model(signature=Signature((), specs, batched=True))
     http = Encoder("m", "1", [(spec.name, spec.datatype) for spec in specs])
-    grpc = rpc.Encoder("m", "1", model.signature)
+    grpc = rpc.RpcEncoder("m", "1", model.signature)
     for number in (1, 2):
         answers: list[tuple[Body, int]] = []
         for stored in (True, False):
             request = InferRequest(model, [], 1, (), (1, 0), NoSink())
             request.id, request.outputs = request_id, [np.full((1, 1), number, "f4"), np.full((1, 2), number, "i4")]
-            plan = Ways((system.lease("r", 0, 4), system.lease("r", 8, 16)), stored)
+            plan = PerOutputPlan((system.lease("r", 0, 4), system.lease("r", 8, 16)), stored)
             if transport == "http":
                 answers.append(encode_ways(http, request, plan))
             elif stored:
@@ -199,7 +199,7 @@ def test_an_output_that_does_not_fit_into_shared_memory_is_refused_and_all_is_le
     model = fake_model(signature=Signature((), (TensorSpec("y", "FP32", (-1, 4)),), batched=True))
     request = InferRequest(model, [], 1, (), (0,), NoSink())
     request.outputs = [np.zeros((1, 4), np.float32)]
-    plan = Ways((system.lease("r", 0, 8),), stored=True)
+    plan = PerOutputPlan((system.lease("r", 0, 8),), stored=True)
     with pytest.raises(InferError, match=r"for output 'y' \(8 bytes\) should be at least 16 bytes"):
         encode_ways(Encoder("m", "1", [("y", "FP32")]), request, plan)
     with pytest.raises(InferError, match="after its release"):

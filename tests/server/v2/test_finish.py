@@ -18,7 +18,7 @@ from penstock.batching.model import Model
 from penstock.batching.spec import ModelSpec
 from penstock.server.v2.finish import classify, finish, finish_all
 from penstock.server.v2.regions import Regions
-from penstock.server.v2.said import BINARY, JSON, MAX_CLASSES, Classes, Ways
+from penstock.server.v2.said import BINARY, JSON, MAX_CLASSES, Classes, PerOutputPlan
 from penstock.server.v2.system_regions import SystemRegions
 from tests.fakes import FakeBackend
 
@@ -128,7 +128,7 @@ class TestSharedMemory:
         for size in (64, 1):
             lease = self.lease(tmp_path, 0, size)
             try:
-                finish_all(made, (0,), Ways((lease,)), [SCORES])
+                finish_all(made, (0,), PerOutputPlan((lease,)), [SCORES])
             except InferError:
                 assert size == 1
             with pytest.raises(InferError, match="after its release"):
@@ -138,7 +138,7 @@ class TestSharedMemory:
 def test_each_output_goes_its_own_way() -> None:
     names = "abc"
     made = model(*[TensorSpec(name, "FP32", (-1, 3)) for name in names], labels={"b": ("one", "two")})
-    done = finish_all(made, (2, 1, 0), Ways((BINARY, Classes(1, binary=True), JSON)), [SCORES] * 3)
+    done = finish_all(made, (2, 1, 0), PerOutputPlan((BINARY, Classes(1, binary=True), JSON)), [SCORES] * 3)
 
     assert [(each.name, each.datatype, each.shape, each.binary) for each in done] == [
         ("c", "FP32", (2, 3), True), ("b", "BYTES", (2, 1), True), ("a", "FP32", (2, 3), False)

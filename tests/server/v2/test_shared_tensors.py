@@ -23,7 +23,7 @@ from penstock.server.v2.finish import finish_all
 from penstock.server.v2.layout import Layouts
 from penstock.server.v2.regions import InlineRegions, LargeRead, Regions
 from penstock.server.v2.rpc import decode as rpc
-from penstock.server.v2.said import Options, Ways
+from penstock.server.v2.said import Options, PerOutputPlan
 from tests.backends.fake_cuda import FakeRuntime
 from tests.fakes import FakeBackend, NoSink, fake_model
 from tests.server.v2.documents import decode_remembered
@@ -207,7 +207,7 @@ def test_what_is_remembered_stays_on_its_device_and_is_aimed_there_anew(device: 
         target = request.targets[0]
         assert type(array) is DeviceArray
         assert (array.pointer, target.pointer) == (device.pointers[0], device.pointers[0] + 32)
-        assert type(options.plan) is Ways
+        assert type(options.plan) is PerOutputPlan
         options.plan.release()
 
     assert len(layouts) == 1
@@ -336,7 +336,7 @@ class TestOutputs:
         wanted["small"] = place("here", 31)
         request, options = read(transport, model, device.regions, [2, 4], place("here", 32), **wanted)
 
-        assert type(options.plan) is Ways
+        assert type(options.plan) is PerOutputPlan
         assert sorted(request.targets) == [0, 5]
         assert [(each.shape, each.pointer) for each in request.targets.values()] == [
             ((2, 4), device.pointers[0] + 8)

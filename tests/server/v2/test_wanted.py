@@ -8,7 +8,7 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.v2.regions import OFF, Regions
-from penstock.server.v2.said import MAX_CLASSES, Classes, Ways
+from penstock.server.v2.said import MAX_CLASSES, Classes, PerOutputPlan
 from penstock.server.v2.wanted import outputs
 from tests.fakes import fake_model
 
@@ -27,7 +27,10 @@ class TestOutputs:
         assert outputs(MODEL, [("y", None)], None) == ((0,), None)
         assert outputs(MODEL, [("y", {"binary_data": False})], None) == ((0,), None)
         assert outputs(MODEL, [("y", {"binary_data": True})], None) == ((0,), (True,))
-        assert outputs(MODEL, [("y", {"classification": 3})], None) == ((0,), Ways((Classes(3, binary=False),)))
+        assert outputs(MODEL, [("y", {"classification": 3})], None) == (
+            (0,),
+            PerOutputPlan((Classes(3, binary=False),)),
+        )
         assert outputs(MODEL, [("y", {"classification": 0, "binary_data": True})], None) == ((0,), (True,))
 
     @pytest.mark.parametrize("value", [-1, 1.0, "3", True, None, 2**64])

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from penstock.server.fronts.counted import Counted, count
+from penstock.server.fronts.counted import PendingStatistics, count
 from penstock.server.telemetry.hardware import Hardware
 from penstock.server.telemetry.metrics import Metrics
 from penstock.server.workers.order import ENDED, STARTED, WorkerLost
@@ -50,7 +50,7 @@ def test_the_page_has_them_for_models_with_workers_only() -> None:
 
 def test_what_is_counted_in_a_front_end_is_counted_in_the_engine() -> None:
     model = fake_model("iris")
-    there = Counted(lambda: None)
+    there = PendingStatistics(lambda: None)
 
     count(model, there.taken({STARTED: 2, ENDED + "exit": 1}), None)
     count(model, there.taken({STARTED: 1}), None)
@@ -60,7 +60,7 @@ def test_what_is_counted_in_a_front_end_is_counted_in_the_engine() -> None:
 
 def test_a_model_is_ready_while_the_hooks_of_no_front_end_hinder_it() -> None:
     model = fake_model("iris")
-    fronts = Counted(lambda: None), Counted(lambda: None)
+    fronts = PendingStatistics(lambda: None), PendingStatistics(lambda: None)
     ready = [model.ready]
 
     for hindered in (True, False):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 
-from penstock.server.workers.watch import LOOK_S, Doubt, Seen, Watch, see
+from penstock.server.workers.watch import LOOK_S, Doubt, ProcessState, WorkerWatch, see
 
 
 def judged(states: str, *, cpu_share: float = 0.0, pinged: bool = False, looks: int = 100) -> tuple[int, str] | None:
     """Look at a process that is in these states, the last one for ever. Returns: when it is judged, and why."""
-    watch = Watch(0)
+    watch = WorkerWatch(0)
     for number in range(looks):
         state = states[min(number, len(states) - 1)]
-        wrong = watch.look(number * LOOK_S, Seen(state, number * LOOK_S * cpu_share), pinged=pinged)
+        wrong = watch.look(number * LOOK_S, ProcessState(state, number * LOOK_S * cpu_share), pinged=pinged)
         if wrong is not None:
             return number, wrong[0]
     return None
@@ -53,17 +53,17 @@ def test_one_that_gets_no_processor_is_given_time() -> None:
 
 
 def test_a_server_that_was_held_up_itself_does_not_judge_at_once() -> None:
-    watch = Watch(0)
-    watch.look(0.0, Seen("S", 0.0), pinged=True)
+    watch = WorkerWatch(0)
+    watch.look(0.0, ProcessState("S", 0.0), pinged=True)
 
-    assert watch.look(60.0, Seen("S", 0.0), pinged=True) is None
+    assert watch.look(60.0, ProcessState("S", 0.0), pinged=True) is None
 
 
 def test_memory_is_judged_at_the_first_look() -> None:
-    watch = Watch(100 << 20)
+    watch = WorkerWatch(100 << 20)
 
-    assert watch.look(0.0, Seen("S", 0.0, 100 << 20), pinged=False) is None
-    assert watch.look(0.0, Seen("S", 0.0, 101 << 20), pinged=False) == (
+    assert watch.look(0.0, ProcessState("S", 0.0, 100 << 20), pinged=False) is None
+    assert watch.look(0.0, ProcessState("S", 0.0, 101 << 20), pinged=False) == (
         "memory",
         "took 101 MiB of memory, more than its limit of 100 MiB",
     )

@@ -26,7 +26,7 @@ def get_rest_microservice(user_model: Any, seldon_metrics: Any) -> Any:
     from penstock.server.seldon.inside.component import Component
     from penstock.server.seldon.inside.endpoints import Rest
     from penstock.server.seldon.inside.metadata import metadata_of
-    from penstock.server.seldon.messages import Endpoint, Form, read_answer
+    from penstock.server.seldon.messages import Endpoint, PayloadKind, read_answer
     from penstock.server.seldon.paths import purpose_of
 
     rest, metadata = Rest(Component(user_model)), metadata_of(user_model, os.environ)
@@ -38,7 +38,7 @@ def get_rest_microservice(user_model: Any, seldon_metrics: Any) -> Any:
             status, body, kind = _page(purpose, metadata)
             return Response(body, status, {"Access-Control-Allow-Origin": "*"}, content_type=kind)
         said = {"method": request.method, "type": request.content_type or "", "query": request.query_string.decode()}
-        reply = rest.answer(purpose, Form.HTTP, json.dumps(said).encode() + b"\n" + request.get_data())
+        reply = rest.answer(purpose, PayloadKind.HTTP, json.dumps(said).encode() + b"\n" + request.get_data())
         status, metrics, said_lines, body = read_answer(reply)
         if metrics:
             _count(seldon_metrics, purpose, json.loads(metrics))

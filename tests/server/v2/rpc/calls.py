@@ -20,7 +20,7 @@ from penstock.server.health import Health
 from penstock.server.hooks.pull import Answer
 from penstock.server.listening.mapped import Body
 from penstock.server.protobuf import service_pb2
-from penstock.server.v2.rpc.services import Parts, methods
+from penstock.server.v2.rpc.services import RpcParts, methods
 from tests.fakes import PATIENCE_S, fake_model
 
 pb = service_pb2()
@@ -186,7 +186,7 @@ class Services:
         self.health = Health(self.repository, self.engine)
         self.hooks = hooks or FakeHooks()
         others: dict[str, Any] = dict.fromkeys(("control", "system", "cuda", "traces", "logs"))
-        made = Parts(
+        made = RpcParts(
             engine=cast(Any, self.engine), repository=self.repository, health=self.health,
             hooks_of=lambda model: cast(Any, self.hooks), **(others | parts),
         )  # fmt: skip

@@ -12,7 +12,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
 from penstock.server.v2.rpc.decode import decode
-from penstock.server.v2.said import BINARY, PLAIN, Classes, Ways
+from penstock.server.v2.said import BINARY, PLAIN, Classes, PerOutputPlan
 from tests.fakes import NoSink, fake_model
 from tests.server.v2.rpc.calls import ROW, pb, request
 
@@ -178,7 +178,7 @@ def test_classification_becomes_a_plan() -> None:
     place(message.outputs.add(name="y"), classification=param(int64_param=2))
 
     plan = decode(fake_model(), message, NoSink(), None)[1].plan
-    assert isinstance(plan, Ways)
+    assert isinstance(plan, PerOutputPlan)
     assert plan.ways == (Classes(2, not BINARY),)
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from penstock.backends.backend import Array
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.server.v2.finish import Finished
-from penstock.server.v2.rpc.encode import FINAL, Encoder, before, stream_answer, stream_error
+from penstock.server.v2.rpc.encode import FINAL, RpcEncoder, before, stream_answer, stream_error
 from penstock.server.v2.rpc.outputs import is_large
 from penstock.server.v2.rpc.wire import varint
-from penstock.server.v2.said import Classes, Ways
+from penstock.server.v2.said import Classes, PerOutputPlan
 from tests.server.v2.rpc.calls import pb
 
 NAMES = (("y", "FP32"), ("flags", "BOOL"), ("ü", "INT64"))
@@ -42,7 +42,7 @@ def expected(wanted: tuple[int, ...], arrays: list[Array], request_id: str, *, f
 
 @given(st.lists(st.tuples(st.permutations([0, 1, 2]), st.integers(1, 3), SHAPES, IDS, st.booleans()), max_size=5))
 def test_answers_are_what_protobuf_writes(sent: list[tuple[list[int], int, tuple[int, int], str, bool]]) -> None:
-    encoder = Encoder("m", "12", SIGNATURE)
+    encoder = RpcEncoder("m", "12", SIGNATURE)
     for order, count, shape, request_id, final in (*sent, *sent):
         wanted = tuple(order[:count])
         arrays = [made(shape, NAMES[position][1]) for position in wanted]
@@ -53,7 +53,7 @@ def test_answers_are_what_protobuf_writes(sent: list[tuple[list[int], int, tuple
 @pytest.mark.parametrize("columns", [4, 40_000])
 def test_what_is_not_contiguous_is_written_row_by_row(columns: int) -> None:
     array = made((columns, 2), "FP32").T
-    answer = pb.ModelInferResponse.FromString(Encoder("m", "12", SIGNATURE).plain((0,), [array]))
+    answer = pb.ModelInferResponse.FromString(RpcEncoder("m", "12", SIGNATURE).plain((0,), [array]))
 
     assert answer.raw_output_contents[0] == array.tobytes()
 
@@ -63,14 +63,14 @@ def test_finished_outputs_have_no_data_where_it_is_in_shared_memory() -> None:
         Finished("classes", "BYTES", (1, 1), np.array([[b"1:0"]], np.object_), False),
         Finished("y", "FP32", (1, 2), None, False),
     ]
-    answer = pb.ModelInferResponse.FromString(Encoder("m", "12", SIGNATURE).finished(outputs))
+    answer = pb.ModelInferResponse.FromString(RpcEncoder("m", "12", SIGNATURE).finished(outputs))
 
     assert [(output.name, list(output.shape)) for output in answer.outputs] == [("classes", [1, 1]), ("y", [1, 2])]
     assert list(answer.raw_output_contents) == [b"\3\0\0\x001:0", b""]
 
 
 def test_a_model_without_outputs_is_answered_without_any() -> None:
-    assert pb.ModelInferResponse.FromString(Encoder("m", "12", SIGNATURE).plain((), [])).model_name == "m"
+    assert pb.ModelInferResponse.FromString(RpcEncoder("m", "12", SIGNATURE).plain((), [])).model_name == "m"
 
 
 @given(st.binary(max_size=300), st.text(max_size=200), IDS)
@@ -95,4 +95,4 @@ def test_numbers_are_written_as_protobuf_reads_them(number: int) -> None:
     ("shape", "count", "large"), [((), 1, False), ((3, 2), 5000, False), ((5000,), 1, True), ((200, 100), 1, True)]
 )
 def test_classes_take_a_thread_where_there_are_many_of_them(shape: tuple[int, ...], count: int, large: bool) -> None:
-    assert is_large(Ways((Classes(count, binary=False),)), [np.zeros(shape, np.float32)]) == large
+    assert is_large(PerOutputPlan((Classes(count, binary=False),)), [np.zeros(shape, np.float32)]) == large

@@ -1,4 +1,4 @@
-"""Layouts: whatever they give is what decoding in full gives."""
+"""RpcLayouts: whatever they give is what decoding in full gives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.server.v2.rpc.calls import parsed
 from penstock.server.v2.rpc.decode import decode
-from penstock.server.v2.rpc.layout import Layouts, head_of, names_of
+from penstock.server.v2.rpc.layout import RpcLayouts, head_of, names_of
 from penstock.server.v2.rpc.wire import field
 from penstock.server.v2.said import Options
 from tests.fakes import NoSink, fake_model
@@ -35,13 +35,13 @@ def in_full(model: Model, message: bytes) -> tuple[InferRequest, Options]:
     return decode(model, parsed(pb.ModelInferRequest, message), NoSink(), None)
 
 
-def remembered(layouts: Layouts, model: Model, message: bytes) -> None:
+def remembered(layouts: RpcLayouts, model: Model, message: bytes) -> None:
     found, options = in_full(model, message)
     found.nbytes = len(message)
     layouts.remember(found, options, message, head_of(message)[1], parsed(pb.ModelInferRequest, message))
 
 
-def found(layouts: Layouts, model: Model, message: bytes) -> tuple[InferRequest, Options] | None:
+def found(layouts: RpcLayouts, model: Model, message: bytes) -> tuple[InferRequest, Options] | None:
     try:
         _, start, request_id = head_of(message)
     except (IndexError, UnicodeDecodeError):
@@ -97,7 +97,7 @@ EXTRAS = [
 )
 def test_what_is_remembered_decodes_as_in_full(kinds: list[bytes], changes: list[tuple[int, bytes, bool]]) -> None:
     model = fake_model(signature=MIXED)
-    layouts = Layouts()
+    layouts = RpcLayouts()
     sent = [*kinds, *kinds]
     for position, extra, twice in changes:
         message = kinds[position % len(kinds)]
@@ -123,7 +123,7 @@ def test_what_is_remembered_decodes_as_in_full(kinds: list[bytes], changes: list
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_request_like_an_earlier_one_is_known(count: int) -> None:
     model = fake_model(signature=MIXED)
-    layouts = Layouts()
+    layouts = RpcLayouts()
     made = request(ROW, "a", id="first")
     if count == 2:
         made.inputs.add(name="c", datatype="BOOL", shape=[1, 2])
@@ -149,7 +149,7 @@ def test_a_request_like_an_earlier_one_is_known(count: int) -> None:
     ],
 )
 def test_what_no_serializer_writes_is_not_remembered(message: bytes) -> None:
-    layouts = Layouts()
+    layouts = RpcLayouts()
     try:
         remembered(layouts, fake_model(), message)
     except (IndexError, UnicodeDecodeError):
@@ -159,7 +159,7 @@ def test_what_no_serializer_writes_is_not_remembered(message: bytes) -> None:
 
 
 def test_the_memory_is_bounded() -> None:
-    layouts, model = Layouts(), fake_model(signature=MIXED)
+    layouts, model = RpcLayouts(), fake_model(signature=MIXED)
     for rows in range(1, 40):
         for name in ("timeout", "priority", "aaaaaaa", "bbbbbbb", "ccccccc", "ddddddd"):
             array = np.zeros((1, rows), np.float32)
