@@ -17,7 +17,7 @@ from penstock.batching.answers import AnswerStatistics
 from penstock.server.hooks import pull
 from penstock.server.hooks.pull import AHEAD, Answer
 from penstock.server.hooks.runner import Hooks
-from tests.server.hooks.stage import Act, PuppetEngine, Stage, is_set, refusal
+from tests.server.hooks.stage import Act, PuppetEngine, Stage, is_set, left_behind, refusal
 
 ONES = {"x": np.ones((1, 4), np.float32)}
 # What a test watches or holds back travels in the parameters: hooks run in this process.
@@ -391,7 +391,7 @@ class TestLeaving:
                 await is_set(seen.closed)
 
         act(scene)
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("hooks-")]
+        assert not left_behind()
 
 
 async def all_that_is_left(answers: Any) -> None:
