@@ -256,7 +256,7 @@ class Outbox:
         return moved
 
     def send_headers(self, headers: bytes) -> None:
-        """Send a HEADERS frame; with the next write, like all of `out`."""
+        """Send a HEADERS frame; with the next write, like all of `frames`."""
         if self.notice:
             headers, self.notice = begun_with(self.notice, headers), b""
         self.frames.append(headers)

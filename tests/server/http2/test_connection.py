@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from penstock.server.grpc.call import GrpcCall
 from penstock.server.http2 import frames
 from penstock.server.http2.frames import Fault
 from penstock.server.http2.keepalive import Keepalive
@@ -465,6 +466,20 @@ def test_an_error_of_ours_ends_the_connection_and_is_logged(
     wire = Wire()
     monkeypatch.setattr(Keepalive, "take_ping", lambda *_: 1 / 0)
     wire.feed(frame(frames.PING, 0, 0, b"12345678"))
+
+    assert wire.goaway() == (Fault.INTERNAL_ERROR, "")
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_an_error_of_ours_while_a_long_message_lands_ends_the_connection_alike(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wire = Wire()
+    whole = frame(frames.DATA, 0, 1, message_of(bytes(900_000)))
+    wire.feed(wire.headers(__path=BIDI) + whole[:300_000])
+    assert wire.transport.straight
+    monkeypatch.setattr(GrpcCall, "landed", lambda *_: 1 / 0)
+    wire.feed(whole[300_000:])
 
     assert wire.goaway() == (Fault.INTERNAL_ERROR, "")
     assert "ZeroDivisionError" in caplog.text
