@@ -116,7 +116,7 @@ class _Rehearsal:
             self.done.set_result(batch.requests)
 
     def late(self, batch: Batch, answered: Sequence[InferRequest]) -> None:
-        """The same."""
+        """Take the answered requests, as `freed`."""
         self.freed(batch, answered)
 
     def unrun(self, batch: Batch) -> None:
