@@ -1,7 +1,7 @@
 """How many CPUs this process may use at once, which is the default number of threads of a session.
 
-Used by the backends. A machine's CPU count says little in a container: the scheduler's affinity mask and the cgroup's
-CPU quota are what counts.
+Used by the backends. In a container, the machine's CPU count says little; the scheduler's affinity mask and the
+cgroup's CPU quota are the actual limits.
 """
 
 from __future__ import annotations

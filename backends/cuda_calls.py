@@ -131,7 +131,6 @@ class CudaLibraries:
         else:
             status = function(*takes)
         if status:
-            # the last error is per thread, and the next code to query it, ONNX Runtime after a kernel, would take it as
-            # its own
+            # the last error is per thread: ONNX Runtime, which queries it after a kernel, would take it as its own
             self._brief["cudaGetLastError"]()
             raise CudaError(status, call, (self._words(status) or b"").decode("latin-1"))

@@ -75,7 +75,7 @@ def onto_pinned(
         else:
             view = flat[start : start + size]
             try:
-                gather([part.reshape(part.size) for part in run], view)  # DeviceArrays, too
+                gather([part.reshape(part.size) for part in run], view)  # type: ignore[misc]  # DeviceArrays, too
             except PartUnreadable as error:
                 error.part += number
                 raise

@@ -42,8 +42,8 @@ _EXECUTION_MODES = {
     "1": onnxruntime.ExecutionMode.ORT_PARALLEL,
 }
 _FLAGS = {"0": False, "1": True, "false": False, "true": True}
-# A spinning pool thread occupies the core that the front end needs: 8 to 13% less time at 16 to 64 rows of mlp costs
-# half as much CPU again (docs/adr/0004).
+# A spinning pool thread occupies the core that the front end needs: at 16 to 64 rows of mlp, spinning takes 8 to 13%
+# less time for half as much CPU again (docs/adr/0004).
 _SESSION_DEFAULTS = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
 _LIBRARY = "custom_op_library"
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"

@@ -19,7 +19,7 @@ _LEVELS = (logging.DEBUG, logging.DEBUG, logging.WARNING, logging.ERROR, logging
 
 @cache
 def route_log() -> None:
-    """Register the callback, once per process. Logging is left on only for sessions' messages that no exception has."""
+    """Register the callback, once per process. Session and run options, and onnx_providers.py, limit what is logged."""
     register = getattr(onnxruntime, "set_default_logger_callback", None)
     if register is not None:
         register(_log)

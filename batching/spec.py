@@ -49,8 +49,8 @@ class BatchPolicy:
     depend on the other requests in its batch. `run_limit_us`: a run is ended after this long; 0 means never.
     `priority_levels`: 0 means none. `level_policies` maps each level that has its own QueuePolicy to it; the others use
     the model's (`default_timeout_us`, `allow_timeout_override`, `max_queue_requests`, `timeout_delays`).
-    `preserve_ordering`: answers leave in the order in which their requests came. `hold_requests`: for tests; nothing
-    runs until this many requests wait for the first time.
+    `preserve_ordering`: answers leave in the order in which their requests came. `hold_requests`: for tests; the
+    first run waits until this many requests are queued.
     """
 
     max_batch_rows: int | None = None

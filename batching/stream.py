@@ -1,4 +1,4 @@
-"""Stream: a request that has any number of answers, taken one by one. Used by everything that serves such requests."""
+"""Stream: a request that has any number of answers, taken one by one. Used by `server/` and by ensembles."""
 
 from __future__ import annotations
 

@@ -108,13 +108,13 @@ class Device:
     time of an equally busy one. A Model that was idle continues from where the others are, with neither savings nor
     debts. Invariants: the Device's own virtual time never falls, and no waiting Model has spent less than that minus
     the most expensive of the latest batches; while something waits, there is no room for the next one.
-    Bound: if no batch takes, or is predicted to take, more than B, a Model that asks gets a turn within 2 B + 2 (3 k +
-    1) N B w / room, for N other Models present meanwhile, of at most k Instances and width w. If all are equally wide,
-    B + (3 k + 1) N B w / room. Proof sketch: when it asks, it has spent at most k B w more than the Device's virtual
-    time; each of the others is at most B w behind that, catches up with both, and is off by its k current runs, before
-    and after; more than half of the room is always in use. With different weights, another Model of weight v counts not
-    3 k + 1, but k v / its own + v / the least + 2 k (tests/batching/test_device.py). Run time above `SURPRISE` times
-    the prediction does not count, as far as its Model's credit goes.
+    Bound: if no batch takes, or is predicted to take, more than B, a Model that asks gets a turn within
+    2 B + 2 (3 k + 1) N B w / room, for N other Models present meanwhile, of at most k Instances and width w. If all are
+    equally wide, B + (3 k + 1) N B w / room. Proof sketch: when it asks, it has spent at most k B w more than the
+    Device's virtual time; each of the others is at most B w behind that, catches up with both, and is off by its k
+    current runs, before and after; more than half of the room is always in use. With different weights, another Model
+    of weight v counts not 3 k + 1, but k v / its own + v / the least + 2 k (tests/batching/test_device.py). Run time
+    above `SURPRISE` times the prediction does not count, as far as its Model's credit goes.
     `preemptive`: the system itself interrupts long runs for short ones, as on a CPU (`BRIEF_NS`).
     Threads: all methods may be called on any. The lock of a Model may be held; none is taken under the Device's own.
     Source: Goyal, Vin, Cheng, "Start-time Fair Queuing", SIGCOMM 1996; with several at once: Jin, Chase, Kaur,

@@ -59,8 +59,8 @@ class RateLimiter:
     Invariants: an Instance holds everything it needs or nothing; no more is given out than there is. Nothing is taken
     from a Pool that an earlier Instance waits for, so those with small needs do not pass one with large needs; an
     Instance that needs none of those Pools may go past.
-    Bound: if all use one Pool with enough for one at a time, an Instance of priority p waits for at most 2 p / q + OWED
-    + 2 runs of each other Instance, of priority q (tests/batching/test_rates.py).
+    Bound: if all use one Pool with enough for one at a time, an Instance of priority p waits for at most
+    2 p / q + OWED + 2 runs of each other Instance, of priority q (tests/batching/test_rates.py).
     Threads: all methods may be called on any. The lock of a Model may be held; none is taken under its own.
     """
 

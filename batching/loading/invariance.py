@@ -33,7 +33,7 @@ SIZES = (2, 4, 8, 16, 32)
 REQUIRED = 8
 """Trials that a size must pass; as many more follow as its share of the time allows."""
 PATIENCE_NS = 4_000_000_000
-"""What the required trials of one size may take, since a model is being loaded meanwhile."""
+"""What the required trials of one size may take: the model's load waits for them."""
 Answers = list[tuple[bytes, ...]]
 """Per row, the bytes of each output."""
 

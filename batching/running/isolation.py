@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.batching")
 
 CHEAP = 4
-"""A failure is cheap when it took less than the batch's predicted run time by this factor."""
+"""A failure is cheap if it took this many times less than the batch's predicted run time."""
 
 
 _SAYS_MORE = DeviceLost, OutOfMemory, PartUnreadable, RunStopped

@@ -16,9 +16,9 @@ LOOK_AGAIN = 128
 """One in this many of the batches that would be cut grows past the size where time per row was seen to rise, to at most
 twice that size."""
 LOOK_BELOW = 16
-"""One in this many batches is half its size, if hardly any batch of about that size has run. Under a load that always
-fills batches, smaller ones never run by themselves: for a Key that the sweep did not run, 64 rows at 300 rows/s would
-be all that is ever seen of a model that does 400 in batches of 8."""
+"""One in this many batches has half its usual size, if hardly any batch of about that size has run. Under a load that
+always fills batches, smaller ones never run by themselves: for a Key that the sweep did not run, 64 rows at 300 rows/s
+would be all that is ever seen of a model that does 400 in batches of 8."""
 HARDLY = 1.25
 """Under a tight target, a batch may take this much longer than one row."""
 TRUSTED = 1.15

@@ -34,7 +34,7 @@ def due_ns(
     """Return when a request must have left the queue; 0 for never. It may shorten a default, not lengthen it.
 
     `target_us` is when it should be answered, if only the queue can be held to it because hooks run around it.
-    `meant_us`: the smallest timeout that counts if the policy configures none. The remainder of one always counts.
+    `meant_us`: the smallest timeout that counts if the policy configures none; 0 for what is left of an earlier one.
     """
     allowed: BatchPolicy | QueuePolicy = policy
     if policy.level_policies:

@@ -1,8 +1,8 @@
 """Together: queues many requests of a model at once, without the checks of `Engine.submit` for each.
 
 These are the requests that came in one loop turn, steps of ensembles among them, and the next steps of a batch's
-requests. Called by the Engine and arrivals.py. One by one, a pair of small models took 18% more, without sockets, at 32
-requests a turn.
+requests. Called by the Engine and arrivals.py. One by one, a pair of small models took 18% longer, without sockets, at
+32 requests a turn.
 """
 
 from __future__ import annotations
