@@ -91,7 +91,7 @@ def _tried(model: Model, binding: Binding, rows: Inputs) -> str:
     evidence.see(2, before)
     if time.monotonic_ns() - start_ns > BUDGET_NS:
         return evidence.reason
-    for row in (0, 1):  # alone, it may be shorter: padded to no other
+    for row in (0, 1):  # alone, a row may be shorter: it is not padded to another
         with suppress(Exception):  # a row that fails alone may need the other; only what both do together counts
             evidence.see(1, _run(model, binding, [array[row : row + 1] for array in rows]))
     order = list(ORDER[: model.spec.policy.max_batch_rows])
