@@ -1,7 +1,7 @@
-"""How many CPUs this process may use at once, which is what a session's threads default to.
+"""How many CPUs this process may use at once, which is the default number of threads of a session.
 
-Called by the backends. A machine's CPU count says little in a container: the scheduler's affinity mask and the
-cgroup's CPU quota do.
+Used by the backends. In a container, the machine's CPU count says little; the scheduler's affinity mask and the
+cgroup's CPU quota are the actual limits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _V1_MOUNTS = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
 
 
 def usable_cpus() -> int:
-    """Tell how many threads of this process can run at once: at least 1."""
+    """Return how many threads of this process can run at once: at least 1."""
     return decide(affinity(), cgroup_cpus(CGROUP_ROOT, _read(MEMBERSHIP) or ""))
 
 
@@ -31,7 +31,7 @@ def affinity() -> int:
 def decide(affinity_cpus: int, quota_cpus: float | None) -> int:
     """Combine both limits.
 
-    A part of a CPU is rounded down: threads that meet at a barrier would all wait while the cgroup is throttled.
+    A fraction of a CPU is rounded down: threads that meet at a barrier would all wait while the cgroup is throttled.
     """
     if quota_cpus is None:
         return max(1, affinity_cpus)
@@ -39,23 +39,23 @@ def decide(affinity_cpus: int, quota_cpus: float | None) -> int:
 
 
 def cgroup_cpus(root: Path, membership: str) -> float | None:
-    """Give the tightest CPU quota on this process, in CPUs; None when there is none.
+    """Return the tightest CPU quota on this process, in CPUs; None if there is none.
 
     `membership` is the text of /proc/self/cgroup. In a container its paths may be the host's, so each ancestor is
-    looked at, and what does not exist is passed over.
+    checked, and paths that do not exist are skipped.
     Source: Linux Documentation/admin-guide/cgroup-v2.rst ("cpu.max") and scheduler/sched-bwc.rst (cgroup v1).
     """
     return min((quota for quota in _quotas(root, membership) if quota is not None), default=None)
 
 
 def parse_cpu_max(text: str) -> float | None:
-    """Read cgroup v2's `cpu.max`: "max 100000", or quota and period in microseconds."""
+    """Parse cgroup v2's `cpu.max`: "max 100000", or quota and period in microseconds."""
     words = text.split()
     return _ratio(words[0], words[1] if len(words) > 1 else "100000") if words else None
 
 
 def parse_cfs(quota_us: str, period_us: str) -> float | None:
-    """Read cgroup v1's `cpu.cfs_quota_us` (-1: no limit) and `cpu.cfs_period_us`."""
+    """Parse cgroup v1's `cpu.cfs_quota_us` (-1: no limit) and `cpu.cfs_period_us`."""
     return _ratio(quota_us.strip(), period_us.strip())
 
 
@@ -75,7 +75,7 @@ def _quotas(root: Path, membership: str) -> Iterator[float | None]:
 
 
 def lineage(root: Path, path: str) -> Iterator[Path]:
-    """Give a cgroup's folder and those above it. A path that leaves the root (`/../x`) starts at the root."""
+    """Yield a cgroup's folder and those above it. A path that leaves the root (`/../x`) starts at the root."""
     parts = PurePosixPath(path).parts[1:]
     if ".." in parts:
         parts = ()

@@ -1,6 +1,6 @@
 """The CUDA runtime by ctypes: memory, copies, streams, events and memory shared between processes.
 
-Called by the CUDA Binding and by what serves CUDA shared memory. Importing this loads no library: `find_runtime` does.
+Used by the CUDA Binding and by CUDA shared memory. Importing this loads no library: `find_runtime` does.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ OUT_OF_MEMORY = 2
 NOT_READY = 600
 LOST = frozenset({46, 100, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999})
 """CUDA's errors after which every call of the process's context fails: devices unavailable, none, ECC, NVLink, illegal
-address, time limit, context gone, assert, broken code, launch. Source: cudaError_t in CUDA's runtime API: those of
-which it says "the process must be terminated and relaunched", and those of a device that is not there."""
+address, time limit, context gone, assert, broken code, launch. Source: cudaError_t in CUDA's runtime API: the errors
+for which it says "the process must be terminated and relaunched", and those of an absent device."""
 ABSENT = frozenset({3, 34, 35, 36, 46, 100, 101, 103, 209, *range(802, 810)})
-"""CUDA's errors that say at a load that the device cannot be had at all: no or too old a driver, no device, one that is
-another process's alone, a multi-process service (MPS) that refuses, no kernels for so old a GPU."""
+"""CUDA's errors at load which mean that the device cannot be used at all: no driver or one that is too old, no device,
+exclusive use by another process, refusal by a multi-process service (MPS), no kernels for so old a GPU."""
 
 _RUNTIMES = ("libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so")
 _MAPS = Path("/proc/self/maps")
@@ -45,7 +45,7 @@ _BUS_ID_BYTES = 32
 
 
 def refusal(error: CudaError) -> InferError:
-    """Make the refusal of a run or a load that met an error: OutOfMemory, DeviceLost, else INTERNAL."""
+    """Make the InferError of a run or a load that met an error: OutOfMemory, DeviceLost, else INTERNAL."""
     if error.status == OUT_OF_MEMORY:
         return OutOfMemory(Code.OVERLOADED, str(error), RETRY_AFTER_NS)
     if error.status in LOST:
@@ -57,7 +57,8 @@ class Runtime(Protocol):
     """The part of the CUDA runtime that is used.
 
     Pointers, streams and events are addresses; sizes are bytes. All raise CudaError. Threads: any; no call that may
-    wait holds the GIL. A thread has a current device: calls that take a device set it. `pins` is what has been pinned.
+    wait holds the GIL. A thread has a current device: calls that take a device set it. `pins` is the memory that has
+    been pinned.
     """
 
     pins: Pins
@@ -97,7 +98,7 @@ class Runtime(Protocol):
 
 
 class CudaRuntime(CudaLibraries):
-    """libcudart, and libcuda for what that does not tell: the name of a device, and how large an allocation is."""
+    """libcudart, plus libcuda for what that lacks: the name of a device, and the size of an allocation."""
 
     def __init__(self, runtime: str, driver: str = DRIVER) -> None:
         super().__init__(runtime, driver)
@@ -111,13 +112,13 @@ class CudaRuntime(CudaLibraries):
         return found.value
 
     def pci_bus_id(self, device: int) -> str:
-        """Give a device's place, such as "0000:65:00.0". Makes no context on it."""
+        """Return a device's PCI bus id, such as "0000:65:00.0". Creates no context on it."""
         text = ctypes.create_string_buffer(_BUS_ID_BYTES)
         self.do("cudaDeviceGetPCIBusId", text, _BUS_ID_BYTES, device)
         return text.value.decode("latin-1")
 
     def name(self, device: int) -> str:
-        """Give a device's name, such as "NVIDIA H200". Makes no context on it."""
+        """Return a device's name, such as "NVIDIA H200". Creates no context on it."""
         number, text = Int(), ctypes.create_string_buffer(_NAME_BYTES)
         self.do("cuInit", 0)
         self.do("cuDeviceGet", number, device)
@@ -125,34 +126,34 @@ class CudaRuntime(CudaLibraries):
         return text.value.decode("latin-1")
 
     def capability(self, device: int) -> str:
-        """Give a device's compute capability, such as "9.0". Makes no context on it."""
+        """Return a device's compute capability, such as "9.0". Creates no context on it."""
         major, minor = Int(), Int()
         for part, attribute in zip((major, minor), _CAPABILITY, strict=True):
             self.do("cudaDeviceGetAttribute", part, attribute, device)
         return f"{major.value}.{minor.value}"
 
     def memory(self, device: int) -> tuple[int, int]:
-        """Give the bytes that are free and those that there are, whoever uses the rest."""
+        """Return the free and the total bytes, whoever uses the rest."""
         self.use(device)
         free, total = Size(), Size()
         self.do("cudaMemGetInfo", free, total)
         return free.value, total.value
 
     def use(self, device: int) -> None:
-        """Make a device this thread's. What needs one and takes none takes that, or device 0 where none was set."""
+        """Make a device this thread's current one. Calls that take no device use it, or device 0 if none was set."""
         if device in self._contexts:
             self.brief("cudaSetDevice", device)
         else:
-            self.do("cudaSetDevice", device)  # the first makes a context, which takes a while
+            self.do("cudaSetDevice", device)  # the first call creates a context, which takes a while
             self._contexts.add(device)
 
     def allocate(self, size: int, device: int) -> int:
-        """Allocate device memory, aligned to 256 bytes at least."""
+        """Allocate device memory, aligned to at least 256 bytes."""
         self.use(device)
         return self.made("cudaMalloc", size)
 
     def free(self, pointer: int, device: int) -> None:
-        """Free what `allocate` gave. Waits for all of the device's work under way."""
+        """Free memory from `allocate`. Waits for all current work on the device."""
         self.use(device)
         self.do("cudaFree", pointer)
 
@@ -162,57 +163,57 @@ class CudaRuntime(CudaLibraries):
         return self.made("cudaHostAlloc", size, _PORTABLE)
 
     def free_pinned(self, pointer: int, device: int) -> None:
-        """Free what `allocate_pinned` gave. No copy of it may be under way."""
+        """Free memory from `allocate_pinned`. No copy of it may be under way."""
         self.use(device)
         self.do("cudaFreeHost", pointer)
 
     def pin(self, pointer: int, size: int, device: int) -> None:
-        """Page-lock memory that is mapped, so that devices copy from it without the CPU. An error where pages lack."""
+        """Page-lock mapped memory, so that devices copy from it without the CPU. Fails if pages are missing."""
         self.use(device)
         self.do("cudaHostRegister", pointer, size, _PORTABLE)
 
     def unpin(self, pointer: int, device: int) -> None:
-        """Let go of what begins there and was pinned. No copy of it may be under way."""
+        """Unpin memory by its start address. No copy of it may be under way."""
         self.use(device)
         self.do("cudaHostUnregister", pointer)
 
     def stream(self, device: int) -> int:
-        """Make a stream that does not wait for the default one."""
+        """Create a stream that does not wait for the default one."""
         self.use(device)
         return self.made("cudaStreamCreateWithFlags", _NON_BLOCKING)
 
     def end_stream(self, stream: int, device: int) -> None:
-        """Give a stream back. What it still holds is done before it goes."""
+        """Destroy a stream. Work that it still holds is completed first."""
         self.use(device)
         self.do("cudaStreamDestroy", stream)
 
     def event(self, device: int) -> int:
-        """Make an event that tells the time, and that one waits for without a spinning CPU."""
+        """Create an event that records the time, and that is waited for without a spinning CPU."""
         self.use(device)
         return self.made("cudaEventCreateWithFlags", _BLOCKING_SYNC)
 
     def end_event(self, event: int, device: int) -> None:
-        """Give an event back."""
+        """Destroy an event."""
         self.use(device)
         self.do("cudaEventDestroy", event)
 
     def copy(self, to: int, source: int, size: int, stream: int, *, pageable: bool = False) -> None:
-        """Queue a copy, from and to the memory of any device or the host. `pageable`: of the host's that is not pinned.
+        """Queue a copy between any memory of devices or the host. `pageable`: some of it is unpinned host memory.
 
-        Then the host takes part, and waits for what is in the stream.
+        In that case the host takes part, and waits for the work in the stream.
         """
         (self.do if pageable else self.brief)("cudaMemcpyAsync", to, source, size, _ANY_WAY, stream)
 
     def record(self, event: int, stream: int) -> None:
-        """Have an event tell when the stream has done all that is in it now."""
+        """Record an event, which completes when the stream has done everything queued so far."""
         self.brief("cudaEventRecord", event, stream)
 
     def wait(self, stream: int, event: int) -> None:
-        """Have a stream go on only when an event has told."""
+        """Have a stream continue only once an event has completed."""
         self.brief("cudaStreamWaitEvent", stream, event, 0)
 
     def told(self, event: int) -> bool:
-        """Say whether an event has told. Raises: what the work before it met, too."""
+        """Whether an event has completed. Raises: also errors of the work before it."""
         try:
             self.brief("cudaEventQuery", event)
         except CudaError as error:
@@ -222,21 +223,21 @@ class CudaRuntime(CudaLibraries):
         return True
 
     def synchronize(self, event: int) -> None:
-        """Wait until an event has told. Raises: what the work before it met, too."""
+        """Wait until an event has completed. Raises: also errors of the work before it."""
         self.do("cudaEventSynchronize", event)
 
     def drain(self, stream: int) -> None:
-        """Wait until a stream has done all. Raises: what its work met, too."""
+        """Wait until a stream has done everything. Raises: also errors of its work."""
         self.do("cudaStreamSynchronize", stream)
 
     def elapsed_ns(self, first: int, last: int) -> int:
-        """Give the time between two events that both have told, to about half a microsecond."""
+        """Return the time between two completed events, to about half a microsecond."""
         found = ctypes.c_float()
         self.brief("cudaEventElapsedTime", found, first, last)
         return round(found.value * 1e6)
 
     def handle_of(self, pointer: int, device: int) -> bytes:
-        """Give the handle by which another process maps what `allocate` gave."""
+        """Return the handle by which another process maps memory from `allocate`."""
         self.use(device)
         handle = Handle()
         self.do("cudaIpcGetMemHandle", handle, pointer)
@@ -253,7 +254,7 @@ class CudaRuntime(CudaLibraries):
         self.do("cudaIpcCloseMemHandle", pointer)
 
     def size(self, pointer: int, device: int) -> int:
-        """Give the bytes from `pointer` to the end of its allocation."""
+        """Return the bytes from `pointer` to the end of its allocation."""
         self.use(device)
         base, size = ctypes.c_uint64(), Size()
         self.do("cuMemGetAddressRange_v2", base, size, pointer)
@@ -268,15 +269,15 @@ class CudaRuntime(CudaLibraries):
     def write(self, pointer: int, device: int, raw: bytes | memoryview) -> None:
         """Copy to the device, and wait."""
         self.use(device)
-        # ctypes takes no address of what is read only
+        # ctypes cannot take the address of a read-only buffer
         kept = raw if isinstance(raw, bytes) else raw.tobytes()
         self.do("cudaMemcpy", pointer, kept, len(kept), _TO_DEVICE)
-        # it returns when the bytes have been taken, which is before they are there
+        # it returns when the bytes have been read, which is before they are on the device
         self.drain(_DEFAULT_STREAM)
 
 
 def find_runtime() -> Runtime | None:
-    """Load the CUDA runtime: the one this process has already, the loader's, or pip's (nvidia-cuda-runtime).
+    """Load the CUDA runtime: the one already in this process, the loader's, or pip's (nvidia-cuda-runtime).
 
     Once per process. Touches no device.
     """
@@ -285,7 +286,7 @@ def find_runtime() -> Runtime | None:
 
 
 def why_none() -> str:
-    """Say why `find_runtime` gives None; "" where it does not."""
+    """Say why `find_runtime` returns None; "" if it does not."""
     found = _look()
     return found if isinstance(found, str) else ""
 

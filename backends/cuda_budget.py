@@ -1,6 +1,6 @@
-"""The memory budget of a model on a device: what a load may take, told before it begins and measured after.
+"""The memory budget of a model on a device: checked before a load begins, and measured afterwards.
 
-Loads on one device go one after another, so that what is measured is one's own.
+Loads on one device run one after another, so that each measures only its own memory.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ LIMIT = "penstock.gpu_limit"
 _MIB = 1 << 20
 
 LOADING: Mapping[int, threading.Lock] = defaultdict(threading.Lock)
-"""Held by who loads on a device."""
+"""Held while loading on a device."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """`budget_bytes`: what the model may take, 0: unlimited. `limit`: from that part in use on nothing is loaded."""
+    """`budget_bytes`: the most memory for the model, 0: no limit. `limit`: the fraction in use that stops all loads."""
 
     device: int
     budget_bytes: int = 0
@@ -31,14 +31,14 @@ class Budget:
 
     @classmethod
     def of(cls, device: int, options: Mapping[str, str]) -> Budget:
-        """Read a model's options. Raises: InferError (INVALID)."""
+        """Parse a model's options. Raises: InferError (INVALID)."""
         said = options.get(BYTES, "0")
         if not (said.isascii() and said.isdecimal()):
             raise InferError(Code.INVALID, f"option '{BYTES}' is '{said}', expected bytes")
         return cls(device, int(said), _limit(options.get(LIMIT, ""), device))
 
     def check_before(self, runtime: Runtime, weight_bytes: int) -> int:
-        """Refuse a load that cannot fit, before it has taken anything. Returns: the bytes that are free.
+        """Reject a load that cannot fit, before it has allocated anything. Returns: the free bytes.
 
         Raises: InferError (OVERLOADED).
         """
@@ -62,14 +62,14 @@ class Budget:
         return free
 
     def check_after(self, taken_bytes: int) -> None:
-        """Refuse a model that has taken more than its budget. Raises: InferError (OVERLOADED)."""
+        """Reject a model that has exceeded its budget. Raises: InferError (OVERLOADED)."""
         if self.budget_bytes and taken_bytes > self.budget_bytes:
             text = f"the model takes {_mib(taken_bytes)} on cuda:{self.device}, and its memory budget is"
             raise InferError(Code.OVERLOADED, f"{text} {_mib(self.budget_bytes)}", -1)
 
 
 def _limit(said: str, device: int) -> float:
-    """Read "0:0.8,2:0.5": device number and part."""
+    """Parse "0:0.8,2:0.5": device number and fraction."""
     for each in said.split(",") if said else ():
         number, _, part = each.partition(":")
         try:

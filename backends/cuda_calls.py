@@ -1,4 +1,4 @@
-"""The functions of libcudart and libcuda by name, with what they take, and their errors. Called by cuda.py only."""
+"""The functions of libcudart and libcuda by name, with their parameters, and their errors. Used by cuda.py only."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ DRIVER = "libcuda.so.1"
 
 
 class CudaError(Exception):
-    """What CUDA answered to a call. For the log: clients are told no more than that it failed.
+    """A CUDA call's error. For the log: clients are only told that it failed.
 
-    `status` is the cudaError_t (for calls of the driver the CUresult).
+    `status` is the cudaError_t (for driver calls the CUresult).
     """
 
     def __init__(self, status: int, call: str, text: str) -> None:
@@ -28,7 +28,7 @@ class CudaError(Exception):
 
 
 class Handle(ctypes.Structure):
-    """cudaIpcMemHandle_t, which goes by value."""
+    """cudaIpcMemHandle_t, which is passed by value."""
 
     _fields_ = (("reserved", ctypes.c_char * HANDLE_BYTES),)
 
@@ -75,22 +75,22 @@ _DRIVER_CALLS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "cuMemGetAddressRange_v2": (ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(Size), ctypes.c_uint64),
     }
 )
-"""What the libraries' functions take; all of them return a status. Source: cuda_runtime_api.h and cuda.h of CUDA 13,
-the same since CUDA 11."""
+"""The parameters of the libraries' functions; all of them return a status. Source: cuda_runtime_api.h and cuda.h of
+CUDA 13, unchanged since CUDA 11."""
 
 
 _BRIEF = (
     "cudaSetDevice", "cudaStreamWaitEvent", "cudaEventRecord", "cudaEventQuery", "cudaEventElapsedTime",
     "cudaMemcpyAsync", "cudaGetLastError",
 )  # fmt: skip
-"""Calls that queue work, or look, and are over in a few microseconds."""
+"""Calls that queue work, or query, and return within a few microseconds."""
 
 
 class CudaLibraries:
-    """Both libraries, loaded. Threads: any; no call holds the GIL but those made by `brief`."""
+    """Both libraries, loaded. Threads: any; only calls made by `brief` hold the GIL."""
 
     def __init__(self, runtime: str, driver: str = DRIVER) -> None:
-        """Raise OSError or AttributeError when the libraries are not there, or not what their names say."""
+        """Raise OSError or AttributeError if a library or one of its functions is missing."""
         libraries = ((ctypes.CDLL(runtime), _RUNTIME_CALLS), (ctypes.CDLL(driver), _DRIVER_CALLS))
         self._calls: dict[str, Any] = {}
         self._brief: dict[str, Any] = {}
@@ -107,20 +107,20 @@ class CudaLibraries:
         self._words.restype = ctypes.c_char_p
 
     def made(self, call: str, *takes: Any) -> int:
-        """Call what writes an address to its first argument."""
+        """Call a function that writes an address to its first argument; return the address."""
         made = Pointer()
         self.do(call, made, *takes)
         return made.value or 0
 
     def do(self, call: str, *takes: Any) -> None:
-        """Call a function, without the GIL: it may wait for the device. Raises: CudaError."""
+        """Call a function without the GIL, since it may wait for the device. Raises: CudaError."""
         self._pass(call, self._calls[call], takes)
 
     def brief(self, call: str, *takes: Any) -> None:
-        """Call a function that waits for nothing, and keep the GIL. Raises: CudaError.
+        """Call a function that does not wait, holding the GIL. Raises: CudaError.
 
-        Who gives the GIL up for two microseconds has it back when another thread lets go of it: a run makes a dozen
-        such calls, and beside a busy event loop each had to wait, up to half a millisecond.
+        A thread that releases the GIL for two microseconds gets it back only when another thread releases it: a run
+        makes a dozen such calls, and beside a busy event loop each had to wait, up to half a millisecond.
         """
         self._pass(call, self._brief[call], takes)
 
@@ -131,6 +131,6 @@ class CudaLibraries:
         else:
             status = function(*takes)
         if status:
-            # each thread has a last error, which whoever asks next takes for his own: ONNX Runtime after a kernel
+            # the last error is per thread: ONNX Runtime, which queries it after a kernel, would take it as its own
             self._brief["cudaGetLastError"]()
             raise CudaError(status, call, (self._words(status) or b"").decode("latin-1"))

@@ -1,8 +1,8 @@
-"""The gate of CUDA graph captures: who captures is alone with CUDA in this process.
+"""The gate of CUDA graph captures: a capture must be the only user of CUDA in this process.
 
-While a graph is captured, many calls of any thread on any device (an allocation is one, a plain copy another) fail and
-spoil the capture: ONNX Runtime captures in CUDA's global mode. Source: cudaStreamBeginCapture in CUDA's runtime API;
-onnxruntime, core/providers/cuda/cuda_graph.cc.
+During a capture, many calls of any thread on any device (an allocation is one, a plain copy another) fail and spoil the
+capture: ONNX Runtime captures in CUDA's global mode. Source: cudaStreamBeginCapture in CUDA's runtime API; onnxruntime,
+core/providers/cuda/cuda_graph.cc.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _OPEN: AbstractContextManager[None] = nullcontext()
 
 
 class Gate:
-    """Shared by whoever uses CUDA, taken alone by who captures. Threads: any; who is inside may enter again.
+    """A reentrant lock: shared by users of CUDA, exclusive for captures. Threads: any.
 
-    Until somebody means to capture (`arm`, when a model that will is loaded) it stands open and costs nothing.
+    Until it is armed (`arm`, when a model with graphs is loaded) it is open and costs nothing.
     """
 
     def __init__(self) -> None:
@@ -36,19 +36,19 @@ class Gate:
         return bool(getattr(self._inside, "now", False))
 
     def arm(self) -> None:
-        """Have everybody pass through the gate from now on."""
+        """Make everything pass through the gate from now on."""
         self.armed = True
 
     def shared(self, *, long: bool = False) -> AbstractContextManager[None]:
-        """Use CUDA, beside others who do; waits while somebody is alone, or is about to be.
+        """Use CUDA together with others; waits while an exclusive user is inside, or about to be.
 
-        `long`: for as long as a load takes. Who wants to be alone waits for its end without holding anybody else up.
+        `long`: for as long as a load takes. A waiting capture waits for its end without holding up other users.
         """
         return self._share(long) if self.armed and not self.inside else _OPEN
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Be the only one; waits until nobody is inside. Raises: RuntimeError where this thread is."""
+        """Be the only user; waits until nothing is inside. Raises: RuntimeError if this thread is."""
         if self.inside:
             raise RuntimeError("a capture in the middle of something else")
         with self._moved:
@@ -76,8 +76,8 @@ class Gate:
         finally:
             self._leave(long=long)
 
-    # What the garbage collector frees, at any call, on a thread that is counted must not wait for that thread. So
-    # `_inside` changes with what counts it, no call in between, and whoever waits has been notified by then.
+    # Objects that the garbage collector frees, at any call, on a counted thread must not wait for that thread. So
+    # `_inside` changes together with the count, with no call in between, and waiters have been notified by then.
 
     def _enter(self, *, long: bool) -> None:
         with self._moved:
@@ -100,4 +100,4 @@ class Gate:
 
 
 GATE = Gate()
-"""The one of this process."""
+"""The gate of this process."""

@@ -1,4 +1,4 @@
-"""What one Binding holds of a device: streams, events, memory there and pinned memory here."""
+"""The CUDA resources of one Binding: streams, events, device memory and pinned host memory."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _GRAIN_BYTES = 256
 
 
 class Holdings:
-    """Made by whoever holds them, freed together. All that makes something raises InferError."""
+    """Created one by one, freed together. Every method that creates something raises InferError."""
 
     def __init__(self, runtime: Runtime, device: int) -> None:
         self.bytes = 0
-        """What is allocated on the device."""
+        """The bytes allocated on the device."""
         self._runtime = runtime
         self._device = device
         self._slabs: dict[Hashable, tuple[int, int]] = {}
@@ -29,19 +29,19 @@ class Holdings:
         self._events: list[int] = []
 
     def stream(self) -> int:
-        """Make a stream."""
+        """Create a stream."""
         self._streams.append(self._made(self._runtime.stream))
         return self._streams[-1]
 
     def event(self) -> int:
-        """Make an event."""
+        """Create an event."""
         self._events.append(self._made(self._runtime.event))
         return self._events[-1]
 
     def slab(self, name: Hashable, size: int) -> int:
-        """Give the slab of a name, with `size` bytes at least; it is another one when it had fewer.
+        """Return the slab of a name, with at least `size` bytes; a smaller one is replaced.
 
-        Nothing on the device may use it then.
+        Nothing on the device may be using it then.
         """
         pointer, has = self._slabs.get(name, (0, 0))
         if pointer and size <= has:
@@ -57,17 +57,17 @@ class Holdings:
         return pointer
 
     def pinned(self, size: int) -> Array:
-        """Give zeroed host memory from which a device copies by itself; it is freed with the last view of it."""
+        """Return zeroed pinned host memory; it is freed with its last view."""
         size = max(size, _GRAIN_BYTES)
         pointer = self._made(lambda device: self._runtime.allocate_pinned(size, device), size, pinned=True)
         raw = (ctypes.c_uint8 * size).from_address(pointer)
         ctypes.memset(pointer, 0, size)
-        # an array that somebody still has must not point to memory that is gone
+        # an array still in use must not point to freed memory
         weakref.finalize(raw, _free_pinned, self._runtime, pointer, self._device).atexit = False
         return np.frombuffer(memoryview(raw), np.uint8)
 
     def drain(self, *streams: int) -> CudaError | None:
-        """Wait until nothing is under way, on these streams too; give what was met."""
+        """Wait until nothing is under way, on these streams too; return the last error."""
         met = None
         for stream in (*streams, *self._streams):
             try:
@@ -78,7 +78,7 @@ class Holdings:
         return met
 
     def free(self) -> None:
-        """Give all back, once; of a device that is lost as far as it takes it. Pinned memory goes with its views."""
+        """Free everything, once, as far as a lost device permits. Pinned memory is freed with its views."""
         self.drain()
         slabs, events, streams = self._slabs, self._events, self._streams
         self._slabs, self._events, self._streams, self.bytes = {}, [], [], 0

@@ -1,6 +1,6 @@
-"""Moves: the copies that bring tensors into a run's slabs on a device and out of them. Called by the CUDA Binding.
+"""Moves: the copies of tensors into and out of a run's slabs on a device. Used by the CUDA Binding.
 
-Rows lie one after another, so a part of a tensor is a range of bytes.
+Rows are contiguous, so part of a tensor is a range of bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .gathering import gather
 
 
 class Move(NamedTuple):
-    """One copy of `size` bytes between two addresses. `part` is the tensor of somebody else that takes part in it."""
+    """One copy of `size` bytes between two addresses. `part` is the client's tensor in it, if any."""
 
     to: int
     source: int
@@ -29,10 +29,10 @@ class Move(NamedTuple):
 
 @dataclass(slots=True)
 class Slab:
-    """Memory for one tensor: on the device, and beside it pinned on the host.
+    """Memory for one tensor: on the device, and its pinned counterpart on the host.
 
-    Units: `row_bytes` of one row. `host` is the buffer of the run, as many bytes as it has, and `pinned` its address,
-    which takes numpy 3 us to tell.
+    Units: `row_bytes` of one row. `host` is the run's host buffer, and `pinned` its address, which takes numpy 3 us to
+    return.
     """
 
     device: int
@@ -45,7 +45,7 @@ class Slab:
 
 
 def onto_host(buffer: Array, parts: Sequence[Array | DeviceArray]) -> None:
-    """Fill a run's buffer on the host with parts; rows beyond them are copies of the last one. Raises: InferError."""
+    """Fill a run's host buffer with parts; rows beyond them are copies of the last one. Raises: InferError."""
     flat = _bytes(buffer)
     filled = 0
     for part in parts:
@@ -60,9 +60,9 @@ def onto_host(buffer: Array, parts: Sequence[Array | DeviceArray]) -> None:
 def onto_pinned(
     buffer: Array, parts: Sequence[Array | DeviceArray], reaches: Callable[[Any], bool]
 ) -> list[Array | DeviceArray]:
-    """Gather parts that the device does not reach into a run's pinned buffer, each where its rows are.
+    """Gather parts that the device cannot copy into a run's pinned buffer, each at its rows.
 
-    Returns: the other parts, and between them views of the buffer. Raises: PartUnreadable.
+    Returns: the other parts, with views of the buffer for those gathered. Raises: PartUnreadable.
     """
     flat: Array = buffer.reshape(-1)
     placed: list[Array | DeviceArray] = []
@@ -86,7 +86,7 @@ def onto_pinned(
 
 
 def onto_device(slab: Slab, parts: Sequence[Array | DeviceArray]) -> list[Move]:
-    """Bring parts into a run's slab, as `onto_pinned` has given them; then the last row's copies."""
+    """Return the moves of parts, as returned by `onto_pinned`, into a run's slab; then the last row's copies."""
     moves: list[Move] = []
     filled = 0
     for part in parts:
@@ -103,7 +103,7 @@ def onto_device(slab: Slab, parts: Sequence[Array | DeviceArray]) -> list[Move]:
 
 
 def off_device(slab: Slab, targets: Iterable[tuple[int, DeviceArray]]) -> list[Move]:
-    """Bring rows of an output to where they are wanted on the device, and those between them to the host."""
+    """Return the moves of an output's rows to their targets on the device, and of those in between to the host."""
     moves: list[Move] = []
     reached = 0
     for first, target in sorted(targets, key=lambda each: each[0]):

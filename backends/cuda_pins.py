@@ -1,7 +1,7 @@
-"""Pins: clients' memory on the host from which a device copies by itself. One for each Runtime; asked by its Bindings.
+"""Pins: clients' host memory pinned so that a device copies from it. One per Runtime, queried by its Bindings.
 
-A copy from pages that may go is the host's to make, into memory that is pinned. Pinning a client's own spares that: its
-pages are the device's until they are let go, whatever becomes of the file that they were of.
+The host must copy from pageable memory, into pinned memory. Pinning the client's own memory avoids that: its pages then
+stay until they are unpinned, whatever becomes of their file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from .device_array import DeviceMemory
 
 MOST_BYTES = 1 << 32
-"""So much is pinned at once: pages stay though their client has let go of them, and holes in a file are filled."""
+"""The most that is pinned at once: pages stay even if their client has released them, and holes in a file are
+filled."""
 PAGE_BYTES = mmap.PAGESIZE
 
 logger = logging.getLogger("penstock.backends")
@@ -33,10 +34,10 @@ class Pinning(Protocol):
 
 
 class Pins:
-    """Memory is pinned as a whole when it is first asked for, and let go just before it is unmapped.
+    """Memory is pinned as a whole when it is first queried, and unpinned just before it is unmapped.
 
-    What cannot be pinned is not tried again. Threads: any; the first to ask for some memory waits while it is pinned,
-    so that must not be an event loop.
+    A failed attempt is not repeated. Threads: any; the first query for some memory waits while it is pinned, so it must
+    not be made on an event loop.
     """
 
     def __init__(self, runtime: Pinning, most_bytes: int = MOST_BYTES) -> None:
@@ -44,10 +45,10 @@ class Pins:
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
         self._sizes: dict[int, int] = {}
-        """The bytes that were pinned of what is at an address; 0: it cannot be."""
+        """The bytes pinned at an address; 0 if they cannot be."""
 
     def has(self, memory: DeviceMemory, device: int) -> bool:
-        """Tell whether devices copy from a memory on the host by themselves; `device` is the one that asks."""
+        """Whether devices can copy from a host memory themselves; `device` is the one that asks."""
         if not memory.pointer:
             return False
         size = self._sizes.get(memory.pointer)
@@ -69,17 +70,17 @@ class Pins:
             try:
                 self._runtime.pin(start, size, device)
             except CudaError as error:
-                # in words: the error itself would hold the memory for as long as somebody has the record
+                # as text: a logged exception would hold the memory for as long as the record exists
                 why = str(error)
                 logger.warning("shared memory of %d bytes cannot be pinned, so the host copies it: %s", size, why)
                 size = 0
-        # weak references are told before the memory's own members go, and with them what unmaps it
+        # weak references run before the memory's own members, including the one that unmaps it, are released
         weakref.finalize(memory, self._forget, pointer, start, device).atexit = False
         self._sizes[pointer] = size
         return size
 
     def _forget(self, pointer: int, start: int, device: int) -> None:
-        """Let go of memory that nobody holds any more. Takes no lock: it may come at any moment, on any thread."""
+        """Unpin memory that is no longer referenced. Takes no lock: it may run at any moment, on any thread."""
         if self._sizes.get(pointer):
             with suppress(CudaError):
                 self._runtime.unpin(start, device)

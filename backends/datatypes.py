@@ -1,7 +1,7 @@
 """Datatypes: one table from the v2 protocol's names to numpy, model_config and ONNX.
 
-Called by every layer that names a type. BF16 has no numpy type: a BF16 tensor is carried as its bit patterns in
-`uint16`. BYTES is carried as `object`, each element a `bytes`.
+Used by every layer that names a type. BF16 has no numpy type: a BF16 tensor is carried as its bit patterns in `uint16`.
+BYTES is carried as `object`, each element a `bytes`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 _LENGTH = struct.Struct("<I")
 ALIGNMENT_BYTES = 64
-"""For vector instructions; and TensorFlow copies an array that does not begin at a multiple of this."""
+"""For vector instructions; also, TensorFlow copies an array that does not begin at a multiple of this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Datatype:
     onnx_code: int
 
     def aligned(self, size: int) -> np.ndarray[Any, Any]:
-        """Allocate `size` elements where runtimes read them in place. Pages are touched when they are first filled."""
+        """Allocate `size` elements, aligned so that runtimes read them in place. Pages are touched on first write."""
         if self.dtype.hasobject:
             return np.empty(size, self.dtype)
         raw = np.empty(size * self.dtype.itemsize + ALIGNMENT_BYTES, np.uint8)
@@ -42,9 +42,9 @@ class Datatype:
         return raw[start : start + size * self.dtype.itemsize].view(self.dtype)
 
     def view(self, raw: bytes | memoryview, count: int = -1) -> np.ndarray[Any, Any]:
-        """View raw bytes, as they travel, as so many elements; -1: all there are. Not those of BYTES.
+        """View raw bytes, in wire format, as `count` elements; -1 means all. Not for BYTES.
 
-        Ownership: a view of `raw`, but for BOOL, of which whatever is not 0 is true. Raises: ValueError.
+        Ownership: a view of `raw`, except for BOOL, where every nonzero byte is true. Raises: ValueError.
         """
         if self.dtype.kind == "b":
             true: np.ndarray[Any, Any] = np.frombuffer(raw, np.uint8, count) != 0
@@ -81,16 +81,16 @@ DATATYPES: dict[str, Datatype] = {
 BY_CONFIG_NAME: dict[str, Datatype] = {row.config_name: row for row in DATATYPES.values()}
 BY_ONNX_NAME: dict[str, Datatype] = {row.onnx_name: row for row in DATATYPES.values()}
 BY_DTYPE: dict[np.dtype[Any], Datatype] = {row.dtype: row for row in DATATYPES.values() if row.name != "BF16"}
-"""What arrays are of which nothing more is said: the bit patterns of BF16 are UINT16 then."""
+"""The type of an array without further information: the bit patterns of BF16 then count as UINT16."""
 
 
 def widened(bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Give as FP32 what are the bit patterns of BF16."""
+    """Convert bit patterns of BF16 to FP32."""
     return (bits.astype("<u4") << 16).view("<f4")
 
 
 def narrowed(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Give the bit patterns of BF16 of numbers; digits beyond are cut off."""
+    """Convert numbers to bit patterns of BF16, truncating."""
     return (np.asarray(values, "<f4", "C").view("<u4") >> 16).astype("<u2")
 
 
@@ -102,9 +102,9 @@ def strings(elements: Sequence[bytes]) -> np.ndarray[Any, Any]:
 
 
 def strings_in(raw: bytes, most: int = sys.maxsize) -> tuple[list[bytes], int]:
-    """Read elements of BYTES, each with its length in 4 bytes before it, and no more than `most`.
+    """Read at most `most` elements of BYTES, each prefixed with its length in 4 bytes.
 
-    Returns: them, and where they end: beyond the end of `raw` if the last is cut off.
+    Returns: the elements, and where they end: beyond the end of `raw` if the last is cut off.
     """
     elements: list[bytes] = []
     at = 0

@@ -1,8 +1,8 @@
-"""DeviceArray: a tensor that lies in memory of somebody else's, as far as it need be like a numpy array.
+"""DeviceArray: a tensor in memory that Penstock does not own, with the needed part of numpy's array interface.
 
-A request's input may be one, where the client shares memory: a device's, which the model's Binding reads there, or the
-host's, which is gathered from there, and which its client may take away at any moment. So may an output on a device.
-Whoever asks for its values gets a copy of his own, so that what does not know it is right, only slower.
+A request's input may be one if the client shares memory: a device's, which the model's Binding reads there, or the
+host's, which is gathered from there and may be unmapped by the client at any moment. An output on a device may be one
+too. Reading its values copies them, so code that does not know the type works, only more slowly.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from .backend import Array
 
 HOST = -1
-"""The number that stands for no device."""
+"""The device number that means host memory."""
 ALIGNED_BYTES = 256
-"""What every allocation of a runtime begins at a multiple of. Kernels count on it: what lies elsewhere is copied."""
+"""The alignment of every allocation by a runtime. Kernels rely on it: tensors with other addresses are copied."""
 
 
 class DeviceMemory(Protocol):
-    """Memory of one device, which stays there for as long as anything refers to this object.
+    """Memory of one device, which stays valid for as long as anything refers to this object.
 
-    `device` may be HOST: then only the address stays, if it has one (`pointer` is not 0), and what is there may go: it
-    is for the kernel to copy from, never for this process to touch.
+    `device` may be HOST: then only the address stays valid, if it has one (`pointer` is not 0), and its contents may
+    vanish: the kernel may copy from it, but this process must never touch it.
     """
 
     device: int
@@ -35,10 +35,10 @@ class DeviceMemory(Protocol):
     byte_size: int
 
     def read(self, offset: int, into: Array) -> None:
-        """Fill `into`, which is C-contiguous, and wait for that. Threads: any. Raises: InferError (INVALID)."""
+        """Fill the C-contiguous `into`, and wait. Threads: any. Raises: InferError (INVALID)."""
 
     def failed(self, doing: str, error: Exception) -> InferError:
-        """Give what who named this memory is told when the device has refused `doing` something with it; log why."""
+        """Return the client's error for when the device refused `doing` something with this memory; log the reason."""
 
 
 class DeviceArray:
@@ -52,7 +52,7 @@ class DeviceArray:
     __slots__ = ("dtype", "memory", "nbytes", "ndim", "offset", "shape", "size")
 
     def __init__(self, memory: DeviceMemory, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        """`offset` is in bytes; that the memory has as many from there on is for the caller to have checked."""
+        """`offset` is in bytes; the caller has checked that the memory is large enough from there on."""
         self.memory = memory
         self.offset = offset
         self.shape = shape
@@ -73,11 +73,11 @@ class DeviceArray:
 
     @property
     def aligned(self) -> bool:
-        """Whether a kernel may read or write it where it lies."""
+        """Whether a kernel may read or write it in place."""
         return self.pointer % ALIGNED_BYTES == 0
 
     def overlaps(self, other: DeviceArray) -> bool:
-        """Tell whether a write to one may change the other."""
+        """Whether a write to one may change the other."""
         first, second = self.pointer, other.pointer
         return first < second + other.nbytes and second < first + self.nbytes
 
@@ -87,7 +87,7 @@ class DeviceArray:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> DeviceArray:
-        """Give some of its rows, one after another; they stay where they are. Raises: TypeError, ValueError."""
+        """Return a contiguous range of its rows, in place. Raises: TypeError, ValueError."""
         if not isinstance(rows, slice):
             raise TypeError("a tensor on a device is cut by rows only")
         start, stop, step = rows.indices(len(self))
@@ -98,11 +98,11 @@ class DeviceArray:
         return DeviceArray(self.memory, self.offset + start * row_bytes, (count, *self.shape[1:]), self.dtype)
 
     def read(self, into: Array) -> None:
-        """Copy it into an array on the host that is C-contiguous and as large. Raises: InferError (INVALID)."""
+        """Copy it into a C-contiguous host array of the same size. Raises: InferError (INVALID)."""
         self.memory.read(self.offset, into)
 
     def reshape(self, *shape: int | tuple[int, ...]) -> DeviceArray:
-        """Give it another shape of as many elements, as numpy does. Raises: ValueError."""
+        """Return it with another shape of as many elements, as numpy does. Raises: ValueError."""
         wanted = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
         dims = cast("tuple[int, ...]", wanted)
         if -1 in dims:
@@ -113,7 +113,7 @@ class DeviceArray:
         return DeviceArray(self.memory, self.offset, dims, self.dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        """Copy it to the host. Raises: InferError (INVALID); ValueError where no copy is allowed."""
+        """Copy it to the host. Raises: InferError (INVALID); ValueError if no copy is allowed."""
         if copy is False:
             raise ValueError("a tensor on a device has no values on the host without a copy")
         host: Array = np.empty(self.shape, self.dtype)

@@ -1,4 +1,4 @@
-"""The one exception that carries a refusal from any layer to the client."""
+"""The one exception that carries a rejection or failure from any layer to the client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeVar
 E = TypeVar("E", bound=Exception)
 
 RETRY_AFTER_NS = 1_000_000_000
-"""When memory may be free again: nobody knows, other runs last a second at most as a rule."""
+"""A guess at when memory is free again: other runs usually last at most a second."""
 
 
 class Code(enum.Enum):
@@ -27,11 +27,11 @@ class Code(enum.Enum):
 
 
 class InferError(Exception):
-    """A refusal or failure that concerns one call, or the load of one model.
+    """A rejection or failure that concerns one call, or the load of one model.
 
-    The message is for the client: what was given, what was wanted, and where. Detail that must not leave the
-    server belongs to the log, never here. `retry_after_ns` is how long to wait before the call is worth repeating, 0
-    when nobody knows, negative: never.
+    The message is for the client: what was given, what was wanted, and where. Detail that must not leave the server
+    belongs to the log, never here. `retry_after_ns` is how long to wait before the call is worth repeating; 0 if
+    unknown, negative if never.
     """
 
     __slots__ = ("code", "message", "retry_after_ns")
@@ -44,10 +44,10 @@ class InferError(Exception):
 
 
 def bare(error: E) -> E:
-    """Part an error that is only answered, and not logged, from where it was raised. Returns: the error.
+    """Detach an error that is answered but not logged from where it was raised. Returns: the error.
 
-    Where it is kept with the request, those frames hold it in turn, and the body and all that the tensors of its batch
-    lie in, until the collector comes.
+    If it is kept with the request, those frames keep the request alive in turn, with its body and all memory of its
+    batch's tensors, until the garbage collector runs.
     """
     if isinstance(error, InferError):
         error.__traceback__ = error.__cause__ = error.__context__ = None
@@ -55,25 +55,25 @@ def bare(error: E) -> E:
 
 
 class PartUnreadable(InferError):  # noqa: N818 - a condition, as ResourceWarning is
-    """One of the tensors that were gathered together is not there any more: `part` says which."""
+    """One of the tensors gathered together no longer exists: `part` says which."""
 
     part = 0
 
 
 class OutOfMemory(InferError):  # noqa: N818 - a condition, as ResourceWarning is
-    """A run did not fit the device's memory: fewer rows may."""
+    """A run did not fit in the device's memory: fewer rows may."""
 
 
 class DeviceLost(InferError):  # noqa: N818
-    """A run met an error of the device that stays: nothing runs on this session any more."""
+    """A run met a permanent device error: nothing runs on this session any more."""
 
 
 class ProcessLost(DeviceLost):
-    """A device was lost for the whole process: whatever is loaded there again is lost too, in this process."""
+    """A device was lost for the whole process: whatever this process loads there again is lost too."""
 
 
 class DeviceTaken(DeviceLost):
-    """A device that somebody took away from outside, by all that is known: what ran there need not be why."""
+    """A device was apparently taken away from outside: what ran there need not be the cause."""
 
 
 class RunStopped(InferError):  # noqa: N818

@@ -1,13 +1,12 @@
-"""Gathering: rows of several arrays copied one behind the other, and arrays copied, beside a busy event loop.
+"""Gathering: concatenates rows of several arrays, and copies arrays, beside a busy event loop.
 
-NumPy lets go of the GIL for each array of more than 500 elements, and the thread of an Instance has it back when the
-event loop next lets go of it, up to half a millisecond later: beside a thread that computes, 64 rows of 512 floats took
-2.5 ms instead of 17 us, and 64 images of 600 kB 46 ms instead of 3.3. So what is little is copied with the GIL held,
-and what is much without it, once for all: 0.06 and 8.9 ms (perf/gathering.py). Called by the
-Bindings and batching/running/execution.py.
-
-Parts may lie in memory that their clients can take away while they are copied: that is for the kernel to read, whose
-copies come up short where a load would end the process (docs/adr/0008-shared-memory.md).
+NumPy releases the GIL for each array of more than 500 elements, and the thread of an Instance gets it back when the
+event loop next releases it, up to half a millisecond later: beside a thread that computes, 64 rows of 512 floats took
+2.5 ms instead of 17 us, and 64 images of 600 kB 46 ms instead of 3.3. So small data is copied holding the GIL, and
+large data without it, in a single call: 0.06 and 8.9 ms (perf/gathering.py). Used by the Bindings and
+batching/running/execution.py.
+Parts may be in memory that their clients can unmap while it is copied: only the kernel may read that, whose copies
+return short counts where a load would end the process (docs/adr/0008-shared-memory.md).
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ from .device_array import HOST, DeviceArray
 from .errors import InferError, PartUnreadable
 
 HELD_BYTES = 1 << 18
-"""So much is copied with the GIL held: in some 20 us, less than giving it up costs."""
+"""Up to this size, data is copied holding the GIL: in some 20 us, less than releasing it costs."""
 FEW = 500
-"""NumPy holds the GIL by itself for so few elements: NPY_BEGIN_THREADS_THRESHOLDED."""
+"""NumPy itself holds the GIL up to this many elements: NPY_BEGIN_THREADS_THRESHOLDED."""
 MANY, LARGE_BYTES = 8, 1 << 20
-"""From so many parts on, and for parts below that size, all are copied by one call, which takes up to twice the CPU of
-plain copies (it looks up each page): less than to wait for the GIL after each."""
+"""From this many parts on, if they average less than that size, all are copied by one system call, which takes up to
+twice the CPU of plain copies (it looks up each page): less than waiting for the GIL after each."""
 _MOST_PARTS = 1024
-"""Of one vectored copy: IOV_MAX."""
+"""The limit of one vectored copy: IOV_MAX."""
 _BYTE = np.dtype(np.uint8)
 
 
 def gather(parts: Sequence[Array], buffer: Array) -> None:
-    """Copy parts one behind the other into a buffer, whose rows they are; they may be DeviceArrays.
+    """Concatenate parts, which may be DeviceArrays, into a buffer of rows.
 
     Shapes: each part's first axis is rows, the others are the buffer's.
-    Raises: ValueError where they do not fill it; PartUnreadable where one is not there any more.
+    Raises: ValueError if they do not fill it; PartUnreadable if one no longer exists.
     """
     if buffer.size > FEW * len(parts):
         if _alike(parts, buffer.dtype):
@@ -60,7 +59,7 @@ def gather(parts: Sequence[Array], buffer: Array) -> None:
 
 
 def fill_up(buffer: Array, rows: int) -> None:
-    """Fill a buffer's rows from `rows` on with copies of the one before, which there is. Shapes: C-contiguous."""
+    """Fill a buffer's rows from `rows` on with copies of the one before, which must exist. Shapes: C-contiguous."""
     missing = buffer[rows:]
     if missing.size <= FEW or missing.nbytes > HELD_BYTES or buffer.dtype.hasobject:
         missing[...] = buffer[rows - 1]
@@ -70,14 +69,14 @@ def fill_up(buffer: Array, rows: int) -> None:
 
 
 def copied(array: Array) -> Array:
-    """Copy an array that is C-contiguous."""
+    """Copy a C-contiguous array."""
     if array.size <= FEW or array.nbytes > HELD_BYTES or array.dtype.hasobject:
         return array.copy()
     return np.ndarray(array.shape, array.dtype, bytearray(array.reshape(-1).view(_BYTE).data))
 
 
 def _alike(parts: Sequence[Array], dtype: np.dtype[Any]) -> bool:
-    """Tell whether all are bytes of one kind on the host, one behind the other."""
+    """Whether all parts are plain contiguous host arrays of this type."""
     plain = np.ndarray
     for part in parts:  # a generator takes half as long again
         if part.dtype is not dtype or type(part) is not plain or not part.flags.c_contiguous:
@@ -86,7 +85,7 @@ def _alike(parts: Sequence[Array], dtype: np.dtype[Any]) -> bool:
 
 
 def _readable(parts: Sequence[Array | DeviceArray], buffer: Array) -> bool:
-    """Tell whether all are bytes of the buffer's kind in the host's memory, whosever it is, and fill it."""
+    """Whether all parts are contiguous host memory of the buffer's type, including clients', and fill it."""
     dtype, nbytes = buffer.dtype, 0
     for part in parts:
         if part.dtype is not dtype or dtype.hasobject:
@@ -101,11 +100,11 @@ def _readable(parts: Sequence[Array | DeviceArray], buffer: Array) -> bool:
 
 
 def _read(parts: Sequence[Array | DeviceArray], buffer: Array) -> None:
-    """Copy parts of which some lie in clients' memory. Raises: PartUnreadable."""
+    """Copy parts of which some are in clients' memory. Raises: PartUnreadable."""
     call = _call() if buffer.nbytes > HELD_BYTES else _held_call()
     if all(type(part) is not DeviceArray or part.memory.pointer for part in parts) and _vectored(parts, buffer, call):
         return
-    # by each memory's own way, which also says what is wrong with it
+    # by each memory's own method, which also reports what is wrong with it
     flat, start = buffer.reshape(-1).view(_BYTE), 0
     for number, part in enumerate(parts):
         into = flat[start : start + part.nbytes]
@@ -122,10 +121,10 @@ def _read(parts: Sequence[Array | DeviceArray], buffer: Array) -> None:
 
 
 def _vectored(parts: Sequence[Array | DeviceArray], buffer: Array, call: Any) -> bool:
-    """Copy with one call of the system, which takes addresses; False where it is not there, or did not do it all."""
+    """Copy with one system call, by addresses; False if it is not available, or did not copy everything."""
     if call is None or sum([part.nbytes for part in parts]) != buffer.nbytes:
         return False
-    # of what may be written to there is a way to its address that takes a third of numpy's
+    # for writable buffers, this takes a third of the time of numpy's way to the address
     at = ctypes.addressof(ctypes.c_char.from_buffer(buffer))  # type: ignore[arg-type]  # a Buffer from 3.12 on
     for first in range(0, len(parts), _MOST_PARTS):
         some = parts[first : first + _MOST_PARTS]
@@ -140,7 +139,7 @@ def _vectored(parts: Sequence[Array | DeviceArray], buffer: Array, call: Any) ->
 
 
 def _spans(*numbers: int) -> bytes:
-    """Give addresses and sizes as an array of struct iovec has them."""
+    """Pack addresses and sizes as an array of struct iovec."""
     return pack(f"{len(numbers)}N", *numbers)
 
 
@@ -153,13 +152,13 @@ def _address(part: Array | DeviceArray) -> int:
 
 @cache
 def _call() -> Any:
-    """Find process_vm_readv(2), if it may be called: some containers forbid it."""
+    """Return process_vm_readv(2), if it may be called: some containers forbid it."""
     return _found(ctypes.CDLL(None))
 
 
 @cache
 def _held_call() -> Any:
-    """Give the same as a call that holds the GIL."""
+    """Return the same function, called holding the GIL."""
     return _found(ctypes.PyDLL(None))
 
 

@@ -1,7 +1,7 @@
 """The Loaders by backend name. Importing this imports no runtime: the first load with a backend does.
 
-Called by the composition root, which gives `LOADERS` to the Engine, and by the worker processes that load what is in
-`ISOLATED`.
+Used by the composition root, which passes `LOADERS` to the Engine, and by the worker processes that load the backends
+in `ISOLATED`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .partial import import_parts
 def load_onnx(path: Path, device: str, options: Mapping[str, str]) -> Backend:
     """Load an ONNX model with ONNX Runtime.
 
-    Raises: InferError; UNSUPPORTED when ONNX Runtime is not installed or cannot be imported.
+    Raises: InferError; UNSUPPORTED if ONNX Runtime is not installed or cannot be imported.
     """
     try:
         from . import onnx
@@ -36,15 +36,15 @@ def load_onnx(path: Path, device: str, options: Mapping[str, str]) -> Backend:
 
 
 def begin_tensorflow() -> None:
-    """Import of TensorFlow what tensorflow.py needs. Raises: ImportError."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only; TensorFlow reads it when it is imported
+    """Import the parts of TensorFlow that tensorflow.py needs. Raises: ImportError."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only; TensorFlow reads it on import
     import_parts("tensorflow", ("python.client.session", "python.saved_model.loader_impl"))
 
 
 def load_tensorflow(path: Path, device: str, options: Mapping[str, str]) -> Backend:
     """Load a SavedModel with TensorFlow, in a process that is not the server's.
 
-    Raises: InferError; UNSUPPORTED when TensorFlow is not installed or cannot be imported.
+    Raises: InferError; UNSUPPORTED if TensorFlow is not installed or cannot be imported.
     """
     try:
         begin_tensorflow()
@@ -60,14 +60,14 @@ def load_tensorflow(path: Path, device: str, options: Mapping[str, str]) -> Back
 
 
 LOADERS: Mapping[str, Loader] = MappingProxyType({"onnxruntime": load_onnx})
-"""What may be loaded in the server's own process."""
+"""The backends that may be loaded in the server's own process."""
 
 ISOLATED: Mapping[str, Loader] = MappingProxyType({"tensorflow": load_tensorflow})
-"""What is loaded in a process of its own only (server/isolated)."""
+"""The backends that are loaded only in their own process (server/isolated)."""
 
 NOISE: tuple[str, ...] = (
     "All log messages before absl::InitializeLog() is called",
     "oneDNN custom operations are on.",
 )
-"""Words of the lines that the runtimes of `ISOLATED` write with every load though there is nothing to tell. No setting
-keeps TensorFlow from it."""
+"""Texts of lines that the runtimes of `ISOLATED` write with every load although nothing is wrong. No setting prevents
+TensorFlow from writing them."""

@@ -1,4 +1,4 @@
-"""Node: an input or output as a model's own graph has it, without the runtime: for user code in another process."""
+"""Node: an input or output as in a model's own graph, without the runtime; for user code in another process."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What onnxruntime's NodeArg says. `type` is the graph's own word, such as `tensor(float)`.
+    """What onnxruntime's NodeArg holds. `type` is the graph's own name, such as `tensor(float)`.
 
-    Shapes: as the graph has them: numbers, names of free axes, and None.
+    Shapes: as in the graph: numbers, names of free axes, and None.
     """
 
     name: str
@@ -20,17 +20,17 @@ class Node:
 
     @classmethod
     def of(cls, node: Any) -> Node:
-        """Copy what a runtime says."""
+        """Copy a runtime's description."""
         return cls(str(node.name), str(node.type), [_dim(dim) for dim in node.shape])
 
     @classmethod
     def read(cls, written: Iterable[Any]) -> Node:
-        """Read what `write` has given. Raises: ValueError or TypeError."""
+        """Parse the result of `write`. Raises: ValueError or TypeError."""
         name, kind, shape = written
         return cls(str(name), str(kind), [_dim(dim) for dim in shape])
 
     def write(self) -> list[Any]:
-        """Give it as JSON has it."""
+        """Return it as JSON."""
         return [self.name, self.type, self.shape]
 
 

@@ -1,6 +1,6 @@
 """ONNX Runtime: loads an .onnx file on the CPU or on one GPU, and lends Bindings. Only onnx*.py import it.
 
-Called through `loading.py`. Why a run takes the path it takes, with figures: docs/adr/0004-onnx-runtime-binding.md.
+Used through `loading.py`. The reasons for how a run works, with figures, are in docs/adr/0004-onnx-runtime-binding.md.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _EXECUTION_MODES = {
     "1": onnxruntime.ExecutionMode.ORT_PARALLEL,
 }
 _FLAGS = {"0": False, "1": True, "false": False, "true": True}
-# A spinning pool thread holds the core that the front end needs: 8 to 13% less time at 16 to 64 rows of mlp for half
-# as much CPU again (docs/adr/0004).
+# A spinning pool thread occupies the core that the front end needs: at 16 to 64 rows of mlp, spinning takes 8 to 13%
+# less time for half as much CPU again (docs/adr/0004).
 _SESSION_DEFAULTS = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
 _LIBRARY = "custom_op_library"
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
@@ -56,11 +56,11 @@ _OPTIONAL = re.compile(r"optional\((tensor\(\w+\))\)")
 def load(path: Path, device: str, options: Mapping[str, str]) -> OnnxBackend:
     """Load a model on `device` ("cpu", "cuda:0", ...).
 
-    Options: intra_op_thread_count (0: all CPUs we may use), inter_op_thread_count, execution_mode (0 sequential, 1
+    Options: intra_op_thread_count (0: all usable CPUs), inter_op_thread_count, execution_mode (0 sequential, 1
     parallel), enable_mem_arena, enable_mem_pattern, graph_optimization_level (all, extended, basic, disabled),
-    memory.enable_memory_arena_shrinkage; penstock.free_rows (1: as onnx_rows.py has the model); custom_op_library.1,
-    .2 and so on (paths); `session.*` goes to the session as it is. Those of a GPU: onnx_cuda.py.
-    Raises: InferError (NOT_FOUND: no such file; UNSUPPORTED: a type or device we cannot serve; else INVALID).
+    memory.enable_memory_arena_shrinkage; penstock.free_rows (1: see onnx_rows.py); custom_op_library.1, .2 and so on
+    (paths); `session.*` is passed to the session unchanged. For those of a GPU see onnx_cuda.py.
+    Raises: InferError (NOT_FOUND: no such file; UNSUPPORTED: an unsupported type or device; else INVALID).
     """
     number = device_number(device)
     if number is not None:
@@ -77,7 +77,7 @@ def load(path: Path, device: str, options: Mapping[str, str]) -> OnnxBackend:
 
 
 def prepared(path: Path, options: Mapping[str, str]) -> tuple[str | bytes, Any, frozenset[str]]:
-    """Give what a session loads, its options, and the tensors whose rows were freed for it. Raises: InferError."""
+    """Return what a session loads, its options, and the tensors whose rows were freed in it. Raises: InferError."""
     made = session_options(options)
     _register(made, options)
     model, freed = _model(path, options, made)
@@ -87,15 +87,15 @@ def prepared(path: Path, options: Mapping[str, str]) -> tuple[str | bytes, Any, 
 def start(model: str | bytes, made: Any, providers: Sequence[tuple[str, dict[str, str]]]) -> Any:
     """Make a session. Raises: what ONNX Runtime does."""
     route_log()
-    # enable_fallback: else a provider that fails is replaced by the CPU, with a print
+    # enable_fallback: otherwise a provider that fails is replaced by the CPU, with a print
     return onnxruntime.InferenceSession(model, made, providers=list(providers), enable_fallback=0)
 
 
 def opened(path: Path, make: Callable[[], Any], *, on_gpu: bool = False) -> Any:
     """Make a session.
 
-    Raises: InferError (NOT_FOUND; INVALID; on a GPU also OutOfMemory, DeviceLost, and UNSUPPORTED where it cannot be
-    had).
+    Raises: InferError (NOT_FOUND; INVALID; on a GPU also OutOfMemory, DeviceLost, and UNSUPPORTED if it is
+    unavailable).
     """
     try:
         session = make()
@@ -115,9 +115,9 @@ def opened(path: Path, make: Callable[[], Any], *, on_gpu: bool = False) -> Any:
 
 
 def _register(made: Any, options: Mapping[str, str]) -> None:
-    """Have a session know the operators of libraries, whose code runs in this process from then on.
+    """Register the operators of libraries, whose code then runs in this process, with a session.
 
-    Raises: InferError (INVALID), without the library's folder, or another by which the system's loader knows it.
+    Raises: InferError (INVALID), with the paths of folders removed from the text.
     """
     for library in map(Path, said_to(options, f"{_LIBRARY}.").values()):
         logger.info("custom operators are from %s", library)
@@ -130,7 +130,7 @@ def _register(made: Any, options: Mapping[str, str]) -> None:
 
 
 def _model(path: Path, options: Mapping[str, str], made: Any) -> tuple[str | bytes, frozenset[str]]:
-    """Give what the session loads, and the tensors whose rows were freed for that. Raises: InferError."""
+    """Return what the session loads, and the tensors whose rows were freed in it. Raises: InferError."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -149,13 +149,13 @@ def _model(path: Path, options: Mapping[str, str], made: Any) -> tuple[str | byt
 def session_options(options: Mapping[str, str]) -> Any:
     """Make the session's options from the model's."""
     made = onnxruntime.SessionOptions()
-    made.log_severity_level = 4  # a warning per folded node helps nobody, and an exception says what an error does
+    made.log_severity_level = 4  # a warning per folded node is no use, and exceptions report errors
     made.intra_op_num_threads = _count(options, "intra_op_thread_count") or usable_cpus()
     made.execution_mode = _choice(options, "execution_mode", _EXECUTION_MODES, "0")
     parallel = made.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL
     made.inter_op_num_threads = _count(options, "inter_op_thread_count") or (usable_cpus() if parallel else 1)
     made.enable_cpu_mem_arena = _choice(options, "enable_mem_arena", _FLAGS, "1")
-    # a pattern is kept for every shape ever seen, and saves no time that we could measure
+    # a pattern is kept for every shape ever seen, and saves no measurable time
     made.enable_mem_pattern = _choice(options, "enable_mem_pattern", _FLAGS, "0")
     made.graph_optimization_level = _choice(options, "graph_optimization_level", _GRAPH_LEVELS, "all")
     entries = _SESSION_DEFAULTS | {name: value for name, value in options.items() if name.startswith("session.")}
@@ -165,13 +165,13 @@ def session_options(options: Mapping[str, str]) -> Any:
 
 
 class OnnxBackend:
-    """One session. Its Bindings may run at once: ONNX Runtime's `Run` is thread-safe and leaves the GIL."""
+    """One session. Its Bindings may run at once: ONNX Runtime's `Run` is thread-safe and releases the GIL."""
 
     platform = "onnxruntime_onnx"
     device = "cpu"
-    """What it runs on."""
+    """The device that it runs on."""
     never_empty = ""
-    """An operator that no input without elements may reach, if the model has one."""
+    """An operator that must not get inputs without elements, if the model has one."""
     shared_scale = ""
     """An operator that takes its scale from all rows of a batch, if the model has one."""
     described: Mapping[str, Any] = MappingProxyType({})
@@ -198,7 +198,7 @@ class OnnxBackend:
         return OnnxBinding(self._session, self.graph, signature, capacity_rows, run_options(self._options))
 
     def close(self) -> None:
-        """Free the model, its Bindings' buffers included. A NodeArg that a hook still holds keeps the session."""
+        """Free the model, including its Bindings' buffers. A NodeArg that a hook still holds keeps the session."""
         for binding in self._bindings:
             binding.release()
         self._session = None
@@ -208,11 +208,11 @@ class OnnxBackend:
 def run_options(options: Mapping[str, str]) -> Any:
     """Make a Binding's run options.
 
-    To give none costs 0.6 us a run. `gpu_graph_id` -1 means no graph capture; where the entry is absent,
-    onnxruntime 1.31 raises and catches an exception in every run with IO binding: 30 us.
+    Passing none costs 0.6 us a run. `gpu_graph_id` -1 means no graph capture; without the entry, onnxruntime 1.31
+    raises and catches an exception in every run with IO binding: 30 us.
     """
     made = onnxruntime.RunOptions()
-    made.log_severity_level = 4  # the exception says the same, to somebody who knows the request
+    made.log_severity_level = 4  # the exception carries the same text, to code that knows the request
     made.add_run_config_entry("gpu_graph_id", "-1")
     if _SHRINKAGE in options:
         made.add_run_config_entry(_SHRINKAGE, options[_SHRINKAGE])
@@ -268,7 +268,7 @@ def _output(node: Any) -> TensorSpec:
 
 
 def _as_written(node: Any, freed: Collection[str]) -> Any:
-    """Describe a tensor as the file does, to hooks that know no other."""
+    """Describe a tensor as in the model file, for hooks that were written for it."""
     return Node(node.name, node.type, [1, *node.shape[1:]]) if node.name in freed else node
 
 
@@ -277,6 +277,6 @@ def _shape(node: Any) -> tuple[int, ...]:
 
 
 def _axes(node: Any) -> tuple[str, ...]:
-    """Give the names of the axes (dim_param); nothing where none has one."""
+    """Return the names of the axes (dim_param); empty if none has one."""
     names = tuple(dim if isinstance(dim, str) else "" for dim in node.shape)
     return names if any(names) else ()

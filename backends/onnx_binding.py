@@ -1,6 +1,6 @@
-"""The Binding of `onnx.py`: how one run of an ONNX Runtime session gets its inputs and gives its outputs.
+"""The Binding of `onnx.py`: how one run of an ONNX Runtime session gets its inputs and returns its outputs.
 
-Called by `onnx.py` only. Why a run takes the path it takes, with figures: docs/adr/0004-onnx-runtime-binding.md.
+Used by `onnx.py` only. The reasons for how a run works, with figures, are in docs/adr/0004-onnx-runtime-binding.md.
 """
 
 from __future__ import annotations
@@ -22,32 +22,33 @@ from .signature import Signature, TensorSpec
 
 BOUND_OUTPUT_BYTES = 65536
 """Up to this size an output is written into a bound buffer and copied out; above, ONNX Runtime's own fresh memory is
-handed on. Equal at 64 KiB (3.8 and 4.0 us), 38 against 17 us at 1 MiB: docs/adr/0004."""
+returned. Equal at 64 KiB (3.8 and 4.0 us), 38 against 17 us at 1 MiB: docs/adr/0004."""
 MAX_PLANS = 256
-"""Shapes remembered per Binding, and output choices remembered per shape: the oldest goes first."""
+"""Shapes cached per Binding; the oldest is evicted first."""
 MAX_CHOICES = 8
 MAX_KINDS = 64
-"""Kinds of failures whose status is remembered."""
+"""Kinds of failures whose status is cached."""
 LARGE_BYTES = 1 << 25
-"""Inputs of one run, or large outputs of many, that take more have no memory kept for them when nothing comes."""
+"""If the inputs of one run, or large outputs of many together, exceed this, their memory is released when the Binding
+is idle."""
 LARGE_OUTPUT_BYTES = 1 << 21
-"""An output from here on may wait to be encoded beside many others, each in memory that the arena has for it."""
+"""From this size on, an output may wait to be encoded beside many others, each occupying arena memory."""
 
 
 class Choice:
-    """One choice of outputs for one set of shapes: all is bound, so a run is one call, which is given `bound`."""
+    """One choice of outputs for one set of shapes: everything is bound, so a run is one call, which takes `bound`."""
 
     __slots__ = ("binding", "bound", "outputs")
 
     def __init__(self, binding: Any, outputs: list[Array]) -> None:
         self.binding = binding
-        # 3.4 us a run instead of 7.1 with its Python around it, which looks after WebGPU
+        # 3.4 us a run instead of 7.1 with its Python wrapper, which handles WebGPU
         self.bound = getattr(binding, "_iobinding", binding)
         self.outputs = outputs
 
 
 class RunPlan:
-    """What every run of the same input shapes shares. `choices` has None where outputs cannot be bound."""
+    """What every run with the same input shapes shares. `choices` has None where outputs cannot be bound."""
 
     __slots__ = ("buffers", "choices", "feeds", "rows")
 
@@ -62,12 +63,12 @@ class OnnxBinding:
     """One slab of memory per input and per small output of known shape; views of it are bound once per shape.
 
     A run with everything bound is one call. Everything else (strings, sequences, maps, free output shapes, outputs
-    above BOUND_OUTPUT_BYTES, optional inputs) is fed to `session.run`, which returns fresh memory of its own.
+    above BOUND_OUTPUT_BYTES, optional inputs) is fed to `session.run`, which returns fresh memory.
     """
 
     bound_bytes = BOUND_OUTPUT_BYTES
     never_empty = ""
-    """An operator that ends the process where what reaches it has no rows, if the model has one."""
+    """An operator that crashes the process if its input has no rows, if the model has one."""
 
     def __init__(
         self, session: Any, graph: Signature, signature: Signature, capacity_rows: int, run_options: Any
@@ -78,7 +79,7 @@ class OnnxBinding:
         self._run_bound = getattr(session, "_sess", session).run_with_iobinding
         self._on_gpu = session.get_providers()[0] != "CPUExecutionProvider"
         self._stopped = False
-        # kind of failure -> its code, and the words that come before its own, when it is fed
+        # kind of failure -> its code, and the prefix of its text when it is fed
         self._kinds: dict[str, tuple[Code, str]] = {}
         self._last = "", Code.INTERNAL, ""
         self._signature = signature
@@ -96,7 +97,7 @@ class OnnxBinding:
         self._given_bytes = 0
 
     def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
-        """Give the input buffers for a run; the same ones for the same shapes."""
+        """Return the input buffers for a run; the same ones for the same shapes."""
         key = tuple(shapes)
         plan = self._plans.get(key)
         if plan is None:
@@ -107,7 +108,7 @@ class OnnxBinding:
         return plan.buffers
 
     def run(self, wanted: Sequence[int]) -> list[Any]:
-        """Run the model on what was lent."""
+        """Run the model on the lent buffers."""
         plan = self._lent
         if plan is None:
             raise ValueError("run without lend")
@@ -120,25 +121,26 @@ class OnnxBinding:
             return self._run_fed(plan, key)
         try:
             self._run_bound(choice.bound, self._run_options)
-        except Exception as error:  # noqa: BLE001 - it does not say whose fault it was; the other way does
+        except Exception as error:  # noqa: BLE001 - it does not say who is to blame; a fed run does
             return self._run_again(plan, key, error)
         return [copied(output) for output in choice.outputs]
 
     def stop(self) -> None:
-        """End the run under way: ONNX Runtime looks at the flag between two nodes."""
-        # in this order: a `lend` in between would else forget a flag that is set after it, and nothing ran any more
+        """End the current run: ONNX Runtime checks the flag between two nodes."""
+        # in this order: otherwise a `lend` in between would clear a flag that is set after it, and nothing could run
+        # any more
         self._run_options.terminate = True
         self._stopped = True
 
     def _go_on(self) -> None:
-        """Forget that a run was to be stopped; in the order that a `stop` meanwhile is seen by the next `lend`."""
+        """Clear a stop request; in an order that lets the next `lend` see a `stop` made meanwhile."""
         self._stopped = False
         self._run_options.terminate = False
 
     def rest(self) -> None:
-        """Give back what large requests have left: the slabs that they grew, and what the arena keeps for them.
+        """Release what large requests left behind: the slabs that they grew, and the arena's memory for them.
 
-        ONNX Runtime's arena shrinks at the end of a run only, so one is made, on zeros, as small as the model takes.
+        ONNX Runtime's arena shrinks only at the end of a run, so one is made, on zeros, as small as the model accepts.
         """
         if not self.tired:
             return
@@ -151,16 +153,16 @@ class OnnxBinding:
             if buffer is not None:
                 buffer.fill(b"" if buffer.dtype.hasobject else 0)
         usual, self._run_options = self._run_options, onnxruntime.RunOptions()
-        self._run_options.log_severity_level = 4  # as `usual` has it: that zeros are nothing for it is no news
+        self._run_options.log_severity_level = 4  # as in `usual`; a failure on zeros is expected
         self._run_options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         try:
-            with contextlib.suppress(InferError):  # there is no arena, or zeros are nothing for this model
+            with contextlib.suppress(InferError):  # there is no arena, or the model rejects zeros
                 self._run_fed(plan, (0,))
         finally:
             self._run_options, self._lent, self.tired, self._given_bytes = usual, None, False, 0
 
     def release(self) -> None:
-        """Let go of the session and all buffers."""
+        """Release the session and all buffers."""
         self._session = self._run_bound = self._lent = None
         self._plans.clear()
         self._input_slabs.clear()
@@ -169,9 +171,9 @@ class OnnxBinding:
     def _is_bindable(self, position: int) -> bool:
         graph = self._outputs[position][1]
         if not graph.shape or not graph.is_tensor or graph.datatype == "BYTES" or self._strings:
-            return False  # ONNX Runtime also says () where it does not know the rank
+            return False  # ONNX Runtime also returns () if the rank is unknown
         if self._outputs[position][0].ragged or any(graph.name == each.name for _, each in self._inputs):
-            return False  # one that is an input is handed on: ONNX Runtime writes nothing into a buffer bound for it
+            return False  # an output that is an input: ONNX Runtime writes nothing into a buffer bound for it
         if any(graph.optional for _, graph in self._inputs) or not self._inputs:
             return False
         if self._signature.batched:
@@ -179,7 +181,7 @@ class OnnxBinding:
         return -1 not in graph.shape
 
     def _first_size(self, shape: tuple[int, ...]) -> int:
-        """Count the elements of a slab for all rows; what a free axis needs beyond 1 comes when it is lent."""
+        """Return the size of a slab for all rows with free axes of 1; larger ones grow it when they are lent."""
         rows = self.capacity_rows if self._signature.batched else 1
         return rows * math.prod(dim if dim > 0 else 1 for dim in shape)
 
@@ -209,7 +211,7 @@ class OnnxBinding:
         return plan
 
     def _refuse_empty(self, shapes: tuple[tuple[int, ...] | None, ...]) -> None:
-        """See that no input is without elements. Raises: InferError (INVALID)."""
+        """Check that no input is without elements. Raises: InferError (INVALID)."""
         for (spec, _), shape in zip(self._inputs, shapes, strict=True):
             if shape is not None and 0 in shape:
                 text = f"input '{spec.name}' has no elements: got {list(shape)}"
@@ -220,7 +222,7 @@ class OnnxBinding:
         return spec.type.aligned(size)
 
     def _grow(self, position: int, size: int) -> None:
-        """Replace a slab that is too small; at least doubled, so that growth by steps ends soon."""
+        """Replace a slab that is too small; at least doubles it, so that gradual growth ends soon."""
         old = self._input_slabs[position]
         self._input_slabs[position] = self._new_slab(self._inputs[position][1], max(size, 2 * old.size))
         self._plans.clear()
@@ -266,10 +268,10 @@ class OnnxBinding:
         return Choice(binding, outputs)
 
     def _run_again(self, plan: RunPlan, wanted: tuple[int, ...], error: Exception) -> list[Any]:
-        """Run fed what has failed with all bound, unless it is known how such a failure ends.
+        """Run fed what failed with everything bound, unless the outcome of such a failure is known.
 
-        Only a run that is fed says whose fault it was, and a failing run costs as much as eight good ones. One
-        request makes a batch and its parts fail several times in the same words.
+        Only a fed run says who is to blame, and a failing run costs as much as eight good ones. One request makes a
+        batch and its parts fail several times with the same text.
         """
         said, code, message = self._last
         if str(error) == said:
@@ -289,7 +291,7 @@ class OnnxBinding:
                     del self._kinds[next(iter(self._kinds))]
                 self._kinds[kind(failed)] = fed.code, fed.message.removesuffix(failed.message)
             raise
-        # it was the bound shape then: the model's rows out are not its rows in
+        # then the bound shape was wrong: the model's output rows are not its input rows
         self._bindable.difference_update(wanted)
         self._plans.clear()
         plan.choices.clear()
@@ -299,7 +301,7 @@ class OnnxBinding:
         feeds = plan.feeds
         if self._strings:
             feeds = feeds | {name: decoded(name, feeds[name]) for name in self._strings if name in feeds}
-        # no numpy type for bfloat16: ONNX Runtime converts none to an array
+        # numpy has no bfloat16, so ONNX Runtime converts none to an array
         raw = [position for position in wanted if self._outputs[position][1].datatype == "BF16"]
         results = dict(zip(raw, self._run_raw(feeds, raw), strict=True)) if raw else {}
         rest = [position for position in wanted if position not in results]
@@ -336,7 +338,7 @@ class OnnxBinding:
             return result
         spec = self._outputs[position][0]
         if position in self._handed_on:
-            result = result.copy()  # up to ONNX Runtime 1.25 it is the buffer that was lent
+            result = result.copy()  # up to ONNX Runtime 1.25 it is the lent buffer
         if spec.datatype == "BYTES":
             result = encoded(result)
         return result.reshape(1) if not result.shape and spec.shape == (1,) else result

@@ -1,7 +1,7 @@
-"""ONNX Runtime on a GPU: loads an .onnx file on one, within its memory budget, and lends Bindings. Called by onnx.py.
+"""ONNX Runtime on a GPU: loads an .onnx file on one, within its memory budget, and lends Bindings. Used by onnx.py.
 
-A GPU that was asked for is what the model runs on, or the load is refused with the reason: ONNX Runtime by itself would
-run it on the CPU and say nothing.
+A model configured for a GPU runs there, or its load fails with the reason: ONNX Runtime alone would silently run it on
+the CPU.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ from .signature import Signature
 GRAPHS = "penstock.gpu_graphs"
 _ASSIGNMENT = "session.record_ep_graph_assignment_info"
 _NAMED = 8
-"""So many nodes on the CPU are named in the log."""
+"""The most nodes on the CPU that are named in the log."""
 
 logger = logging.getLogger("penstock.backends")
 
 
 class Ground(Protocol):
-    """What a load stands on: CUDA, and an ONNX Runtime that has it."""
+    """The dependencies of a load: CUDA, and an ONNX Runtime built with it."""
 
     def runtime(self) -> Runtime:
-        """Give CUDA. Raises: InferError (UNSUPPORTED) where there is none."""
+        """Return CUDA. Raises: InferError (UNSUPPORTED) if there is none."""
 
     def start(self, model: str | bytes, made: Any, providers: Sequence[Provider]) -> Any:
         """Make a session. Raises: what ONNX Runtime does."""
 
 
 class RealGround:
-    """That of the machine."""
+    """The real dependencies, on this machine."""
 
     def __init__(self, provider: str) -> None:
         self._provider = provider
 
     def runtime(self) -> Runtime:
-        """Find CUDA, after ONNX Runtime's own libraries have been."""
+        """Find CUDA, after loading ONNX Runtime's own libraries."""
         ready(self._provider)
         runtime = find_runtime()
         if runtime is None:
@@ -69,7 +69,7 @@ class RealGround:
         return runtime
 
     def start(self, model: str | bytes, made: Any, providers: Sequence[Provider]) -> Any:
-        """Make a session. Raises: InferError (UNSUPPORTED) without cuDNN too."""
+        """Make a session. Raises: InferError (UNSUPPORTED) if cuDNN is missing too."""
         check_cudnn(dict(providers)[CUDA])
         return start(model, made, providers)
 
@@ -77,12 +77,12 @@ class RealGround:
 def load_on_gpu(path: Path, device: int, options: Mapping[str, str], ground: Ground | None = None) -> CudaBackend:
     """Load a model on GPU `device`.
 
-    Options, besides those of onnx.py: `cuda.*` and `tensorrt.*` go to the providers; penstock.tensorrt (1: TensorRT
-    first), penstock.engine_cache (the folder of its engines), penstock.rows (the buckets of rows, "1,2,4"),
+    Options, besides those of onnx.py: `cuda.*` and `tensorrt.*` are passed to the providers; penstock.tensorrt (1:
+    TensorRT first), penstock.engine_cache (the folder of its engines), penstock.rows (the buckets of rows, "1,2,4"),
     penstock.gpu_graphs (1, auto; absent or 0: none), penstock.pinned (0: ordinary host memory),
     penstock.gpu_memory_bytes and penstock.gpu_limit (cuda_budget.py).
-    Raises: InferError (UNSUPPORTED: the GPU or the provider cannot be had; OVERLOADED: no room; else as onnx.py).
-    ProcessLost where it meets an error that stays: CUDA has one context for all sessions of a process.
+    Raises: InferError (UNSUPPORTED: the GPU or the provider is unavailable; OVERLOADED: no room; else as onnx.py).
+    ProcessLost on a permanent error: CUDA has one context for all sessions of a process.
     """
     load = _Load(path, device, options)
     ground = ground or RealGround(load.provider)
@@ -100,11 +100,11 @@ def load_on_gpu(path: Path, device: int, options: Mapping[str, str], ground: Gro
 
 
 def _check_device(runtime: Runtime, device: int) -> None:
-    """Raise InferError where a device cannot be had: UNSUPPORTED, unless it is full, or was lost under this process."""
+    """Raise InferError if a device is unavailable: UNSUPPORTED, unless it is full or was lost under this process."""
     try:
         count = runtime.count()
         if device < count:
-            runtime.use(device)  # makes the context, which is what another process or a broken driver refuses
+            runtime.use(device)  # creates the context, which fails with another process or a broken driver
     except CudaError as error:
         if error.status == OUT_OF_MEMORY or error.status in LOST - ABSENT:
             raise refusal(error) from error
@@ -115,7 +115,7 @@ def _check_device(runtime: Runtime, device: int) -> None:
 
 
 class _Load:
-    """One load, and what it was asked for."""
+    """One load and its options."""
 
     def __init__(self, path: Path, device: int, options: Mapping[str, str]) -> None:
         self.path = path
@@ -151,17 +151,17 @@ class _Load:
             providers.insert(0, (TENSORRT, tensorrt_options(self.path, self.device, self.options, stream, runtime)))
         session = opened(self.path, lambda: ground.start(model, made, providers), on_gpu=True)
         if session.get_providers()[0] != self.provider:
-            del session  # before its stream goes, whoever holds on to the exception
+            del session  # before its stream is destroyed, even if the exception is kept
             text = f"ONNX Runtime's {self.provider} did not start: {why_not_started(self.provider)}"
             raise InferError(Code.UNSUPPORTED, text)
         return session
 
 
 class CudaBackend(OnnxBackend):
-    """One session on one GPU, with a stream of its own.
+    """One session on one GPU, with its own stream.
 
-    `device`: what it runs on. `cpu_nodes`: the nodes that ONNX Runtime has left on the CPU, as "Shape name"; None where
-    this version does not say.
+    `device`: what it runs on. `cpu_nodes`: the nodes that ONNX Runtime left on the CPU, as "Shape name"; None if this
+    version does not report them.
     """
 
     threads_only = True
@@ -174,10 +174,10 @@ class CudaBackend(OnnxBackend):
         free_before: int,
         freed: Collection[str] = (),
     ) -> None:
-        """Raise InferError (OVERLOADED) where the session has taken more than the budget."""
+        """Raise InferError (OVERLOADED) if the session has exceeded the budget."""
         super().__init__(cuda.session, options, freed)
-        self._session = None  # the CudaSession has it, and may begin again with another one
-        # copies: a NodeArg that a hook keeps would keep the session, its memory, and the stream that is gone by then
+        self._session = None  # the CudaSession owns it, and may replace it
+        # copies: a NodeArg kept by a hook would keep the session, its memory, and a stream that is gone by then
         self.node_inputs = [Node.of(node) for node in self.node_inputs]
         self.node_outputs = [Node.of(node) for node in self.node_outputs]
         self.device = f"cuda:{cuda.device}"
@@ -192,7 +192,7 @@ class CudaBackend(OnnxBackend):
 
     @property
     def device_bytes(self) -> int:
-        """What the session has taken of the device's memory while it was loaded, and what the Bindings have."""
+        """The device memory that the session took while loading, plus that of its Bindings."""
         return self._taken + sum(binding.device_bytes for binding in self._cuda.bindings)
 
     @property
@@ -202,7 +202,7 @@ class CudaBackend(OnnxBackend):
 
     @property
     def host_tensors(self) -> tuple[str, ...] | None:
-        """The inputs and outputs that ONNX Runtime takes or gives on the host; None where this version does not say."""
+        """The inputs and outputs that ONNX Runtime places on the host; None if this version does not report that."""
         inputs, outputs = self._cuda.inputs, self._cuda.outputs
         if inputs is None or outputs is None:
             return None
@@ -220,7 +220,7 @@ class CudaBackend(OnnxBackend):
         return binding
 
     def close(self) -> None:
-        """Free the model and all that its Bindings hold. Never raises, on a device that is lost either."""
+        """Free the model and everything its Bindings hold. Never raises, even on a lost device."""
         super().close()
         self._cuda.close()
 
@@ -237,7 +237,7 @@ def _wishes(options: Mapping[str, str], provider: str) -> Wishes:
 
 
 def _graphs(options: Mapping[str, str], provider: str) -> str:
-    """Give "0", "1" or "auto". Raises: InferError (INVALID)."""
+    """Return "0", "1" or "auto". Raises: InferError (INVALID)."""
     graphs = options.get(GRAPHS) or options.get("cuda.enable_cuda_graph", "0")
     if graphs not in ("0", "1", "auto"):
         raise InferError(Code.INVALID, f"option '{GRAPHS}' is '{graphs}', expected 0, 1 or auto")
@@ -257,7 +257,7 @@ def _cpu_nodes(session: Any) -> tuple[str, ...] | None:
         return None
     try:
         parts = [(part.ep_name, part.get_nodes()) for part in ask()]
-    except Exception:  # noqa: BLE001 - as unknown as where it cannot be asked
+    except Exception:  # noqa: BLE001 - treated like a version that cannot be asked
         return None
     found = tuple(f"{node.op_type} {node.name}".rstrip() for name, nodes in parts if name == CPU for node in nodes)
     if found:

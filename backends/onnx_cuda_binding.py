@@ -1,6 +1,6 @@
 """The Binding of `onnx_cuda.py`: copies in, a run and copies out, queued on three streams of a device.
 
-Where all that is wanted is bound, `begin` queues and `end` waits, so that two Bindings of one session keep the device's
+If every wanted output is bound, `begin` queues and `end` waits, so that two Bindings of one session keep the device's
 copy engines and kernels busy at once. Everything else runs fed, as on the CPU, within `begin`.
 """
 
@@ -28,8 +28,8 @@ from .onnx_failures import words
 from .signature import Signature
 
 PINNED_BYTES = 1 << 17
-"""From this size on a tensor in a client's memory is copied by the device itself. Up to 64 KiB CUDA may have the CPU
-read it, which must not touch that memory; and to gather it takes no longer than a call."""
+"""From this size on, the device itself copies a tensor from client memory. Up to 64 KiB CUDA may have the CPU read it,
+which must not touch that memory; and gathering it takes no longer than a call."""
 
 
 class CudaBinding(DeviceSlabs):
@@ -38,7 +38,7 @@ class CudaBinding(DeviceSlabs):
     def __init__(
         self, cuda: CudaSession, graph: Signature, signature: Signature, capacity_rows: int, run_options: Any
     ) -> None:  # fmt: skip
-        """Allocate all that can be told by now. Raises: InferError (OutOfMemory: the sizes); nothing is left then."""
+        """Allocate what can be sized now. Raises: InferError (OutOfMemory: the sizes), leaving nothing behind."""
         self.device_ns = 0
         self._bound_options = [bound_options(shrink=cuda.wishes.shrink)]
         self._thread = 0
@@ -56,18 +56,18 @@ class CudaBinding(DeviceSlabs):
             raise
 
     def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
-        """Give the pinned input buffers for a run; the same ones for the same shapes."""
+        """Return the pinned input buffers for a run; the same ones for the same shapes."""
         if self._placed or self._aimed:
             self._placed, self._aimed = {}, {}
         return super().lend(rows, shapes)
 
     def run(self, wanted: Sequence[int]) -> list[Any]:
-        """Run the model on what was lent."""
+        """Run the model on the lent buffers."""
         self.begin(wanted)
         return self.end()
 
     def begin(self, wanted: Sequence[int]) -> None:
-        """Queue the run of what was lent and filled; what cannot be bound is run here and now."""
+        """Queue the run of the lent and filled buffers; a run that cannot be bound runs right here."""
         plan = self._lent
         if plan is None:
             raise ValueError("run without lend")
@@ -93,7 +93,7 @@ class CudaBinding(DeviceSlabs):
             raise
         except CudaError as error:
             raise refusal(self._drained() or error) from error
-        except Exception as error:  # it does not say whose fault it was; the other way does
+        except Exception as error:  # it does not say who is to blame; a fed run does
             if (met := self._drained()) is not None:
                 raise refusal(met) from error
             self._fill_host(plan)
@@ -103,7 +103,7 @@ class CudaBinding(DeviceSlabs):
         self._begun = choice, key
 
     def end(self) -> list[Any]:
-        """Wait for the run that was begun, and hand over what it gave."""
+        """Wait for the run that was begun, and return its outputs."""
         if self._ready is not None:
             ready, self._ready, self.device_ns = self._ready, None, 0
             self._placed, self._aimed = {}, {}
@@ -126,14 +126,14 @@ class CudaBinding(DeviceSlabs):
         ]
 
     def ended(self) -> bool:
-        """Say whether `end` would return, or raise, at once."""
+        """Whether `end` would return, or raise, at once."""
         try:
             return self._begun is None or self._runtime.told(self._done)
         except CudaError:
             return True
 
     def stop(self) -> None:
-        """End the run under way while it is being queued: what the device has begun ends by itself."""
+        """End the current run while it is being queued; what the device has begun ends by itself."""
         for options in self._bound_options:
             options.terminate = True
         super().stop()
@@ -144,14 +144,14 @@ class CudaBinding(DeviceSlabs):
             options.terminate = False
 
     def reaches(self, part: DeviceArray) -> bool:
-        """Say whether the device copies a tensor by itself: its own, another's, or one in memory that is pinned."""
+        """Whether the device can copy a tensor itself: from its own, another's, or pinned memory."""
         if part.memory.device != HOST:
             return True
         may = part.nbytes >= PINNED_BYTES and self._cuda.wishes.pinned
         return may and self._runtime.pins.has(part.memory, self.device)
 
     def place(self, position: int, parts: Parts) -> None:
-        """Take an input's rows from parts, on the device where ONNX Runtime wants it there. Raises: PartUnreadable."""
+        """Take an input's rows from parts, on the device if ONNX Runtime wants it there. Raises: PartUnreadable."""
         buffer = self._lent.buffers[position] if self._lent is not None else None
         if buffer is None:
             raise ValueError("place without lend")
@@ -161,7 +161,7 @@ class CudaBinding(DeviceSlabs):
             onto_host(buffer, parts)
 
     def aim(self, position: int, targets: Targets) -> bool:
-        """Write an output's rows to targets on the device, where its shape is known beforehand."""
+        """Write an output's rows to targets on the device, if its shape is known beforehand."""
         if self._lent is None or position not in self._bindable or not self._is_on_device("out", position):
             return False
         shape = self._output_shape(self._lent, position)
@@ -175,12 +175,11 @@ class CudaBinding(DeviceSlabs):
         return True
 
     def prepare(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> None:
-        """Run what was lent and filled, so that its kernels are chosen; then capture its CUDA graph, if there are any.
+        """Run the lent and filled buffers so that kernels are chosen, then capture a CUDA graph if enabled.
 
-        That first: a capture keeps everybody else off the device, and choosing takes many times as long.
-
+        In this order: a capture keeps everything else off the device, and choosing takes many times as long.
         Threads: the one that will run it: ONNX Runtime keeps graphs by thread (PerThreadContext).
-        Raises: InferError: INVALID where graphs must be and cannot; DeviceLost.
+        Raises: InferError: INVALID if graphs are required and impossible; DeviceLost.
         """
         self._thread = self._thread or threading.get_ident()
         self.lend(rows, shapes)
@@ -191,17 +190,17 @@ class CudaBinding(DeviceSlabs):
         captures = self._cuda.graphs and self._thread == threading.get_ident()
         if captures and (self._cuda.wishes.graphs != "auto" or (goes and self._cuda.has_room())):
             self._prepare_graph(plan)
-            # if that has come to nothing there is another session, which has not run it
+            # if the capture failed, there is another session, which has not run these shapes
             self._cuda.tried(self._run_shapes(plan), self._try_out)
 
     def _try_out(self) -> bool:
-        """Run what was lent, whatever comes of it: what these values provoke, or has no room now, requests need not."""
+        """Run the lent buffers, ignoring failures: other values, or more free memory, may work later."""
         try:
             self.run(tuple(sorted(self._bindable)) or (0,))
         except DeviceLost:
             raise
         except InferError:
-            return False  # whoever runs it next meets it too, and says so
+            return False  # the next run fails too, and reports it
         return True
 
     def _prepare_graph(self, plan: RunPlan) -> None:
@@ -213,7 +212,7 @@ class CudaBinding(DeviceSlabs):
         number = self._cuda.next_graph()
         why = self._capture(plan, number)
         if why:
-            # not while an exception, or anybody else, holds on to the session
+            # not while an exception, or anything else, refers to the session
             self._cuda.without_graphs(why)
             return
         self._captured[self._run_shapes(plan)] = options = bound_options(number)
@@ -226,9 +225,9 @@ class CudaBinding(DeviceSlabs):
         return len(self._captured)
 
     def rest(self) -> None:
-        """Have ONNX Runtime give back memory that its arena does not use; that takes a run, so once after others.
+        """Have ONNX Runtime release unused arena memory; that takes a run, so only once after other runs.
 
-        Captured graphs use memory that the arena holds for free: with them, nothing is given back.
+        Captured graphs use memory that the arena considers free: with them, nothing is released.
         """
         if self._lent is None or not self.tired or self._captured or self._begun is not None:
             return
@@ -237,28 +236,28 @@ class CudaBinding(DeviceSlabs):
         try:
             self._fed(self._lent, (0,))
         except InferError:
-            return  # the next run meets it too, and says so to somebody
+            return  # the next run fails too, and reports it
         finally:
             self._run_options = usual
 
     def renew(self) -> None:
-        """Go on with the session that there is now."""
+        """Continue with the current session."""
         self._session = self._cuda.session
         self._run_bound = getattr(self._session, "run_with_iobinding", None)
         self._captured.clear()
         self._forget_choices()
 
     def release(self) -> None:
-        """Let go of the session, all buffers, streams and events, after what is under way. Never raises."""
+        """Release the session, all buffers, streams and events, after current work. Never raises."""
         self._begun = self._ready = None
         super().release()
-        # not before all is over: this may be what keeps clients' memory where it is
+        # only when everything is over: these may keep clients' memory mapped
         self._placed, self._aimed = {}, {}
 
-    # --- how a run goes
+    # --- a run
 
     def _capture(self, plan: RunPlan, number: int) -> str:
-        """Run with all outputs bound, and capture; say why that cannot be, or "". Raises: InferError."""
+        """Run with all outputs bound, and capture; return why that is impossible, or "". Raises: InferError."""
         choice = self._choose(plan, tuple(range(len(self._outputs))))
         if not isinstance(choice, CudaChoice) or not choice.is_whole(self._inputs, self._outputs):
             return "a tensor of the model is not bound on the device"
@@ -267,10 +266,10 @@ class CudaBinding(DeviceSlabs):
                 self._runtime.use(self.device)
                 self._copy(choice.into, self._cuda.stream, "read")
                 self._runtime.drain(self._cuda.stream)
-                # ONNX Runtime runs it as often as it must before it captures
+                # ONNX Runtime runs it as often as needed before it captures
                 self._run_bound(choice.binding, bound_options(number, waits=True))
                 self._runtime.drain(self._cuda.stream)
-        except Exception as error:  # noqa: BLE001 - whatever it was: without graphs it may be nothing
+        except Exception as error:  # noqa: BLE001 - whatever it was, it may not occur without graphs
             return words(error)
         return ""
 
@@ -313,7 +312,7 @@ class CudaBinding(DeviceSlabs):
                 onto_host(buffer, parts)
 
     def _deliver(self, results: list[Any], wanted: tuple[int, ...]) -> list[Any]:
-        """Write what came to the host where it was wanted on the device."""
+        """Write outputs that came to the host to their targets on the device."""
         for position, result in zip(wanted, results, strict=True):
             for first, target in self._aimed.get(position, ()):
                 rows = np.ascontiguousarray(result[first : first + target.shape[0]] if target.shape else result)
@@ -329,7 +328,7 @@ class CudaBinding(DeviceSlabs):
         return results
 
     def _drained(self) -> CudaError | None:
-        """End all that is under way, so that the buffers can be used again; give what the device has met."""
+        """End all current work, so that the buffers can be used again; return the device's error."""
         self._begun = None
         return self._holdings.drain(self._cuda.stream)
 

@@ -1,4 +1,4 @@
-"""A choice of outputs bound on a device, and what of a run's tensors is copied where. Called by the CUDA Binding."""
+"""A choice of outputs bound on a device, and the copies that a run needs. Used by the CUDA Binding."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Targets = Sequence[tuple[int, DeviceArray]]
 
 
 class BoundTensor:
-    """A tensor as a choice binds it: on the device at `at`, which is its slab's own address but for a run in place.
+    """A tensor as a choice binds it: on the device at `at`, which is its slab's own address unless a run is in place.
 
-    Shapes: `shape` is the run's; `slab.host` has the bytes of that for an input, of the rows that were lent for an
-    output. `move` is the copy between both sides of the slab.
+    Shapes: `shape` is the run's; `slab.host` has as many bytes for an input, and those of the lent rows for an output.
+    `move` is the copy between both sides of the slab.
     """
 
     __slots__ = ("at", "bind", "move", "shape", "size", "slab", "spec")
@@ -33,14 +33,14 @@ class BoundTensor:
         self.at = 0
 
     def put(self, device: int, at: int) -> None:
-        """Bind it at an address, unless it is there."""
+        """Bind it at an address, unless it is bound there already."""
         if at != self.at:
             self.bind(self.spec.name, "cuda", device, self.spec.type.onnx_code, self.shape, at)
             self.at = at
 
 
 class CudaChoice(Choice):
-    """`into` and `out` are the copies of an ordinary run. `replay`: the options that replay its graph; None: none."""
+    """`into` and `out` are the copies of an ordinary run. `replay`: the options that replay its graph, or None."""
 
     __slots__ = ("device", "given", "into", "moved", "out", "replay", "taken")
 
@@ -62,18 +62,18 @@ class CudaChoice(Choice):
             self.into.append(Move(slab.device, slab.pinned, slab.host.nbytes))
 
     def give(self, position: int, spec: TensorSpec, shape: tuple[int, ...], slab: Slab, *, shown: bool) -> None:
-        """Bind an output in its slab; copy it to the host where it is `shown`."""
+        """Bind an output in its slab; if `shown`, copy it to the host."""
         self.given[position] = bound = BoundTensor(spec, shape, slab, self.binding.bind_output)
         bound.put(self.device, slab.device)
         if shown:
             self.out.append(Move(slab.pinned, slab.device, slab.host.nbytes))
 
     def is_whole(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
-        """Tell whether all tensors are bound on the device, as a graph must have it."""
+        """Whether all tensors are bound on the device, as a graph requires."""
         return len(self.taken) == len(inputs) and len(self.given) == len(outputs)
 
     def in_place(self, placed: Mapping[int, Parts], aimed: Mapping[int, Targets]) -> tuple[list[Move], list[Move]]:
-        """Bind what can be where it lies, everything else in its slab; give the copies that this run takes."""
+        """Bind in place what can be, everything else in its slab; return the copies that this run needs."""
         into: list[Move] = []
         out: list[Move] = []
         for position, bound in self.taken.items():
@@ -101,7 +101,7 @@ class CudaChoice(Choice):
         return into, out
 
     def _whole(self, parts: Parts, bound: BoundTensor) -> DeviceArray | None:
-        """Give the one tensor that a run can use where it lies. A graph has its own addresses."""
+        """Return the single part that a run can use in place; None if there is none. A graph has fixed addresses."""
         part = parts[0] if len(parts) == 1 and self.replay is None else None
         if not isinstance(part, DeviceArray) or part.device != self.device:
             return None

@@ -1,6 +1,6 @@
-"""A session on one device and its computing stream, which all Bindings of the session share. Called by onnx_cuda.py.
+"""A session on one device and its computing stream, shared by all Bindings of the session. Used by onnx_cuda.py.
 
-What ONNX Runtime does with the stream, where it waits and when it captures was read in its sources (1.31):
+How ONNX Runtime uses the stream, where it waits and when it captures was read in its sources (1.31):
 cuda_execution_provider.cc, cuda_graph.cc, cuda_stream_handle.cc, inference_session.cc, io_binding.cc.
 """
 
@@ -25,17 +25,17 @@ from .errors import Code, InferError
 GRAPH = "gpu_graph_id"
 SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 NO_GRAPH = -1
-"""The number of a run that is neither captured nor replayed; 0 is what ONNX Runtime takes a run without one for."""
+"""The graph id of a run that is neither captured nor replayed; ONNX Runtime treats a run without one as 0."""
 
 ROOM = 1 / 8
-"""So much of a device's memory is left free by graphs that nobody has asked for: a graph takes 7 to 30 MiB, and a model
-of eight lengths and twelve sizes has two hundred (docs/gpu-check.md)."""
+"""The fraction of a device's memory that default graphs leave free: a graph takes 7 to 30 MiB, and a model of eight
+lengths and twelve sizes has two hundred (docs/gpu-check.md)."""
 
 logger = logging.getLogger("penstock.backends")
 
 
 class SessionUser(Protocol):
-    """What is bound to the session: a CudaBinding."""
+    """A user of the session: a CudaBinding."""
 
     @property
     def device_bytes(self) -> int: ...
@@ -45,15 +45,15 @@ class SessionUser(Protocol):
 
 
 Start = Callable[[int, bool], Any]
-"""Makes a session whose work goes to a stream, with graphs or without. Raises: InferError."""
+"""Makes a session whose work goes to a stream, with or without graphs. Raises: InferError."""
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a model's options ask of its Bindings.
+    """What a model's options request of its Bindings.
 
-    `graphs` is "", "auto" or "1". `rows` are the buckets of rows, ascending: a run has as many rows as the next one.
-    `shrink`: what every run has ONNX Runtime's arenas give back after it, such as "gpu:0".
+    `graphs` is "", "auto" or "1". `rows` are the buckets of rows, ascending: a run is padded to the next one. `shrink`:
+    the arenas that ONNX Runtime shrinks after every run, such as "gpu:0".
     """
 
     graphs: str = ""
@@ -62,16 +62,16 @@ class Wishes:
     shrink: str = ""
 
     def bucket(self, rows: int, most: int) -> int:
-        """Give the rows that a run of `rows` is made with, `most` at most."""
+        """Return the rows to run for `rows`, where buckets above `most` are not used."""
         at = bisect.bisect_left(self.rows, rows)
         return self.rows[at] if rows and at < len(self.rows) and self.rows[at] <= most else rows
 
 
 class CudaSession:
-    """One session, one stream. `graphs`: whether runs may be captured; `queue` is held by who puts a run in."""
+    """One session, one stream. `graphs`: whether runs may be captured; hold `queue` while queueing a run."""
 
     def __init__(self, runtime: Runtime, device: int, wishes: Wishes, start: Start) -> None:
-        """Make the stream, then the session. Raises: InferError, CudaError; nothing is left then."""
+        """Make the stream, then the session. Raises: InferError, CudaError, leaving nothing behind."""
         self.runtime = runtime
         self.device = device
         self.wishes = wishes
@@ -103,21 +103,21 @@ class CudaSession:
         self.outputs = _on_device(self.session, "get_output_memory_infos", self.session.get_outputs())
 
     def no_graphs(self, why: str) -> None:
-        """Record none; the session is as good without. Raises: InferError (INVALID) where there must be graphs."""
+        """Turn graphs off; the session stays valid. Raises: InferError (INVALID) if graphs are required."""
         self._may_do_without(why)
         self.graphs = False
         logger.info("no CUDA graphs for a model on cuda:%d: %s", self.device, why)
 
     def without_graphs(self, why: str) -> None:
-        """Begin again with a new session and stream: a capture that has gone wrong spoils both.
+        """Start over with a new session and stream: a failed capture spoils both.
 
-        Raises: InferError: INVALID where there must be graphs; what a load raises.
+        Raises: InferError: INVALID if graphs are required; what a load raises.
         """
         self._may_do_without(why)
         self.restart(why)
 
     def restart(self, why: str) -> None:
-        """Begin again without graphs. Raises: InferError."""
+        """Start over without graphs. Raises: InferError."""
         self.graphs = False
         self.close()
         try:
@@ -132,7 +132,7 @@ class CudaSession:
             raise InferError(Code.INVALID, f"CUDA graphs were asked for, but {why}")
 
     def shrinking_options(self) -> Any:
-        """Make the options of a run after which the arena gives back what it does not use."""
+        """Make the options of a run after which the arena releases what it does not use."""
         return bound_options(waits=True, shrink=f"gpu:{self.device}")
 
     def _renew(self) -> None:
@@ -140,20 +140,20 @@ class CudaSession:
             binding.renew()
 
     def close(self) -> None:
-        """Free the session, once nobody else has it, and its stream. Never raises on a device that is lost."""
+        """Free the session, once nothing else refers to it, and its stream. Never raises on a lost device."""
         with GATE.shared():
             self.session = None
             self._renew()
         self._end_stream()
 
     def tried(self, shapes: Hashable, run: Callable[[], bool]) -> bool:
-        """Tell whether a run of these shapes has gone well, which is made once for all Bindings of a session."""
+        """Whether a run of these shapes succeeded; it is made once for all Bindings of a session."""
         if shapes not in self._tried:
             self._tried[shapes] = run()
         return self._tried[shapes]
 
     def has_room(self) -> bool:
-        """Tell whether a graph may be recorded by default: others need memory too. Raises: InferError."""
+        """Whether a graph may be captured by default, leaving memory to others. Raises: InferError."""
         try:
             free, total = self.runtime.memory(self.device)
         except CudaError as error:
@@ -161,7 +161,7 @@ class CudaSession:
         return free >= ROOM * total
 
     def next_graph(self) -> int:
-        """Give the number of a graph that has none yet."""
+        """Return an unused graph number."""
         return next(self._numbers)
 
     def _end_stream(self) -> None:
@@ -172,9 +172,9 @@ class CudaSession:
 
 
 def bound_options(graph: int = NO_GRAPH, *, waits: bool = False, shrink: str = "") -> Any:
-    """Make the options of a run with all bound: it returns when all is queued, unless it `waits`."""
+    """Make the options of a fully bound run: it returns when everything is queued, unless it `waits`."""
     made = onnxruntime.RunOptions()
-    made.log_severity_level = 4  # the exception says the same, to somebody who knows the request
+    made.log_severity_level = 4  # the exception carries the same text, to code that knows the request
     made.add_run_config_entry(GRAPH, str(graph))
     if not waits:
         made.add_run_config_entry("disable_synchronize_execution_providers", "1")
@@ -184,17 +184,17 @@ def bound_options(graph: int = NO_GRAPH, *, waits: bool = False, shrink: str = "
 
 
 def _on_device(session: Any, ask: str, nodes: Sequence[Any]) -> frozenset[str] | None:
-    """Name the tensors that ONNX Runtime wants, or makes, on the device; None where this version does not say.
+    """Return the tensors that ONNX Runtime expects or makes on the device; None if this version does not report them.
 
-    It matters: an input that it wants on the host (a shape, say) is copied from the device when it is bound, and never
-    again. Source: CopyOneInputAcrossDevices.
+    It matters: an input that it expects on the host (a shape, for example) is copied from the device when bound, and
+    never again. Source: CopyOneInputAcrossDevices.
     """
     told = getattr(session, ask, None)
     if told is None:
         return None
     try:
         places: Iterable[Any] = told()
-    except Exception:  # noqa: BLE001 - as unknown as where it cannot be asked
+    except Exception:  # noqa: BLE001 - treated like a version that cannot be asked
         return None
     return frozenset(node.name for node, place in zip(nodes, places, strict=True) if _is_cuda(place.name))
 

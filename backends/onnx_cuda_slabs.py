@@ -1,6 +1,6 @@
 """The slabs of a CUDA Binding on both sides, and how a choice of outputs is bound in them.
 
-Which tensors are on the device is ONNX Runtime's to say: an input that it wants on the host, such as a shape, is bound
+ONNX Runtime determines which tensors are on the device: an input that it expects on the host, such as a shape, is bound
 in its pinned buffer, and so is an output that it makes there.
 """
 
@@ -24,7 +24,7 @@ RunShapes = tuple[tuple[int, ...] | None, ...]
 
 
 class DeviceSlabs(OnnxBinding):
-    """A slab on the device beside each pinned one, allocated for all rows at once where the shapes are known."""
+    """A slab on the device beside each pinned one, allocated for all rows at once if the shapes are known."""
 
     bound_bytes = sys.maxsize
 
@@ -52,11 +52,11 @@ class DeviceSlabs(OnnxBinding):
 
     @property
     def device_bytes(self) -> int:
-        """What its slabs take on the device."""
+        """The device memory of its slabs."""
         return self._holdings.bytes
 
     def release(self) -> None:
-        """Let go of the session and of all that is held. Never raises."""
+        """Release the session and everything held. Never raises."""
         self._holdings.drain(self._cuda.stream)
         super().release()
         self._holdings.free()
@@ -76,7 +76,7 @@ class DeviceSlabs(OnnxBinding):
         return self._cuda.wishes.bucket(plan.rows, self.capacity_rows)
 
     def _run_shapes(self, plan: RunPlan) -> RunShapes:
-        """Give the shapes that a run has: as many rows as the next bucket."""
+        """Return the shapes of a run: with as many rows as the next bucket."""
         if not self._signature.batched:
             return tuple(None if buffer is None else buffer.shape for buffer in plan.buffers)
         rows = self._run_rows(plan)
@@ -91,7 +91,7 @@ class DeviceSlabs(OnnxBinding):
         return plan
 
     def _grow(self, position: int, size: int) -> None:
-        """Replace a slab that is too small, first on the device: where that has no room, the smaller runs go on."""
+        """Replace a slab that is too small, first on the device: if memory is short there, smaller runs still work."""
         if self._binds() and self._is_on_device("in", position):
             spec = self._inputs[position][1]
             try:
@@ -109,7 +109,7 @@ class DeviceSlabs(OnnxBinding):
         return self._holdings.pinned(nbytes)[:nbytes].view(dtype)
 
     def _device_slabs(self) -> dict[tuple[str, int], int]:
-        """Have a slab on the device beside each on the host; give their addresses."""
+        """Allocate a device slab beside each on the host; return their addresses."""
         had = self._holdings.bytes
         try:
             return {
@@ -123,7 +123,7 @@ class DeviceSlabs(OnnxBinding):
                 self._forget_addresses()
 
     def _forget_addresses(self) -> None:
-        """Let go of what was bound or captured with the addresses of slabs that are gone."""
+        """Drop everything bound or captured with the addresses of freed slabs."""
         self._captured.clear()
         self._forget_choices()
 
@@ -132,7 +132,7 @@ class DeviceSlabs(OnnxBinding):
             plan.choices.clear()
 
     def _bind_all(self, plan: RunPlan, wanted: tuple[int, ...]) -> CudaChoice:
-        with GATE.shared():  # ONNX Runtime takes a stream for each tensor that it is given
+        with GATE.shared():  # ONNX Runtime uses a stream for each tensor that it is given
             return self._bound(plan, wanted)
 
     def _bound(self, plan: RunPlan, wanted: tuple[int, ...]) -> CudaChoice:
@@ -143,7 +143,7 @@ class DeviceSlabs(OnnxBinding):
         for position, shape in enumerate(shapes):
             if shape is not None:
                 self._bind_input(choice, position, shape, slabs.get(("in", position)))
-        # a graph writes all that was bound when it was captured
+        # a graph writes everything that was bound when it was captured
         for position in range(len(self._outputs)) if replay is not None else wanted:
             self._bind_output(choice, plan, position, slabs.get(("out", position)), shown=position in wanted)
         choice.outputs = [self._output_view(plan, position) for position in wanted]
@@ -177,5 +177,5 @@ class DeviceSlabs(OnnxBinding):
 
 
 def _row_bytes(array: Array, shape: tuple[int, ...]) -> int:
-    """Units: bytes of one row of an array, which need not have the rows in its own shape."""
+    """Units: bytes of one row of an array whose own shape need not have rows."""
     return array.nbytes // shape[0] if shape and shape[0] else array.nbytes

@@ -1,4 +1,4 @@
-"""Failures of ONNX Runtime: what an exception means, told from its type and words. Called by onnx.py and its Binding.
+"""Failures of ONNX Runtime: classifies exceptions by type and text. Used by onnx.py and its Binding.
 
 ONNX Runtime has no code for "out of memory", "stopped" or "the device is gone": all are FAIL or a bare RuntimeError.
 """
@@ -12,9 +12,10 @@ from .cuda import ABSENT, LOST
 from .errors import RETRY_AFTER_NS, Code, DeviceLost, InferError, OutOfMemory, RunStopped
 
 _SOURCE_PLACE = re.compile(r"\S*/([\w.-]+\.(?:cc|cpp|cu|cuh|h|hpp)\b)")
-# "cuda_call.cc:154 <signature> cuda_call.cc:146 <signature> CUDA failure 46: ...": who throws it is always the same
+# "cuda_call.cc:154 <signature> cuda_call.cc:146 <signature> CUDA failure 46: ...": the throwing place is always the
+# same
 _CUDA_CALL = re.compile(r"cuda_call\.cc:\d+ .*?(?=\b[A-Z_]+ failure -?\d+: )", re.DOTALL)
-# the machine's name is no client's business
+# clients must not see the machine's name
 _HOSTNAME = re.compile(r" ; hostname=[^;]*(?=;|$)")
 _PLAN = " with the cudnn frontend json:"
 """A page of JSON follows."""
@@ -46,11 +47,11 @@ _LOST = re.compile(
 
 
 def run_error(error: Exception, *, on_gpu: bool = False) -> InferError:
-    """Make the refusal of a run that failed: INVALID where ONNX Runtime blames an argument, else INTERNAL.
+    """Make the InferError of a failed run: INVALID if ONNX Runtime blames an argument, else INTERNAL.
 
-    Returns: OutOfMemory, RunStopped or DeviceLost where the words say so. OVERLOADED for the first: the same request
-    may fit when others have ended. `on_gpu`: whether there is a device that can be lost: on the CPU such words could
-    only come out of a request.
+    Returns: OutOfMemory, RunStopped or DeviceLost if the text says so. The first is OVERLOADED: the same request may
+    fit when others have ended. `on_gpu`: whether there is a device that can be lost; on the CPU such texts could only
+    come from a request.
     """
     text = words(error)
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
@@ -64,22 +65,22 @@ def run_error(error: Exception, *, on_gpu: bool = False) -> InferError:
 
 
 def is_absent(error: Exception) -> bool:
-    """Tell whether a session could not be made because the GPU, its driver or a library cannot be had."""
+    """Whether a session could not be made because the GPU, its driver or a library is unavailable."""
     return _ABSENT.search(str(error)) is not None
 
 
 def kind(error: InferError) -> str:
-    """Give what failures of one kind have in common: their words without numbers and without a status."""
+    """Return what failures of one kind have in common: their text without numbers and without a status."""
     return _NUMBER.sub("#", without_status(error))
 
 
 def without_status(error: InferError) -> str:
-    """Give the words of a failure as a run with all bound tells them: without a status."""
+    """Return the text of a failure as a fully bound run reports it: without a status."""
     return re.sub(r"^onnx runtime error \d+: ", "", error.message)
 
 
 def advice(text: str) -> str:
-    """Say behind ONNX Runtime's words what to do about them, where they do not; else ""."""
+    """Return advice to append to ONNX Runtime's text, if it has none of its own; else ""."""
     if _UNREGISTERED in text:
         setting = "runtime.custom_op_libraries in penstock.toml"
         return f"; if it is no operator of ONNX Runtime's, name the library that has it: {setting}"
@@ -87,7 +88,7 @@ def advice(text: str) -> str:
 
 
 def words(error: Exception, model: Path | None = None) -> str:
-    """Give ONNX Runtime's words, its source folders, the model's folder and the machine's name left out.
+    """Return ONNX Runtime's text without its source folders, the model's folder and the machine's name.
 
     Source: the beginning is that of Triton's onnxruntime_backend ("onnx runtime error 2: ...").
     """

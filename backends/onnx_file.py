@@ -1,4 +1,4 @@
-"""The parts of an .onnx file that Penstock reads itself: names, shapes, and which files hold weights besides."""
+"""The parts of an .onnx file that Penstock reads itself: names, shapes, and which other files hold weights."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ _MESSAGES: Mapping[str, tuple[tuple[str, int, str], ...]] = {
     "Shape": (("dim", 1, "*Dim"),),
     "Dim": (("value", 1, "int64"), ("param", 2, "string")),
 }
-"""What is read of a ModelProto; all else is kept as it is. Source: onnx.proto of the ONNX IR specification."""
+"""The fields read of a ModelProto; everything else is kept as it is. Source: onnx.proto of the ONNX IR
+specification."""
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
-"""How what Git LFS leaves in a file's place begins. Source: docs/spec.md of git-lfs."""
+"""The beginning of a pointer file, which Git LFS leaves in a file's place. Source: docs/spec.md of git-lfs."""
 
 
 def remark(path: Path) -> str:
-    """Say what of a file may be why it could not be loaded, behind ONNX Runtime's words; "" where that tells nothing.
+    """Return what about a file may explain why it could not be loaded, to append to ONNX Runtime's text; else "".
 
-    Its words have neither the size nor, where the file may not be read, what error 13 is.
+    Its text has neither the size nor, if the file may not be read, the meaning of error 13.
     """
     try:
         with path.open("rb") as file:
@@ -47,7 +48,7 @@ def remark(path: Path) -> str:
 
 
 def weight_bytes(path: Path) -> int:
-    """Give the size of a model's file and of the files beside it that its weights are in; 0 where it cannot be read."""
+    """Return the size of a model's file and of the weight files beside it; 0 if it cannot be read."""
     try:
         size = path.stat().st_size
         beside = [each for each in path.parent.iterdir() if each != path and each.is_file()]
@@ -59,7 +60,7 @@ def weight_bytes(path: Path) -> int:
 
 
 def row_shapes(path: Path) -> dict[str, tuple[int, ...]] | None:
-    """Give the shapes, rows left out, of the inputs that have rows; None where another axis is free, or who knows."""
+    """Return the shapes, without rows, of inputs that have rows; None if another axis is free or unknown."""
     made = _read(path)
     if made is None:
         return None
@@ -88,13 +89,13 @@ def _read(path: Path) -> Any:
     try:
         made.ParseFromString(path.read_bytes())
     except (OSError, DecodeError):
-        return None  # who loads it says why
+        return None  # the loader reports why
     return made
 
 
 @cache
 def model_class() -> Any:
-    """Make the class of a ModelProto, in a pool of its own; what it does not name it keeps.
+    """Make the class of a ModelProto, in its own pool; it keeps fields that it does not name.
 
     `value` and `param` are one choice, as in the original.
     """

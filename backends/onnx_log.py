@@ -1,6 +1,6 @@
-"""What ONNX Runtime logs, in our log: its own lines, coloured and of another form, stood between ours on stderr.
+"""Routes ONNX Runtime's log into the server's: its own lines, colored and in another format, mixed with ours on stderr.
 
-Called before a session is made. Needs 1.32; with older ones, and from threads of ONNX Runtime's own, which cannot wait
+Called before a session is made. Needs 1.32; with older versions, and from ONNX Runtime's own threads, which cannot wait
 for Python, lines go to stderr as before.
 """
 
@@ -14,12 +14,12 @@ import onnxruntime
 logger = logging.getLogger("penstock.onnxruntime")
 
 _LEVELS = (logging.DEBUG, logging.DEBUG, logging.WARNING, logging.ERROR, logging.CRITICAL)
-"""Of its severities: verbose, info, warning, error, fatal. Its "info" is of no use to who runs a server."""
+"""For its severities: verbose, info, warning, error, fatal. Its "info" is of no use to operators."""
 
 
 @cache
 def route_log() -> None:
-    """Have it call us, once for the process. What it logs is for others to say: of sessions what no exception says."""
+    """Register the callback, once per process. Session and run options, and onnx_providers.py, limit what is logged."""
     register = getattr(onnxruntime, "set_default_logger_callback", None)
     if register is not None:
         register(_log)

@@ -1,4 +1,4 @@
-"""The operators of an .onnx file, read without its weights, and those not to be given nothing. Called by `onnx.py`."""
+"""The operators of an .onnx file, read without its weights, and those that crash on empty inputs. Used by `onnx.py`."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from .protobuf_fields import fields
 _GRAPH, _FUNCTION, _NODE_OF_GRAPH, _NODE_OF_FUNCTION = 7, 25, 1, 7
 _OPERATOR, _ATTRIBUTE, _GRAPHS_OF_ATTRIBUTE = 4, 5, (6, 11)
 _OTHER_VALUES = frozenset({2, 3, 4, 5, 7, 8, 9, 10, 14, 15, 22, 23})
-"""Numbers of fields; the last are what an attribute may hold in place of graphs. Source: onnx.proto of the ONNX IR
-specification, which has each attribute hold values of one kind."""
+"""Field numbers; the last are those that an attribute may hold instead of graphs. Source: onnx.proto of the ONNX IR
+specification, in which each attribute holds values of one kind."""
 _WITH_LENGTH = 2
 _DEEPEST = 64
 _NEVER_EMPTY = frozenset({"LSTM", "GRU", "DynamicQuantizeLSTM"})
 _ONCE = frozenset({"Einsum", "OneHot", "TopK"})
 _MENDED = (1, 31)
 SHARED_SCALES = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
-"""Operators whose every number depends on the largest and the smallest that they are given, of whatever row."""
+"""Operators whose every output depends on the largest and smallest of their inputs, across all rows."""
 
 
 def never_empty(version: str) -> frozenset[str]:
-    """Name the operators that end the process where their batch has no rows, by the version of ONNX Runtime.
+    """Return the operators that crash the process if their batch has no rows, by the version of ONNX Runtime.
 
-    Seen on the CPU, where a session on a GPU may leave nodes, too: the first with 1.20 to 1.32; Einsum with 1.20
-    to 1.24, OneHot with 1.20 to 1.26, TopK with 1.20 to 1.30.
+    Observed on the CPU, where a session on a GPU may leave nodes too: the first with 1.20 to 1.32; Einsum with 1.20 to
+    1.24, OneHot with 1.20 to 1.26, TopK with 1.20 to 1.30.
     """
     numbers = tuple(int(part) if part.isdecimal() else 0 for part in version.split(".")[:2])
     return _NEVER_EMPTY if numbers >= _MENDED else _NEVER_EMPTY | _ONCE
 
 
 def operators(path: Path) -> frozenset[str]:
-    """Name the operators of a model, also those in branches, loops and functions; nothing where it cannot be read.
+    """Return the operators of a model, including those in branches, loops and functions; none if it cannot be read.
 
-    Weights, which may be gigabytes, are passed over: of a file that is mapped they are never looked at.
+    Weights, which may be gigabytes, are skipped: in a mapped file they are never touched.
     """
     try:
         with (
@@ -45,7 +45,7 @@ def operators(path: Path) -> frozenset[str]:
         ):
             return frozenset(_of_model(model))
     except (OSError, ValueError, LookupError, BufferError):
-        return frozenset()  # who loads it says why
+        return frozenset()  # the loader reports why
 
 
 def _of_model(model: memoryview) -> Iterator[str]:
@@ -56,7 +56,7 @@ def _of_model(model: memoryview) -> Iterator[str]:
 
 
 def _of_nodes(model: memoryview, start: int, stop: int, node: int, deepest: int) -> Iterator[str]:
-    """Name the operators of a graph, or of a function. `node`: the number of the field that its nodes are in."""
+    """Yield the operators of a graph or a function. `node`: the number of the field that holds its nodes."""
     for field, begin, end in _fields(model, start, stop):
         if field != node:
             continue
@@ -68,7 +68,7 @@ def _of_nodes(model: memoryview, start: int, stop: int, node: int, deepest: int)
 
 
 def _of_attribute(model: memoryview, start: int, stop: int, deepest: int) -> Iterator[str]:
-    """Name the operators of an attribute's graphs. One of numbers is left: a forest has millions, each a field."""
+    """Yield the operators of an attribute's graphs. Skips one of numbers: a forest has millions, each a field."""
     for head, low, high in fields(model, start, stop):
         if head >> 3 in _GRAPHS_OF_ATTRIBUTE:
             yield from _of_nodes(model, low, high, _NODE_OF_GRAPH, deepest - 1)
@@ -77,7 +77,7 @@ def _of_attribute(model: memoryview, start: int, stop: int, deepest: int) -> Ite
 
 
 def _fields(model: memoryview, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Give the number, the start and the end of each field that has a length. Raises: as `fields`."""
+    """Yield the number, the start and the end of each field that has a length. Raises: as `fields`."""
     for head, begin, end in fields(model, start, stop):
         if head & 7 == _WITH_LENGTH:
             yield head >> 3, begin, end

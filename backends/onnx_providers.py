@@ -1,7 +1,7 @@
-"""Providers: which of ONNX Runtime's a device takes, with what options, and why one has not started.
+"""Providers: which of ONNX Runtime's a device uses, with what options, and why one did not start.
 
-Called by onnx.py and onnx_cuda.py. Sources: ONNX Runtime's documentation of the CUDA and TensorRT providers, and
-cuda_execution_provider_info.cc; what is not said here is ONNX Runtime's own default.
+Used by onnx.py and onnx_cuda.py. Sources: ONNX Runtime's documentation of the CUDA and TensorRT providers, and
+cuda_execution_provider_info.cc; options not set here have ONNX Runtime's own defaults.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ADVICE = {
     TENSORRT: "TensorRT comes apart from ONNX Runtime: pip install tensorrt",
 }
 _CUDA_DEFAULTS = {
-    # EXHAUSTIVE, ONNX Runtime's own, tries every algorithm for every shape it has not seen: seconds of stall each
+    # EXHAUSTIVE, ONNX Runtime's default, tries every algorithm for every new shape: a stall of seconds each time
     "cudnn_conv_algo_search": "HEURISTIC",
     "cudnn_conv_use_max_workspace": "1",
     "do_copy_in_default_stream": "1",
@@ -43,16 +43,16 @@ Provider = tuple[str, dict[str, str]]
 
 
 def wants_tensorrt(options: Mapping[str, str]) -> bool:
-    """Tell whether TensorRT was asked for."""
+    """Whether TensorRT is configured."""
     return options.get("penstock.tensorrt") == "1" or any(name.startswith("tensorrt.") for name in options)
 
 
 def cuda_options(
     device: int, options: Mapping[str, str], stream: int, *, graphs: bool, budget_bytes: int = 0
 ) -> dict[str, str]:  # fmt: skip
-    """Make the options of the CUDA provider: our defaults, then what the model's options say (`cuda.<name>`).
+    """Make the options of the CUDA provider: Penstock's defaults, overridden by the model's (`cuda.<name>`).
 
-    Raises: InferError (INVALID) for what Penstock decides itself, and for copies on a stream of their own: they race.
+    Raises: InferError (INVALID) for options that Penstock sets itself, and for copies on a separate stream: they race.
     Source: onnxruntime issue 4829 for the last.
     """
     said = said_to(options, "cuda.")
@@ -62,7 +62,7 @@ def cuda_options(
     if said.get("do_copy_in_default_stream", "1") != "1":
         raise InferError(Code.INVALID, "option 'cuda.do_copy_in_default_stream': 0 gives wrong results")
     made = dict(_CUDA_DEFAULTS)
-    # a next power of two is wasted where the shapes are few and known, and saves allocations where they are not
+    # powers of two waste memory if shapes are few and known, and save allocations otherwise
     made["arena_extend_strategy"] = "kSameAsRequested" if options.get(ROWS) else "kNextPowerOfTwo"
     if budget_bytes:
         made["gpu_mem_limit"] = str(budget_bytes)
@@ -70,7 +70,7 @@ def cuda_options(
 
 
 def ready(provider: str) -> None:
-    """Have pip's CUDA libraries found, once. Raises: InferError (UNSUPPORTED) where this build has no such provider."""
+    """Load pip's CUDA libraries, once. Raises: InferError (UNSUPPORTED) if this build lacks the provider."""
     if provider not in onnxruntime.get_available_providers():
         text = f"the onnxruntime {onnxruntime.__version__} here has no {_short(provider)}"
         advice = "pip install penstock[gpu]" if provider == CUDA else "install onnxruntime-gpu"
@@ -79,10 +79,10 @@ def ready(provider: str) -> None:
 
 
 def check_cudnn(options: Mapping[str, str]) -> None:
-    """Raise InferError (UNSUPPORTED) where cuDNN is missing, unless the CUDA provider's options do without.
+    """Raise InferError (UNSUPPORTED) if cuDNN is missing, unless the CUDA provider's options disable it.
 
-    ONNX Runtime looks for it at the first run that needs it: the model would be loaded, and every run of it fail.
-    Source: cudnn_loader.cc, for the names too.
+    ONNX Runtime looks for it in the first run that needs it: the model would load, and every run fail. Source:
+    cudnn_loader.cc, for the names too.
     """
     if options.get("enable_cudnn", "1") == "0":
         return
@@ -99,7 +99,7 @@ def check_cudnn(options: Mapping[str, str]) -> None:
 
 
 def why_not_started(provider: str) -> str:
-    """Say why ONNX Runtime has left out a provider that it has: the loader's words where a library is missing."""
+    """Say why ONNX Runtime did not start one of its providers: the loader's text if a library is missing."""
     folder = Path(onnxruntime.__file__).parent / "capi"
     try:
         ctypes.CDLL(str(folder / _SHARED_LIBRARY), ctypes.RTLD_GLOBAL)
@@ -110,12 +110,12 @@ def why_not_started(provider: str) -> str:
 
 
 def said_to(options: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """Give what a model's options say to one provider."""
+    """Return a model's options for one provider."""
     return {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
 
 
 def own_options(device: int, stream: int) -> dict[str, str]:
-    """Give what Penstock decides for either provider."""
+    """Return the options that Penstock sets for either provider."""
     return {"device_id": str(device), "user_compute_stream": str(stream)}
 
 
@@ -124,7 +124,7 @@ def _short(provider: str) -> str:
 
 
 def _both_installed() -> str:
-    """Say that both builds of ONNX Runtime are installed: they are one folder, of which the last one wins."""
+    """Report if both builds of ONNX Runtime are installed: they share one folder, and the last one wins."""
     for name in ("onnxruntime", "onnxruntime-gpu"):
         try:
             importlib.metadata.version(name)
@@ -135,11 +135,11 @@ def _both_installed() -> str:
 
 @cache
 def _preload() -> None:
-    # ONNX Runtime's own logger writes beside what it raises, the machine's name with it, and warns of every load
-    route_log()  # which sets its own
+    # ONNX Runtime's own logger repeats what it raises, with the machine's name, and warns on every load
+    route_log()  # which sets its own severity
     onnxruntime.set_default_logger_severity(_FATAL)
     preload = getattr(onnxruntime, "preload_dlls", None)
     if preload is not None:
-        # it prints what it does not find, and the system may have it
+        # it prints what it does not find, which the system may have
         with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
             preload()

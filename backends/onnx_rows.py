@@ -1,7 +1,7 @@
-"""Free rows: an ONNX model whose graph fixes the first axis of every tensor to 1, with that axis made free.
+"""Free rows: frees the first axis of an ONNX model whose graph fixes it to 1 in every tensor.
 
-Called by `onnx.py` for the option FREE_ROWS. Whether the answers stay the same is for the caller to find out: a graph
-may have the 1 in its nodes as well (batching/loading/freeing.py).
+Used by `onnx.py` for the option FREE_ROWS. The caller must find out whether the answers stay the same: a graph may have
+the 1 in its nodes as well (batching/loading/freeing.py).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from .errors import Code, InferError
 from .onnx_file import model_class
 
 ROWS = "penstock_rows"
-"""What the axis is named."""
+"""The name of the freed axis."""
 
 
 def with_free_rows(model: bytes) -> tuple[bytes, frozenset[str]]:
     """Free the first axis of every input and output that has it fixed to 1.
 
     Returns: the model, and the names of those tensors.
-    Raises: InferError (INVALID) where that cannot be: an axis is missing or fixed to more, or none is fixed.
+    Raises: InferError (INVALID) if that is impossible: an axis is missing or fixed to more, or none is fixed.
     """
     made = model_class()()
     try:
@@ -34,14 +34,14 @@ def with_free_rows(model: bytes) -> tuple[bytes, frozenset[str]]:
     freed = frozenset(_freed([*values, *made.graph.output]))
     if not freed:
         raise InferError(Code.INVALID, "no tensor has its first axis fixed to 1")
-    made.graph.ClearField("seen")  # shapes inside the graph, that are no longer true, and that nobody needs
+    made.graph.ClearField("seen")  # shapes inside the graph, which are no longer true, and which nothing needs
     return made.SerializeToString(), freed
 
 
 def _freed(values: Iterable[Any]) -> Iterable[str]:
     for value in values:
         if not value.type.HasField("tensor"):
-            continue  # a sequence says nothing of its length
+            continue  # a sequence type has no length
         dims = value.type.tensor.shape.dim
         first = dims[0].value if dims else 0
         if not dims or first > 1:

@@ -1,4 +1,4 @@
-"""TensorRT under ONNX Runtime: where its engines are kept, and for which shapes they are built. Called by onnx_cuda.py.
+"""TensorRT under ONNX Runtime: where its engines are cached, and for which shapes they are built. Used by onnx_cuda.py.
 
 An engine takes minutes to build and fits one GPU, one version of each library and one model.
 """
@@ -28,9 +28,9 @@ _NOT_IN_NAMES = re.compile(r"[^\w.-]+")
 def tensorrt_options(
     path: Path, device: int, options: Mapping[str, str], stream: int, runtime: Runtime
 ) -> dict[str, str]:  # fmt: skip
-    """Make the options of the TensorRT provider: engines and timings are kept; `tensorrt.<name>` goes before ours.
+    """Make the options of the TensorRT provider: engines and timings are cached; `tensorrt.<name>` overrides these.
 
-    Raises: InferError (INVALID) for what Penstock decides itself, and for a folder that cannot be made or is nobody's.
+    Raises: InferError (INVALID) for options that Penstock sets itself, and if the folder cannot be made or is unknown.
     """
     said = said_to(options, "tensorrt.")
     for name in OURS:
@@ -46,7 +46,7 @@ def tensorrt_options(
 
 
 def _make(folder: Path) -> None:
-    """Make a folder, for this user alone: engines are code. TensorRT's provider makes the last part of a path only."""
+    """Create a folder for this user only: engines are code. TensorRT's provider creates only a path's last part."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -54,7 +54,7 @@ def _make(folder: Path) -> None:
 
 
 def engine_key(path: Path, device: int, runtime: Runtime) -> str:
-    """Name what an engine fits: the GPU, the versions, the model's content. Raises: InferError."""
+    """Return a name for what an engine fits: the GPU, the versions, the model's content. Raises: InferError."""
     try:
         gpu = f"{runtime.name(device)}-sm{runtime.capability(device)}"
     except CudaError as error:
@@ -69,9 +69,9 @@ def engine_key(path: Path, device: int, runtime: Runtime) -> str:
 
 
 def profiles(path: Path, rows: str) -> dict[str, str]:
-    """Name the shapes that engines are built for, from the least bucket of rows to the largest, best for that.
+    """Return the shapes to build engines for, from the smallest to the largest bucket of rows, the optimum.
 
-    Nothing where rows are not the only free axis: TensorRT then builds for what comes, as it comes.
+    Empty if rows are not the only free axis: TensorRT then builds engines for shapes as they come.
     """
     shapes = row_shapes(path) if rows else None
     if not shapes:
@@ -86,7 +86,7 @@ def profiles(path: Path, rows: str) -> dict[str, str]:
 
 
 def _folder(options: Mapping[str, str]) -> Path:
-    """Give where engines are kept. Source: XDG Base Directory, "cache". Raises: InferError."""
+    """Return where engines are cached. Source: XDG Base Directory, "cache". Raises: InferError."""
     said = options.get(ENGINES)
     if said:
         return Path(said)

@@ -1,6 +1,6 @@
-"""Tensors that ONNX Runtime's Python API takes or gives in another form than numpy has: bfloat16, and strings.
+"""Tensors that ONNX Runtime's Python API represents differently from numpy: bfloat16, and strings.
 
-Called by onnx_binding.py.
+Used by onnx_binding.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .signature import TensorSpec
 
 
 def ort_value(array: Array, spec: TensorSpec) -> Any:
-    """Wrap an array without a copy. Ownership: the array must outlive what is returned."""
+    """Wrap an array without a copy. Ownership: the array must outlive the result."""
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, spec.type.onnx_code)
 
 
@@ -33,9 +33,9 @@ def bits(value: Any) -> Array:
 
 
 def decoded(name: str, array: Array) -> Array:
-    """Decode what goes in: ONNX Runtime would take a `bytes` for its repr.
+    """Decode string inputs: ONNX Runtime would convert `bytes` to their repr.
 
-    Raises: InferError (INVALID) for what is not UTF-8, which its Python API takes in no form.
+    Raises: InferError (INVALID) for strings that are not UTF-8, which its Python API does not accept in any form.
     """
     text = np.empty(array.size, np.object_)
     try:
@@ -46,7 +46,7 @@ def decoded(name: str, array: Array) -> Array:
 
 
 def encoded(array: Array) -> Array:
-    """Encode what comes out: strings, as UTF-8."""
+    """Encode string outputs as UTF-8."""
     raw = np.empty(array.size, np.object_)
     raw[:] = [item.encode() for item in array.flat]
     return raw.reshape(array.shape)

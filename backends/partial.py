@@ -1,7 +1,7 @@
-"""Partial: parts of a package, imported without what the package's own `__init__` imports.
+"""Partial: imports parts of a package without what the package's own `__init__` imports.
 
-Called by loading.py. `import tensorflow` takes 2.5 s of CPU, most of it for Keras, distribution, data sets and three
-copies of its own names; what loads and runs a SavedModel takes 1 s, and 130 MB less.
+Used by loading.py. `import tensorflow` takes 2.5 s of CPU, most of it for Keras, distribution, data sets and three
+copies of its own names; importing only what loads and runs a SavedModel takes 1 s, and 130 MB less.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class _Outline(ModuleType):
-    """A package that has its place and nothing else; who wants more of it gets the whole, which takes its place."""
+    """A package with only its path; accessing anything else imports the whole package, which replaces it."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__version__":
@@ -31,10 +31,10 @@ def _whole(outline: _Outline) -> ModuleType:
 
 
 def import_parts(package: str, parts: Sequence[str]) -> None:
-    """Import modules of a package; where that fails, the whole package, as anybody else would.
+    """Import modules of a package; if that fails, import the whole package in the ordinary way.
 
-    Does nothing for a package that is there already, or is not installed. Modules that have been imported stay: the
-    whole package takes them up. Raises: what importing the whole package raises.
+    Does nothing if the package is already imported or not installed. Imported modules stay: the whole package reuses
+    them. Raises: what importing the whole package raises.
     """
     if package in sys.modules:
         return
@@ -45,13 +45,13 @@ def import_parts(package: str, parts: Sequence[str]) -> None:
     outline.__path__ = list(spec.submodule_search_locations)
     outline.__spec__ = spec
     collects = gc.isenabled()
-    gc.disable()  # or a fifth of it all would be walks over what there is so far
+    gc.disable()  # otherwise a fifth of the time would go to scans of what has been imported so far
     try:
         for part in parts:
             importlib.import_module(f"{package}.{part}")
-    except Exception:  # noqa: BLE001 - another version may be made otherwise
+    except Exception:  # noqa: BLE001 - another version may be structured differently
         _whole(outline)
     finally:
-        gc.freeze()  # what has been imported stays
+        gc.freeze()  # imported modules stay
         if collects:
             gc.enable()

@@ -1,6 +1,6 @@
 """The fields of a message in protobuf's wire format, found without parsing it.
 
-Called where a message is too large to be parsed before it is known what is in it.
+Used if a message is too large to be parsed before its contents are known.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 _FIXED = {1: 8, 3: 0, 4: 0, 5: 4}
-"""How many bytes follow the head of a field, by its kind. Groups have none of their own: what is in them is counted."""
+"""How many bytes follow the head of a field, by its kind. Groups have none of their own: their contents are counted."""
 _MOST_SHIFT = 63
-"""Of a number's last 7 bits: a longer one is none of protobuf's, and to read all of it takes the square of the time."""
+"""The shift of a number's last 7 bits: longer numbers are not valid protobuf, and reading one takes quadratic time."""
 
 
 def fields(message: bytes | memoryview, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Give the fields of a message: the head of each, and where what it holds begins and ends.
+    """Yield the fields of a message: the head of each, and the start and end of its contents.
 
-    Raises: IndexError, KeyError, where it is none.
+    Raises: IndexError, KeyError, if it is not one.
     """
     while at < end:
         head = message[at]

@@ -1,4 +1,4 @@
-"""Signature: what a model takes and gives."""
+"""Signature: what a model takes and returns."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ ZIPMAP = (
 class TensorSpec:
     """One input or output.
 
-    Shapes: -1 is free. `datatype` is a v2 name, or the runtime's own type name (`seq(map(int64,tensor(float)))`)
-    for an output that is no tensor; such an output reaches hooks only. It is "" where a declaration leaves it out.
-    `axes` are the model's names for its axes, "" for one without; empty where it names none. Axes of one name have one
+    Shapes: -1 is free. `datatype` is a v2 name, or the runtime's own type name (`seq(map(int64,tensor(float)))`) for an
+    output that is not a tensor; such an output reaches hooks only. It is "" if a declaration omits it. `axes` are the
+    model's names for its axes, "" for one without; empty if it names none. Axes with the same name have the same
     length.
-
-    How a configuration has it travel: `reshape` is the model's own shape of it where that differs from `shape`, rows
-    left out, None where it does not. `ragged`: requests of different shapes share a batch, in which it is flat.
-    `is_shape`: its values are a shape, and what shares a batch has the same ones.
+    As configured: `reshape` is the model's own shape, without rows, if that differs from `shape`, else None. `ragged`:
+    requests of different shapes share a batch, in which it is flat. `is_shape`: its values are a shape, which must be
+    equal across a batch.
     """
 
     name: str
@@ -43,9 +42,9 @@ class TensorSpec:
 
     @property
     def advice(self) -> str:
-        """What makes a tensor of an output that is none, where that is known; "" otherwise.
+        """How to export a non-tensor output as a tensor, if known; else "".
 
-        Source: skl2onnx, whose converters put a ZipMap behind each classifier, and onnxmltools.
+        Source: skl2onnx, whose converters put a ZipMap after each classifier, and onnxmltools.
         """
         return ZIPMAP if self.datatype.startswith("seq(map(") else ""
 
@@ -59,8 +58,8 @@ class TensorSpec:
 class Signature:
     """Names, datatypes and shapes, in the model's order.
 
-    Shapes: when `batched`, axis 0 of every tensor is rows and is written -1; otherwise no axis is rows, and one
-    request is one run.
+    Shapes: when `batched`, axis 0 of every tensor is rows and is written -1; otherwise no axis is rows, and one request
+    is one run.
     """
 
     inputs: tuple[TensorSpec, ...]

@@ -1,10 +1,9 @@
 """TensorFlow: loads a SavedModel on the CPU or on one GPU, and lends Bindings. The only file that imports it.
 
-Called through `loading.py`, and never in the server's process: a process that has TensorFlow and ONNX Runtime has two
-pools of threads, two CUDA allocators and two copies of protobuf's descriptors.
-
-A SavedModel of either generation is loaded as a graph with a session, as TensorFlow Serving and Triton did, and run
-without a look at the shapes that its placeholders declare.
+Used through `loading.py`, and never in the server's process: a process with both TensorFlow and ONNX Runtime has two
+thread pools, two CUDA allocators and two copies of protobuf's descriptors.
+A SavedModel of either generation is loaded as a graph with a session, as in TensorFlow Serving and Triton, and run
+without checking the shapes that its placeholders declare.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ from .tensorflow_rows import free_placeholders, with_free_rows
 from .tensorflow_signature import ServedSignature, choose_key, read_signature
 
 MAX_CALLABLES = 32
-"""Choices of outputs whose pruned and optimised graph is kept: the oldest goes first."""
+"""Choices of outputs whose pruned and optimized graph is kept; the oldest is evicted first."""
 _IN_TURN = "SINGLE_THREADED_EXECUTOR"
-"""Runs a graph's operations one after another on the thread that asks. One row takes 24 in place of 171 us of CPU for
-iris, 12 in place of 54 for a network of two layers, 22 in place of 120 for a small convolution; an operation still uses
-all its threads. It knows no references (variables of TensorFlow 1), and nothing but one device."""
+"""Runs a graph's operations one after another on the calling thread. One row takes 24 instead of 171 us of CPU for
+iris, 12 instead of 54 for a network of two layers, 22 instead of 120 for a small convolution; an operation still uses
+all its threads. It supports neither references (variables of TensorFlow 1) nor more than one device."""
 _IN_TURN_REFUSES = "Single-threaded executor does not"
 _GRAPH_FILES = ("saved_model.pb", "saved_model.pbtxt")
 _TRUE = {"1", "true", "on", "yes"}
@@ -51,17 +50,17 @@ _FALSE = {"0", "false", "off", "no"}
 def load(path: Path, device: str, options: Mapping[str, str]) -> TensorflowBackend:
     """Load a SavedModel's folder on `device` ("cpu", "cuda:0", ...).
 
-    Options: TF_GRAPH_TAG (serve; several with commas), TF_SIGNATURE_DEF (the signature's key), cortex_signature (1:
-    without a key, Cortex's rule for it), penstock.free_rows (1: a first axis that the signature fixes to 1 is made
-    free); TF_NUM_INTRA_THREADS or intra_op_thread_count (0: all CPUs we may use), TF_NUM_INTER_THREADS or
-    inter_op_thread_count (0: one operation after another; on a GPU, all CPUs), TF_USE_PER_SESSION_THREADS;
-    allow_growth (1, but 0 where a fraction is said) and gpu_memory_fraction.
-    Raises: InferError (NOT_FOUND: no SavedModel there; UNSUPPORTED: a type or device we cannot serve; else INVALID).
+    Options: TF_GRAPH_TAG (serve; several separated by commas), TF_SIGNATURE_DEF (the signature's key), cortex_signature
+    (1: without a key, use Cortex's rule), penstock.free_rows (1: free a first axis that the signature fixes to 1);
+    TF_NUM_INTRA_THREADS or intra_op_thread_count (0: all usable CPUs), TF_NUM_INTER_THREADS or inter_op_thread_count
+    (0: one operation after another; on a GPU, all CPUs), TF_USE_PER_SESSION_THREADS; allow_growth (1, but 0 if a
+    fraction is set) and gpu_memory_fraction.
+    Raises: InferError (NOT_FOUND: no SavedModel there; UNSUPPORTED: an unsupported type or device; else INVALID).
     """
     config = session_config(device, options)
     if not any((path / name).is_file() for name in _GRAPH_FILES):
         raise InferError(Code.NOT_FOUND, f"there is no SavedModel: '{path.name}' has no {_GRAPH_FILES[0]}")
-    tf_logging.get_logger().setLevel("ERROR")  # it tells of every restored variable
+    tf_logging.get_logger().setLevel("ERROR")  # it logs every restored variable
     return TensorflowBackend(path, config, options, on_gpu=device != "cpu")
 
 
@@ -76,13 +75,13 @@ def session_config(device: str, options: Mapping[str, str]) -> Any:
     config.inter_op_parallelism_threads = asked or usable_cpus()
     if device == "cpu" and not asked:
         config.experimental.executor_type = _IN_TURN
-    # a thread that spins for work holds the core that the front end needs: with 32 rows of iris, 43 in place of 63 us
+    # a thread that spins for work occupies the core that the front end needs: with 32 rows of iris, 43 instead of 63 us
     config.experimental.disable_thread_spinning = True
     config.use_per_session_threads = _flag(options, "TF_USE_PER_SESSION_THREADS", default=False)
     fraction = _fraction(options, "gpu_memory_fraction")
     config.gpu_options.per_process_gpu_memory_fraction = fraction
     config.gpu_options.allow_growth = _flag(options, "allow_growth", default=not fraction)
-    # else a run that does not fit waits ten seconds for others to end; a smaller one may fit at once
+    # otherwise a run that does not fit waits ten seconds for others to end; a smaller one may fit at once
     config.gpu_options.experimental.disallow_retry_on_allocation_failure = True
     number = device_number(device)
     if number is None:
@@ -97,10 +96,10 @@ def session_config(device: str, options: Mapping[str, str]) -> Any:
 
 
 class TensorflowBackend:
-    """One SavedModel. Its Bindings may run at once: a session's runs are thread-safe and leave the GIL.
+    """One SavedModel. Its Bindings may run at once: a session's runs are thread-safe and release the GIL.
 
-    It has one session at a time. A fresh one, opened after a run was stopped, is read from the files again: what a
-    model has written to its variables is gone then, as it is in a process that was started again.
+    It has one session at a time. The new session opened after a run was stopped is read from the files again: values
+    that a model wrote to its variables are lost, as when a process restarts.
     """
 
     platform = "tensorflow_savedmodel"
@@ -142,7 +141,7 @@ class TensorflowBackend:
         return binding
 
     def opened(self) -> Session:
-        """Give the session to run on. Raises: InferError, where a fresh one is needed and cannot be opened."""
+        """Return the session to run on. Raises: InferError, if a new one is needed and cannot be opened."""
         opened = self._opened
         if opened is not None and not opened.closed:
             return opened
@@ -154,7 +153,7 @@ class TensorflowBackend:
             return self._opened
 
     def gives_way(self, error: Exception) -> bool:
-        """Tell whether a run failed because the executor cannot run this graph: from now on another one does."""
+        """Whether a run failed because the executor cannot run this graph; if so, another is used from now on."""
         executor = self._config.experimental.executor_type
         if not executor or _IN_TURN_REFUSES not in str(error):
             return False
@@ -164,7 +163,7 @@ class TensorflowBackend:
         return True
 
     def close(self) -> None:
-        """Free the model, its Bindings' buffers included. TensorFlow keeps a GPU's memory until the process ends."""
+        """Free the model, including its Bindings' buffers. TensorFlow keeps a GPU's memory until the process ends."""
         with self._lock:
             opened, self._opened = self._opened, None
         if opened is not None:
@@ -173,7 +172,7 @@ class TensorflowBackend:
             binding.release()
 
     def _free_rows(self) -> None:
-        """Free the first axis, and open the session again with a graph that has it free. Nodes stay as they were."""
+        """Free the first axis, and reopen the session with the changed graph. Nodes stay as they were."""
         graph, fixed = with_free_rows(self.serving.graph)
         names = [self.serving.tensors["input", name] for name in fixed]
         self._freed = frozenset(name.partition(":")[0] for name in names)
@@ -183,7 +182,7 @@ class TensorflowBackend:
             self._opened = self._open()[0]
 
     def _open(self) -> tuple[Session, Any]:
-        """Load the graph into a session of its own: variables restored, tables and assets initialised."""
+        """Load the graph into its own session: variables restored, tables and assets initialized."""
         graph = Graph()
         session = TensorflowSession(graph=graph, config=self._config)
         try:
@@ -203,7 +202,7 @@ class TensorflowBackend:
 
 
 class Session:
-    """A session, and what it has made to run: one callable per choice of inputs and outputs.
+    """A session and its callables, one for each choice of inputs and outputs.
 
     Threads: any.
     """
@@ -215,7 +214,7 @@ class Session:
         self._lock = threading.Lock()
 
     def callable(self, feeds: tuple[str, ...], fetches: tuple[str, ...]) -> Callable[..., list[Any]]:
-        """Give what runs the graph, made with the first use of these names."""
+        """Return the callable that runs the graph, made on the first use of these names."""
         key = feeds, fetches
         made = self._callables.get(key)
         if made is not None:
@@ -231,7 +230,7 @@ class Session:
             return self._callables[key]
 
     def has(self, tensor: str) -> bool:
-        """Tell whether the graph has a tensor of this name."""
+        """Whether the graph has a tensor of this name."""
         try:
             self._session.graph.get_tensor_by_name(tensor)
         except (KeyError, ValueError):
@@ -245,11 +244,11 @@ class Session:
 
 
 def _fill_unread(graph: Any, session: Any) -> None:
-    """Fill the variables that a load leaves empty, from those that were saved as copies of them.
+    """Fill the variables that a load leaves empty, from the saved copies of them.
 
-    `tf.saved_model.save` of a model of Keras 3 makes a second variable of each, initialised with the first, and only
-    those second ones are read from the files; what runs uses the first. TensorFlow's loader for Python finds them by
-    their objects; Triton, TensorFlow Serving and others that run the graph fail: "Could not find variable".
+    `tf.saved_model.save` of a model of Keras 3 makes a second variable of each, initialized with the first, and only
+    those second ones are read from the files, while the graph uses the first. TensorFlow's loader for Python finds them
+    by their objects; Triton, TensorFlow Serving and others that run the graph fail: "Could not find variable".
     """
     pairs = []
     for copying in graph.get_operations():
@@ -272,7 +271,7 @@ def _as_json(described: Any) -> dict[str, Any]:
 
 
 def _serving(session: Session, described: Any, options: Mapping[str, str]) -> tuple[ServedSignature, dict[str, Any]]:
-    """Choose and read the signature, and the values of its inputs that may be absent."""
+    """Choose and read the signature, and the default values of its optional inputs."""
     signatures = _as_json(described)
     cortex = _flag(options, "cortex_signature", default=False)
     key = choose_key(signatures, options.get("TF_SIGNATURE_DEF", ""), cortex=cortex)
@@ -286,7 +285,7 @@ def _serving(session: Session, described: Any, options: Mapping[str, str]) -> tu
 
 
 def _threads(options: Mapping[str, str], *names: str) -> int:
-    """Read a number of threads under the first of its names that says one; 0 where none does."""
+    """Read a number of threads from the first of these options that sets one; 0 if none does."""
     for name in names:
         value = options.get(name, "")
         if not value:

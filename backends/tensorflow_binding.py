@@ -1,6 +1,6 @@
-"""The Binding of `tensorflow.py`: how one run of a session gets its inputs and gives its outputs.
+"""The Binding of `tensorflow.py`: how one run of a session gets its inputs and returns its outputs.
 
-Called by `tensorflow.py` only. It needs no TensorFlow itself.
+Used by `tensorflow.py` only. It needs no TensorFlow itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .tensorflow_failures import run_error
 from .tensorflow_signature import ServedSignature
 
 MAX_PLANS = 256
-"""Shapes whose buffers are remembered per Binding: the oldest goes first."""
+"""Shapes whose buffers are cached per Binding; the oldest is evicted first."""
 
 Shapes = tuple[tuple[int, ...] | None, ...]
 
@@ -29,14 +29,14 @@ class OpenSession(Protocol):
     closed: bool
 
     def callable(self, feeds: tuple[str, ...], fetches: tuple[str, ...]) -> Callable[..., list[Any]]:
-        """Give what runs the graph on `feeds` for `fetches`, by TensorFlow's names."""
+        """Return the callable that runs the graph on `feeds` for `fetches`, by TensorFlow's names."""
 
     def close(self) -> None:
         """End all runs: they fail."""
 
 
 class LoadedSavedModel(Protocol):
-    """What a Binding knows of its Backend. `defaults` are the values of inputs that may be absent."""
+    """What a Binding uses of its Backend. `defaults` are the values of absent optional inputs."""
 
     serving: ServedSignature
     defaults: Mapping[str, Any]
@@ -44,17 +44,17 @@ class LoadedSavedModel(Protocol):
     on_gpu: bool
 
     def opened(self) -> OpenSession:
-        """Give the session to run on: the one there is, or a fresh one where that was closed. Raises: InferError."""
+        """Return the session to run on, opening a new one if it was closed. Raises: InferError."""
 
     def gives_way(self, error: Exception) -> bool:
-        """Tell whether the run that failed so is to begin again, on a session of another kind."""
+        """Whether the run that failed like this must start again, on a session of another kind."""
 
 
 class TensorflowBinding:
-    """One slab of memory per input; views of it are lent, and TensorFlow reads them where they are.
+    """One slab of memory per input; views of it are lent, and TensorFlow reads them in place.
 
-    A run that is stopped is ended by closing the session, which ends the runs of all Bindings: those that nobody
-    stopped begin again on the session that is opened next.
+    A run is stopped by closing the session, which ends the runs of all Bindings: those that were not stopped start
+    again on the next session.
     """
 
     def __init__(self, model: LoadedSavedModel, signature: Signature, capacity_rows: int) -> None:
@@ -77,7 +77,7 @@ class TensorflowBinding:
         self._stopped = False
 
     def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
-        """Give the input buffers for a run; the same ones for the same shapes."""
+        """Return the input buffers for a run; the same ones for the same shapes."""
         if rows > self.capacity_rows:
             raise ValueError(f"{rows} rows, capacity is {self.capacity_rows}")
         key = tuple(shapes)
@@ -89,31 +89,31 @@ class TensorflowBinding:
         return buffers
 
     def run(self, wanted: Sequence[int]) -> list[Any]:
-        """Run the model on what was lent."""
+        """Run the model on the lent buffers."""
         if self._lent is None:
             raise ValueError("run without lend")
         outputs = self._run(self._lent, wanted)
         return [output if output.flags.owndata else output.copy() for output in outputs]
 
     def run_on(self, inputs: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
-        """Run the model on arrays of the caller's, in the Signature's order, in place of `lend` and `run`.
+        """Run the model on the caller's arrays, in the Signature's order, instead of `lend` and `run`.
 
-        Shapes: any; what the graph makes of them is its affair. None: an optional input is absent. An array that begins
-        at a multiple of 64 bytes is not copied.
-        Ownership: what is returned is to be read, never written to, and only until an input is written to: it may be
-        the model's own memory, or an input's. TensorFlow lets go of the inputs with its next call, not at once.
-        Threads: as `run`. Raises: as `run`. To be called after `begin`.
+        Shapes: any; the graph decides what to do with them. None: an optional input is absent. An array that begins at
+        a multiple of 64 bytes is not copied.
+        Ownership: the result may be read, never written to, and only until an input is written to: it may be the
+        model's own memory, or an input's. TensorFlow releases the inputs in its next call, not at once.
+        Threads: as `run`. Raises: as `run`. Call after `begin`.
         """
         return self._run(inputs, wanted)
 
     def begin(self) -> None:
-        """Forget a `stop`, as `lend` does: one that comes from now on ends the next `run_on`."""
+        """Clear a `stop`, as `lend` does: a later one ends the next `run_on`."""
         self._stopped = False
 
     def stop(self) -> None:
-        """End the run under way: TensorFlow looks at the turns of its loops and at what waits.
+        """End the current run: TensorFlow checks in each iteration of its loops, and while operations wait.
 
-        What is one long operation is not ended so; who must have an end can only kill the process.
+        A single long operation is not ended this way; only killing the process ends it for certain.
         """
         self._stopped = True
         running = self._running
@@ -121,7 +121,7 @@ class TensorflowBinding:
             running.close()
 
     def release(self) -> None:
-        """Let go of all buffers."""
+        """Release all buffers."""
         self._lent = None
         self._plans.clear()
         self._slabs.clear()
@@ -133,7 +133,7 @@ class TensorflowBinding:
         outputs = []
         for position in wanted:
             name = self._fetches[position]
-            # TensorFlow refuses to give out what it was given
+            # TensorFlow cannot fetch what it was fed
             result = feeds[self._feeds.index(name)] if name in self._feeds else next(found)
             outputs.append(self._present(position, result))
         return outputs
@@ -142,7 +142,7 @@ class TensorflowBinding:
         while True:
             opened = self._running = self._model.opened()
             try:
-                if self._stopped:  # looked at after `_running` is set: `stop` does it the other way round
+                if self._stopped:  # read after `_running` is set: `stop` does it in the opposite order
                     raise _stopped()
                 return opened.callable(self._feeds, fetches)(*feeds)
             except Exception as error:
@@ -162,7 +162,7 @@ class TensorflowBinding:
         return array.reshape(()) if self._scalars[position] and array.shape == (1,) else array
 
     def _present(self, position: int, result: Any) -> Array:
-        """Take what TensorFlow gives for an array, which for no axes is a number or bytes."""
+        """Convert a result of TensorFlow's to an array; one without axes is a number or bytes."""
         spec = self._outputs[position]
         array = result if isinstance(result, np.ndarray) else np.array(result, _dtype(spec, self._model.bfloat16))
         if spec.datatype == "BF16":
@@ -172,7 +172,7 @@ class TensorflowBinding:
     def _make_plan(self, shapes: Shapes) -> list[Array | None]:
         for position, shape in enumerate(shapes):
             if shape is not None and math.prod(shape) > self._slabs[position].size:
-                # at least doubled, so that growth by steps ends soon
+                # at least doubled, so that gradual growth ends soon
                 size = max(math.prod(shape), 2 * self._slabs[position].size)
                 self._slabs[position] = self._inputs[position].type.aligned(size)
                 self._plans.clear()

@@ -1,6 +1,6 @@
-"""Failures of TensorFlow: what an exception means, told from its code and words.
+"""Failures of TensorFlow: classifies exceptions by code and text.
 
-Called by tensorflow.py and its Binding. It needs no TensorFlow: an OpError is known by its `error_code`.
+Used by tensorflow.py and its Binding. It needs no TensorFlow: an OpError is identified by its `error_code`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from .errors import RETRY_AFTER_NS, Code, DeviceLost, InferError, OutOfMemory
 
 MAX_WORDS = 2000
-"""Letters of a message that go on: an assertion prints whole tensors where it is told to."""
+"""Characters of a message that are passed on: an assertion can be told to print whole tensors."""
 
 INVALID_ARGUMENT, EXHAUSTED, OUT_OF_RANGE = 3, 8, 11
 """Codes of tf.errors. Source: absl's StatusCode."""
@@ -21,7 +21,7 @@ _STACK = re.compile(
     re.DOTALL,
 )
 _BEFORE = re.compile(
-    # what comes before the operation's own words: the place where Python drew it
+    # the prefix before the operation's own text: where Python created it
     r"^.*?Graph execution error:\s*(?:Detected at node .*?\n(?:Node: '[^']*'|<stack traces [^>]*>)\n)?",
     re.DOTALL,
 )
@@ -40,21 +40,21 @@ _LOST = re.compile(
     r"|an illegal memory access was encountered|unspecified launch failure|misaligned address"
     r"|device-side assert triggered|uncorrectable (?:ECC|NVLink) error|no CUDA-capable device is detected"
 )
-"""CUDA's errors after which every call of the process's context fails, as TensorFlow words them."""
+"""CUDA's errors after which every call of the process's context fails, in TensorFlow's wording."""
 _NO_PYTHON = "Missing py trampoline"
-"""What a model says that was saved with a Python function in it: nobody can run it but who has saved it."""
+"""The error of a model that was saved with a Python function in it: only the program that saved it can run it."""
 _NO_MEMORY = re.compile(r"CUDA_ERROR_OUT_OF_MEMORY|CUDNN_STATUS_ALLOC_FAILED|CUBLAS_STATUS_ALLOC_FAILED|std::bad_alloc")
 
 
 def run_error(error: Exception, *, on_gpu: bool = False) -> InferError:
-    """Make the refusal of a run that failed: INVALID where TensorFlow blames what it was given, else INTERNAL.
+    """Make the InferError of a failed run: INVALID if TensorFlow blames its input, else INTERNAL.
 
-    Returns: OutOfMemory or DeviceLost where that is what happened. OVERLOADED for the first: the same
-    request may fit when others have ended. `on_gpu`: whether there is a device that can be lost.
+    Returns: OutOfMemory or DeviceLost if that is what happened. The first is OVERLOADED: the same request may fit when
+    others have ended. `on_gpu`: whether there is a device that can be lost.
     """
     text, code = words(error), getattr(error, "error_code", None)
     if isinstance(error, UnicodeDecodeError):
-        code = INVALID_ARGUMENT  # the words of an OpError that names what it was given, which is no text
+        code = INVALID_ARGUMENT  # raised for the text of an OpError that quotes its input, which is not UTF-8
     if isinstance(error, MemoryError) or code == EXHAUSTED or _NO_MEMORY.search(text):
         return OutOfMemory(Code.OVERLOADED, text or "out of memory", RETRY_AFTER_NS)
     if on_gpu and _LOST.search(text):
@@ -66,7 +66,7 @@ def run_error(error: Exception, *, on_gpu: bool = False) -> InferError:
 
 
 def load_error(error: Exception, model: Path) -> InferError:
-    """Make the refusal of a model that cannot be loaded: INVALID, or that memory is out."""
+    """Make the InferError of a model that cannot be loaded: INVALID, or OutOfMemory."""
     text = words(error, model)
     if isinstance(error, MemoryError) or getattr(error, "error_code", None) == EXHAUSTED:
         return OutOfMemory(Code.OVERLOADED, text or "out of memory", RETRY_AFTER_NS)
@@ -74,7 +74,7 @@ def load_error(error: Exception, model: Path) -> InferError:
 
 
 def words(error: Exception, model: Path | None = None) -> str:
-    """Give TensorFlow's words, its graph's nodes and stacks, its names of devices and the model's folder left out."""
+    """Return TensorFlow's text without its graph's nodes and stacks, its device names and the model's folder."""
     text = str(getattr(error, "message", None) or error)
     if isinstance(error, UnicodeDecodeError):
         text = error.object.decode("utf-8", "backslashreplace")

@@ -1,7 +1,7 @@
-"""Free rows: a SavedModel whose signature fixes the first axis of every tensor to 1, with that axis made free.
+"""Free rows: frees the first axis of a SavedModel whose signature fixes it to 1 in every tensor.
 
-Called by tensorflow.py for the option FREE_ROWS. Whether the answers stay the same is for the caller to find out: a
-graph may have the 1 in its operations as well (batching/loading/freeing.py). It needs no TensorFlow.
+Used by tensorflow.py for the option FREE_ROWS. The caller must find out whether the answers stay the same: a graph may
+have the 1 in its operations as well (batching/loading/freeing.py). It needs no TensorFlow.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def with_free_rows(graph: Signature) -> tuple[Signature, frozenset[str]]:
     """Free the first axis of every input and output that has it fixed to 1.
 
     Returns: the Signature, and the names of those inputs.
-    Raises: InferError (INVALID) where that cannot be: an axis is missing or fixed to more, or none is fixed.
+    Raises: InferError (INVALID) if that is impossible: an axis is missing or fixed to more, or none is fixed.
     """
     tensors = (*graph.inputs, *graph.outputs)
     for spec in tensors:
@@ -37,10 +37,10 @@ def _free(spec: TensorSpec) -> TensorSpec:
 
 
 def free_placeholders(graph_def: Any, names: frozenset[str]) -> None:
-    """Free the first axis of the placeholders that are named, in a GraphDef, which is changed.
+    """Free the first axis of the named placeholders in a GraphDef, which is modified.
 
-    The shapes that the graph was written with are dropped everywhere: TensorFlow works them out anew, and would
-    optimise by the old ones.
+    The shapes stored in the graph are dropped everywhere: TensorFlow infers them anew, and would otherwise optimize by
+    the old ones.
     """
     for node in graph_def.node:
         if node.name in names and node.attr["shape"].shape.dim:

@@ -1,6 +1,6 @@
-"""Which of a SavedModel's signatures is served, and what it takes and gives, read from protobuf's JSON of them.
+"""Which of a SavedModel's signatures is served, and what it takes and returns, read from their protobuf JSON.
 
-Called by tensorflow.py. It needs no TensorFlow.
+Used by tensorflow.py. It needs no TensorFlow.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ DATATYPES: Mapping[str, str] = {
     "DT_BFLOAT16": "BF16",
     "DT_STRING": "BYTES",
 }
-"""TensorFlow's type names to ours. What is not here (complex numbers, resources, variants, quantized types) nobody can
-carry."""
+"""TensorFlow's type names to Penstock's. Other types (complex numbers, resources, variants, quantized types) are not
+supported."""
 
 _RAGGED, _SPARSE = "a ragged tensor", "a sparse tensor"
 _REMEDIES = {
@@ -42,7 +42,7 @@ _REMEDIES = {
 }
 _COMPOSITES = {"RAGGED_TENSOR_SPEC": _RAGGED, "SPARSE_TENSOR_SPEC": _SPARSE}
 _OWN = "__saved_model_"
-"""How the keys begin under which TensorFlow keeps operations of its own, to initialise and to train."""
+"""The prefix of the keys of TensorFlow's internal operations, for initialization and training."""
 
 _Description = Mapping[str, Any]
 logger = logging.getLogger("penstock.backends")
@@ -52,7 +52,7 @@ logger = logging.getLogger("penstock.backends")
 class ServedSignature:
     """One signature of a SavedModel, as it is served.
 
-    `tensors` are the names in TensorFlow's graph of all inputs and outputs, by ours. `unranked` names those of ours
+    `tensors` maps the names of all inputs and outputs to those in TensorFlow's graph. `unranked` has the names of those
     whose number of axes the model leaves open; in `graph` their shape is ().
     """
 
@@ -65,12 +65,12 @@ class ServedSignature:
 
 
 def choose_key(signatures: _Description, asked: str, *, cortex: bool = False) -> str:
-    """Choose the signature to serve. `asked` is the key that is configured, "" where none is.
+    """Choose the signature to serve. `asked` is the configured key, "" if unset.
 
-    Without one it is `serving_default`, else the first by name; what TensorFlow keeps for itself is passed over.
-    `cortex`: the only one, else `predict`.
-    Raises: InferError (INVALID), naming the keys there are.
-    Source: Triton's tensorflow_backend, which takes any where the one it wants is missing, even one that is configured;
+    Without one it is `serving_default`, else the first by name; TensorFlow's internal ones are skipped. `cortex`: the
+    only one, else `predict`.
+    Raises: InferError (INVALID), naming the existing keys.
+    Source: Triton's tensorflow_backend, which uses any signature if the one it wants is missing, even a configured one;
     here that is an error. Cortex: F23.
     """
     keys = sorted(key for key in signatures if not key.startswith(_OWN))
@@ -89,12 +89,12 @@ def choose_key(signatures: _Description, asked: str, *, cortex: bool = False) ->
 
 
 def read_signature(signatures: _Description, key: str, order: Mapping[str, int]) -> ServedSignature:
-    """Read one signature. `order` gives the place of each of the graph's nodes in the model's file.
+    """Read one signature. `order` gives the position of each of the graph's nodes in the model's file.
 
-    A map of protobuf has no order. Inputs and outputs are in that of the graph, which for TensorFlow 1 is the one they
-    were drawn in and for TensorFlow 2 that of their names. An input is optional where the signature has a default for
-    it. An output that nobody can carry is left out, with a line in the log.
-    Raises: InferError (UNSUPPORTED: an input, or every output, that nobody can carry).
+    A protobuf map has no order. Inputs and outputs are in the order of the graph, which for TensorFlow 1 is that of
+    their creation and for TensorFlow 2 that of their names. An input is optional if the signature has a default for it.
+    An output of an unsupported type is left out and logged.
+    Raises: InferError (UNSUPPORTED: an input, or every output, is of an unsupported type).
     """
     described = signatures[key]
     defaults = described.get("defaults", {})
@@ -134,7 +134,7 @@ def read_signature(signatures: _Description, key: str, order: Mapping[str, int])
 
 
 def _ordered(tensors: _Description, order: Mapping[str, int]) -> list[tuple[str, _Description]]:
-    """Sort by place in the graph, then by which of its operation's outputs it is, then by name."""
+    """Sort by position in the graph, then by output number of the operation, then by name."""
 
     def place(item: tuple[str, _Description]) -> tuple[int, int, str]:
         node, _, output = str(item[1].get("name", "")).partition(":")
@@ -144,7 +144,7 @@ def _ordered(tensors: _Description, order: Mapping[str, int]) -> list[tuple[str,
 
 
 def _obstacle(tensor: _Description) -> str:
-    """Tell what a tensor is that nobody can carry; "" for any other."""
+    """Return what kind of unsupported tensor this is; "" if it is supported."""
     if "cooSparse" in tensor:
         return _SPARSE
     if "name" not in tensor:
@@ -155,7 +155,7 @@ def _obstacle(tensor: _Description) -> str:
 
 
 def _plain(kind: str) -> str:
-    """Give the type of what a reference of TensorFlow 1 refers to."""
+    """Return the type that a TensorFlow 1 reference type refers to."""
     return kind.removesuffix("_REF")
 
 
@@ -164,7 +164,7 @@ def _spec(name: str, tensor: _Description, *, optional: bool = False) -> TensorS
 
 
 def _shape(tensor: _Description) -> tuple[int, ...] | None:
-    """Give the whole shape, None where the number of axes is open. JSON leaves out what is 0."""
+    """Return the whole shape, None if the number of axes is open. JSON omits zeros."""
     shape = tensor.get("tensorShape", {})
     if shape.get("unknownRank"):
         return None

@@ -1,1 +1,1 @@
-"""Requests, rows, time and fairness: what decides who runs together, and when."""
+"""Requests, rows, time and fairness: decides which requests run together, and when."""

@@ -1,4 +1,4 @@
-"""Alarms: when models are to be looked at again, for deadlines and for batches that are held open."""
+"""Alarms: when to look at models again, for deadlines and for batches that are held open."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.batching")
 
 LATE_NS = 100_000_000
-"""An alarm that goes off so late finds a loop, or a machine, that stood still. Where there are sequences it then does
-not ring for as long: what has come meanwhile, to front ends too, is still to be read."""
+"""An alarm this late means that the loop or the machine stood still. For a model with sequences it is then put off by
+as long again: requests that came meanwhile, including to front ends, have not been read yet."""
 
 
 class Alarms:
-    """Rings for a model at the earliest time it was set to. There is one timer for all of them, never one per request.
+    """Rings for a model at the earliest time it was set to. All models share one timer; there is never one per request.
 
-    `_next_ns` is what that is set to, 0 for nothing. Models in `_late` have been put off, and are not put off again.
+    `_next_ns` is what the timer is set to, 0 if not set. Models in `_late` have been put off once and are not put off
+    again.
     Units: monotonic nanoseconds. Threads: the event loop's.
     """
 
@@ -41,7 +42,7 @@ class Alarms:
         self._ended = False
 
     def set(self, model: Model, due_ns: int) -> None:
-        """Ring at `due_ns`, unless it rings before that anyway."""
+        """Ring at `due_ns`, unless an earlier ring is already set."""
         before_ns = self._due.get(model, due_ns + 1)
         if before_ns <= due_ns or model in self._late or self._ended:
             return
@@ -50,12 +51,12 @@ class Alarms:
             self._wind(due_ns)
 
     def cancel(self, model: Model) -> None:
-        """Never ring for a model again."""
+        """Clear the alarm of a model."""
         self._due.pop(model, None)
         self._late.discard(model)
 
     def clear(self) -> None:
-        """Never ring again."""
+        """Stop ringing for good."""
         self._ended = True
         self._due.clear()
         if self._timer is not None:
@@ -69,23 +70,23 @@ class Alarms:
         self._timer.set(due_ns)
 
     def _rung(self) -> None:
-        """Ring for all that is due, and wind the timer for what is due next."""
+        """Ring for every model that is due, and set the timer for the next."""
         now_ns = time.monotonic_ns()
         due = [model for model, due_ns in self._due.items() if due_ns <= now_ns]
-        self._next_ns = 1  # nothing is before that: it is wound once
+        self._next_ns = 1  # no time is earlier, so the timer is set only once below
         for model in due:
             due_ns = self._due.pop(model, 0)
-            if not due_ns:  # one of those before it has had it cancelled
+            if not due_ns:  # an earlier ring cancelled it
                 continue
             if model.scheduler.sequences is not None and now_ns > due_ns + LATE_NS and model not in self._late:
-                # a sequence that went on may seem to have been idle
+                # a sequence that continued may look idle
                 self._late.add(model)
                 self._due[model] = now_ns + LATE_NS
                 continue
             self._late.discard(model)
             try:
                 self._ring(model)
-            except Exception:  # the others are due as well
+            except Exception:  # the other models are due as well
                 logger.exception("model %s: what was due has failed", model.name)
         if self._ended or self._timer is None:
             return

@@ -1,6 +1,6 @@
-"""AnswerStatistics: the answers of a model that gives several to a request, counted by their position.
+"""AnswerStatistics: the answers of a model that gives several per request, counted by position.
 
-Written by whoever hands them out, on the event loop; read by the statistics endpoints.
+Written by whatever hands them out, on the event loop; read by the statistics endpoints.
 Source: Triton core, infer_stats.cc (ResponseStats), as TRITONBACKEND_ModelInstanceReportResponseStatistics fills it.
 """
 
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 KEPT_POSITIONS = 256
-"""Answers of a request that are counted; a generator may give any number, and those beyond are not."""
+"""How many answers of a request are counted; a generator may give any number, and later ones are ignored."""
 MEMBERS = ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
 
 
 class AnswerStatistics:
     """Counts and durations by position, 0 for a request's first answer. Invariant: at most KEPT_POSITIONS of them.
 
-    `told`, where it is set, is given what is counted: position, and how long by member. It is kept elsewhere then.
-    Units: nanoseconds; `infer_ns` is how long an answer was computed, `output_ns` how long it was made tensors.
+    If `told` is set, it receives each position and its durations by member, and nothing is kept here.
+    Units: nanoseconds; `infer_ns` is the time to compute an answer, `output_ns` the time to convert it to tensors.
     Threads: the event loop's only.
     """
 
@@ -32,22 +32,22 @@ class AnswerStatistics:
             self.add(position, {"compute_infer": infer_ns, "compute_output": output_ns, member: infer_ns + output_ns})
 
     def record_none(self, position: int, infer_ns: int) -> None:
-        """Count the end of a request that was found where an answer might have been."""
+        """Count a request that ended where another answer might have come."""
         self.add(position, {"compute_infer": infer_ns, "empty_response": infer_ns})
 
     def record_cancelled(self, position: int, ns: int) -> None:
-        """Count the answer that was awaited, or on its way, when the client went away."""
+        """Count the answer that was awaited or being sent when the client went away."""
         self.add(position, {"cancel": ns})
 
     def snapshot(self) -> dict[str, dict[str, dict[str, int]]]:
-        """Read everything recorded so far, by position and member, as the protocols tell it."""
+        """Read everything recorded so far, by position and member, as the protocols report it."""
         return {
             str(position): {member: {"count": count, "ns": ns} for member, (count, ns) in members.items()}
             for position, members in enumerate(self._by_position)
         }
 
     def add(self, position: int, parts: Mapping[str, int]) -> None:
-        """Count one of each of `parts`, and how long it took."""
+        """Count one of each of `parts`, with its duration."""
         if position >= KEPT_POSITIONS:
             return
         if self.told is not None:

@@ -1,8 +1,8 @@
-"""Awake: where requests come one by one, the loop looks for the next one before it sleeps. Told by turns.py.
+"""Awake: while requests come one at a time, the loop polls for the next before it sleeps. Driven by turns.py.
 
-A client that asks one thing after another sends the next as soon as it has read an answer. A loop that sleeps until
-then is woken by the kernel and works with cold caches: lone requests of a small model take a third longer, and more
-CPU time than the looking (docs/adr/0002-pull-scheduling-two-executors.md).
+A closed-loop client sends its next request as soon as it has read an answer. A loop that sleeps until then is woken by
+the kernel and works with cold caches: single requests of a small model take a third longer, and more CPU time than the
+polling (docs/adr/0002-pull-scheduling-two-executors.md).
 """
 
 from __future__ import annotations
@@ -13,31 +13,33 @@ import time
 from penstock.backends.cpus import usable_cpus
 
 AWAKE_NS = 100_000
-"""For how long it looks: a little longer than a client in a hurry takes for an answer and its next request."""
+"""How long it polls: a little longer than a closed-loop client without think time takes between an answer and its next
+request."""
 LONE_TURNS = 8
-"""So many requests have come alone before it looks. Several clients at once are better served by a loop that sleeps:
-what comes while it wakes shares a batch."""
+"""Polling starts after this many requests have come alone. Several clients at once are better served by a loop that
+sleeps: what arrives while it wakes shares a batch."""
 MOST_SKIPPED = 64
-"""After looks in vain so many lone requests at most pass by until it looks again: a look in vain costs each 1.6 us."""
+"""After polling in vain, at most this many single requests pass before it polls again: polling in vain costs each 1.6
+us."""
 
 
 class Awake:
-    """Looks for what comes next while that pays: after each look in vain twice as many chances go by unused.
+    """Polls for the next request while that pays off: each time it is in vain, twice as many chances are skipped.
 
-    `looking`: whether it does. `lone`: how many requests have come alone, one after another, as Turns counts them.
+    `looking`: whether it is polling. `lone`: how many consecutive requests have come alone, as counted by Turns.
     Threads: the event loop's.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        # where there is one CPU, who is to send the next request waits for it
+        # on a single CPU, polling would keep the client from running
         self._possible = usable_cpus() > 1
         self.lone = self._skipped = self._to_skip = 0
         self._until_ns = 0
         self.looking = False
 
     def stay(self) -> None:
-        """Look from now on: `LONE_TURNS` requests and more have been answered that came alone."""
+        """Start polling: at least `LONE_TURNS` requests that came alone have been answered."""
         if self._to_skip:
             self._to_skip -= 1
         elif self._possible:
@@ -47,11 +49,11 @@ class Awake:
                 self._loop.call_soon(self._look)
 
     def came(self) -> None:
-        """Note that something has come while it was `looking`."""
+        """Record that something arrived while it was `looking`."""
         self._until_ns = self._skipped = 0
 
     def _look(self) -> None:
-        """Have the loop look at its sockets once more, without waiting for them."""
+        """Have the loop poll its sockets once more without blocking."""
         if self._until_ns > time.monotonic_ns():
             self._loop.call_soon(self._look)
             return

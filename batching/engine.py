@@ -1,4 +1,4 @@
-"""Engine: the front door. All that `server/` ever calls."""
+"""Engine: loads models and accepts requests. `server/` calls nothing else in this package to do either."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Engine:
     """All loaded Models, on one event loop.
 
     Invariant: a request that `submit` accepted is delivered to its sink exactly once, unless it is cancelled.
-    `cache` is None where no answers are remembered; to be set before models are opened.
-    `generation` changes whenever what `model` answers may change, so that callers may keep what it answered.
-    Threads: the event loop's. It wakes once per loop turn for whatever was submitted, and once per loop turn for
-    whatever Instances have finished (turns.py).
+    `cache` is None if no answers are cached; set it before models are opened.
+    `generation` changes whenever the result of `model` may change, so callers may cache that result until then.
+    Threads: the event loop's. It wakes once per loop turn for everything submitted, and once per loop turn for
+    everything Instances have finished (turns.py).
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, loaders: Mapping[str, Loader]) -> None:
@@ -65,14 +65,14 @@ class Engine:
         self._retiring = Leaving(lambda model: not model.inflight)
         self._idle = asyncio.Event()
         self._idle.set()
-        # whether anybody waits for requests to end: told apart once per batch
+        # whether a retire or stop is waiting for requests to end; checked once per batch
         self._watched = False
         self.generation = 0
         self.stopping = False
 
     @property
     def trace(self) -> Callable[[Model, Batch, int], None] | None:
-        """Called with each batch that is delivered, and when; None for nobody."""
+        """Called with each delivered batch and the time of delivery; None if there is no tracer."""
         return self._turns.trace
 
     @trace.setter
@@ -82,7 +82,7 @@ class Engine:
     # -- models ------------------------------------------------------------------------------------------------
 
     async def open(self, spec: ModelSpec) -> Model:
-        """Load, complete and warm up one version, which nobody finds before it is published. Raises: InferError."""
+        """Load, complete and warm up one version, without publishing it. Raises: InferError."""
         if spec.ensemble is not None:
             model = open_ensemble(spec)
             self._ensembles.adopt(model)
@@ -102,28 +102,28 @@ class Engine:
         return model
 
     async def change(self, model: Model, spec: ModelSpec) -> Change | None:
-        """Make what Instances a Model lacks of those of a spec that says all else as its own did (resizing.py).
+        """Prepare the Instances that a Model needs to match a spec that differs only in instance groups (resizing.py).
 
-        Returns: None if it is to be opened anew. Raises: InferError. Nothing is left behind then.
+        Returns: None if the model must be opened anew. Raises: InferError, after undoing everything it did.
         """
         return await change_to(model, spec, self._loaders, self.outsides, self.devices)
 
     def _changed(self) -> None:
         self.generation += 1
-        # what an ensemble remembers is found as long as its steps are the same (remembering.py)
+        # an ensemble's cached answers are valid as long as its steps are the same (remembering.py)
         self._ensembles.forget()
 
     def publish(self, name: str, models: Iterable[Model], absent: Iterable[str] = ()) -> list[Model]:
-        """Put open Models in the place of all versions of a name; `absent` should be there too, and cannot be.
+        """Replace all versions of a name with open Models; `absent` lists versions that should exist but cannot.
 
-        Returns: the Models that gave way. They serve whoever holds them until they are retired.
+        Returns: the replaced Models. They keep serving whoever holds them until they are retired.
         """
         gone = self._models.replace(name, models, absent)
         self._changed()
         return gone
 
     async def retire(self, model: Model) -> None:
-        """Close a Model that nobody finds any more, once nobody holds it and what it had accepted is finished."""
+        """Close an unpublished Model once nothing holds it and its accepted requests have finished."""
         await self.unheld(model)
         self._arrivals.admit()
         model.closing, model.looped, model.gathers = True, False, False
@@ -137,21 +137,21 @@ class Engine:
         await close(model)
 
     async def unheld(self, model: Model) -> None:
-        """Wait until nobody holds a Model that nobody finds any more."""
-        self.hurry(model)  # who holds it, as hooks do around a request, would wait for what is held open
+        """Wait until nothing holds an unpublished Model."""
+        self.hurry(model)  # a holder, such as hooks around a request, would wait for a batch that is held open
         await self._held.wait(model)
 
     def hold(self, model: Model) -> None:
-        """Keep a Model from being retired until `release`: a request for it is decoded, or an ensemble may need it."""
+        """Keep a Model from being retired until `release`: a request is being decoded or an ensemble may need it."""
         model.holds += 1
 
     def release(self, model: Model) -> None:
-        """End a `hold`."""
+        """End one `hold`."""
         model.holds -= 1
         self._held.look(model)
 
     async def load(self, spec: ModelSpec) -> Model:
-        """Open and publish a version beside the others, in the place of an older load of it. Raises: InferError."""
+        """Open a version and publish it beside the others, replacing an earlier load of it. Raises: InferError."""
         model = await self.open(spec)
         old = self._models.put(model)
         self._changed()
@@ -160,40 +160,40 @@ class Engine:
         return model
 
     async def unload(self, name: str, version: int) -> None:
-        """Take a version out of service; what it had accepted is finished first. Raises: InferError (NOT_FOUND)."""
+        """Take a version out of service; its accepted requests finish first. Raises: InferError (NOT_FOUND)."""
         model = self._models.take(name, str(version))
         self._changed()
         await self.retire(model)
 
     def model(self, name: str, version: str = "") -> Model:
-        """Find a published version; "" means the highest. Raises: InferError (NOT_FOUND; NOT_READY: await_more)."""
+        """Find a published version; "" means the highest. Raises: InferError (NOT_FOUND; NOT_READY: see await_more)."""
         return self._models.find(name, version)
 
     def await_more(self, coming: bool) -> None:
-        """Say whether models are being loaded since the server starts: whoever asks for one is to try again soon."""
+        """Set whether startup is still loading models; until it ends, unknown models are NOT_READY, to be retried."""
         self._models.coming = coming
 
     def models(self) -> list[Model]:
-        """List every published version, by name and version."""
+        """List every published version, ordered by name and version."""
         return self._models.all()
 
     def named(self, name: str) -> tuple[list[Model], list[str]]:
-        """Give what is published of a name: its versions, and those that there were or should have been."""
+        """Return the published versions of a name, and the version numbers that existed or should exist."""
         return self._models.named(name)
 
     def _served(self) -> list[Model]:
-        """List the models that may have requests: those published, and those that have given way."""
+        """List the models that may have requests: the published ones and those that were replaced."""
         return [*self.models(), *self._held.models(), *self._retiring.models()]
 
     @property
     def inflight(self) -> int:
-        """How many requests were accepted and are not yet delivered."""
+        """Number of requests accepted and not yet delivered."""
         return sum(model.inflight for model in self._served())
 
     # -- requests ----------------------------------------------------------------------------------------------
 
     def submit(self, request: InferRequest) -> None:
-        """Accept a request, or refuse it at the door; one of an ensemble is told by its sink what refuses a step.
+        """Accept a request or reject it. For an ensemble, a rejection by one of its steps goes to the request's sink.
 
         Raises: InferError (OVERLOADED: the queue is full, or the answer would come after its target; EXPIRED: its
         deadline would pass in the queue; NOT_READY: the model or the server is stopping).
@@ -230,7 +230,7 @@ class Engine:
             self._turns.mark(model)
 
     def submit_together(self, model: Model, requests: Sequence[InferRequest]) -> bool:
-        """Accept steps of requests that were accepted before, as together.py does; if not, they come one by one."""
+        """Accept steps of requests accepted earlier (together.py). Returns: False if each must be submitted alone."""
         if not add_together(model, requests, time.monotonic_ns()):
             return False
         model.inflight += len(requests)
@@ -239,7 +239,7 @@ class Engine:
         return True
 
     def _detour(self, request: InferRequest) -> bool:
-        """Serve a request without its model's queue, where that is possible. Raises: InferError."""
+        """Serve a request without its model's queue if possible. Raises: InferError."""
         model = request.model
         if model.passive:
             model.statistics.record_failure(REJECTED, request.start_ns, request.queue_ns)
@@ -257,7 +257,7 @@ class Engine:
         return True
 
     def cancel(self, request: InferRequest) -> None:
-        """Take a request back while it waits; one that runs is finished, and its sink must not mind."""
+        """Withdraw a waiting request. One that is running finishes and still reaches its sink, which must accept it."""
         model = request.model
         if self._arrivals.take_back(request) or (model.cache is not None and model.cache.gives_up(request)):
             return
@@ -282,7 +282,7 @@ class Engine:
         if model.scheduler.sequences is not None:
             self._turns.cut(model)
         elif model.scheduler.sizing.holds and model.scheduler.live and not model.dirty:
-            self._turns.mark(model)  # those behind it may make a batch of a preferred size now
+            self._turns.mark(model)  # those behind it may now make a batch of a preferred size
 
     async def infer(
         self, model: Model, inputs: list[Array | None], *, wanted: tuple[int, ...] | None = None,
@@ -291,8 +291,8 @@ class Engine:
     ) -> list[Any]:  # fmt: skip
         """Check, submit and await one request; cancelling the awaiting task cancels it.
 
-        Shapes: as `InferRequest.inputs`. `parameters` are for models of user code. Returns: outputs at the positions
-        `wanted`; None means all, those that are no tensors included.
+        Shapes: as `InferRequest.inputs`. `parameters` are for models of user code.
+        Returns: the outputs at the positions in `wanted`; None means all, including outputs that are not tensors.
         Raises: InferError.
         """
         request = request_for(model, inputs, wanted, terms, parameters)
@@ -300,12 +300,12 @@ class Engine:
         return await answered(self, request)
 
     def hurry(self, *models: Model) -> None:
-        """Hold no batch open any more, of these models, for which nobody comes any more, or of all."""
+        """Stop holding batches open: of these models, which get no more requests, or of all models if none is given."""
         for model in models or self._served():
             self._turns.hurry(model, last=bool(models))
 
     async def stop(self, grace_s: float) -> int:
-        """Refuse new work, finish what was accepted, and close every model.
+        """Reject new requests, finish the accepted ones, and close every model.
 
         Returns: how many requests were dropped because `grace_s` ran out.
         """
@@ -328,7 +328,7 @@ class Engine:
             self._models.clear()
             for error in filter(None, await asyncio.gather(*map(close, models), return_exceptions=True)):
                 logger.error("a model could not be closed", exc_info=error)
-        # those that have given way, too: one of them may have a request that is never done
+        # replaced models too: one of them may have a request that never finishes
         await asyncio.gather(*map(close_outsides, self._served()))
         return dropped
 

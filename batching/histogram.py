@@ -1,4 +1,4 @@
-"""Histogram: how often a value fell into each of some buckets. Kept by statistics.py."""
+"""Histogram: counts of values per bucket. Used by statistics.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class HistogramSnapshot:
-    """Observations counted by upper bound (inclusive), not cumulated; `counts` has one more entry, for those above."""
+    """Counts by inclusive upper bound, not cumulative; `counts` has one more entry, for values above the last bound."""
 
     bounds: tuple[int, ...]
     counts: tuple[int, ...]
@@ -23,7 +23,7 @@ class HistogramSnapshot:
 
 
 class Histogram:
-    """Counts per bucket. Invariant: as many counts as bounds, and one more."""
+    """Counts per bucket. Invariant: one more count than bounds."""
 
     __slots__ = ("_bounds", "_counts", "_edges", "_total")
 
@@ -40,5 +40,5 @@ class Histogram:
         self._total += int(values.sum())
 
     def snapshot(self) -> HistogramSnapshot:
-        """Read it."""
+        """Read the counts."""
         return HistogramSnapshot(self._bounds, tuple(self._counts.tolist()), self._total)

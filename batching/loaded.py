@@ -1,4 +1,4 @@
-"""Loaded: which Models are served, by name and version, and those that are on their way out. Held by the Engine."""
+"""Loaded: which Models are served, by name and version, and those being retired. Owned by the Engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
-"""Triton's text, for a model that is being unloaded too."""
+"""Triton's text; also used for a model that is being unloaded."""
 COMING = "the server is loading its models, try again soon"
 COMING_RETRY_NS = 1_000_000_000
 
@@ -24,9 +24,9 @@ def _unknown(name: str, version: str = "") -> InferError:
 
 
 class Loaded:
-    """The Models that can be found, one per name and version, and which versions there were or should have been.
+    """The published Models, one per name and version, and which versions existed or should exist.
 
-    `coming` is whether more of them are being loaded, since the server starts: till then nothing is unknown.
+    `coming`: startup is still loading models; until it ends, no model is reported as unknown.
     Threads: the event loop's.
     """
 
@@ -36,7 +36,7 @@ class Loaded:
         self.coming = False
 
     def find(self, name: str, version: str = "") -> Model:
-        """Find a version; "" means the highest. Raises: InferError (NOT_FOUND; NOT_READY while more are coming)."""
+        """Find a version; "" means the highest. Raises: InferError (NOT_FOUND; NOT_READY while `coming`)."""
         versions = self._models.get(name)
         if versions is None:
             raise self._missed(name, version)
@@ -50,7 +50,7 @@ class Loaded:
         return model
 
     def _missed(self, name: str, version: str) -> InferError:
-        """Say why nothing was found. Source of the texts: Triton core, model_lifecycle.cc."""
+        """Make the error for a version that was not found. Source of the texts: Triton core, model_lifecycle.cc."""
         if self.coming:
             return InferError(Code.NOT_READY, COMING, COMING_RETRY_NS)
         absent = self._absent.get(name)
@@ -64,8 +64,8 @@ class Loaded:
         return _unknown(name, version)
 
     def all(self) -> list[Model]:
-        """List every version, by name and version."""
-        # for probes and pages: most models have one version, which need not be sorted
+        """List every version, ordered by name and version."""
+        # for probes and pages; most models have a single version, which needs no sorting
         return [
             versions[version]
             for _, versions in sorted(self._models.items())
@@ -73,11 +73,11 @@ class Loaded:
         ]
 
     def named(self, name: str) -> tuple[list[Model], list[str]]:
-        """Give what there is of a name: its versions, and those that there were or should have been."""
+        """Return the Models of a name, and the version numbers that existed or should exist."""
         return list(self._models.get(name, {}).values()), sorted(self._absent.get(name, ()))
 
     def put(self, model: Model) -> Model | None:
-        """Add a version. Returns: what it takes the place of."""
+        """Add a version. Returns: the Model it replaces."""
         versions = self._models.setdefault(model.name, {})
         self._absent.setdefault(model.name, set()).discard(model.version)
         old = versions.get(model.version)
@@ -85,9 +85,9 @@ class Loaded:
         return old
 
     def replace(self, name: str, models: Iterable[Model], absent: Iterable[str] = ()) -> list[Model]:
-        """Put all versions of a name in the place of those there are; `absent` should be there too, and cannot be.
+        """Replace all versions of a name; `absent` lists versions that should exist but could not load.
 
-        Returns: what they take the place of.
+        Returns: the replaced Models.
         """
         old = self._models.pop(name, {})
         new = {model.version: model for model in models}
@@ -97,7 +97,7 @@ class Loaded:
         return [model for model in old.values() if new.get(model.version) is not model]
 
     def take(self, name: str, version: str) -> Model:
-        """Take a version away. Raises: InferError (NOT_FOUND)."""
+        """Remove a version. Raises: InferError (NOT_FOUND)."""
         versions = self._models.get(name, {})
         model = versions.pop(version, None)
         if model is None:
@@ -108,13 +108,13 @@ class Loaded:
         return model
 
     def clear(self) -> None:
-        """Take everything away."""
+        """Remove everything."""
         self._models.clear()
         self._absent.clear()
 
 
 class Leaving:
-    """The Models that somebody waits to be done with: `done` is whether one has nothing left to do.
+    """Models whose end something awaits. `done` reports whether a Model has nothing left to do.
 
     Threads: the event loop's.
     """
@@ -127,17 +127,17 @@ class Leaving:
         return bool(self._waiting)
 
     def models(self) -> list[Model]:
-        """List them."""
+        """List the awaited Models."""
         return list(self._waiting)
 
     def look(self, model: Model) -> None:
-        """Wake whoever waits for a model, if it is done."""
+        """Wake the waiter of a model if the model is done."""
         event = self._waiting.get(model)
         if event is not None and self._done(model):
             event.set()
 
     async def wait(self, model: Model) -> None:
-        """Wait until a model is done. One at a time may wait for each."""
+        """Wait until a model is done. Each model may have only one waiter at a time."""
         if self._done(model):
             return
         event = self._waiting[model] = asyncio.Event()

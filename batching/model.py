@@ -1,4 +1,4 @@
-"""Model: one loaded version of one model: its Scheduler, its Instances, and what it has counted."""
+"""Model: one loaded version of one model, with its Scheduler, Instances and statistics."""
 
 from __future__ import annotations
 
@@ -47,25 +47,26 @@ logger = logging.getLogger("penstock.batching")
 class Model:
     """One loaded version.
 
-    Threads: `scheduler` and `costs` are touched under `lock` only; everything else belongs to the event loop, but for
-    `finish_from_thread`. `inflight` counts requests accepted and not yet delivered, `holds` those that are still being
-    decoded, and ensembles that may need it (see Engine.hold), `told_bytes` answers that wait in `streams` (stream.py).
-    `admitted`: the shapes that `admit` has passed.
-    `events` counts what is out of the ordinary, by name (metrics.md lists them). `device_ns` is what its runs have
-    taken of each device other than a CPU, by the device's name; both under `lock`, and never less. `load_s` is how long
-    it took from the first look at its file until it could be served. `timed`: requests that do not say how long they
-    may wait have a timeout all the same. `counted`: the numbers of Instances that were tried, each with its rows/s.
-    `bound` is what its Bindings take and give; `forms` is how requests' tensors stand in a run, None for rows only.
-    `detours`: its requests are looked at before they come to its queue (Engine.submit), and those that `cache` answers
-    never do. `choosy`: more is decided about each of them than whether there is room, so that none comes to the queue
-    together with others (arrivals.py). `looped`: the event loop ran its last Batch, and they may; `gathers`: and
-    somebody has come in this turn, so that those after him come together, who are in `came` until then.
+    Threads: access `scheduler` and `costs` under `lock` only. Everything else belongs to the event loop, except where a
+    method says otherwise.
+    `inflight` counts requests accepted and not yet delivered. `holds` counts requests still being decoded and ensembles
+    that may need the model (Engine.hold). `told_bytes` is the size of the answers waiting in `streams` (stream.py).
+    `admitted`: the shapes that passed `admit`. `bound`: what its Bindings take and return. `forms`: how request tensors
+    are laid out in a run, None if as plain rows. `load_s`: seconds from first reading its file until it could serve.
+    `events` counts unusual events by name (metrics.md lists them). `device_ns` is the run time spent on each device
+    other than a CPU, by device name. Both are under `lock` and never decrease.
+    `timed`: requests that give no timeout have one anyway. `counted`: the Instance counts tried at load, with rows/s
+    each.
+    `detours`: requests are examined before they reach the queue (Engine.submit); those answered by `cache` never reach
+    it. `choosy`: accepting a request takes more than a check for room, so requests are never queued together
+    (arrivals.py). `looped`: the event loop ran its last Batch, so requests may be queued together. `gathers`: one has
+    been queued in this turn as well, so those after it collect in `came` until the turn ends.
     An `ensemble` has neither Backends nor Instances, and nothing ever waits in its queue.
-    `outsides` run the Batches of a model of user code, which is never `open`ed: it has no Bindings. Such a model is
-    told the parameters of its requests.
-    `loop_binding` is None when it is not open, when the loop never runs it, and from when the loop has lost its device
-    until it is loaded again. `stay`: until when it is not run there, since it took too long. `leaving`: the ends of
-    Instances that it has no more, or is never to have (resizing.py).
+    `outsides` run the Batches of a model of user code. Such a model is never `open`ed, has no Bindings, and receives
+    the parameters of its requests.
+    `loop_binding` is None before `open`, if the event loop never runs the model, and while a device that the loop lost
+    is being reloaded. `stay`: until when the loop leaves the model to threads because its runs took too long.
+    `leaving`: the shutdown tasks of Instances it no longer has or will never have (resizing.py).
     """
 
     cache: Remembering | None = None
@@ -73,13 +74,13 @@ class Model:
     outsides: Sequence[Outside] = ()
     watchdog: Watchdog | None = None
     overlaps = names_own = False
-    """Whether an Instance of it may have two Batches on its device, and whether its hooks may name outputs."""
+    """Whether an Instance may have two Batches on its device, and whether the model's hooks may name outputs."""
     in_place: frozenset[int] = frozenset()
     reads_late = False
-    """The devices in whose memory its Bindings read and write tensors that lie there (in_place.py), and whether what
-    clients share of the host's is read when it is gathered, and by nobody before."""
+    """The devices in whose memory its Bindings read and write tensors in place (in_place.py), and whether tensors in
+    system shared memory are read only when the batch is gathered."""
     tell_hindered: Callable[[], None] | None = None
-    """Called when `hindered` has changed, where the truth is in another process."""
+    """Called when `hindered` changes, if another process has to know."""
 
     def __init__(
         self, spec: ModelSpec, backends: Sequence[Backend], finished: Callable[[Model, list[Batch]], None],
@@ -103,7 +104,7 @@ class Model:
         self.lock = threading.Lock()
         shared = Devices() if devices is None else devices
         count = sum(group.count for group in spec.instances if not group.passive)
-        # what has a limit is not run by the loop: nobody could be told, and nobody else served, until it is over
+        # the loop never runs a model with a run limit: it could neither report the timeout nor serve others meanwhile
         self._on_threads = bool(spec.policy.run_limit_us) or needs_threads(spec, shared, backends)
         fast = fast_ns("thread" if self._on_threads else spec.policy.executor, count)
         self.costs = CostModel(spec.policy.allowed_rows)
@@ -131,7 +132,7 @@ class Model:
 
     @cached_property
     def passive(self) -> bool:
-        """Whether it is loaded, and none of its Instances ever runs."""
+        """Whether the model is loaded but none of its Instances ever runs."""
         return bool(self.spec.instances) and all(group.passive for group in self.spec.instances)
 
     @property
@@ -146,7 +147,7 @@ class Model:
 
     @property
     def threads(self) -> list[ThreadInstance]:
-        """Its Instances that have a thread of their own."""
+        """The Instances that have their own thread."""
         return [instance for instance in self.instances if isinstance(instance, ThreadInstance)]
 
     def open(self) -> None:
@@ -177,7 +178,7 @@ class Model:
             raise
 
     def close(self) -> None:
-        """Stop the Instances and free the model. Blocks until the runs under way have ended, or their device hangs."""
+        """Stop the Instances and free the model. Blocks until the current runs end or their device is found to hang."""
         with self.lock:
             for instance in self.instances:
                 instance.stop()
@@ -190,7 +191,7 @@ class Model:
         self.loop_binding = None
         # the runtime's descriptions hold its session, and with it the model's memory
         self.node_inputs = self.node_outputs = ()
-        # nor are its sequences' states to stay for as long as somebody knows it
+        # sequence states must not outlive the model just because something still refers to it
         self.scheduler.sequences = None
         places, self.places = self.places, []
         for at in places:
@@ -198,14 +199,14 @@ class Model:
 
     @property
     def loop_place(self) -> Placement:
-        """Where the event loop runs: with the first Instance that runs at all."""
+        """The Placement on which the event loop runs: that of the first Instance that is not passive."""
         return next((at for at in self.places if not at.group.passive), self.places[0])
 
     def dispatch(self, now_ns: int) -> tuple[list[Batch], bool]:
-        """Let something run: here and now if it is fast, on an idle Instance otherwise.
+        """Start a run: here if it is fast, otherwise on an idle Instance.
 
-        Returns: the batches that ran here, and whether more should run here in the next loop turn. One batch a turn:
-        reading sockets goes between, so that the next one is bigger.
+        Returns: the batches that ran here, and whether more should run here in the next loop turn. At most one batch
+        runs here per turn: sockets are read in between, which makes the next batch bigger.
         """
         scheduler, stay = self.scheduler, self.stay
         with self.lock:
@@ -227,7 +228,7 @@ class Model:
             ran = execute(self, binding, batch)
         except LostBatch as lost:
             ran = self._loop_loses(binding, lost)
-        except Exception as error:  # noqa: BLE001 - whatever it is, they have been taken, and wait
+        except Exception as error:  # noqa: BLE001 - the requests have left the queue and must be answered
             ran = settled(self, batch, error)
         self.learn(batch, ran)
         held_ns = ran[-1].exec_end_ns - batch.exec_start_ns
@@ -238,7 +239,7 @@ class Model:
         return ran, scheduler.live > 0
 
     def _loop_loses(self, binding: Binding, lost: LostBatch) -> list[Batch]:
-        """Answer what the loop's device was lost under, and let the first Instance load the model there again."""
+        """Answer the requests whose device the loop lost, and have the first Instance reload the model there."""
         with self.lock:
             self.loop_binding, self.loop_lost = None, binding
             self.instances[0].mend_loop()
@@ -246,25 +247,25 @@ class Model:
 
     @property
     def healthy(self) -> bool:
-        """Whether any Instance can run: not if the device of each was lost, and loading again has failed."""
+        """Whether any Instance can run: False if every Instance lost its device and failed to reload."""
         if self.ensemble is not None:
             return self.ensemble.healthy
         return not self.instances or any(instance.failure is None for instance in self.instances)
 
     @property
     def ready(self) -> bool:
-        """Whether a request for it would be served: it is healthy, and nobody hinders it."""
+        """Whether requests would be served: the model is healthy and nothing hinders it."""
         return self.healthy and not self.hindered
 
     def hinder(self, who: Any, *, hindered: bool) -> None:
-        """Take that no request comes through `who`, hooks that cannot be loaded, or that they do again."""
+        """Record that `who`, such as hooks that failed to load, lets no request through, or that it does again."""
         if hindered != (who in self.hindered):
             (self.hindered.add if hindered else self.hindered.discard)(who)
             if self.tell_hindered is not None:
                 self.tell_hindered()
 
     def replace_backend(self, at: Placement, lost: Sequence[Binding]) -> list[Binding]:
-        """Load the model again where the device was lost, unless that has been done, and bind to it; it blocks.
+        """Reload the model on a lost device, unless that has been done, and bind to it. Blocks.
 
         Threads: that of the Instance whose Bindings are `lost`. Raises: whatever loading and binding raise.
         """
@@ -275,31 +276,31 @@ class Model:
         return bindings
 
     def doubt(self, at: Placement, backend: Backend) -> None:
-        """Have the Instances of a Backend that is lost load it again, though nothing is due. Any thread."""
+        """Have the Instances of a lost Backend reload it even though no work is due. Any thread."""
         with self.lock:
             for instance in self.threads:
                 if instance.place is at:
                     instance.doubt(backend)
 
     def mend_loop(self) -> None:
-        """Do the same for the event loop, which goes without until then. Threads: that of the first Instance."""
+        """Reload the loop's lost Binding; until then the loop does not run the model. Threads: the first Instance's."""
         if self.loop_lost is not None:
             (binding,) = self.replace_backend(self.loop_place, [self.loop_lost])
             with self.lock:
                 self.loop_binding, self.loop_lost = binding, None
 
     def count(self, event: str, by: int = 1) -> None:
-        """Count something out of the ordinary, for the metrics page. Any thread; call without `lock` held."""
+        """Count an unusual event for the metrics page. Any thread; call without `lock` held."""
         with self.lock:
             self.events[event] = self.events.get(event, 0) + by
 
     def charge(self, device: str, ns: int) -> None:
-        """Note what a run has taken of a device. Any thread; call without `lock` held."""
+        """Record run time spent on a device. Any thread; call without `lock` held."""
         with self.lock:
             self.device_ns[device] = self.device_ns.get(device, 0) + ns
 
     def wake_one(self) -> None:
-        """Wake an idle Instance, which wakes the next, or one that waits for so many rows. Call with `lock` held."""
+        """Wake an idle Instance, or one that waits until this many rows are queued. Call with `lock` held."""
         for instance in self.instances:
             if instance.idle:
                 instance.wake()
@@ -311,20 +312,20 @@ class Model:
                     return
 
     def finish_from_thread(self, taken: Batch, ran: list[Batch], followed: bool = False) -> None:
-        """Learn from what ran and hand it to the event loop. Called on an Instance's thread. `followed`: see learn."""
+        """Learn from a run and pass it to the event loop. Called on an Instance's thread. `followed`: as in `learn`."""
         self.learn(taken, ran, followed)
         self._finished(self, ran)
 
     def hand_over(self, ran: list[Batch]) -> None:
-        """Hand what ran elsewhere to the event loop, learned from or not."""
+        """Pass batches that ran elsewhere to the event loop. Does not learn from them."""
         self._finished(self, ran)
 
     def leave_held(self) -> None:
-        """Have the event loop wake an Instance when what is held open is due. Called on an Instance's thread."""
+        """Have the event loop wake an Instance when the held batch is due. Called on an Instance's thread."""
         self._finished(self, [])
 
     def learn(self, taken: Batch, ran: list[Batch], followed: bool = False) -> None:
-        """Feed the CostModel, failures left out. `ran`: what `taken` has become; `followed`: the next runs already."""
+        """Feed successful runs to the CostModel. `ran`: what `taken` became; `followed`: the next already runs."""
         now_ns = ran[-1].exec_end_ns
         try:
             with self.lock:
@@ -333,12 +334,12 @@ class Model:
                     if batch.requests[0].error is None:
                         ns = batch.exec_end_ns - (batch.free_ns or batch.exec_start_ns)
                         self.scheduler.learn(batch.key, batch.rows, ns, now_ns, min(batch.handling_ns, ns))
-        except Exception:  # they have run, and are answered
+        except Exception:  # the requests have run and must still be answered
             logger.exception("model %s: nothing was learned from a run", self.name)
 
 
 def _said_by(backends: Sequence[Backend]) -> tuple[Sequence[Any], Sequence[Any], Mapping[str, Any]]:
-    """Give what the runtime says of a model."""
+    """Return what the runtime reports about the model: its input nodes, output nodes and description."""
     return (backends[0].node_inputs, backends[0].node_outputs, backends[0].described) if backends else ((), (), {})
 
 

@@ -1,4 +1,4 @@
-"""InferRequest: one checked call on its way through the Engine, and the sink it goes to when it is done."""
+"""InferRequest: one checked call on its way through the Engine, and the sink that receives it when done."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
     from .stream import AnswerSink
 
 Key = tuple[tuple[int, ...] | None, ...]
-"""What must be equal to share a batch: per input, in the Signature's order, its shape without rows; None if absent.
-Names and datatypes are the model's own by then. Where sequences are pinned, one part more (places.pin)."""
+"""What requests must have in common to share a batch: the shape of each input without rows, in the Signature's order;
+None if the input is absent. Names and datatypes already match the model's. If sequences are pinned, a Pin follows
+(places.pin)."""
 
 
 Pin = tuple[int] | None
-"""The last part of such a Key; None: there is none."""
+"""The last part of such a Key; None if there is none."""
 
 
 class InSequence(NamedTuple):
-    """What a request says of its sequence: which one (0 or "" for none), and whether it is its first or its last."""
+    """The sequence a request belongs to: its id (0 or "" for none), and whether the request is its first or last."""
 
     id: int | str
     start: bool = False
@@ -39,7 +40,7 @@ NO_SEQUENCE = InSequence(0)
 
 
 class Terms(NamedTuple):
-    """How a request wants to wait, and for whom it is made: members of InferRequest, for those who do not make one."""
+    """Members of InferRequest to set without constructing one: how it waits, and on whose behalf it is made."""
 
     deadline_ns: int = 0
     priority: int = 0
@@ -52,24 +53,24 @@ NO_TERMS = Terms()
 
 
 class Sink(Protocol):
-    """Where finished requests go: one object per dialect and event loop."""
+    """Receives finished requests; there is one per dialect and event loop."""
 
     def deliver(self, requests: Sequence[InferRequest]) -> None:
-        """Take requests that are done: each has `outputs` or `error`.
+        """Take finished requests; each has `outputs` or `error`.
 
         Threads: called on the event loop. Must not raise.
         """
 
 
 class Submits(Protocol):
-    """What is asked of an engine by those who take answers one by one, or only one."""
+    """The part of an engine used by code that takes answers one by one, or only one."""
 
     def submit(self, request: InferRequest) -> None: ...
     def cancel(self, request: InferRequest) -> None: ...
 
 
 class SubmitsSoon(Submits, Protocol):
-    """Likewise, where requests of one loop turn may come together (arrivals.py)."""
+    """A `Submits` that can also queue the requests of one loop turn together (arrivals.py)."""
 
     def submit_soon(self, request: InferRequest) -> None: ...
 
@@ -77,26 +78,25 @@ class SubmitsSoon(Submits, Protocol):
 class InferRequest:
     """One call: made by a dialect, checked, stamped, batched, and delivered to its sink exactly once.
 
-    Shapes: `inputs` follow the Signature's order, None for an absent optional input; each has `rows` on axis 0 when
-    the model is batched. `outputs`, once served, follow `wanted` (positions in the Signature's outputs).
-    Units: stamps and times are monotonic nanoseconds; 0 is "none". `nbytes` is what it holds of the server's memory.
-    `deadline_ns` is when it must have left the queue, or it expires; `target_ns` when it should be answered: it is
-    refused at the door if it would not be, and served all the same if the prediction was wrong. `promised_ns` is that
-    prediction. `parts` are the requests that a split one is made of.
-    `priority`: 1 is the highest, 0 the model's default. `sequence` is what it says of its sequence, None for nothing.
-    `miss` is what the response cache has noted of it, None if its answer is not to be remembered.
-    `waiting` is True while it stands in a Lane, or behind its sequence, and nowhere else. `under_way` is its sequence,
-    from when it is taken into the queue of a sequence model; others do not have it. `number` names it to the engine of
-    another process, from when it has been sent there; likewise. `parameters`, the client's own, and `answers`, where
-    several may come, are had by requests for models of user code, and not by all of them. `step` is had by the request
-    of an ensemble's step, whose `context` is the Passage. `targets` is where outputs are wanted on a device, by
-    position; only a request that wants any there has it, and its `outputs` are these then. `timeout_us` is what a
-    request has said of its wait, whatever its model's policy has made of that; one that has said nothing does not have
-    it. `caller` is had by one that user code makes for its own, to be traced with it. `traced` is the tracer's own, and
-    had by requests of ensembles, and by those with callers, while something is traced. `arrived_ns` is had by requests
-    for models with a latency target, which counts from then: they may have lain in a socket before they were accepted.
-    Ownership: input arrays may be views of the request's body and are read until the batch has been gathered.
-    `context` is the dialect's own and is never looked at here.
+    Shapes: `inputs` follow the Signature's order, None for an absent optional input; each has `rows` on axis 0 if the
+    model is batched. `outputs`, once served, follow `wanted` (positions in the Signature's outputs).
+    Units: stamps and times are monotonic nanoseconds; 0 means none. `nbytes` is the server memory that it holds.
+    Ownership: input arrays may be views of the request's body and are read until the batch has been gathered. `context`
+    belongs to the dialect and is never read here.
+    `deadline_ns` is when it must have left the queue, or it expires. `target_ns` is when it should be answered: it is
+    rejected on arrival if predicted to miss it, and still served if the prediction was wrong. `promised_ns` is that
+    prediction. `priority`: 1 is the highest, 0 the model's default. `sequence` is None if it belongs to none.
+    `parts` are the requests that a split request was divided into. `miss` is the response cache's note, None if the
+    answer is not to be cached. `waiting` is True only while it is in a Lane or queued behind its sequence.
+    The attributes declared below exist only on some requests. Set once the request is queued or sent: `under_way`, its
+    sequence, on requests of sequence models; `number`, its id in another process's engine. For models of user code:
+    `parameters`, the client's own, and `answers`, if there may be several.
+    `step`: on requests of an ensemble's step, whose `context` is the Passage. `targets`: the device arrays that outputs
+    are written to, by position; they are then its `outputs`. `timeout_us`: the timeout that the request asked for,
+    whatever the model's policy made of it. `caller`: the request on whose behalf user code made this one, for tracing.
+    `traced`: the tracer's, on requests of ensembles and those with a caller while tracing is on. `arrived_ns`: on
+    requests for models with a latency target, which counts from then; it is earlier than acceptance if they waited in a
+    socket.
     """
 
     __slots__ = (
@@ -143,9 +143,9 @@ class InferRequest:
 
 
 def bytes_of(inputs: Iterable[Array | DeviceArray | None]) -> int:
-    """Count the bytes of a request's inputs, those of their strings included, and not what lies on a device.
+    """Count the bytes of a request's inputs, including those of strings, excluding tensors in device memory.
 
-    What is still to be read from a client's memory counts: it takes as much when it has been gathered.
+    Data still to be read from a client's host memory counts: it takes as much once it has been gathered.
     """
     nbytes = 0
     for array in inputs:

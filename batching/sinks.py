@@ -1,4 +1,4 @@
-"""Sinks: handing finished requests out, and awaiting one, as `Engine.infer` does, there and in front ends."""
+"""Sinks: handing out finished requests, and awaiting one, as `Engine.infer` and front ends do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FutureSink:
     """Delivers to the asyncio future that is a request's `context`."""
 
     def deliver(self, requests: Sequence[InferRequest]) -> None:
-        """Resolve each request's future, unless its waiter has gone."""
+        """Resolve each request's future, unless it is already done."""
         for request in requests:
             future: asyncio.Future[list[Any]] = request.context
             if future.done():
@@ -50,13 +50,13 @@ async def answered(engine: SubmitsSoon, request: InferRequest) -> list[Any]:
 
 
 def hand_out(requests: list[InferRequest]) -> None:
-    """Give each request of a model to its sink: one call when they share one, as nearly always.
+    """Give each request of a model to its sink; in one call if they share one, which is nearly always so.
 
-    Where the model keeps order, those that came before others who have not ended yet go, and the rest stays.
+    If the model preserves order, requests that still have an unfinished one before them are kept back.
     """
     ordering = requests[0].model.scheduler.ordering
     if ordering is not None:
-        with requests[0].model.lock:  # those of sequences enter from an Instance's thread
+        with requests[0].model.lock:  # requests of sequences enter the Ordering from an Instance's thread
             ended = ordering.leave(requests)
         _in_order(ended)
         return
@@ -64,7 +64,7 @@ def hand_out(requests: list[InferRequest]) -> None:
 
 
 def to_sinks(requests: list[InferRequest]) -> None:
-    """Give each request to its sink, whatever its model: one call when they share one, as nearly always."""
+    """Give each request to its sink, of whatever model; in one call if they share one, which is nearly always so."""
     sink = requests[0].sink
     for request in requests:
         if request.sink is not sink:
@@ -82,12 +82,12 @@ def to_sinks(requests: list[InferRequest]) -> None:
 def _give(requests: Sequence[InferRequest]) -> None:
     try:
         requests[0].sink.deliver(requests)
-    except Exception:  # against its contract; who else was to be told in this turn is
+    except Exception:  # a violation of its contract; the other sinks of this turn must still be called
         logger.exception("model %s: answers could not be handed out", requests[0].model.name)
 
 
 def withdraw(request: InferRequest) -> None:
-    """Hand out who has waited only for a request that gets no answer, because it was taken back."""
+    """Hand out the requests that were only waiting behind this one, which was withdrawn and gets no answer."""
     ordering = request.model.scheduler.ordering
     if ordering is not None:
         with request.model.lock:
@@ -96,7 +96,7 @@ def withdraw(request: InferRequest) -> None:
 
 
 def let_go(model: Model) -> None:
-    """Hand out all that has ended, whoever is still under way before it: the server stops."""
+    """Hand out everything that has ended, regardless of order, because the server is stopping."""
     ordering = model.scheduler.ordering
     if ordering is not None:
         with model.lock:
@@ -105,6 +105,6 @@ def let_go(model: Model) -> None:
 
 
 def _in_order(requests: list[InferRequest]) -> None:
-    """Give requests to their sinks, none before one that stands in front of it."""
+    """Give requests to their sinks without changing their order."""
     for _, group in groupby(requests, key=lambda request: id(request.sink)):
         _give(list(group))

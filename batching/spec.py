@@ -1,4 +1,4 @@
-"""ModelSpec: all that is said about one model version, and the policy it is batched by. Frozen.
+"""ModelSpec: the complete configuration of one model version, including how it is batched. Frozen.
 
 Made by `server/repository`, completed from the model itself by `completion.py`, read by the Engine.
 """
@@ -14,7 +14,7 @@ from penstock.backends.signature import Signature, TensorSpec
 
 DEFAULT_MAX_BATCH_ROWS = 64
 THREADS = "intra_op_thread_count"
-"""The option of a Loader that says how many threads an operation has."""
+"""The Loader option for the number of threads per operation."""
 _SAY_THREADS = "TF_NUM_INTRA_THREADS", THREADS  # as backends/tensorflow.py reads them
 FIRST_RESPONSE_BOUNDS_MS = (100.0, 500.0, 2000.0, 5000.0)
 """Source: Triton core, first_response_histogram's default buckets."""
@@ -24,9 +24,9 @@ FIRST_RESPONSE_BOUNDS_MS = (100.0, 500.0, 2000.0, 5000.0)
 class QueuePolicy:
     """How requests of one priority level wait. Source: Triton's ModelQueuePolicy.
 
-    Units: microseconds; `default_timeout_us` 0: no limit, `max_requests` likewise. `delays`: one whose timeout is over
-    goes on waiting behind all of its level whose is not; otherwise it fails. `allow_timeout_override` None: not said,
-    as timeouts.py has it.
+    Units: microseconds. `default_timeout_us` and `max_requests`: 0 means no limit. `delays`: a request that times out
+    stays queued behind all of its level that have not; otherwise it fails. `allow_timeout_override` is None if unset;
+    timeouts.py defines what applies then.
     """
 
     default_timeout_us: int = 0
@@ -39,19 +39,18 @@ class QueuePolicy:
 class BatchPolicy:
     """How requests of one model share batches.
 
-    Units: rows, bytes, microseconds as named. `max_batch_rows` 0: the model has no axis for rows; None: not said,
-    to be completed with `default_max_batch_rows` if the model allows. `cap_rows` None: learned from measured run
-    times. `executor`: "auto" (learned), "thread" or "loop". `max_queue_rows` and `max_queue_bytes` 0: not said, as
-    room.py has them; `max_queue_requests` 0: no bound of this kind.
-
-    `latency_target_us` 0: none. `allowed_rows`: the only sizes that run, a batch being padded up to the next one.
+    Units: rows, bytes, microseconds as named.
+    `max_batch_rows`: 0 if the model has no axis for rows; None if unset, to be completed with `default_max_batch_rows`
+    if the model allows. `cap_rows`: None means learned from measured run times. `executor`: "auto" (learned), "thread"
+    or "loop". `max_queue_rows` and `max_queue_bytes`: 0 means unset, with the defaults in room.py;
+    `max_queue_requests`: 0 means no such limit.
+    `latency_target_us`: 0 means none. `allowed_rows`: the only sizes that run; a batch is padded up to the next one.
     `split`: a request of more rows than a batch may have runs in parts. `invariant`: the bytes of an answer do not
-    depend on who shared its batch. `run_limit_us`: a run is ended after so long; 0: never.
-
-    `priority_levels` 0: there are none. `level_policies` has the QueuePolicy of each level that has one of its own; the
-    others have the model's (`default_timeout_us`, `allow_timeout_override`, `max_queue_requests`, `timeout_delays`).
-    `preserve_ordering`: answers leave in the order in which their requests came. `hold_requests`: nothing runs until so
-    many wait, once, for tests.
+    depend on the other requests in its batch. `run_limit_us`: a run is ended after this long; 0 means never.
+    `priority_levels`: 0 means none. `level_policies` maps each level that has its own QueuePolicy to it; the others use
+    the model's (`default_timeout_us`, `allow_timeout_override`, `max_queue_requests`, `timeout_delays`).
+    `preserve_ordering`: answers leave in the order in which their requests came. `hold_requests`: for tests; the
+    first run waits until this many requests are queued.
     """
 
     max_batch_rows: int | None = None
@@ -82,10 +81,10 @@ class BatchPolicy:
 class PaddedAxis:
     """One free axis of one input, padded up to the next of `buckets` so that different lengths share a Lane.
 
-    `axis` counts from 0 after the rows, as dims in a configuration do. `buckets` ascend; empty: as `padding.bucket` has
-    them. Lengths beyond the last bucket run as they are. `mask` names an input that is 1 where a row is real and 0
-    where it is padding; a caller need not send it. `outputs` says which axis of which output is trimmed back to the
-    length; None: those that carry the same symbolic dimension in the model.
+    `axis` counts from 0 after the rows, as dims in a configuration do. `buckets` ascend; if empty, `padding.bucket`
+    supplies the defaults. Lengths beyond the last bucket run unpadded. `mask` names an input that is 1 where a row is
+    real and 0 where it is padding; callers need not send it. `outputs` gives the axis of each output that is trimmed
+    back to the length; None means those with the same symbolic dimension in the model.
     """
 
     input: str
@@ -98,7 +97,7 @@ class PaddedAxis:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """What an Instance holds while it runs, of what the rate limiter counts. `shared`: once for all devices."""
+    """A rate limiter resource that an Instance holds while it runs. `shared`: counted once for all devices."""
 
     name: str
     count: int
@@ -107,11 +106,12 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class InstanceGroup:
-    """`count` Instances on each of `devices` ("cpu", "cuda:0", ...). 0: chosen by measurement when it is loaded.
+    """`count` Instances on each of `devices` ("cpu", "cuda:0", ...). 0: chosen by measurement at load.
 
-    `passive` ones are loaded and never run. `resources` and `rate_priority` (1 or more: an Instance of priority 2 has
-    half the chances of one of priority 1; 0 is 1) are the rate limiter's, and idle without it. `host_policy` names the
-    CPUs that its threads are kept to; "": `cpu`, or `gpu_0` and so on. `number`: which one of the configuration it is.
+    `passive` Instances are loaded and never run. The rate limiter uses `resources` and `rate_priority`, which have no
+    effect without it; an Instance of priority 2 has half the chances of one of priority 1, and 0 means 1. `host_policy`
+    names the CPUs that its threads are pinned to; "" means `cpu`, or `gpu_0` and so on. `number` is the group's
+    position in the configuration.
     """
 
     count: int = 1
@@ -127,7 +127,7 @@ class InstanceGroup:
 class Control:
     """An input that tells the model about sequences. `kind`: "start", "end", "ready" or "corrid".
 
-    `false_true` are its two values; a corrid has the id instead, as `datatype`.
+    `false_true` are its two values; a "corrid" input carries the sequence id instead, as `datatype`.
     """
 
     name: str
@@ -138,10 +138,10 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A tensor that a sequence has between its requests: what comes out as `output` goes in as `input`.
+    """A tensor that a sequence keeps between requests: the value of `output` becomes the next request's `input`.
 
-    Shapes: `shape` is without rows. `initial` is the file with the first value's bytes; None: zeros. `initial_shape` is
-    the shape of that value, where it is said; otherwise free axes begin as 1.
+    Shapes: `shape` is without rows. `initial` is the file with the first value's bytes; None means zeros.
+    `initial_shape` is the shape of that value, if configured; otherwise free axes start at 1.
     """
 
     input: str
@@ -153,7 +153,7 @@ class State:
 
     @property
     def begin(self) -> tuple[int, ...]:
-        """The shape that it begins with."""
+        """The shape of the first value."""
         return tuple(map(abs, self.shape)) if self.initial_shape is None else self.initial_shape
 
 
@@ -161,12 +161,12 @@ class State:
 class SequenceSpec:
     """How sequences of requests are run. Source: Triton's ModelSequenceBatching.
 
-    `direct`: each sequence has a row of the batch to itself; otherwise the oldest requests share batches. Units:
-    `idle_us` without a request after which a sequence is forgotten, `max_delay_us` that a batch may be held open, until
-    `min_utilization` (0 to 1) of its rows are there (direct). `max_candidates`: the most sequences under way per
-    Instance (oldest); 0: as many as a batch has rows. `hold_backlog`: where requests are held for a test, they are held
-    until so many wait for a place, too. `iterative`: a request is a sequence of its own, which runs until its model is
-    done with it (iterations.py).
+    `direct`: each sequence has its own row of the batch; otherwise the oldest requests share batches. `max_candidates`:
+    the most sequences under way per Instance (oldest); 0 means as many as a batch has rows. `iterative`: each request
+    is its own sequence and runs until the model is done with it (iterations.py).
+    `hold_backlog`: for tests; when requests are held, they are held until this many also wait for a place.
+    Units: a sequence is forgotten after `idle_us` without a request. With `direct`, a batch may be held open for
+    `max_delay_us`, until a share `min_utilization` (0 to 1) of its rows has requests.
     """
 
     direct: bool = True
@@ -182,7 +182,7 @@ class SequenceSpec:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One model of an ensemble. `inputs` and `outputs`: its names to the ensemble's. `version` "": the latest."""
+    """One model of an ensemble. `inputs`, `outputs`: its names to the ensemble's. `version`: "" means the latest."""
 
     model: str
     version: str
@@ -192,7 +192,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class EnsembleSpec:
-    """A model made of models. `max_inflight`: the most requests of one at a step at once; 0: no limit."""
+    """A model made of models. `max_inflight`: the most requests of one call at a step at once; 0 means no limit."""
 
     steps: tuple[Step, ...]
     max_inflight: int = 0
@@ -200,7 +200,7 @@ class EnsembleSpec:
 
 @dataclass(frozen=True, slots=True)
 class BatchTensor:
-    """A tensor about a ragged batch. `kind` is Triton's (BATCH_ELEMENT_COUNT, ...), `sources` what it is about."""
+    """A tensor that describes a ragged batch. `kind`: Triton's (BATCH_ELEMENT_COUNT, ...); `sources`: its subjects."""
 
     name: str
     kind: str
@@ -219,7 +219,7 @@ class SampleInput:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A warm-up sample: run `count` times by each Instance before ready, with so many rows; 1 if the model has none."""
+    """A warm-up sample: each Instance runs it `count` times before the model is ready. `rows`: 1 if it has none."""
 
     name: str
     rows: int
@@ -229,12 +229,12 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """Where a model's user code runs when it has processes of its own.
+    """Where a model's user code runs if it has its own worker processes.
 
-    `interpreter` is the Python to run, "": the server's own. `requirements` is the file that says what its environment
-    holds: a requirements.txt, a Pipfile, or a packed environment (.tar.gz); None: the interpreter's own. `packages` are
-    installed beside what a requirements.txt or a Pipfile says, or alone. `path` comes first on sys.path; `environment`
-    are variables. Units: `timeout_s` per call, `memory_bytes` resident; 0: no limit.
+    `interpreter` is the Python to run; "" means the server's own. `requirements` is the file that defines its
+    environment: a requirements.txt, a Pipfile, or a packed environment (.tar.gz); None means the interpreter's own.
+    `packages` are installed in addition to a requirements.txt or Pipfile, or alone. `path` comes first on sys.path;
+    `environment` are variables. Units: `timeout_s` per call, `memory_bytes` resident; 0 means no limit.
     """
 
     interpreter: str = ""
@@ -248,14 +248,14 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class HookSpec:
-    """The user's file with `pre_inference` and/or `post_inference`; Path(): none, only the rules of the dialect.
+    """The user's file with `pre_inference` and/or `post_inference`; Path() if there is none, only a dialect's rules.
 
     `replicas` None: decided at load by whether the module writes globals. Units: `timeout_s` per hook call. `workers`
-    is how many processes it runs in, as `worker` says; 0: in the server, None: in the server until it is measured to
-    hold the loop. `roots` are folders whose modules are imported as those beside the file are, instead of those.
-    `mounts`: paths that user code finds elsewhere, in workers only: what it opens under a key is under its value.
-    `dialect` names the component format whose rules turn values into tensors and errors into words, with
-    `dialect_settings`, which are JSON (server/hooks/conversions.py); "": our own.
+    is how many processes it runs in, configured by `worker`; 0 means in the server, None means in the server until it
+    is measured to block the loop. `roots` are folders whose modules the file can import, instead of those beside it.
+    `mounts`, in workers only: a path that user code opens under a key is found under its value. `dialect` names the
+    component format whose rules turn values into tensors and errors into texts, with the JSON `dialect_settings`
+    (server/hooks/conversions.py); "" means Penstock's own.
     """
 
     path: Path
@@ -271,7 +271,7 @@ class HookSpec:
 
     @property
     def has_file(self) -> bool:
-        """Whether there is user code at all."""
+        """Whether there is any user code."""
         return self.path != Path()
 
 
@@ -279,16 +279,16 @@ class HookSpec:
 class ModelSpec:
     """One version of one model.
 
-    `inputs`/`outputs` are what the configuration declares, empty where it is silent; their shapes leave the row
-    axis out, as config.pbtxt does. `signature` is None until completed; so is `bound`, what a Binding takes and gives,
-    where that is another: in the model's own shapes, with derived inputs and kept outputs after the clients'.
-    `samples` are run before it is ready. `cached`: answers are remembered. `decoupled`: a request has any number of
-    answers. `device_priority`: its weight in the device's turns. `auto_complete`: whether inputs and outputs that are
-    not declared are taken from the model. `worker` is where a model that is Python code runs, and `declared` its
-    ModelConfig as JSON, which such code is given. `frees_rows`: where the graph fixes the first axis of every tensor to
-    1, that is made the axis of rows, if running the model shows that its answers stay the same (freeing.py).
-    `fallback`: why a model that asked for a GPU runs on the CPU, as its configuration allows; "": it does not.
-    `first_response_ms`: the bounds of its histogram of first answers.
+    `inputs` and `outputs` are what the configuration declares, empty if it declares nothing; as in config.pbtxt, their
+    shapes omit the row axis. `signature` is None until completed. `bound` is what a Binding takes and returns, if that
+    differs: the model's own shapes, with derived inputs and kept outputs after the clients'.
+    `samples` run before the model is ready. `cached`: answers are cached. `decoupled`: a request has any number of
+    answers. `device_priority`: its weight when models take turns on a device. `auto_complete`: whether inputs and
+    outputs that are not declared are taken from the model. `worker` is where a model that is Python code runs, and
+    `declared` the ModelConfig, as JSON, passed to that code. `frees_rows`: if the graph fixes the first axis of every
+    tensor to 1, that axis becomes the row axis, provided that running the model shows unchanged answers (freeing.py).
+    `fallback`: why a model configured for a GPU runs on the CPU, if its configuration allows that; "" if it does not.
+    `first_response_ms`: the bounds of its first-response histogram.
     """
 
     name: str
@@ -324,22 +324,22 @@ class ModelSpec:
 
     @property
     def threads(self) -> int:
-        """How many threads its sessions are said to have; 0: as many as they like."""
+        """The configured number of threads per session; 0 if unset, which leaves it to the runtime."""
         said = (self.options.get(option, "") for option in _SAY_THREADS)
         return next((int(each) for each in said if each.isdecimal() and int(each)), 0)
 
     @property
     def takes_parameters(self) -> bool:
-        """Whether somebody reads the parameters of its requests: its own code, or that of a step it may have."""
+        """Whether the parameters of its requests are read: by its own code or by that of a step it may have."""
         return bool(self.declared or self.ensemble)
 
     @property
     def streams(self) -> bool:
-        """Whether running it gives any number of answers: it is user code, or a step of it is."""
+        """Whether a request may get any number of answers: it is user code, or one of its steps is."""
         return self.decoupled and self.takes_parameters
 
     @property
     def too_preferred(self) -> str:
-        """What is said of a preferred size that is more than a batch may have. Source: Triton core's own checks."""
+        """The error text for a preferred size larger than a batch may be. Source: Triton core's own checks."""
         size = "dynamic batching preferred size" if self.sequence is None else "sequence batching preferred batch size"
         return f"{size} must be <= max batch size for {self.name}"

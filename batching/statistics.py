@@ -1,6 +1,6 @@
-"""ModelStatistics: what one model version has served, counted from stamps once per batch.
+"""ModelStatistics: what one model version has served, computed from stamps once per batch.
 
-Written by the Engine on its event loop; read there by the statistics endpoint and by the metrics page. It is told the
+Written by the Engine on its event loop, and read there by the statistics endpoint and the metrics page. It is told the
 time and owns no clock: `last_inference_ns` is monotonic, and `server/` turns it into a date.
 """
 
@@ -27,11 +27,11 @@ OTHER = "OTHER"
 FAILURE_REASONS = (REJECTED, CANCELED, BACKEND, OTHER)
 HOOKS = ("pre", "post")
 LATENCIES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
-"""What there are summaries of, per successful request."""
+"""The latencies that have summaries, per successful request."""
 CACHE_LATENCIES = ("cache_hit", "cache_miss")
-"""Likewise, of models whose answers are remembered."""
+"""The same for models whose answers are cached."""
 
-# 50 us to 10 s: a model that runs on the loop takes tens of microseconds, and Prometheus' own default begins at 5 ms.
+# 50 us to 10 s: a model run by the loop takes tens of microseconds, and Prometheus' own default begins at 5 ms.
 LATENCY_BOUNDS_NS: tuple[int, ...] = tuple(
     microseconds * 1_000
     for microseconds in (
@@ -41,9 +41,9 @@ LATENCY_BOUNDS_NS: tuple[int, ...] = tuple(
 )  # fmt: skip
 ROWS_BOUNDS: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
-# What is not yet counted is bounded by this many requests; counting them then takes the loop about 0.25 ms.
+# Bounds what is not yet counted; counting this many requests takes the loop about 0.25 ms.
 _PENDING = 1024
-# A model may meet any number of batch sizes; past this many, a new one is rounded up to a power of two.
+# A model may see any number of batch sizes; past this many, a new one is rounded up to a power of two.
 _BATCH_SIZES = 512
 _STAMPS_PER_BATCH = 8
 _STAMPS_PER_HIT = 4
@@ -54,7 +54,7 @@ _Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """How many, and their summed time. Units: nanoseconds."""
+    """A count and a total time. Units: nanoseconds."""
 
     count: int
     ns: int
@@ -75,9 +75,9 @@ class BatchSizeStatistics:
 class StatisticsSnapshot:
     """One consistent reading.
 
-    Every successful request is charged the whole durations of its batch. `last_inference_ns` is a monotonic stamp, 0
-    when there was none. The `compute` and `rows` histograms count batches, `queue` and `total` requests.
-    A request that was answered from the cache has succeeded and was queued, and has run nowhere.
+    Every successful request is charged the whole durations of its batch. `last_inference_ns` is a monotonic stamp, 0 if
+    there was none. The `compute` and `rows` histograms count batches, `queue` and `total` requests. A request answered
+    from the cache counts as successful and queued, but not as run.
     Source: Triton core, infer_stats.cc (the counters); the histograms are Penstock's own.
     """
 
@@ -105,10 +105,10 @@ class StatisticsSnapshot:
 class ModelStatistics:
     """Counts of one model version since it was loaded.
 
-    Invariant: memory is bounded, whatever is recorded. The writing methods only append integers; they are counted
-    with numpy when a thousand requests have come together, or when somebody reads. Measured, counting included:
-    0.15 us per request in batches of 32, 0.45 us for a batch of one.
-    Threads: the event loop's only, reading included.
+    Invariant: memory is bounded, whatever is recorded. The writing methods only append integers; numpy counts them once
+    a thousand requests have accumulated, or on a read. Measured, counting included: 0.15 us per request in batches of
+    32, 0.45 us for a batch of one.
+    Threads: the event loop's only, reads included.
     """
 
     def __init__(self, first_response_ms: Sequence[float] = FIRST_RESPONSE_BOUNDS_MS) -> None:
@@ -150,7 +150,7 @@ class ModelStatistics:
             self._starts += [request.start_ns for request in requests]
             self._queued += [request.queue_ns for request in requests]
             empty = [request.rows for request in requests].count(0)
-        unused = batch.span_rows - batch.rows  # of the batch, and no inferences, as in Triton
+        unused = batch.span_rows - batch.rows  # unused rows count for the batch but not as inferences, as in Triton
         self._unused_rows += unused
         self._batches += (
             len(requests),
@@ -166,7 +166,7 @@ class ModelStatistics:
             self._count_batches()
 
     def record_alone(self, request: InferRequest, stamps: Stamps, end_ns: int) -> None:
-        """Count a request that succeeded in a batch of its own, likewise."""
+        """Count a request that succeeded in its own batch and was delivered at `end_ns`."""
         self._starts.append(request.start_ns)
         self._queued.append(request.queue_ns)
         self._batches += (1, request.rows or 1, *stamps, end_ns, 1)
@@ -174,19 +174,19 @@ class ModelStatistics:
             self._count_batches()
 
     def record_hit(self, request: InferRequest, start_ns: int, end_ns: int) -> None:
-        """Count a request that was answered from the cache, which was asked from `start_ns` to `end_ns`."""
+        """Count a request answered from the cache, whose lookup took from `start_ns` to `end_ns`."""
         self._hits += (request.start_ns, request.queue_ns, start_ns, end_ns)
         if len(self._hits) >= _PENDING * _STAMPS_PER_HIT:
             self._count_hits()
 
     def record_miss(self, lookup_ns: int, insertion_ns: int, end_ns: int) -> None:
-        """Count a request that was not in the cache, once its answer has been put there by `end_ns`."""
+        """Count a cache miss, once the answer has been inserted at `end_ns`."""
         self._misses += (lookup_ns, insertion_ns, end_ns)
         if len(self._misses) >= _PENDING * _STAMPS_PER_MISS:
             self._count_misses()
 
     def record_failure(self, reason: str, start_ns: int, end_ns: int) -> None:
-        """Count a request that was refused, cancelled or failed. `reason` is one of FAILURE_REASONS."""
+        """Count a request that was rejected, cancelled or failed. `reason` is one of FAILURE_REASONS."""
         self._failures[reason] += 1
         self._fail_ns += max(end_ns - start_ns, 0)
 
@@ -231,10 +231,10 @@ class ModelStatistics:
         )
 
     def summaries(self, quantiles: Sequence[float], capacity: int, now_ns: int) -> dict[str, list[int | None]]:
-        """Give the quantiles of LATENCIES and CACHE_LATENCIES over the last minute, as far as it has been watched.
+        """Return the quantiles of LATENCIES and CACHE_LATENCIES over the last minute, or as much of it as was recorded.
 
-        It is watched from the first call on: who does not ask does not pay.
-        Units: nanoseconds; None where there was no request.
+        Recording starts with the first call, so servers that never ask pay nothing.
+        Units: nanoseconds; None if there was no request.
         """
         self._count_all()
         if not self._quantiles:
@@ -253,7 +253,7 @@ class ModelStatistics:
         starts, queued = _ints(self._starts), _ints(self._queued)
         self._starts, self._queued, self._batches = [], [], []
         sizes, rows, stamps, ends, runs = batches[:, 0], batches[:, 1], batches[:, 2:6], batches[:, 6], batches[:, 7]
-        # Stamps come from two threads and may be shared by a loop turn: a difference just below 0 is 0.
+        # Stamps come from two threads and a loop turn may share one: clamp differences just below 0.
         total = np.maximum(np.repeat(ends, sizes) - starts, 0)
         queue = np.maximum(np.repeat(stamps[:, 0], sizes) - queued, 0)
         parts = np.maximum(stamps[:, 1:] - stamps[:, :-1], 0) // runs[:, None]
@@ -326,5 +326,5 @@ class ModelStatistics:
 
 
 def _ints(numbers: list[int]) -> _Ints:
-    # in a third of the time that np.array takes
+    # a third of the time that np.array takes
     return np.fromiter(numbers, np.int64, len(numbers))

@@ -1,4 +1,4 @@
-"""Stream: a request that has any number of answers, taken one by one. Called by the Engine."""
+"""Stream: a request that has any number of answers, taken one by one. Used by `server/` and by ensembles."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ if TYPE_CHECKING:
     from .request import InferRequest, Submits
 
 MOST_BYTES = 256 << 20
-"""What may wait for a client that does not take its answers; its request fails then."""
+"""The most that may wait for a client that does not take its answers; beyond it the request fails."""
 MOST_OF_ALL_BYTES = 2 << 30
-"""The same of all requests of a model: those fail for whom most waits, and what waits is dropped. Who takes its answers
-as they come has next to none there, and does not."""
+"""The same for all requests of a model together. Beyond it, the requests with the most waiting fail and their answers
+are dropped; a client that takes its answers as they come has next to nothing waiting and is unaffected."""
 _SPARED = 8
-"""What is passed is brought down by one part in so many, so that a look at all of them is worth it."""
+"""When that limit is exceeded, usage is brought below it by one part in this many, which makes the pass over all
+requests worth its cost."""
 TOLD_BYTES = 704
-"""What an answer takes beside its arrays: a million answers of four bytes take 800 MB at most."""
+"""What an answer takes in addition to its arrays: a million answers of four bytes take at most 800 MB."""
 TAKEN_AT_ONCE = 16
-"""After so many answers that were there already the event loop has its turn: to encode and send one takes 40 to
-60 us, and a model may give thousands faster than they are taken."""
+"""After this many answers that were ready without waiting, the event loop gets a turn: encoding and sending one takes
+40 to 60 us, and a model may produce thousands faster than they are taken."""
 NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
     "of responses"
 )
-"""Source: Triton server, http_server.cc. Nobody else asks a decoupled model for one answer."""
+"""Source: Triton server, http_server.cc. Only `generate` asks a decoupled model for a single answer."""
 
 
 class StreamedAnswer(NamedTuple):
-    """One answer: its outputs by name, or why it failed; more may come unless it is `final`.
+    """One answer: its outputs by name, or an error. More may follow unless it is `final`.
 
-    `parameters` are the model's own. `wrong` is in what an output is not as the Signature says, "" for nothing.
-    Units: `infer_ns` since the answer before it, or since the request was taken up.
+    `parameters` are the model's own. `wrong` says how an output deviates from the Signature, "" if none does.
+    Units: `infer_ns` since the previous answer, or since the request was taken up.
     """
 
     outputs: Mapping[str, Any]
@@ -53,25 +54,26 @@ class StreamedAnswer(NamedTuple):
 
 GoOn = Callable[[], None]
 Room = Callable[[GoOn], None]
-"""To be called with what is to be called when there is room for more answers."""
+"""Takes a callback to call once there is room for more answers."""
 
 
 class AnswerSink(Protocol):
-    """Where the answers of one request go, as they come."""
+    """Receives the answers of one request as they come."""
 
     def tell(self, told: StreamedAnswer) -> Room | None:
-        """Take an answer. Returns: what to wait for before the next, None: nothing. It is taken if it comes before.
+        """Take an answer. Returns: what to wait for before sending the next; None for nothing. Not waiting is allowed.
 
         Raises: InferError, which ends the request.
         """
 
 
 class AnswerStream:
-    """The answers of one request that have come and were not taken; the sink of the request, too.
+    """The answers of one request that were not taken yet; also the sink of the request.
 
-    `tell` is called by whoever runs it, `deliver` when it has ended. `left` says that nobody takes them any more: those
-    that still come, since a model may go on for as long as it likes, are dropped. Where `model` is said, what waits
-    counts as its, and this is in its `streams` until it is left. Threads: the event loop's.
+    Whoever runs the request calls `tell` for each answer and `deliver` at the end. `left`: nobody takes answers any
+    more, so those that still come are dropped, since a model may go on for as long as it likes. If `model` is given,
+    waiting answers count toward its limit, and this stream is in its `streams` until it is left. Threads: the event
+    loop's.
     """
 
     def __init__(self, model: Model | None = None) -> None:
@@ -87,7 +89,7 @@ class AnswerStream:
             model.streams.add(self)
 
     def tell(self, told: StreamedAnswer) -> None:
-        """Put an answer in line. Raises: InferError (OVERLOADED) where too much waits already."""
+        """Queue an answer. Raises: InferError (OVERLOADED) if too much is already waiting."""
         if self.left:
             return
         if self._dropped or self.nbytes > MOST_BYTES:
@@ -102,14 +104,14 @@ class AnswerStream:
                 raise _not_read()
 
     def leave(self) -> None:
-        """Let go of what waits, and of what comes."""
+        """Discard the answers that wait and those still to come."""
         self.left = True
         self._clear()
         if self._model is not None:
             self._model.streams.discard(self)
 
     def drop(self) -> None:
-        """Let go of what waits, as there is no room for it: the request has failed."""
+        """Discard the answers that wait because there is no room for them; the request fails."""
         self._dropped = True
         self._clear()
         self._changed.set()
@@ -124,18 +126,18 @@ class AnswerStream:
             self._model.told_bytes += nbytes
 
     def deliver(self, requests: Sequence[InferRequest]) -> None:
-        """Take the request's end."""
+        """Take the end of the request."""
         self._error = requests[0].error
         self.ended = True
         self._changed.set()
 
     @property
     def more(self) -> bool:
-        """Whether `next` has one to give at once: it neither waits nor leaves the event loop its turn before."""
+        """Whether `next` can return an answer without waiting and without yielding to the event loop."""
         return bool(self._waiting) and (self._taken + 1) % TAKEN_AT_ONCE != 0
 
     async def next(self) -> StreamedAnswer | None:
-        """Give the next answer, None after the last. Raises: InferError, when those before it have been given."""
+        """Return the next answer, None after the last. Raises: InferError, after the answers that preceded it."""
         self._taken += 1
         if self._taken % TAKEN_AT_ONCE == 0:
             await asyncio.sleep(0)
@@ -158,7 +160,7 @@ def _not_read() -> InferError:
 
 
 def _make_room(model: Model, spared: AnswerStream | None) -> None:
-    """Drop what waits of the requests of which most does, but not of one for which nothing has waited before."""
+    """Drop what waits for the requests with the most waiting, except `spared`, for which nothing waited before."""
     keeping: list[AnswerStream] = [each for each in model.streams if each.nbytes and each is not spared]
     for each in sorted(keeping, key=attrgetter("nbytes"), reverse=True):
         if model.told_bytes <= MOST_OF_ALL_BYTES - MOST_OF_ALL_BYTES // _SPARED:
@@ -167,13 +169,13 @@ def _make_room(model: Model, spared: AnswerStream | None) -> None:
 
 
 def size_of(told: StreamedAnswer) -> int:
-    """Count what an answer takes, its strings and itself included."""
+    """Count the bytes of an answer, including its strings and its own overhead."""
     return TOLD_BYTES + sum(map(array_bytes, told.outputs.values()))
 
 
 @contextmanager
 def stream(engine: Submits, request: InferRequest) -> Iterator[AnswerStream]:
-    """Submit a request, and give where its answers come; to leave before the last cancels it. Raises: InferError."""
+    """Submit a request and yield the stream of its answers; leaving early cancels it. Raises: InferError."""
     answers = AnswerStream(request.model)
     request.answers = answers
     request.sink = answers

@@ -1,7 +1,7 @@
-"""Timer: wakes the event loop at a time, exact to microseconds. Used by the Alarms, and by perf/'s load generator.
+"""Timer: wakes the event loop at a given time, exact to microseconds. Used by Alarms and by perf/'s load generator.
 
-The loop's own timers count whole milliseconds: what is due in 0.4 is due at once to them, and who then looks whether it
-is, and sets another, keeps a core busy until it is.
+The loop's own timers count whole milliseconds. One due in 0.4 ms fires at once, and a caller that then finds nothing
+due and sets another keeps a core busy until it is.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from typing import Protocol
 _CLOCK_MONOTONIC = 1  # Linux, linux/time.h
 _TFD_TIMER_ABSTIME = 1  # Linux, linux/timerfd.h
 _TFD_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
-_SOONEST_NS = 1  # a time of 0 would be none
+_SOONEST_NS = 1  # a time of 0 would disarm the timer
 
 
 class Timer(Protocol):
-    """Rings when it is due, and goes on to ring until it is set again or silenced: by who is rung, at the latest.
+    """Rings when due, and may keep ringing until set again or silenced, which the callee must do.
 
     Units: nanoseconds of the monotonic clock. Threads: the event loop's.
     """
 
     def set(self, at_ns: int) -> None:
-        """Ring at a time, at once where it has passed, and not at the one set before."""
+        """Ring at this time, or at once if it has passed. Replaces the time set before."""
 
     def silence(self) -> None:
-        """Ring no more until it is set again."""
+        """Stop ringing until set again."""
 
     def close(self) -> None:
-        """Ring never again."""
+        """Stop ringing for good."""
 
 
 def timer(loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> Timer:
-    """Make a timer of the kernel, or one of the loop where there is none to be had."""
+    """Make a kernel timer, or a loop timer if the system has none."""
     try:
         return KernelTimer(loop, ring)
     except (AttributeError, OSError):
@@ -54,14 +54,14 @@ class _Itimerspec(ctypes.Structure):
 
 
 class KernelTimer:
-    """A timer that the loop waits for as for a socket; Linux has them.
+    """A timer that the loop polls like a socket; available on Linux.
 
-    Setting it also takes back that it has rung, so its file is never read: one call to the kernel for each ring.
-    Raises: AttributeError, OSError where there is none.
+    Setting it also clears its ring, so its file is never read: one system call per ring.
+    Raises: AttributeError, OSError if the system has none.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
-        libc = ctypes.PyDLL(None, use_errno=True)  # none of the calls waits: the GIL is kept
+        libc = ctypes.PyDLL(None, use_errno=True)  # none of these calls blocks, so the GIL is kept
         self._loop = loop
         self._file = libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_FLAGS)
         if self._file < 0:
@@ -88,7 +88,7 @@ class KernelTimer:
 
 
 class LoopTimer:
-    """The loop's own, a millisecond late at most; it rings once."""
+    """The loop's own timer, at most a millisecond late; it rings once."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
         self._loop = loop

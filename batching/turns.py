@@ -1,4 +1,4 @@
-"""Turns: what the Engine does once per turn of its event loop: it lets models run, and delivers what has run."""
+"""Turns: what the Engine does once per event loop turn: it lets models run and delivers the results."""
 
 from __future__ import annotations
 
@@ -30,18 +30,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.batching")
 
 GOES_ON_NS = 500_000
-"""A turn that has taken less goes on with the models that its own answers have given something to do: the next steps of
-ensembles. In a turn each, the requests of an ensemble would run in as many smaller batches as it has steps. So does one
-with a model that runs a row at a time, whose requests would take a turn each: a fifth of their CPU time."""
+"""A loop turn that has taken less than this continues with models that its own answers gave work to: the next steps of
+ensembles. With one turn per step, an ensemble's requests would run in as many smaller batches as it has steps. The turn
+also keeps running a model of one row per batch, whose requests would otherwise cost a loop turn each: a fifth of their
+CPU time."""
 _REASONS = {Code.CANCELLED: CANCELED, Code.EXPIRED: REJECTED}
-"""Why a request failed that was taken from the queue: for others OTHER. A timeout is REJECTED, as in Triton."""
+"""Failure reason by code, for requests taken from the queue; all other codes are OTHER. A timeout is REJECTED, as in
+Triton."""
 
 
 class Turns:
-    """Looks at the models that have got something to do, once per loop turn however much it is.
+    """Serves the models that have work, once per loop turn however many requests came.
 
-    `left` is told how many requests of a model have come to their end, before they are handed out.
-    Threads: the event loop's, but for `finished_on_thread`.
+    `left` is told how many requests of a model are done, before they are handed out.
+    Threads: the event loop's, except `finished_on_thread`.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, left: Callable[[Model, int], None]) -> None:
@@ -60,12 +62,12 @@ class Turns:
         self.trace: Callable[[Model, Batch, int], None] | None = None
 
     def arrived_ns(self, now_ns: int) -> int:
-        """Tell since when a request may have waited in its socket that is read now.
+        """Return the earliest time at which a request being read now may have reached its socket.
 
-        A loop that is never idle reads in each turn what has come since the one before: at 1.3 times what the front end
-        can do requests wait there longer than in the queue. One that had nothing to read has slept since, and what
-        wakes it has just come. Call once for each request that has a target, refused or not: were the turns left out
-        that refuse all they read, whoever comes next would be refused for having waited.
+        A loop that is never idle reads in each turn what arrived since the previous one: at 1.3 times the front end's
+        capacity, requests wait longer in the socket than in the queue. A loop that had nothing to read has slept, and
+        what woke it has just arrived. Call once for each request that has a target, rejected or not: if turns that
+        reject everything they read were left out, the next request would be rejected for having waited.
         """
         self._look()
         if self._rested:
@@ -73,18 +75,18 @@ class Turns:
         return max(self._woken_ns, self._turn_before_ns)
 
     def _rest(self) -> None:
-        """Note whether the loop goes to sleep. Called when uvloop has looked at all sockets since the turn."""
+        """Record whether the loop is going to sleep. Called once uvloop has polled all sockets since the turn."""
         if not self._turn_due:
             self._rested, self._rests = True, False
 
     def begin(self, begin: Callable[[], None]) -> None:
-        """Have something done when all that has arrived in this loop turn is in, before models are looked at."""
+        """Call `begin` once everything that arrived in this loop turn is in, before models are served."""
         self._begins.append(begin)
         if not self._serving:
             self._look()
 
     def mark(self, model: Model) -> None:
-        """Look at a model at the end of this loop turn, when all that has arrived is in."""
+        """Serve a model at the end of this loop turn, once everything that arrived is in."""
         model.dirty = True
         model.gathers = model.looped
         self._dirty.append(model)
@@ -125,9 +127,9 @@ class Turns:
         for model in models:
             try:
                 self._serve(model)
-            except Exception as error:  # noqa: BLE001 - the others are still to be served, in this turn and the next
+            except Exception as error:  # noqa: BLE001 - the others must still be served, in this turn and the next
                 give_up(model, error)
-            except BaseException:  # it ends the turn, and none of those that were still to be served
+            except BaseException:  # it ends the turn, but the models not yet served keep their place
                 self._dirty += models[models.index(model) + 1 :]
                 raise
 
@@ -141,8 +143,8 @@ class Turns:
     def _serve(self, model: Model) -> None:
         """Let a model run once in this turn, and again in the next if it has more to run.
 
-        One that runs a row at a time goes on for its share of this turn: its next batch would be no bigger for what is
-        read between.
+        A model of one row per batch continues for its share of this turn: reading sockets in between would not make its
+        next batch bigger.
         """
         model.dirty = model.gathers = False
         now_ns = time.monotonic_ns()
@@ -153,7 +155,7 @@ class Turns:
             ran, more = model.dispatch(time.monotonic_ns())
         model.looped = bool(ran) and not (model.choosy or model.detours or model.closing)
         if more:
-            # before its answers mark it: they do not bring it another run in this turn
+            # set before its answers can mark the model again, which would run it twice in this turn
             model.dirty, model.gathers = True, model.looped
             self._again.append(model)
         if model.scheduler.expired:
@@ -165,7 +167,7 @@ class Turns:
             self._watch_hold(model, now_ns)
 
     def _deliver_between(self, model: Model, ran: list[Batch]) -> None:
-        """Deliver what has run of a model that is looked at again right away, whatever its answers bring it."""
+        """Deliver what a model ran, without marking it dirty: it is served again right away."""
         model.dirty = True
         try:
             self.deliver(model, ran)
@@ -173,22 +175,22 @@ class Turns:
             model.dirty = False
 
     def finished_on_thread(self, model: Model, ran: list[Batch]) -> None:
-        """Deliver what an Instance has run; if that is nothing, it has left what is held open. Called on its thread."""
+        """Deliver what an Instance ran; an empty `ran` means it left a batch held open. Called on its thread."""
         self._finished.append((model, ran))
         if not self._delivery_due:
             self._delivery_due = True
-            with suppress(RuntimeError):  # the loop is closed: the server has stopped without waiting for this run
+            with suppress(RuntimeError):  # the loop is closed: the server stopped without waiting for this run
                 self._loop.call_soon_threadsafe(self._deliver_finished)
 
     def finished_on_loop(self, model: Model, ran: list[Batch]) -> None:
-        """Deliver what an Outside has run. Called on the event loop, which need not be woken: that costs 2 us."""
+        """Deliver what an Outside ran. Called on the event loop, which therefore need not be woken: that costs 2 us."""
         self._finished.append((model, ran))
         if not self._delivery_due:
             self._delivery_due = True
             self._loop.call_soon(self._deliver_finished)
 
     def _deliver_finished(self) -> None:
-        self._delivery_due = False  # first: a batch that finishes while this runs asks for another call
+        self._delivery_due = False  # first: a batch that finishes while this runs must schedule another call
         finished, began_ns = self._finished, time.monotonic_ns()
         while finished:
             model, ran = finished.popleft()
@@ -196,10 +198,10 @@ class Turns:
                 self.deliver(model, ran)
                 if not ran and not model.dirty:
                     self.mark(model)
-            except Exception:  # those behind it have run, too
+            except Exception:  # the runs queued behind it must still be delivered
                 logger.exception("model %s: a run could not be delivered as it should", model.name)
             if finished and time.monotonic_ns() > began_ns + GOES_ON_NS:
-                # large answers take longer to write than to compute: there would be another whenever one is written
+                # large answers take longer to write than to compute: another would always be finished by then
                 self._delivery_due = True
                 self._loop.call_soon(self._deliver_finished)
                 break
@@ -211,7 +213,7 @@ class Turns:
             requests = batch.requests
             try:
                 self._count(model, batch, now_ns)
-            except Exception:  # they are answered all the same, and so are those behind them
+            except Exception:  # its requests, and the runs behind it, must still be answered
                 logger.exception("model %s: a run was not counted", model.name)
             self._left(model, len(requests))
             try:
@@ -227,7 +229,7 @@ class Turns:
     def _count(self, model: Model, batch: Batch, now_ns: int) -> None:
         first = batch.requests[0]
         if model.holds:
-            # an ensemble holds the models of its steps
+            # only then can it be a step's model: an ensemble holds the models of its steps
             count_steps(batch)
         if first.error is not None:
             model.statistics.record_failure(BACKEND, first.start_ns, now_ns)
@@ -237,19 +239,19 @@ class Turns:
             self.trace(model, batch, now_ns)
 
     def watch(self, model: Model) -> None:
-        """Ring when the next request of a model expires, or the next of its sequences is idle for too long."""
+        """Set the alarm for when the model's next request expires or its next sequence has been idle too long."""
         nearest_ns = model.scheduler.nearest_deadline_ns()
         if nearest_ns:
             self.alarms.set(model, nearest_ns)
 
     def hurry(self, model: Model, *, last: bool) -> None:
-        """Let run what is held open: nobody else comes. `last`: as Sequences has it."""
+        """Close the model's held batches: no more requests will join them. `last`: as in `Sequences.hurry`."""
         with model.lock:
             model.scheduler.hurry(time.monotonic_ns(), last=last)
         self._ring(model)
 
     def _watch_hold(self, model: Model, now_ns: int) -> None:
-        # the time that found nothing due: what becomes due after it must ring, be it past by now
+        # use the time that found nothing due: whatever became due since must ring, even if that is past
         with model.lock:
             due_ns = model.scheduler.due_ns(now_ns)
         if due_ns:
@@ -269,7 +271,7 @@ class Turns:
             self.mark(model)
 
     def expire(self, model: Model) -> None:
-        """Fail those that the Scheduler has found past their deadline."""
+        """Fail the requests that the Scheduler found past their deadline."""
         with model.lock:
             expired, model.scheduler.expired = model.scheduler.expired, []
         if expired:
@@ -277,7 +279,7 @@ class Turns:
             self.fail(model, expired, Code.EXPIRED, text)
 
     def cut(self, model: Model) -> None:
-        """Fail what stood behind a request of its sequence that was taken back, and let run what has its place now."""
+        """Fail requests queued behind a withdrawn one of their sequence, and serve those that get its place."""
         with model.lock:
             cut, model.scheduler.cut = model.scheduler.cut, []
         if cut:
@@ -287,7 +289,7 @@ class Turns:
             self.mark(model)
 
     def fail(self, model: Model, requests: list[InferRequest], code: Code, text: str) -> None:
-        """Hand out requests that were taken from the queue unserved."""
+        """Hand out requests that left the queue unserved."""
         now_ns = time.monotonic_ns()
         reason = _REASONS.get(code, OTHER)
         for request in requests:

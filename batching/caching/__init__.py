@@ -1,1 +1,1 @@
-"""Answers that are remembered."""
+"""The response cache."""

@@ -1,6 +1,6 @@
-"""Cache: answers that are remembered, bounded by bytes, and the keys they are remembered by.
+"""Cache: cached answers, bounded by bytes, and their keys.
 
-Pure: it has no clock, no thread, and has never heard of a request. Called by remembering.py.
+Pure: it has no clock and no thread, and does not know requests. Used by remembering.py.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from penstock.backends.backend import Array
 from penstock.backends.signature import Signature
 
 ENTRY_BYTES = 512
-"""What an entry takes beside its arrays: its key, its places in two tables that double as they grow, and itself."""
+"""What an entry takes besides its arrays: its key, its slots in two tables that double as they grow, and itself."""
 ARRAY_BYTES = 144
-"""What an array takes beside its values. tests/batching/test_cache.py holds both against what is really taken."""
+"""What an array takes besides its values. tests/batching/test_cache.py checks both against actual memory use."""
 _KEY_BYTES = 32
 _KEPT_HEADS = 256
 _FEW_BYTES = 1024
-"""Values that are copied to be hashed: a copy takes half the time of a view, which is 0.3 us."""
+"""Up to this size, values are copied to be hashed: a copy takes half the time of a view, which is 0.3 us."""
 _COUNT = struct.Struct("<Q")
 _copied = np.ndarray.copy
 
@@ -38,17 +38,17 @@ class _Entry(NamedTuple):
 
 
 class Cache:
-    """The answers of all models of a server, the latest used last.
+    """The answers of all models of a server, in order of last use.
 
-    Invariant: `held_bytes` never exceeds `size_bytes`; each entry is counted with all that it takes.
-    Ownership: the arrays in it are its own: what is kept is copied, and so is what is found.
+    Invariant: `held_bytes` never exceeds `size_bytes`; each entry counts with everything it takes.
+    Ownership: the cache owns its arrays: answers are copied on insertion and on lookup.
     """
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         self.held_bytes = 0
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
-        # nobody who sends requests can know which of them would share a key, were blake2b ever broken
+        # keeps clients from knowing which requests would share a key, were blake2b ever broken
         self._secret = secrets.token_bytes(_KEY_BYTES)
         self._loads = itertools.count()
 
@@ -59,11 +59,11 @@ class Cache:
         return key in self._entries
 
     def keys_of(self, name: str, version: str, signature: Signature) -> Keys:
-        """Make the keys of one load of one model version: they are no other's, of the same version neither."""
+        """Make the keys of one load of one model version; no other load, even of that version, has the same keys."""
         return Keys(self._secret, [name, version, str(next(self._loads))], signature)
 
     def find(self, key: bytes) -> list[Array] | None:
-        """Give a copy of what is kept under a key, which is thereby the last to be dropped."""
+        """Return a copy of the entry under a key, and make it the last to be evicted."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -71,9 +71,9 @@ class Cache:
         return list(map(_copied, entry.outputs))
 
     def keep(self, key: bytes, outputs: Sequence[Any], owner: set[bytes]) -> bool:
-        """Keep an answer, and drop the least recently used ones until it fits. `owner` holds the keys of its model.
+        """Insert an answer, evicting the least recently used until it fits. `owner` holds the keys of its model.
 
-        Returns: False if it would not fit an empty cache, or is not made of tensors. Nothing is dropped for it then.
+        Returns: False if it exceeds an empty cache, or has outputs that are not tensors; nothing is evicted then.
         """
         if not all(isinstance(output, np.ndarray) for output in outputs):
             return False
@@ -90,7 +90,7 @@ class Cache:
         return True
 
     def forget(self, owner: set[bytes], most: int) -> bool:
-        """Drop at most so many answers of one model. Returns: whether there are more of them."""
+        """Remove at most `most` answers of one model. Returns: whether there are more of them."""
         for key in list(itertools.islice(owner, most)):
             self._drop(key)
         return bool(owner)
@@ -109,10 +109,10 @@ def size_of(array: Array) -> int:
 
 
 class Keys:
-    """The keys of one load of one model version: a keyed hash of all that its answer depends on.
+    """The keys of one load of one model version: a keyed hash of everything that its answer depends on.
 
-    Two requests have the same key if and only if they are the same to the last bit: names, datatypes and shapes of
-    the inputs, their bytes, and the outputs wanted. All that differs in length is written with its length before it.
+    Two requests have the same key if and only if they are identical to the last bit: names, datatypes and shapes of the
+    inputs, their bytes, and the outputs wanted. Everything of variable length is prefixed with its length.
     Threads: any.
     """
 
@@ -145,7 +145,7 @@ class Keys:
         return state.digest()
 
     def _head(self, head: tuple[Any, ...]) -> hashlib.blake2b:
-        """Begin a key with the shapes. The bytes that follow have their lengths from them."""
+        """Start a key with the shapes, which determine the lengths of the bytes that follow."""
         state = self._model.copy()
         _add(state, repr(head).encode())
         if len(self._heads) >= _KEPT_HEADS:

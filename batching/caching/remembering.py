@@ -1,7 +1,7 @@
-"""Remembering: one model's place in the Cache: looks its requests up, and keeps the answers of those not found.
+"""Remembering: one model's use of the Cache: looks its requests up, and inserts the answers of those not found.
 
-Made for the Engine, whose `submit` asks it first. Source: Triton core, dynamic_batch_scheduler.cc (when it is looked up
-and inserted) and infer_stats.cc (what is counted).
+Made for the Engine, whose `submit` consults it first. Source: Triton core, dynamic_batch_scheduler.cc (when lookups and
+insertions happen) and infer_stats.cc (what is counted).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.batching")
 
 HERE_BYTES = 256 << 10
-"""Requests above this are hashed on a thread: blake2b takes 1.5 us per KiB, and holds the loop for as long."""
+"""Larger requests are hashed on a thread: blake2b takes 1.5 us per KiB and blocks the loop that long."""
 _A_TURN = 512
-"""How many answers of a model that has gone are dropped in one turn of the loop."""
+"""How many answers of a retired model are removed in one turn of the loop."""
 
 
 class Miss(NamedTuple):
-    """What is known of a request that was looked up and not found: its key, how long it took, and its own sink."""
+    """What is known of a request that was not found: its key, the duration of the lookup, and its own sink."""
 
     key: bytes
     lookup_ns: int
@@ -44,7 +44,7 @@ class Miss(NamedTuple):
 
 
 class Owner(Protocol):
-    """What is needed of the Engine."""
+    """The part of the Engine that is used here."""
 
     stopping: bool
     generation: int
@@ -60,7 +60,7 @@ class Owner(Protocol):
 
 
 def remember(cache: Cache | None, model: Model, engine: Owner, loop: asyncio.AbstractEventLoop) -> None:
-    """Remember a model's answers from now on, if there is a cache."""
+    """Cache a model's answers from now on, if there is a cache."""
     if cache is None:
         text = "model %s enables its response cache, and the server has none: --cache-config local,size=BYTES"
         logger.warning(text, model.name)
@@ -70,10 +70,10 @@ def remember(cache: Cache | None, model: Model, engine: Owner, loop: asyncio.Abs
 
 
 class Remembering:
-    """What one load of a model version has answered. It is the sink of requests that were not found.
+    """The cached answers of one load of a model version. It is the sink of requests that were not found.
 
-    Two equal requests at once both run; the second to be answered is no miss, as in Triton. Failures are not kept.
-    What an ensemble has answered is found until one of its steps is another load of its model.
+    Of two equal concurrent requests, both run, and the second to be answered does not count as a miss, as in Triton.
+    Failures are not cached. An ensemble's answers are valid until one of its steps is another load of its model.
     Threads: the event loop's.
     """
 
@@ -91,10 +91,10 @@ class Remembering:
         self._sought: set[InferRequest] = set()
 
     def takes(self, request: InferRequest) -> bool:
-        """Answer a request that is remembered, in this turn of the loop.
+        """Answer a request from the cache, in this turn of the loop.
 
-        Returns: False if it is not remembered: it has to run then, and its answer passes through here. True also for
-        one that is large, and looked up later: the Engine gets it again if it is not found.
+        Returns: False if it is not cached: it must run, and its answer passes through here. True also for a large
+        request, which is looked up later: the Engine gets it again if it is not found.
         """
         if request.miss is not None or self._engine.stopping or self._model.closing:
             return False
@@ -110,7 +110,7 @@ class Remembering:
         return self._answered(request, self._keys.of(request.inputs, request.wanted), start_ns)
 
     def gives_up(self, request: InferRequest) -> bool:
-        """Take a request back that is being looked up on a thread: it gets no answer. Returns: False for any other."""
+        """Withdraw a request that is being looked up on a thread; it gets no answer. Returns: False for any other."""
         if request not in self._sought:
             return False
         self._sought.remove(request)
@@ -118,17 +118,17 @@ class Remembering:
         return True
 
     def _speaks_of(self, request: InferRequest) -> bool:
-        """Tell whether the keys are those of the steps that an ensemble's request has to pass."""
+        """Whether the keys match the steps that an ensemble's request has to pass."""
         ensemble = self._model.ensemble
-        # a step of what began before a swap goes the old way: its answer would be found by who asks after the swap
+        # a step begun before a swap takes the old way; requests after the swap must not find its answer
         if ensemble is not None and is_step(request) and links_for(request, ensemble).stale:
             return False
         return self._generation == self._engine.generation or self._renewed()
 
     def _renewed(self) -> bool:
-        """Make other keys if an ensemble's steps are others by now.
+        """Make new keys if an ensemble's steps have changed.
 
-        Returns: False if they cannot serve, or if one of them, however deep, answers as its sequence has it.
+        Returns: False if they cannot serve, or if one of them, at any depth, has sequences.
         """
         try:
             steps = list(_steps_of(self._model))
@@ -164,9 +164,9 @@ class Remembering:
         return True
 
     def _hand_out(self) -> None:
-        """Hand out the hits of a loop turn, all at once as a batch is."""
-        # who is answered while the loop still reads asks again at once, and each turn has less to read: a hit with 64
-        # clients took 31 us of CPU, and takes 24 (perf/cache.py)
+        """Hand out the hits of a loop turn together, like a batch."""
+        # clients answered while the loop still reads send their next requests at once, and each turn has less to read:
+        # a hit with 64 clients took 31 us of CPU, and takes 24 (perf/cache.py)
         hits, self._hits = self._hits, []
         try:
             hand_out(hits)
@@ -174,7 +174,7 @@ class Remembering:
             self._engine.release(self._model)
 
     def _go_on(self, request: InferRequest, start_ns: int, key: asyncio.Future[bytes]) -> None:
-        """Look up what was hashed on a thread, and queue it if it is not there, unless it was taken back meanwhile."""
+        """Look up a request hashed on a thread, and submit it if not found, unless it was withdrawn meanwhile."""
         try:
             if request not in self._sought:
                 return
@@ -196,7 +196,7 @@ class Remembering:
     # -- the sink ----------------------------------------------------------------------------------------------
 
     def deliver(self, requests: Sequence[InferRequest]) -> None:
-        """Hand the answers on, and keep them: nobody waits for that."""
+        """Pass the answers on, then insert them into the cache: no client waits for that."""
         missed = [(request, request.miss) for request in requests if request.miss is not None]
         for request, miss in missed:
             request.sink = miss.sink
@@ -209,7 +209,7 @@ class Remembering:
         start_ns = time.monotonic_ns()
         try:
             outputs = request.outputs or []
-            # what a model says with one answer is not said with another
+            # an OwnOutputs belongs to one request only and is never cached
             kept = type(outputs) is OwnOutputs or self._cache.keep(miss.key, outputs, self._kept)
         except MemoryError:
             kept = False
@@ -222,7 +222,7 @@ class Remembering:
             logger.warning(text, self._model.name, miss.key.hex(), self._cache.size_bytes)
 
     async def forget(self) -> None:
-        """Drop all that is kept of this load, in several turns of the loop if it is much."""
+        """Remove everything cached for this load, over several turns of the loop if it is much."""
         more = True
         while more:
             more = self._cache.forget(self._kept, _A_TURN)
@@ -230,7 +230,7 @@ class Remembering:
 
 
 def _steps_of(model: Model) -> Iterator[Model]:
-    """Give the models that an ensemble is made of now, and those that they are made of. Raises: InferError."""
+    """Yield the current steps of an ensemble, at any depth. Raises: InferError."""
     if model.ensemble is not None:
         for step in model.ensemble.links().steps:
             yield step.model

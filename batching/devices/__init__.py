@@ -1,1 +1,1 @@
-"""The CPUs and GPUs that models share: turns, rates, memory, and a model's place there."""
+"""The CPUs and GPUs that models share: turns, rates, memory, and a model's place on them."""

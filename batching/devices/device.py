@@ -1,7 +1,7 @@
-"""Device: one CPU or GPU that the Instances of several models share, by what their runs cost and not by their number.
+"""Device: one CPU or GPU shared by the Instances of several models, by the cost of their runs, not their number.
 
-While all of them fit the device at once nothing is asked of anybody (`crowded` is False). Otherwise an Instance needs a
-turn before it takes a Batch. Made by opening.py, one per device name and Engine. Why it is done so, with figures:
+While all of them fit the device at once, no turns are needed (`crowded` is False). Otherwise an Instance needs a turn
+before it takes a Batch. Made by opening.py, one per device name and Engine. The reasons, with figures, are in
 docs/adr/0010-sharing-a-device.md.
 """
 
@@ -14,40 +14,41 @@ from typing import Any, Protocol
 from penstock.backends.cpus import usable_cpus
 
 AT_ONCE = 2
-"""So many runs that take all of a device may be on it at once: what one leaves unused the other takes, and a giant run
-does not stop the rest."""
+"""This many runs that each use a whole device may be on it at once: one uses what the other leaves idle, and a giant
+run does not stop the rest."""
 LEAST_NS = 10_000_000
 WAITED_FOR = 4
-"""While others wait a batch may be predicted to take as long as so many runs of the one that waits with the shortest,
-and `LEAST_NS` in any case."""
+"""While others wait, a batch's predicted time may be this many times the shortest latest run among the waiting models,
+and at least `LEAST_NS`."""
 
 
 BRIEF_NS = 250_000_000
-"""On a CPU, who runs no longer than this takes no turn: the system lets it in at once, where it would wait for runs
-many times as long as its own. In turns iris did a fifth of the requests beside cnn and deep (docs/adr/0010)."""
+"""On a CPU, a model whose runs are shorter than this takes no turns: the system schedules it at once, where a turn
+would make it wait for runs many times as long. With turns, iris served a fifth of the requests beside cnn and deep
+(docs/adr/0010)."""
 
 
 SURPRISE = 4
-"""A batch that takes more than so many times what was predicted, and `BRIEF_NS`, is charged no more than that: the
-machine stood still, and who happened to run would be kept waiting for as long. That is spared from a credit."""
+"""The time of a batch above this many times its prediction plus `BRIEF_NS` is taken from a credit rather than charged:
+the machine stood still, and the model that happened to run would be kept waiting for as long."""
 CREDIT_NS = 20_000_000_000
 PAYS_BACK = 20
-"""Of each Model, filled again by one part in so many of what it is charged: one that is very slow now and then is
-charged for that, a machine that now and then is not."""
+"""The credit of each Model. Every charge refills it by one part in this many, so a model that is often very slow is
+charged for that, while one on a machine that now and then stands still is not."""
 
 
 class Waiter(Protocol):
-    """Who waits for a turn."""
+    """Something that waits for a turn."""
 
     def grant(self) -> None:
-        """Take the turn asked for. Threads: any, with the giver's lock held: it only sets something and wakes."""
+        """Accept the turn asked for. Threads: any, with the giver's lock held, so it may only set a flag and wake."""
 
 
 class TurnGiver(Protocol):
-    """Who gives Instances their turns: a Device, or where there is one the RateLimiter (rates.py).
+    """Gives Instances their turns: a Device or, if there is one, the RateLimiter (rates.py).
 
-    `share` is what its `join` has given. While it is not `crowded`, or the share is `brief`, nothing need be asked.
-    A turn is asked for, granted, begun with each batch that is taken in it, and ended once.
+    `share` is what its `join` returned. While it is not `crowded`, or the share is `brief`, no turn is needed. A turn
+    is asked for, granted, begun with each batch taken in it, and ended once.
     """
 
     @property
@@ -58,31 +59,31 @@ class TurnGiver(Protocol):
         """Ask for a turn. `waiter.grant` is called once, maybe before this returns, unless it withdraws."""
 
     def withdraw(self, share: Any, waiter: Waiter) -> bool:
-        """Wait no longer. Returns: False when it has got its turn already, which must be ended."""
+        """Stop waiting. Returns: False if the turn has already been granted and must be ended."""
 
     def forget(self, share: Any) -> None:
-        """Note that one which said in `end` that it has more to run does not come back now."""
+        """Record that a share that announced more work in `end` is not coming back now."""
 
     def most_ns(self, share: Any) -> float:
-        """Tell what a batch may be predicted to take now; 0: as long as it likes."""
+        """Return the longest predicted time a batch may have now; 0 for no limit."""
 
     def begin(self, share: Any, cost_ns: float) -> None:
-        """Note that a batch runs, and what it is predicted to take."""
+        """Record that a batch runs, with its predicted time."""
 
     def end(self, share: Any, predicted_ns: float, real_ns: int, more: bool) -> bool:
         """End a turn. Returns: whether another one begins with it."""
 
     def ran(self, share: Any, real_ns: int) -> None:
-        """Note what a batch has taken that ran without a turn."""
+        """Record the time of a batch that ran without a turn."""
 
 
 class Share:
-    """A Model's part of one Device, whatever the number of its Instances there. Touched by its Device only.
+    """A Model's part of one Device, whatever the number of its Instances there. Accessed by its Device only.
 
-    `width`: how much of the Device's room one run takes. `price`: what a nanosecond of a run costs: its width, divided
-    by the Model's weight. `spent`: the Model's virtual time, which is what its runs have cost. `latest_ns`: how long
-    the latest of them took. `stays`: it had more to run when its latest turn ended, and is coming back. `brief`: it
-    takes no turns. `turns`: so many of its Instances have one. `credit_ns`: as CREDIT_NS has it.
+    `width`: how much of the Device's room one run takes. `price`: the cost of a nanosecond of a run: its width divided
+    by the Model's weight. `spent`: the Model's virtual time, the sum of its runs' costs. `latest_ns`: how long its
+    latest run took. `stays`: it had more to run when its latest turn ended, and is coming back. `brief`: it takes no
+    turns. `turns`: how many of its Instances have one. `credit_ns`: see CREDIT_NS.
     """
 
     __slots__ = ("brief", "credit_ns", "instances", "latest_ns", "price", "spent", "stays", "turns", "waiting", "width")
@@ -101,22 +102,20 @@ class Share:
 
 
 class Device:
-    """Who may run next: of the Models that wait, the one whose runs have cost least (start-time fair queueing).
+    """Decides what runs next: of the waiting Models, the one whose runs have cost least (start-time fair queueing).
 
-    No clock: it is told what runs took. A Model of twice the weight pays half for the same, so that it gets twice the
-    time of one that is as hot. One that was away goes on from where the others are: it has saved nothing, and owes
-    nothing. Invariants: the Device's own virtual time never falls, and nobody who waits has spent less than that and
-    the dearest of the latest batches; while somebody waits, there is no room for the one that is next.
-
-    Bound: where no batch takes, or is predicted to take, more than B, a Model that asks gets a turn within
-    2 B + 2 (3 k + 1) N B w / room, for N other Models that are there meanwhile, of at most k Instances and width w. If
-    all are equally wide, B + (3 k + 1) N B w / room. For when it asks it has spent at most k B w more than the Device's
-    virtual time, each of the others is at most B w behind that and catches up with both, and is off by its k runs
-    under way, before and after; more than half of the room is in use all the time. Where weights differ, another Model
-    of weight v counts not 3 k + 1, but k v / its own + v / the least + 2 k (tests/batching/test_device.py). What a run
-    takes beyond `SURPRISE` times what was predicted does not count, as far as its Model's credit goes.
-
-    `preemptive`: the system itself interrupts long runs for short ones, as it does on a CPU (`BRIEF_NS`).
+    No clock: it is told what runs took. A Model of twice the weight pays half for the same run, so it gets twice the
+    time of an equally busy one. A Model that was idle continues from where the others are, with neither savings nor
+    debts. Invariants: the Device's own virtual time never falls, and no waiting Model has spent less than that minus
+    the most expensive of the latest batches; while something waits, there is no room for the next one.
+    Bound: if no batch takes, or is predicted to take, more than B, a Model that asks gets a turn within
+    2 B + 2 (3 k + 1) N B w / room, for N other Models present meanwhile, of at most k Instances and width w. If all are
+    equally wide, B + (3 k + 1) N B w / room. Proof sketch: when it asks, it has spent at most k B w more than the
+    Device's virtual time; each of the others is at most B w behind that, catches up with both, and is off by its k
+    current runs, before and after; more than half of the room is always in use. With different weights, another Model
+    of weight v counts not 3 k + 1, but k v / its own + v / the least + 2 k (tests/batching/test_device.py). Run time
+    above `SURPRISE` times the prediction does not count, as far as its Model's credit goes.
+    `preemptive`: the system itself interrupts long runs for short ones, as on a CPU (`BRIEF_NS`).
     Threads: all methods may be called on any. The lock of a Model may be held; none is taken under the Device's own.
     Source: Goyal, Vin, Cheng, "Start-time Fair Queuing", SIGCOMM 1996; with several at once: Jin, Chase, Kaur,
     "Interposed proportional sharing for a storage service utility", SIGMETRICS 2004.
@@ -133,7 +132,7 @@ class Device:
         self._lock = threading.Lock()
 
     def join(self, instances: int, width: int, weight: float = 1.0) -> Share:
-        """Give a Model its part of the device. `instances`: those that take turns."""
+        """Give a Model a Share of the device. `instances`: those that take turns."""
         with self._lock:
             share = Share(instances, width, width / weight, self._now)
             self._shares.append(share)
@@ -141,7 +140,7 @@ class Device:
             return share
 
     def resize(self, share: Share, instances: int, width: int) -> None:
-        """Note that a Model has another number of Instances here, and how wide a run of theirs is now."""
+        """Change the number of a Model's Instances here, and the width of their runs."""
         with self._lock:
             self._taken += share.turns * (width - share.width)
             share.price *= width / share.width
@@ -150,7 +149,7 @@ class Device:
             self._pass_on()
 
     def leave(self, share: Share) -> None:
-        """Take a Model's part away, when none of its Instances waits or runs any more."""
+        """Remove a Model's Share, when none of its Instances waits or runs any more."""
         with self._lock:
             self._shares.remove(share)
             self._recount()
@@ -166,7 +165,7 @@ class Device:
             self._pass_on()
 
     def withdraw(self, share: Share, waiter: Waiter) -> bool:
-        """Wait no longer. Returns: False when it has got its turn already, which must be ended."""
+        """Stop waiting. Returns: False if the turn has already been granted and must be ended."""
         with self._lock:
             if waiter not in share.waiting:
                 return False
@@ -175,23 +174,23 @@ class Device:
             return True
 
     def forget(self, share: Share) -> None:
-        """Note nothing: who had more to run has no place in line before it asks."""
+        """Do nothing: a Model with more to run has no place in the queue until it asks."""
 
     def most_ns(self, share: Share) -> float:
-        """Tell what a batch may be predicted to take now; 0: as long as it likes, since nobody waits."""
+        """Return the longest predicted time a batch may have now; 0 for no limit, if nothing waits."""
         with self._lock:
             waiting = [other.latest_ns for other in self._shares if other.waiting and other is not share]
         return max(LEAST_NS, WAITED_FOR * min(waiting)) if waiting else 0
 
     def begin(self, share: Share, cost_ns: float) -> None:
-        """Charge what a batch is predicted to take, before it runs."""
+        """Charge a batch's predicted time, before it runs."""
         with self._lock:
             share.spent += cost_ns * share.price
 
     def end(self, share: Share, predicted_ns: float, real_ns: float, more: bool) -> bool:
-        """End a turn, and charge what the batch has taken in the place of what was predicted.
+        """End a turn, and replace the charge for the predicted time by one for the real time.
 
-        `more`: whether the Model has more to run. Returns: whether it goes on with another turn, having spent least.
+        `more`: whether the Model has more to run. Returns: whether it gets another turn at once, having spent least.
         """
         with self._lock:
             if real_ns:
@@ -213,7 +212,7 @@ class Device:
             return False
 
     def ran(self, share: Share, real_ns: int) -> None:
-        """Note what a batch has taken that ran without a turn: it is not charged, the system has shared it out."""
+        """Record the time of a batch that ran without a turn. It is not charged: the system shared the time out."""
         with self._lock:
             self._note(share, real_ns)
 
@@ -222,7 +221,7 @@ class Device:
         share.brief = real_ns < self._brief_ns
 
     def _behind(self) -> float:
-        """Tell what a Model has spent at least that was here all the time.
+        """Return the least that a Model which was here all the time can have spent.
 
         While it ran, the others may have passed it by a batch, which it may catch up with.
         """
@@ -237,7 +236,7 @@ class Device:
 
     def _pass_on(self) -> None:
         while (share := self._first()) is not None:
-            # the first is not looked past, however little room the others take
+            # nothing goes past the first, however little room it needs
             if self.crowded and self._taken + share.width > self.room:
                 return
             self._now = max(self._now, share.spent)
@@ -247,13 +246,13 @@ class Device:
 
     def _recount(self) -> None:
         widths = [share.instances * share.width for share in self._shares]
-        # a user's own number of Instances is honoured
+        # the configured number of Instances is honored
         self.room = max(self._least_room, *widths) if widths else self._least_room
         self.crowded = sum(widths) > self.room
 
 
 def _charged_ns(share: Share, predicted_ns: float, real_ns: float) -> float:
-    """Give what of a batch's time is charged, the rest from the credit."""
+    """Return how much of a batch's time is charged; the rest is taken from the credit."""
     spared_ns = min(max(real_ns - SURPRISE * predicted_ns - BRIEF_NS, 0), share.credit_ns)
     share.credit_ns = min(share.credit_ns - spared_ns + (real_ns - spared_ns) / PAYS_BACK, CREDIT_NS)
     return real_ns - spared_ns
@@ -265,12 +264,12 @@ def device_of(name: str) -> Device:
 
 
 def whole(name: str) -> int:
-    """Tell the width of a run that takes all of a device: so many threads of a CPU; a GPU is not counted in parts."""
+    """Return the width of a run that uses a whole device: the number of CPUs; a GPU counts as one."""
     return usable_cpus() if name == "cpu" else 1
 
 
 def width_of(name: str, instances: int, threads: int) -> int:
-    """Tell how much of a device one run takes. `threads`: of the session, which its Instances share; 0: all.
+    """Return how much of a device one run takes. `threads`: of the session, shared by its Instances; 0 means all.
 
     Each Instance brings its own thread, and the session lends the others.
     """

@@ -1,6 +1,6 @@
-"""Memory: what this process holds and may hold, what is free, and giving back what is kept of a model that was opened.
+"""Memory: what this process holds and may hold, what is free, and returning freed memory to the system.
 
-Called where models are loaded, and by what tells of the machine: doctor and metrics page.
+Used when models are loaded, and by the reports about the machine: doctor and metrics page.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from penstock.backends.cpus import CGROUP_ROOT, lineage
 
 _VERSION_2 = "memory.max", "memory.current", "inactive_file"
 _VERSION_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-"""What is limited, what is used, and in memory.stat what of that is files that were read and can be read again.
-
-Source: cgroup-v2.rst and memory.rst (v1) of the Linux documentation.
-"""
+"""The limit, the usage, and the part of the usage, in memory.stat, that is page cache and can be reclaimed. Source:
+cgroup-v2.rst and memory.rst (v1) of the Linux documentation."""
 _NO_LIMIT = 1 << 60
 """Version 1 of cgroups says "no limit" by a number next to 2^63."""
 
 
 def give_back() -> None:
-    """Give free pages back, where the C library can; it takes some milliseconds.
+    """Return free pages to the system, if the C library can; takes some milliseconds.
 
-    glibc keeps what a model's weights were read into, and the weights themselves when it is closed: of a model of
-    32 MB, 68 MB stayed for good, and nothing with this (docs/repository.md tells users that memory is given back).
+    glibc keeps the memory that a model's weights were read into, and that of the weights themselves when it is closed:
+    of a model of 32 MB, 68 MB stayed for good, and nothing with this (docs/repository.md tells users that memory is
+    given back).
     """
     try:
         trim = ctypes.CDLL(None).malloc_trim
@@ -36,7 +35,7 @@ def give_back() -> None:
 
 
 def resident_bytes(proc: Path = Path("/proc")) -> int:
-    """Tell how much memory this process holds; 0 where the system does not say."""
+    """Return how much memory this process holds; 0 if the system does not say."""
     try:
         pages = int((proc / "self" / "statm").read_text("ascii").split()[1])
     except (OSError, ValueError, IndexError):
@@ -45,13 +44,13 @@ def resident_bytes(proc: Path = Path("/proc")) -> int:
 
 
 def usable_bytes(proc: Path = Path("/proc"), cgroup: Path = CGROUP_ROOT) -> int:
-    """Tell how much memory there is for this process and its like: the machine's or container's; 0: nobody says."""
+    """Return the memory of the machine or container, whichever is smaller; 0 if unknown."""
     found = limit_bytes(cgroup, _text(proc / "self" / "cgroup")), meminfo("MemTotal", proc)
     return min(filter(None, found), default=0)
 
 
 def meminfo(name: str, proc: Path = Path("/proc")) -> int | None:
-    """Give one of the figures of proc_meminfo(5) in bytes; None: nobody says."""
+    """Return one of the figures of proc_meminfo(5) in bytes; None if unknown."""
     for line in _text(proc / "meminfo").splitlines():
         said, _, after = line.partition(":")
         kib = after.split()[:1]
@@ -61,7 +60,7 @@ def meminfo(name: str, proc: Path = Path("/proc")) -> int | None:
 
 
 def limit_bytes(cgroup: Path, membership: str) -> int | None:
-    """Give the tightest limit on memory of the cgroups that this process is in; None: there is none.
+    """Return the tightest memory limit of the cgroups that this process is in; None if there is none.
 
     `membership` is the text of /proc/self/cgroup.
     """
@@ -69,7 +68,7 @@ def limit_bytes(cgroup: Path, membership: str) -> int | None:
 
 
 def free_bytes(proc: Path = Path("/proc"), cgroup: Path = CGROUP_ROOT) -> int | None:
-    """Tell how much memory can still be had: of the machine's, and of what its cgroups may use; None: nobody says."""
+    """Return how much more memory can be allocated, within the machine and its cgroups; None if unknown."""
     available = meminfo("MemAvailable", proc)
     free = [] if available is None else [available]
     membership = _text(proc / "self" / "cgroup") or "0::/\n1:memory:/"
@@ -78,7 +77,7 @@ def free_bytes(proc: Path = Path("/proc"), cgroup: Path = CGROUP_ROOT) -> int | 
 
 
 def _limits(cgroup: Path, membership: str) -> Iterator[tuple[int, int]]:
-    """Give what each cgroup that this process is in may have, if that is limited, and what it has."""
+    """Yield the limit and the usage of each cgroup of this process that has a limit."""
     for line in membership.splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")

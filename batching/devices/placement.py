@@ -1,6 +1,6 @@
-"""Placement: a Model on one device: the Backend loaded there, its Share of the Device, and how it is loaded again.
+"""Placement: a Model on one device: its Backend, its Share of the Device, and how to reload it.
 
-Made by opening.py; its Instances bind to it, and ask it for another Binding when the device has lost the old one.
+Made by opening.py. Instances bind to it, and ask it for new Bindings after a device loss.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.batching")
 
 Reopen = Callable[[int], "Backend"]
-"""Loads the model once more for the Placement at this position. Raises: InferError."""
+"""Loads the model again for the Placement at this position. Raises: InferError."""
 
 
 class Devices(dict[str, Device]):
-    """The Devices of one Engine by name, and who may run on them: the RateLimiter, and the CPUs of host policies.
+    """The Devices of one Engine by name, its RateLimiter, and the CPUs of host policies.
 
-    `lost`: why nothing runs on one of them any more before the process has been started anew (`ProcessLost`), "" while
-    that is not so; `tell_lost` is called when it becomes so, on whichever thread has found out.
+    `lost`: why nothing can run on one of them until the process restarts (`ProcessLost`), "" normally. `tell_lost` is
+    called when it is set, on whichever thread found out.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Devices(dict[str, Device]):
         self._lock = threading.Lock()
 
     def lose(self, why: str) -> None:
-        """Say, once, that a device is lost for the whole process: only another process can serve there again."""
+        """Record, once, that a device is lost for this process: only another process can serve there again."""
         with self._lock:
             first, self.lost = not self.lost, self.lost or why
         if first:
@@ -59,17 +59,18 @@ class Devices(dict[str, Device]):
                 self.tell_lost()
 
     def cpus(self, group: InstanceGroup, device: str) -> frozenset[int]:
-        """Give the CPUs that the threads of a group are kept to; none: all."""
+        """Return the CPUs that the threads of a group are pinned to; empty means all."""
         return self._host_policies.get(group.host_policy or device.replace("cuda:", "gpu_"), frozenset())
 
 
 class Placement:
-    """Where some Instances of a Model run: those of one group, on one device, whose `name` is "cpu", "cuda:0", ...
+    """The Instances of a Model that belong to one group and one device, whose `name` is "cpu", "cuda:0", ...
 
-    `joined`: it is the first of its Model there, and leaves the Device for all of them. `group` is theirs.
-    Invariant: a Backend that was replaced is closed when the last of its Bindings has been given back, since another
-    Instance may still be at its last run. On other devices than a CPU, where each Instance has its own, it is closed
-    before the next one is loaded, which may need the room.
+    `joined`: it is the first of its Model there, and leaves the Device for all of them. `group` is that of its
+    Instances.
+    Invariant: a replaced Backend is closed when the last of its Bindings has been given back, since another Instance
+    may still be finishing a run. On devices other than a CPU, where each Instance has its own, it is closed before the
+    next one is loaded, which may need the memory.
     Threads: `bind` and `replace` may be called on any; `replace` blocks while the model is loaded.
     """
 
@@ -93,15 +94,15 @@ class Placement:
         self._lock = threading.Lock()
         self._told: Callable[[Backend], None] | None = None
         self.trial = threading.Lock()
-        """Held by the Instance that runs again what the device was lost under: of what else runs here nothing was."""
+        """Held by the Instance that reruns requests after a device loss, so that only one does."""
 
     @property
     def single(self) -> InstanceGroup:
-        """The group of one Instance here."""
+        """The group as one of a single Instance."""
         return replace(self.group, count=1)
 
     def furnish(self, group: InstanceGroup, devices: Devices) -> None:
-        """Take the group whose Instances run here. Raises: InferError where the RateLimiter would never let one run."""
+        """Set the group of its Instances. Raises: InferError if the RateLimiter would never let one run."""
         self.group, self.devices = group, devices
         self.cpus = devices.cpus(group, self.name)
         self.limiter = limiter_of(group, devices)
@@ -109,13 +110,13 @@ class Placement:
             self.add_claim()
 
     def add_claim(self) -> int:
-        """Have one Instance more counted by the RateLimiter, if there is one. Returns: the number of its seat."""
+        """Register one more Instance with the RateLimiter, if there is one. Returns: its number here."""
         if self.limiter is not None:
             self.claims.append(self.limiter.join(self.name, self.group.resources, self.group.rate_priority))
         return len(self.claims) - 1
 
     def release(self, bindings: Sequence[Binding], share: Any) -> None:
-        """Forget what an Instance had here that has ended: its Bindings, and its `share` of who gave its turns."""
+        """Release what an ended Instance had here: its Bindings, and its `share` of the giver of its turns."""
         with self._lock:
             self.bound[:] = [each for each in self.bound if not _is_in(each, bindings)]
         for binding in bindings:
@@ -125,37 +126,37 @@ class Placement:
             self.limiter.leave(share)
 
     def seat(self, number: int) -> tuple[TurnGiver, Any]:
-        """Give who gives the Instance of this number here its turns, and what it is known there by."""
+        """Return what gives this Instance its turns, and the Instance's share there."""
         return (self.device, self.share) if self.limiter is None else (self.limiter, self.claims[number])
 
     def bind(self, signature: Signature, capacity_rows: int) -> Binding:
-        """Allocate a Binding on what is loaded now."""
+        """Allocate a Binding on the current Backend."""
         with self._lock:
             return self._bind(signature, capacity_rows)
 
     def watch(self, told: Callable[[Backend], None]) -> None:
-        """Tell of a Backend here, the one that is loaded now or a later one, that is lost while nothing runs."""
+        """Call `told` when this Backend, or a later one here, is lost while nothing runs."""
         with self._lock:
             self._told = told
             tell_loss(self.backend, partial(told, self.backend))
 
     def is_bound(self, backend: Backend, binding: Binding) -> bool:
-        """Tell whether a Binding is one of a Backend that is or was here."""
+        """Whether a Binding belongs to a Backend that is or was here."""
         with self._lock:
             held = [(self.backend, self.bound), *self._replaced]
             return any(_is_in(binding, bound) for at, bound in held if at is backend)
 
     def replace(self, lost: Sequence[Binding], signature: Signature, capacity_rows: int) -> list[Binding]:
-        """Give Bindings in the place of an Instance's, whose Backend is lost: it is loaded again unless it has been.
+        """Return new Bindings for an Instance whose Backend is lost, reloading the model unless that has been done.
 
-        Raises: whatever loading and binding raise; the lost Bindings can then be brought again.
+        Raises: whatever loading and binding raise; the lost Bindings can then be passed again.
         """
         with self._lock:
             if self._closed or any(_is_in(binding, self.bound) for binding in lost):
                 self._renew()
             try:
                 bindings = self._bind_all(len(lost), signature, capacity_rows)
-            except DeviceLost:  # once more, before all of its Instances were back
+            except DeviceLost:  # lost again before all of its Instances were back
                 self._renew()
                 bindings = self._bind_all(len(lost), signature, capacity_rows)
         for binding in lost:
@@ -176,7 +177,7 @@ class Placement:
             tell_loss(backend, partial(self._told, backend))
 
     def give_back(self, lost: Binding) -> None:
-        """Note that a Binding of a lost Backend is not used any more."""
+        """Record that a Binding of a lost Backend is no longer used."""
         with self._lock:
             ended = []
             for entry in self._replaced:
@@ -189,7 +190,7 @@ class Placement:
             backend.close()
 
     def leave(self) -> None:
-        """Have its Instances wait for turns no more."""
+        """Stop its Instances from taking turns."""
         if self.joined:
             self.device.leave(self.share)
         if self.limiter is not None:
@@ -224,9 +225,9 @@ def _is_in(binding: Binding, bindings: Sequence[Binding]) -> bool:
 
 
 def spread(groups: Sequence[InstanceGroup]) -> list[InstanceGroup]:
-    """Give the group of each Backend of a Model whose groups are on one device each.
+    """Return the group of each Backend of a Model whose groups are on one device each.
 
-    All Instances of a group share one on a CPU. On any other device each has its own session and stream, so that none
+    On a CPU, all Instances of a group share a Backend. On any other device each has its own session and stream, so none
     waits for what another has queued.
     """
     shared = [group.passive or group.devices == ("cpu",) for group in groups]
@@ -235,9 +236,9 @@ def spread(groups: Sequence[InstanceGroup]) -> list[InstanceGroup]:
 
 
 def place(spec: ModelSpec, backends: Sequence[Backend], devices: Devices, reopen: Reopen) -> list[Placement]:
-    """Give each Backend its Placement, and the Model its Share of each Device, which is made if need be.
+    """Make a Placement for each Backend, and the Model's Share of each Device, which is created if needed.
 
-    Raises: InferError where the RateLimiter would never let an Instance run. Nothing is left behind then.
+    Raises: InferError if the RateLimiter would never let an Instance run, leaving nothing behind.
     """
     shares: dict[str, Share] = {}
     placements: list[Placement] = []
@@ -260,31 +261,31 @@ def place(spec: ModelSpec, backends: Sequence[Backend], devices: Devices, reopen
 
 
 def _join(spec: ModelSpec, device: Device, name: str, shared: Devices) -> Share:
-    """Take part in a Device. Instances that the RateLimiter counts take no turns there, and passive ones never run."""
+    """Join a Device. Instances under the RateLimiter take no turns there, and passive ones never run."""
     return device.join(*_part_of(spec, name, shared), spec.device_priority)
 
 
 def _part_of(spec: ModelSpec, name: str, shared: Devices) -> tuple[int, int]:
-    """Tell how many Instances take turns on a Device, and how wide a run is there."""
+    """Return how many Instances take turns on a Device, and the width of a run there."""
     here = [group for group in spec.instances if group.devices == (name,)]
     in_turn = sum(group.count for group in here if not group.passive and limiter_of(group, shared) is None)
     return in_turn, max(width_of(name, group.count, spec.threads) for group in here)
 
 
 def resize_shares(spec: ModelSpec, placements: Sequence[Placement]) -> None:
-    """Tell the Devices how many Instances a Model has there now. Those that it leaves altogether are told by that."""
+    """Update a Model's Shares to its number of Instances. Devices that it no longer uses are left elsewhere."""
     for name in {device for group in spec.instances for device in group.devices}:
         at = next(each for each in placements if each.name == name)
         at.device.resize(at.share, *_part_of(spec, name, at.devices))
 
 
 def limiter_of(group: InstanceGroup, shared: Devices) -> RateLimiter | None:
-    """Give who counts the Instances of a group; None: nobody."""
+    """Return the RateLimiter of a group; None if it has none."""
     return shared.limiter if group.resources and not group.passive else None
 
 
 def needs_threads(spec: ModelSpec, devices: Devices, backends: Sequence[Backend] = ()) -> bool:
-    """Tell whether a Model must not run on the event loop: it might wait there, or its CPUs are not the loop's."""
+    """Whether a Model must not run on the event loop: it might block there, or is pinned to other CPUs."""
     if any(map(needs_thread, backends)):
         return True
     for group in spec.instances:
@@ -296,7 +297,7 @@ def needs_threads(spec: ModelSpec, devices: Devices, backends: Sequence[Backend]
 
 @contextmanager
 def on_cpus(devices: Devices, group: InstanceGroup, device: str) -> Iterator[None]:
-    """Keep this thread for a while to the CPUs of a group, and with it the threads that are begun meanwhile.
+    """Pin this thread, and any threads started meanwhile, to the CPUs of a group for the duration.
 
     Raises: InferError (INVALID: none of them is there).
     """
@@ -313,7 +314,7 @@ def on_cpus(devices: Devices, group: InstanceGroup, device: str) -> Iterator[Non
 
 
 def keep_to(cpus: frozenset[int]) -> None:
-    """Keep this thread to some CPUs; none: leave it as it is. Raises: InferError (INVALID: none of them is there)."""
+    """Pin this thread to some CPUs; if empty, do nothing. Raises: InferError (INVALID: none of them is there)."""
     if not cpus:
         return
     try:
@@ -324,7 +325,7 @@ def keep_to(cpus: frozenset[int]) -> None:
 
 
 def keep_if_there(cpus: frozenset[int]) -> None:
-    """Keep this thread to some CPUs, or leave it as it is where none of them is there any more: that is logged."""
+    """Pin this thread to some CPUs; if none of them is there any more, log that and do nothing."""
     try:
         keep_to(cpus)
     except InferError as error:

@@ -1,7 +1,7 @@
-"""RateLimiter: Instances that run only while they hold what their group says they need, by how often each has run.
+"""RateLimiter: Instances run only while they hold the resources that their group needs, ordered by their run counts.
 
-One per Engine, where it was asked for (--rate-limit); it gives turns by the same protocol as a Device (device.py).
-Source: Triton core, rate_limiter.cc, but for what is forgotten (`OWED`) and who may go past (`_pass_on`).
+One per Engine, if enabled (--rate-limit); it gives turns by the same protocol as a Device (device.py).
+Source: Triton core, rate_limiter.cc, except for what is forgotten (`OWED`) and what may go past (`_pass_on`).
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from penstock.batching.spec import Resource
 from .device import Waiter
 
 OWED = 16
-"""An Instance that has run less often than others is owed so many runs at most. In Triton it is owed all of them: one
-that rested while another ran a million times then has the resources to itself for a million runs."""
+"""An Instance that has run less often than others is owed at most this many runs. In Triton it is owed all of them: one
+that was idle while another ran a million times then has the resources to itself for a million runs."""
 
 Pool = tuple[str, int | None]
-"""A resource, and the number of the device that it belongs to; None: it is one for all devices."""
+"""A resource and the number of its device; None if it is shared by all devices."""
 
 
 class _State(Enum):
     AWAY = auto()
     COMING = auto()
-    """It has said that it comes back, and stands in line already."""
+    """It announced that it comes back, and is already in line."""
     WAITING = auto()
     KEPT = auto()
-    """What it needs is held for it, and it has not come back yet."""
+    """Its resources are held for it, and it has not come back yet."""
     RUNNING = auto()
 
 
 class Claim:
-    """One Instance's: what it needs to run, and how often it has run. Touched by its RateLimiter only.
+    """One Instance's entry: the resources it needs to run, and its run count. Accessed by its RateLimiter only.
 
-    `spent`: its runs, each counted `priority` times, and what was forgotten of those that it was owed.
+    `spent`: its runs, each counted `priority` times, plus the owed runs that were forgotten.
     """
 
     __slots__ = ("brief", "needs", "priority", "spent", "state", "waiter")
@@ -51,17 +51,16 @@ class Claim:
 
 
 class RateLimiter:
-    """Who may run next: of the Instances that wait, the one that has run least often, a run counting `priority` times.
+    """Decides what runs next: of the waiting Instances, the one that has run least, counting runs `priority` times.
 
-    The run to come counts too: otherwise one of priority 2 is up to a run ahead of half of what one of priority 1 does.
-    `stated` is how much there is of each resource, None for each device; if it says anything, there is nothing of what
-    it does not mention. If it is silent there is as much as the Instance that needs most.
-    Invariants: an Instance holds all that it needs or nothing; nothing is given out beyond what there is. Nobody takes
-    of a Pool that one before it waits for, so that whoever needs much is not passed by those that need little; one that
-    needs nothing of the kind may go past.
-
-    Bound: where all use one Pool of which there is enough for one at a time, an Instance of priority p waits for
-    2 p / q + OWED + 2 runs of each other at most, of priority q (tests/batching/test_rates.py).
+    The coming run counts too: otherwise an Instance of priority 2 is up to a run ahead of half of what one of priority
+    1 does. `stated` is the amount of each resource; a None device means on each device. If it is not empty, resources
+    that it does not name do not exist; otherwise there is as much of each as the Instance that needs most requires.
+    Invariants: an Instance holds everything it needs or nothing; no more is given out than there is. Nothing is taken
+    from a Pool that an earlier Instance waits for, so those with small needs do not pass one with large needs; an
+    Instance that needs none of those Pools may go past.
+    Bound: if all use one Pool with enough for one at a time, an Instance of priority p waits for at most
+    2 p / q + OWED + 2 runs of each other Instance, of priority q (tests/batching/test_rates.py).
     Threads: all methods may be called on any. The lock of a Model may be held; none is taken under its own.
     """
 
@@ -77,10 +76,10 @@ class RateLimiter:
         self._lock = threading.Lock()
 
     def join(self, device: str, resources: Iterable[Resource], priority: int) -> Claim:
-        """Take in an Instance that runs on a device, and needs these resources for each run.
+        """Register an Instance that runs on a device and needs these resources for each run.
 
-        Raises: InferError (INVALID: there is too little of a resource for it ever to run, or another Instance has said
-        of the resource that it is shared by all devices, and this one that it is not).
+        Raises: InferError (INVALID: there is too little of a resource for it ever to run, or it and another Instance
+        disagree on whether a resource is shared by all devices).
         """
         number = device_number(device)
         needs = {(each.name, None if each.shared else number): each.count for each in resources if each.count}
@@ -90,11 +89,11 @@ class RateLimiter:
             claim = Claim(needs, priority, self._now)
             self._claims.append(claim)
             self._recount()
-            self._pass_on()  # there may be more now than there was
+            self._pass_on()  # this Instance may have raised the amounts
         return claim
 
     def leave(self, claim: Claim) -> None:
-        """Forget an Instance that neither waits nor runs any more."""
+        """Remove an Instance that neither waits nor runs any more."""
         with self._lock:
             self._claims.remove(claim)
             self._drop(claim)
@@ -102,7 +101,7 @@ class RateLimiter:
             self._pass_on()
 
     def ask(self, claim: Claim, waiter: Waiter) -> None:
-        """Ask for all that it needs. `waiter.grant` is called once, maybe before this returns, unless it withdraws."""
+        """Ask for all it needs. `waiter.grant` is called once, maybe before this returns, unless it withdraws."""
         with self._lock:
             claim.waiter = waiter
             if claim.state is _State.KEPT:
@@ -115,7 +114,7 @@ class RateLimiter:
                 self._pass_on()
 
     def withdraw(self, claim: Claim, waiter: Waiter) -> bool:
-        """Wait no longer. Returns: False when it has got what it needs already, which must be given back by `end`."""
+        """Stop waiting. Returns: False if the resources have already been granted; `end` must return them."""
         with self._lock:
             if claim.state is _State.RUNNING:
                 return False
@@ -124,13 +123,13 @@ class RateLimiter:
             return True
 
     def forget(self, claim: Claim) -> None:
-        """Note that one which said in `end` that it has more to run does not come back now."""
+        """Record that an Instance that announced more work in `end` is not coming back now."""
         with self._lock:
             self._drop(claim)
             self._pass_on()
 
     def most_ns(self, claim: Claim) -> float:
-        """Tell what a batch may be predicted to take: as long as it likes."""
+        """Return the longest predicted time a batch may have: no limit."""
         return 0
 
     def begin(self, claim: Claim, cost_ns: float) -> None:
@@ -139,10 +138,10 @@ class RateLimiter:
             claim.spent += claim.priority
 
     def end(self, claim: Claim, predicted_ns: float, real_ns: int, more: bool) -> bool:
-        """Give back all that it holds. Returns: whether it has got it again, having run least often.
+        """Return everything it holds. Returns: whether it gets it again at once, having run least often.
 
-        `more`: it comes back at once, by `ask` or `forget`, and stands in line from now on: were it to stand there only
-        when its thread has come round, others of lower priority would be first.
+        `more`: it comes back at once, by `ask` or `forget`, and is in line from now on: if it joined only when its
+        thread comes round, others of lower priority would be first.
         """
         with self._lock:
             self._drop(claim)
@@ -155,7 +154,7 @@ class RateLimiter:
             return True
 
     def ran(self, claim: Claim, real_ns: int) -> None:
-        """Note nothing: nobody runs without a turn."""
+        """Do nothing: nothing runs without a turn."""
 
     def _check(self, pool: Pool, count: int, needs: Mapping[Pool, int]) -> None:
         name, shared = pool[0], pool[1] is None
@@ -169,7 +168,7 @@ class RateLimiter:
                 raise InferError(Code.INVALID, f"{text} configuration.")
 
     def _amount(self, pool: Pool) -> int | None:
-        """Give how much was stated to be there of a resource; None if nothing was stated of any."""
+        """Return the configured amount of a resource; None if no amounts are configured."""
         if not self._stated:
             return None
         name, device = pool
@@ -193,7 +192,7 @@ class RateLimiter:
         self._line.append(claim)
 
     def _drop(self, claim: Claim) -> None:
-        """Take one out of the line, or back what it holds."""
+        """Remove an Instance from the line, or take back what it holds."""
         if claim.state in {_State.COMING, _State.WAITING}:
             self._line.remove(claim)
         elif claim.state in {_State.KEPT, _State.RUNNING}:
@@ -202,7 +201,7 @@ class RateLimiter:
         claim.state = _State.AWAY
 
     def _pass_on(self) -> None:
-        """Give what there is to those that wait, in their order; nothing of what one before them is still short of."""
+        """Grant free resources to the waiting Instances in order, but none that an earlier one still needs."""
         waited_for: set[Pool] = set()
         for claim in sorted(self._line, key=_rank):
             if waited_for.isdisjoint(claim.needs) and self._fits(claim):
@@ -226,10 +225,10 @@ class RateLimiter:
 
 
 def _rank(claim: Claim) -> tuple[int, int]:
-    """Rank those in line, of equals the one of priority 1 first, then who came first."""
+    """Order the line; of equals, the lower priority number comes first, then the earlier arrival."""
     return claim.spent + claim.priority, claim.priority
 
 
 def device_number(device: str) -> int:
-    """Give a device's number, as --rate-limit-resource has it. The CPU's is 0, like the first GPU's, as in Triton."""
+    """Return a device's number, as in --rate-limit-resource. The CPU's is 0, like the first GPU's, as in Triton."""
     return int(device.partition(":")[2] or 0)

@@ -1,7 +1,7 @@
-"""Branches: one request on its way through an ensemble where a step gives any number of answers.
+"""Branches: one request on its way through an ensemble in which a step gives any number of answers.
 
-Each answer of such a step has a Passage to itself through the steps behind it. Called by ensembles.py, which carries
-each Passage from step to step as it does any other.
+Each answer of such a step has its own Passage through the steps after it. Used by ensembles.py, which carries each
+Passage from step to step like any other.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from .course import Course, Passed
 
 MOST_AT_ONCE = 64
-"""Answers of one request that are on their way through the same steps, where `max_inflight_requests` is silent: others
-wait, so that one request does not fill the queues of all."""
+"""The most answers of one request on their way through the same steps if `max_inflight_requests` is unset: further ones
+wait, so that one request does not fill all queues."""
 ENOUGH_BYTES = MOST_BYTES // 4
-"""Bytes of answers on their way through the same steps from which the step before is told to wait."""
+"""Bytes of answers on their way through the same steps above which the step before is told to wait."""
 
 
 class _Stretch:
     """The Passages of one request on one Course.
 
-    `going`: how many are under way or wait to be handed out; `waiting`: those that wait for a place. `room`: what is
-    called when there is some again, of those who have been told to wait.
+    `going`: how many are under way or wait to be handed out; `waiting`: those that wait for a place. `room`: the
+    callbacks of steps that were told to wait, for when there is room again.
     """
 
     __slots__ = ("going", "nbytes", "room", "waiting")
@@ -51,8 +51,8 @@ class _Stretch:
 class Branches:
     """What is under way for one request: its first Passage, and one for each answer since.
 
-    Invariants: what came through to the end is handed out in the order in which the answers it stems from came; at most
-    `most` Passages are going on a Course, and the step whose answers they are is told to wait from when as many wait.
+    Invariants: results are handed out in the order of the answers they stem from; at most `most` Passages are going on
+    a Course, and the step that makes its answers is told to wait once as many wait.
     Threads: the event loop's.
     """
 
@@ -69,13 +69,13 @@ class Branches:
 
     @property
     def over(self) -> bool:
-        """Whether all of it has come to its end."""
+        """Whether all of it has ended."""
         return not self.going
 
     def add(self, step: Passed, course: Course, told: StreamedAnswer) -> Passage | None:
         """Take an answer of a step. Returns: its Passage, if that may begin.
 
-        Raises: InferError (INTERNAL: it is not what the model's configuration says; OVERLOADED: too much waits).
+        Raises: InferError (INTERNAL: it does not match the model's configuration; OVERLOADED: too much waits).
         """
         if sum(stretch.nbytes for stretch in self._stretches.values()) > MOST_BYTES:
             raise InferError(Code.OVERLOADED, "the answers of a request wait for the steps that take them")
@@ -96,14 +96,14 @@ class Branches:
         return None
 
     def room(self, course: Course) -> Room | None:
-        """Tell the step before a Course whether to go on; as `AnswerSink.tell` does."""
+        """Tell the step before a Course whether to continue, as `AnswerSink.tell` does."""
         stretch = self._stretches.get(course)
         if stretch is None or not self._full(course, stretch, 1):
             return None
         return stretch.room.append
 
     def done(self, passage: Passage) -> list[Passage]:
-        """Note that a Passage is through. Returns: those that may begin now. Raises: InferError."""
+        """Record that a Passage has ended. Returns: those that may begin now. Raises: InferError."""
         if passage.course.outputs:
             passage.answer = _told(passage)
         self.going.discard(passage)
@@ -111,7 +111,7 @@ class Branches:
         passage.tensors.clear()
         if passage is self.root:
             if passage.course.outputs:
-                # none of its steps tells its answers apart
+                # none of its steps gives separate answers
                 self._line.append(passage)
         else:
             self.root.take_times(passage)
@@ -148,7 +148,7 @@ class Branches:
         self._call_for_more()
 
     def _full(self, course: Course, stretch: _Stretch, part: int) -> bool:
-        """Tell whether a `part`th of what may wait does."""
+        """Whether the given fraction, one `part`th, of the allowed amount is waiting."""
         if self._takers_full and course.outputs:
             return True
         return len(stretch.waiting) * part >= self._most or stretch.nbytes * part > ENOUGH_BYTES
@@ -161,14 +161,14 @@ class Branches:
                     go_on()
 
     def leave(self) -> set[Passage]:
-        """Let go of all. Returns: what was under way."""
+        """Drop everything. Returns: what was under way."""
         going, self.going = self.going, set()
         self._stretches.clear()
         self._line.clear()
         return going
 
     def outputs(self) -> list[Any]:
-        """Give what the request has come to: nothing more than was told, or its only answer. Raises: InferError."""
+        """Return the request's outputs: nothing beyond the answers told, or its only answer. Raises: InferError."""
         if self._answers is not None:
             return []
         if len(self._given) != 1:
@@ -179,7 +179,7 @@ class Branches:
 
 
 class Spread:
-    """Where the answers of a step go: on, one by one. `take` has each, with the Passage and the step it is of."""
+    """Passes the answers of a step on, one by one. `take` receives each, with its Passage and step."""
 
     def __init__(
         self, passage: Passage, request: InferRequest, take: Callable[[Passage, Passed, StreamedAnswer], Room | None]
@@ -190,9 +190,9 @@ class Spread:
         self._first = True
 
     def tell(self, told: StreamedAnswer) -> Room | None:
-        """Take an answer; the first is counted, as that of a request from outside is by whoever hands it out.
+        """Take an answer. The first one is counted here, as the code that hands out answers does for outside requests.
 
-        One that has nothing for the steps behind goes no further. Source: Triton core, ensemble_scheduler.cc.
+        One without tensors for the steps after it is dropped. Source: Triton core, ensemble_scheduler.cc.
         """
         if not told.outputs and told.error is None:
             return None
@@ -210,7 +210,7 @@ def _tensors(step: Passed, told: StreamedAnswer) -> list[Any]:
 
 
 def _check(passage: Passage, step: Passed, told: StreamedAnswer) -> None:
-    """Check that what the steps behind need is there, and such that they may take it. Raises: InferError."""
+    """Check that what the following steps need is there and acceptable to them. Raises: InferError."""
     wrong, outputs = told.wrong, step.model.signature.outputs
     lacking = {number for number, position in enumerate(step.wanted) if passage.tensors[number] is None}
     if lacking and not wrong and not passage.spares(lacking.difference(passage.course.outputs)):

@@ -1,6 +1,6 @@
-"""Course: the way of a request through the steps of an ensemble, laid once for each set of outputs.
+"""Course: a request's way through the steps of an ensemble, computed once for each set of outputs.
 
-Pure. Made from what steps.py has linked; followed by passage.py.
+Pure. Made from the links made by steps.py; followed by passage.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from penstock.batching.spec import ModelSpec
 
 AS_IS, ADD_ROWS, DROP_ROWS = 0, 1, 2
-"""How a tensor is handed on: where one side has an axis for rows and the other has not, a single row gets or loses it.
-"""
+"""How a tensor is passed on: if only one side has an axis for rows, a single row gains or loses it."""
 _KEPT_COURSES = 64
 
 
@@ -28,7 +27,7 @@ class Linked:
     """One step and its model.
 
     `inputs`: the tensor of each of the model's inputs, None for an optional one that gets none; `ways`: how each is
-    handed on. `outputs`: the model's positions and the tensors they become.
+    passed on. `outputs`: the model's output positions and the tensors they become.
     """
 
     model: Model
@@ -39,13 +38,13 @@ class Linked:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Passed:
-    """One step as requests pass it that want certain outputs. Tensors are numbers: positions in the request's list.
+    """One step, for requests that want certain outputs. Tensors are numbers: positions in the request's list.
 
-    `inputs` has -1 for one that gets none; `ways` is None where every tensor is handed on as it is. `frees` are those
-    of the inputs that nothing else reads, `shared` the others, each as often as it is read. `wanted` are the model's
-    outputs that somebody uses, and `made` what they become. `asks`: the model wants to know more of a request than its
-    tensors. `after`: the way of each of its answers, whose inputs are those `wanted`, where it gives any number of
-    them; nothing is made within its own Course then.
+    `inputs` has -1 for one that gets none; `ways` is None if every tensor is passed on as it is. `frees` are the inputs
+    that nothing else reads, `shared` the others, each as often as it is read. `wanted` are the model's outputs that are
+    used, and `made` what they become. `asks`: the model needs more of a request than its tensors. `after`, if the step
+    gives any number of answers: the Course of each of them, whose inputs are those `wanted`; the step then makes
+    nothing within its own Course.
     """
 
     number: int
@@ -64,14 +63,14 @@ class Passed:
 class Course:
     """The way of requests that want certain outputs: through the steps these need, and no others.
 
-    A step that gives any number of answers ends a Course, and each of these answers has the next one to itself.
-    `first` need nothing but the request's own inputs. By the step's number: `follow` are those that need nothing more
-    than what it makes, `join` those that need what others make, too, and `missing` how many steps these wait for;
-    `straight` is the one that takes just what it makes, if nothing else reads any of that.
-    `last` is the step that makes just what is wanted, if there is one.
-    `uses`: how often a tensor is read that more than one read, once more if it is an output. `outputs` are the tensors
-    wanted, handed on by `ways`; there are none where another Course comes after this one. `nothing` stands for the
-    tensors that are yet to be made, and for what a step gets where it gets none.
+    A step that gives any number of answers ends a Course, and each answer follows the next one separately. `first` need
+    only the request's own inputs. By the step's number: `follow` are those that need only what it makes, `join` those
+    that also need what others make, and `missing` how many steps these wait for; `straight` is the step that takes
+    exactly what it makes, if nothing else reads any of that. `last` is the step that makes exactly what is wanted, if
+    there is one.
+    `uses`: how often each tensor with more than one reader is read, once more if it is an output. `outputs` are the
+    tensors wanted, passed on by `ways`; there are none if another Course follows. `nothing` is a placeholder for
+    tensors yet to be made, and for inputs that get none.
     """
 
     steps: tuple[Passed, ...]
@@ -91,8 +90,8 @@ class Course:
 class Links:
     """The steps of an ensemble with the models that served when they were looked up.
 
-    `nested`: the steps of those of them that are ensembles, looked up at the same time. `users` counts the requests
-    under way, and those whom this is nested in; `stale`: no more of them come.
+    `nested`: the links of steps that are ensembles, looked up at the same time. `users` counts the requests under way
+    and the links that this is nested in; `stale`: no more of them come.
     """
 
     spec: ModelSpec
@@ -111,11 +110,11 @@ class Links:
 
     @property
     def decoupled(self) -> bool:
-        """Whether a request may have any number of answers, as it may from one of the steps."""
+        """Whether a request may have any number of answers, because one of the steps may."""
         return any(step.model.spec.decoupled for step in self.steps)
 
     def course(self, wanted: tuple[int, ...]) -> Course:
-        """Give the way of requests that want these outputs, by their positions."""
+        """Return the Course of requests that want these outputs, by their positions."""
         course = self._courses.get(wanted)
         if course is None:
             if len(self._courses) >= _KEPT_COURSES:
@@ -148,9 +147,9 @@ class Links:
             source, outputs, ways = self._source(self.steps[source], sources), [], ()
 
     def sources(self) -> dict[str, int | None]:
-        """Tell of each tensor the last step it stems from that gives any number of answers; None: there is none.
+        """Return for each tensor the last step before it that gives any number of answers; None if there is none.
 
-        Raises: InferError (INVALID) where a step, or the client, would get tensors of answers of different steps.
+        Raises: InferError (INVALID) if a step, or the client, would get tensors from answers of different steps.
         """
         sources: dict[str, int | None] = dict.fromkeys(self.signature.input)
         for number in self._order():
@@ -171,7 +170,7 @@ class Links:
         return source
 
     def _order(self) -> list[int]:
-        """Put the steps in an order in which each comes after those it needs; there is one (check_flow)."""
+        """Return the steps ordered so that each comes after those it needs; check_flow ensures there is an order."""
         there = {spec.name for spec in self.signature.inputs}
         order: list[int] = []
         left = list(range(len(self.steps)))
@@ -189,7 +188,7 @@ def _course(
     used: list[Linked], given: list[str], outputs: list[str], ways: tuple[int, ...], needed: set[str],
     after: Course | None,
 ) -> Course:  # fmt: skip
-    """Lay the way from the tensors `given` to `outputs`, or to a step whose answers go on `after` it."""
+    """Compute the way from the tensors `given` to `outputs`, or to a step whose answers continue with `after`."""
     made = [tensor for step in used if not step.model.spec.streams for _, tensor in step.outputs if tensor in needed]
     numbers = {tensor: number for number, tensor in enumerate([*given, *made])}
     ends = tuple(numbers[tensor] for tensor in outputs)

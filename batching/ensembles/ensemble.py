@@ -1,4 +1,4 @@
-"""Ensemble: what a model that is made of models has beside others: the links to its steps, and what is under way."""
+"""Ensemble: what a model made of models has besides: the links to its steps, and what is under way."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Carries(Submits, Protocol):
-    """What is needed of the Engine."""
+    """The part of the Engine that is used here."""
 
     stopping: bool
     trace: Callable[[Model, Batch, int], None] | None
@@ -33,10 +33,10 @@ class Carries(Submits, Protocol):
 
 
 class Ensemble:
-    """What one ensemble Model has beside other Models: the links to its steps, and what is under way.
+    """The additional state of an ensemble's Model: the links to its steps, and what is under way.
 
-    Steps are looked up once, those of steps that are ensembles with them, and again when any model has come or gone.
-    Their Models are held from then on, so that none of them is retired while a request may need it.
+    Steps, including nested ones, are looked up once, and again when any model has been published or withdrawn. Their
+    Models are held from then on, so that none of them is retired while a request may need it.
     Threads: the event loop's.
     """
 
@@ -48,7 +48,7 @@ class Ensemble:
         self.sequels = Sequels()
 
     def check(self) -> None:
-        """Check that the models that serve now can be its steps. Raises: InferError."""
+        """Check that the models being served can be its steps. Raises: InferError."""
         if self._links is None:
             links = link(self.model.spec, self.model.bound, self._engine.model)
             if links.decoupled != self.model.spec.decoupled:
@@ -57,7 +57,7 @@ class Ensemble:
                 raise InferError(Code.NOT_READY, f"{text} {became}")
 
     def links(self) -> Links:
-        """Give the steps as they are served now. Raises: InferError."""
+        """Return the steps as they are served now. Raises: InferError."""
         links = self._links
         if links is None:
             links = link(self.model.spec, self.model.bound, self._engine.model)
@@ -70,14 +70,14 @@ class Ensemble:
         return links
 
     def forget(self) -> None:
-        """Look the steps up again when the next request comes. What is under way keeps those it has."""
+        """Look the steps up again for the next request. Requests under way keep theirs."""
         links, self._links = self._links, None
         if links is not None:
             links.stale = True
             self.leave(links, 0)
 
     def leave(self, links: Links, users: int = 1) -> None:
-        """Count those who need links, its own or nested ones, no more."""
+        """Remove users of links, its own or nested ones, and release the models of stale links without users."""
         links.users -= users
         if links.stale and not links.users:
             for nested in links.nested.values():
@@ -87,7 +87,7 @@ class Ensemble:
 
     @property
     def healthy(self) -> bool:
-        """Whether its steps serve, fit, and can run."""
+        """Whether its steps are served, fit together, and can run."""
         try:
             return all(model.healthy for model in self.links().models)
         except InferError:

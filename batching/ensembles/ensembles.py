@@ -1,8 +1,8 @@
-"""Ensembles: models made of models. Each request becomes a request per step, as soon as the step's inputs are there.
+"""Ensembles: models made of models. Each request becomes a request per step, once the step's inputs are there.
 
-Steps wait in the queues of their models like any request, so that those of different requests share batches. Tensors
-are handed on as they are. What may follow what is worked out in steps.py; what becomes of the answers of a step that
-gives any number of them, in branches.py.
+Steps wait in the queues of their models like any request, so steps of different requests share batches. Tensors are
+passed on as they are. steps.py determines the order of steps; branches.py handles the answers of a step that gives any
+number of them.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.batching")
 
 _OTHERS = frozenset((Code.EXPIRED, Code.NOT_READY, Code.CANCELLED))
-"""Codes of a step that was not run, though it had been accepted."""
+"""Error codes of a step that was accepted but not run."""
 
 
 class Ensembles:
     """Carries the requests of all ensembles of an Engine from step to step; the sink of the steps.
 
-    `left` is told how many requests of a model have come to their end. `begin` has what it is given called at the end
-    of this loop turn. Threads: the event loop's.
+    `left` is told how many requests of a model have ended. `begin` schedules a call for the end of this loop turn.
+    Threads: the event loop's.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Ensembles:
         self._done: list[InferRequest] = []
 
     def adopt(self, model: Model) -> None:
-        """Take charge of an ensemble that is being opened. Raises: InferError when its steps do not serve or fit."""
+        """Set up an ensemble that is being opened. Raises: InferError if its steps are not served or do not fit."""
         links = link(model.spec, model.bound, self._engine.model)
         model.spec = replace(model.spec, labels=labels_of(links), decoupled=links.decoupled)
         ensemble = Ensemble(model, self._engine)
@@ -68,29 +68,29 @@ class Ensembles:
         self._open.add(ensemble)
 
     def dismiss(self, model: Model) -> None:
-        """Let go of a Model that is retired, if it is an ensemble."""
+        """Release a Model that is being retired, if it is an ensemble."""
         if model.ensemble is not None:
             model.ensemble.forget()
             self._open.discard(model.ensemble)
 
     def forget(self) -> None:
-        """Note that a model has come or gone."""
+        """Record that a model has been published or withdrawn."""
         for ensemble in self._open:
             ensemble.forget()
 
     # -- a request ---------------------------------------------------------------------------------------------
 
     def start(self, parent: InferRequest) -> None:
-        """Begin a request: its first steps, all of them or none, come to their models at the end of the loop's turn.
+        """Begin a request: its first steps, all or none, are submitted to their models at the end of the loop turn.
 
-        Raises: InferError where it cannot be begun; what refuses a step is delivered.
+        Raises: InferError if it cannot be begun; later errors of a step are delivered.
         """
         model = parent.model
         ensemble = model.ensemble
         if ensemble is None:
             raise ValueError(f"'{model.name}' is no ensemble")
         try:
-            # the steps of what was accepted are finished, whatever they are
+            # the steps of an accepted request are finished even then
             if (self._engine.stopping or model.closing) and not is_step(parent):
                 raise InferError(Code.NOT_READY, f"in ensemble '{model.name}', {STOPPING}")
             links = links_for(parent, ensemble)
@@ -104,7 +104,7 @@ class Ensembles:
         links.users += 1
         model.inflight += 1
         ensemble.passages[parent] = passage
-        # it may want what it has brought
+        # an output may be one of its own inputs
         passage.opening = True
         try:
             if parent.sequence is not None:
@@ -120,7 +120,7 @@ class Ensembles:
             raise parent.error
 
     def cancel(self, parent: InferRequest) -> None:
-        """Take a request back: its steps that wait are taken back too, and no more are begun."""
+        """Withdraw a request: its waiting steps are withdrawn too, and no more are begun."""
         ensemble = parent.model.ensemble
         passage = None if ensemble is None else ensemble.passages.get(parent)
         if passage is not None:
@@ -129,7 +129,7 @@ class Ensembles:
             self._settle()
 
     def deliver(self, requests: Sequence[InferRequest]) -> None:
-        """Take steps that are done, and go on with what they belong to."""
+        """Take finished steps, and continue the requests they belong to."""
         for request in requests:
             passage: Passage = request.context
             if passage.ended:
@@ -144,12 +144,12 @@ class Ensembles:
                     continue
                 passage.put(step, outputs)
                 self._go(passage)
-            except Exception as error:  # noqa: BLE001 - those that shared its batch go on, whatever it is
+            except Exception as error:  # noqa: BLE001 - whatever it is, the requests that shared its batch continue
                 self._fail(passage, error, BACKEND)
         self._settle()
 
     def _goes_straight(self, passage: Passage, step: Passed, outputs: list[Any]) -> bool:
-        """Go on with a request as `put` and `_go` would, where just what a step has made is what comes next."""
+        """Continue like `put` and `_go`, but directly, if what this step made is all that comes next."""
         course = passage.course
         following = course.straight[step.number]
         if following is not None and not passage.asks:
@@ -166,7 +166,7 @@ class Ensembles:
         return False
 
     def _go(self, passage: Passage) -> None:
-        """Go on with a request: make its steps that are ready, which `_settle` submits, or finish it."""
+        """Continue a request: make its ready steps, which `_settle` submits, or finish it."""
         if not passage.left:
             if not passage.ended:
                 self._finish(passage)
@@ -193,13 +193,13 @@ class Ensembles:
         if step.after is not None:
             request.answers = Spread(passage, request, self._spread)
         if passage.opening:
-            # it waits from now on, as whoever asks the step's model itself does
+            # it has waited since then, like a direct request to the step's model
             request.start_ns = request.queue_ns = passage.parent.queue_ns
         passage.pending.append(request)
         self._made[model].append(request)
 
     def _settle(self) -> None:
-        """Submit the steps that were made, those of a model together, and hand out what has come to its end since."""
+        """Submit the steps that were made, those of a model together, and hand out requests that have ended since."""
         self._beginning = False
         while self._made or self._done:
             made, self._made = self._made, defaultdict(list)
@@ -207,7 +207,7 @@ class Ensembles:
                 live = [request for request in requests if not request.context.ended]
                 try:
                     together = len(live) > 1 and self._engine.submit_together(model, live)
-                except Exception:  # each is told what has failed, or is taken in after all
+                except Exception:  # each is submitted alone instead, and gets its own error if it fails
                     logger.exception("model %s: steps could not be put in its queue together", model.name)
                     together = False
                 if not together:
@@ -223,7 +223,7 @@ class Ensembles:
             if model.cache is None and model.scheduler.full():
                 # as a transport does: a loop turn may bring more than a queue holds
                 self._engine.make_room(model)
-            # what ran for it may have been a step of the same request
+            # what ran to make room may have been a step of the same request
             if not passage.ended:
                 self._engine.submit(request)
                 if request.sequence is not None:
@@ -233,7 +233,7 @@ class Ensembles:
                 self._fail(passage, error, REJECTED)
 
     def _spread(self, passage: Passage, step: Passed, told: StreamedAnswer) -> Room | None:
-        """Begin the way of one answer of a step. Returns: as `Tells.tell`."""
+        """Begin the way of one answer of a step. Returns: as `AnswerSink.tell`."""
         room = self._spread_on(passage, step, told)
         self._settle()
         return room
@@ -255,7 +255,7 @@ class Ensembles:
             return None
 
     def _go_on(self, freed: list[Passage]) -> None:
-        """Submit what was kept back, one after another: what fails there lets the next one go."""
+        """Submit what was kept back, one after another: a failure there releases the next."""
         self._freed += freed
         if self._freeing:
             return
@@ -291,14 +291,14 @@ class Ensembles:
         if not isinstance(error, InferError):
             logger.error("ensemble %s: a request could not be carried on", parent.model.name, exc_info=error)
             error = InferError(Code.INTERNAL, "the request could not be carried on")
-        if parent not in passage.ensemble.passages:  # it had ended before something else failed
+        if parent not in passage.ensemble.passages:  # it had already ended
             return
         text = f"in ensemble '{parent.model.name}', {error.message}"
         parent.error = InferError(error.code, text, error.retry_after_ns)
         self._over(passage, reason)
 
     def _over(self, passage: Passage, reason: str = "") -> None:
-        """End a request that has its answer, and count it. It is handed out whatever fails there."""
+        """End a request that has its answer, and count it. It is handed out whatever fails here."""
         parent = passage.parent
         try:
             self._end(passage)
@@ -324,7 +324,7 @@ class Ensembles:
 
     def _end(self, passage: Passage) -> None:
         """End a request; `passage` is its first one."""
-        # first what tells that it has ended, and so ends it once
+        # first the entry that marks it as under way, so that it ends only once
         del passage.ensemble.passages[passage.parent]
         self._left(passage.parent.model, 1)
         self._take_back(passage)

@@ -1,7 +1,7 @@
-"""Passage: one request on its way through an ensemble: its tensors, what is missing, and what its steps have taken.
+"""Passage: one request on its way through an ensemble: its tensors, what is missing, and the time of its steps.
 
-Nothing runs here: ensembles.py carries it from step to step. turns.py counts the steps' batches. Where a step gives any
-number of answers, each of them has a Passage to itself; branches.py holds those of one request together.
+Nothing runs here: ensembles.py carries it from step to step, and turns.py counts the steps' batches. If a step gives
+any number of answers, each has its own Passage; branches.py holds those of one request together.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from .ensemble import Ensemble
 
 Spent = tuple[int, int, int]
-"""What steps have taken for their inputs, their runs and their outputs, in nanoseconds."""
+"""The time of steps for their inputs, their runs and their outputs, in nanoseconds."""
 NOTHING: Spent = (0, 0, 0)
 
 
 class Passage:
     """One request on its way through an ensemble.
 
-    Invariant: it ends once: when all its steps are through, with the first error, or when it is taken back.
-    `tensors` are numbered as in its Course, None when nobody will read them any more, as the last of them always is.
-    `uses` and `missing` count down what the Course counts. `pending` are the steps that the Engine has, `ready` those
-    it is to get. `asks`: the request says more than its tensors. `opening`: it is still being submitted, and an error
-    is for its caller. `branches` are had where the ensemble gives any number of answers, and `answer` there by who has
-    come through to the end. `wrong` is in what an output that user code has made is not as configured, "" for nothing.
-    `spent` and `queue_ns` are summed over the steps, as Triton does.
+    Invariant: it ends once: when all its steps are through, with the first error, or when it is withdrawn. `tensors`
+    are numbered as in its Course, None once nothing will read them, as the last one always is. `uses` and `missing`
+    count down the Course's numbers. `pending` are the steps submitted to the Engine, `ready` those to submit next.
+    `asks`: the request specifies more than tensors. `opening`: it is still being submitted, so an error is raised to
+    its caller. `branches` is set if the ensemble gives any number of answers; `answer` is then the result of a Passage
+    that has ended. `wrong` says how an output of user code deviates from the configuration, "" if none does. `spent`
+    and `queue_ns` are summed over the steps, as in Triton.
     """
 
     __slots__ = (
@@ -76,12 +76,12 @@ class Passage:
         return self if self.branches is None else self.branches.root
 
     def take_times(self, other: Passage) -> None:
-        """Add what the steps of another have taken."""
+        """Add the times of another's steps."""
         self.queue_ns += other.queue_ns
         self.spent = _sum(self.spent, other.spent)
 
     def stamps(self) -> Stamps:
-        """Give the stamps of the batch that it would have been in, had its model run it: they have the sums."""
+        """Return the stamps of the batch that its model would have run, computed from the sums."""
         input_ns, infer_ns, output_ns = self.spent
         start_ns = self.parent.queue_ns + self.queue_ns
         gathered_ns = start_ns + input_ns
@@ -96,7 +96,7 @@ class Passage:
         return batch
 
     def put(self, step: Passed, outputs: list[Any]) -> None:
-        """Take what a step has made; `ready` has what can follow. Raises: InferError (INTERNAL)."""
+        """Store what a step has made; adds to `ready` what can follow. Raises: InferError (INTERNAL)."""
         if type(outputs) is OwnOutputs and outputs.wrong:
             spared = outputs.lacking and self.spares(_lacking(step, outputs))
             if not spared and not self.bears(step, step.made, outputs, outputs.wrong):
@@ -112,9 +112,9 @@ class Passage:
         self.left -= 1
 
     def bears(self, step: Passed, made: Sequence[int], outputs: Sequence[Any], wrong: str) -> bool:
-        """Tell whether what a step has made may go on although it is not as configured, and note in what.
+        """Whether what a step has made may be passed on despite deviating from the configuration; records how it does.
 
-        Whoever takes it next checks its shape; a datatype must be the one that was looked up.
+        The next consumer checks the shape; the datatype must be that of the step's model.
         """
         if self.ensemble.model.forms is not None:
             return False
@@ -127,14 +127,14 @@ class Passage:
         return True
 
     def spares(self, lacking: set[int]) -> bool:
-        """Tell whether tensors that are not there would go to optional inputs alone."""
+        """Whether missing tensors are needed by optional inputs only."""
         steps = self.course.steps
         taken = [each for step in steps for each in zip(step.inputs, step.model.signature.inputs, strict=True)]
         optional = all(spec.optional for number, spec in taken if number in lacking)
         return optional and lacking.isdisjoint(self.course.outputs)
 
     def inputs(self, step: Passed) -> list[Array | None]:
-        """Give what a step takes. Raises: InferError (INVALID)."""
+        """Return the inputs of a step. Raises: InferError (INVALID)."""
         tensors = self.tensors
         inputs: list[Array | None] = [*map(tensors.__getitem__, step.inputs)]
         for number in step.frees:
@@ -146,7 +146,7 @@ class Passage:
         return inputs if step.ways is None else [*map(_handed, inputs, step.ways)]
 
     def outputs(self) -> list[Any]:
-        """Give what the request wanted. Raises: InferError (INVALID)."""
+        """Return the outputs that the request wanted. Raises: InferError (INVALID)."""
         outputs = [self.tensors[number] for number in self.course.outputs]
         if self.course.ways is not None:
             outputs = [_handed(output, way) for output, way in zip(outputs, self.course.ways, strict=True)]
@@ -161,7 +161,7 @@ def _lacking(step: Passed, outputs: list[Any]) -> set[int]:
 
 
 def _handed(array: Array | None, way: int) -> Any:
-    """Give or take a single row: no copy."""
+    """Add or remove the axis of a single row, without a copy."""
     if array is None or way == AS_IS:
         return array
     if way == ADD_ROWS:
@@ -174,7 +174,7 @@ def _handed(array: Array | None, way: int) -> Any:
 
 
 def hand_on(passage: Passage, step: Passed, request: InferRequest) -> None:
-    """Have a step wait as the request that it is of wants to, and give it the parameters if its model takes any."""
+    """Apply the request's queueing terms to a step, and pass on its parameters if the step's model takes any."""
     model, parent = step.model, passage.parent
     if parent.deadline_ns or model.timed:
         request.deadline_ns = _deadline_ns(passage, model)
@@ -186,9 +186,9 @@ def hand_on(passage: Passage, step: Passed, request: InferRequest) -> None:
 
 
 def _deadline_ns(passage: Passage, model: Model) -> int:
-    """Give when a step must have left its queue: by the time that the request has left, and its model's own policy.
+    """Return when a step must have left its queue: by the request's remaining time and the model's own policy.
 
-    What is the way of one answer of many has the request's whole time again.
+    A Passage of one answer of many has the request's whole time again.
     """
     now_ns, parent = time.monotonic_ns(), passage.parent
     since_ns = now_ns if passage.root is passage else parent.queue_ns
@@ -197,12 +197,12 @@ def _deadline_ns(passage: Passage, model: Model) -> int:
 
 
 def is_step(request: InferRequest) -> bool:
-    """Tell whether a request is a step of one that was accepted before."""
+    """Whether a request is a step of one that was accepted before."""
     return type(request.context) is Passage
 
 
 def links_for(request: InferRequest, ensemble: Ensemble) -> Links:
-    """Give the steps that a request has to pass: a step's were looked up with itself, and may have gone since.
+    """Return the links for a request. Those of a step were looked up with its parent, and may be outdated.
 
     Raises: InferError.
     """
@@ -213,7 +213,7 @@ def links_for(request: InferRequest, ensemble: Ensemble) -> Links:
 
 
 def count_steps(batch: Batch) -> None:
-    """Add a batch to the sums of those of its requests that are steps."""
+    """Add a batch's times to the sums of those of its requests that are steps."""
     start_ns = batch.exec_start_ns
     # as in statistics.py: a difference just below 0 is 0
     taken = (
@@ -226,7 +226,7 @@ def count_steps(batch: Batch) -> None:
         passage = request.context
         if type(passage) is Passage:
             if passage.spent is not before:
-                # those that came here together have the same sums, and have them together
+                # steps that came here together share one tuple, so its sum is computed once
                 before = passage.spent
                 spent = _sum(before, taken)
             passage.spent = spent

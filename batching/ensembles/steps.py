@@ -1,7 +1,7 @@
-"""Steps: the models of an ensemble, looked up and checked against each other and the ensemble.
+"""Steps: looks up the models of an ensemble and checks them against each other and the ensemble.
 
-Pure: nothing runs here. Called by ensembles.py, and by those who read configurations. Source of rules and texts: Triton
-core, ensemble_utils.cc, model_config_utils.cc (ValidateEnsembleSchedulingConfig), CheckNode and, of labels,
+Pure: nothing runs here. Used by ensembles.py, and by code that reads configurations. Source of rules and texts: Triton
+core, ensemble_utils.cc, model_config_utils.cc (ValidateEnsembleSchedulingConfig), CheckNode and, for labels,
 model_lifecycle.cc.
 """
 
@@ -52,7 +52,7 @@ def check_flow(name: str, inputs: Iterable[str], outputs: Iterable[str], steps: 
 
 
 def _lack(output: str, left: Iterable[Step], there: set[str]) -> str:
-    """Say which tensor keeps the step that makes an output from running, if there is such a step."""
+    """Say which missing tensor keeps the step that makes an output from running, if there is such a step."""
     making = (step for step in left if output in step.outputs.values())
     lacks = (tensor for step in making for tensor in step.inputs.values() if tensor not in there)
     text = ": at least one of its depending tensors, '{}', is not connected"
@@ -60,7 +60,7 @@ def _lack(output: str, left: Iterable[Step], there: set[str]) -> str:
 
 
 def _makers(name: str, steps: Sequence[Step]) -> dict[str, int]:
-    """Give the step that makes each tensor."""
+    """Return the step that makes each tensor."""
     if not steps:
         raise _invalid(f"must specify 'step' for ensemble '{name}'")
     made: dict[str, int] = {}
@@ -78,7 +78,7 @@ def _makers(name: str, steps: Sequence[Step]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class EnsembleTensor:
-    """What is known of one ensemble tensor, and from whom. Shapes: `shape` is whole, rows included if `batched`."""
+    """What one model says about an ensemble tensor. Shapes: `shape` is complete, rows included if `batched`."""
 
     of: str
     datatype: str
@@ -87,7 +87,7 @@ class EnsembleTensor:
 
     @classmethod
     def told(cls, of: str, spec: TensorSpec, signature: Signature) -> EnsembleTensor:
-        """Take it from one side's Signature."""
+        """Make it from one side's Signature."""
         return cls(of, spec.type.config_name, spec.shape, signature.batched)
 
     @property
@@ -96,7 +96,7 @@ class EnsembleTensor:
         return self.shape[1:] if self.batched else self.shape
 
     def check(self, other: EnsembleTensor, about: str) -> None:
-        """Check that another side takes it for the same. Raises: InferError (INVALID)."""
+        """Check that another side describes the same tensor. Raises: InferError (INVALID)."""
         if self.datatype != other.datatype:
             raise _invalid(_differs(about, "data type", (self.datatype, self.of), (other.datatype, other.of)))
         if not _agree(self.dims, other.dims) and not _agree(self.shape, other.shape):
@@ -104,7 +104,7 @@ class EnsembleTensor:
             raise _invalid(_differs(about, "shape", *shapes))
 
     def way_to(self, other: EnsembleTensor) -> int:
-        """Tell how it is handed to another side."""
+        """Return how it is passed to another side."""
         if self.batched == other.batched or len(self.shape) == len(other.shape):
             return AS_IS
         return ADD_ROWS if other.batched else DROP_ROWS
@@ -120,7 +120,7 @@ def _agree(dims: tuple[int, ...], others: tuple[int, ...]) -> bool:
 
 
 def link(spec: ModelSpec, signature: Signature, find: Find) -> Links:
-    """Look an ensemble's models up, and check that they fit each other and the ensemble. Raises: InferError."""
+    """Look up an ensemble's models, and check that they fit each other and the ensemble. Raises: InferError."""
     if spec.ensemble is None:
         raise ValueError(f"'{spec.name}' is no ensemble")
     steps = spec.ensemble.steps
@@ -144,7 +144,7 @@ def link(spec: ModelSpec, signature: Signature, find: Find) -> Links:
 
 
 def labels_of(links: Links) -> dict[str, tuple[str, ...]]:
-    """Give the labels of an ensemble's outputs: its own, or else those of the model that makes the tensor."""
+    """Return the labels of an ensemble's outputs: its own, or else those of the model that makes the tensor."""
     made = {
         tensor: linked.model.spec.labels.get(linked.model.signature.outputs[position].name, ())
         for linked in links.steps
@@ -165,7 +165,7 @@ def _found(ensemble: str, step: Step, find: Find) -> Model:
 
 
 def _check_circle(name: str, models: Iterable[Model], find: Find) -> None:
-    """Check that an ensemble is in none of its steps, however deep."""
+    """Check that an ensemble is not part of any of its steps, at any depth."""
     seen, look = set[str](), list(models)
     while look:
         spec = look.pop().spec
@@ -179,7 +179,7 @@ def _check_circle(name: str, models: Iterable[Model], find: Find) -> None:
 
 
 def _check_model(spec: ModelSpec, step: Step, model: Model) -> None:
-    """Check what is not about tensors. A model without rows may be a step of a batched ensemble, as in Triton."""
+    """Check everything but tensors. A model without rows may be a step of a batched ensemble, as in Triton."""
     most, step_most = spec.policy.max_batch_rows or 0, model.spec.policy.max_batch_rows or 0
     if step_most and step_most < most:
         text = f"ensemble {spec.name} allows maximum batch size {most}, but it contains model {step.model}"
@@ -199,7 +199,7 @@ def _check_model(spec: ModelSpec, step: Step, model: Model) -> None:
 
 
 def _compare(about: str, step: Step, model: Model, told: dict[str, EnsembleTensor]) -> None:
-    """Compare what a step's model says of its tensors with what was `told` before, and add to it."""
+    """Compare the tensors of a step's model with those already in `told`, and add new ones."""
     signature = model.signature
     for name, tensor in step.inputs.items():
         if name not in signature.input:

@@ -1,1 +1,1 @@
-"""From a ModelSpec to a Model that is ready, and its end: completing, warming up, counting, resizing."""
+"""From a ModelSpec to a ready Model, and its end: completing, warming up, counting, resizing."""

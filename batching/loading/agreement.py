@@ -1,4 +1,4 @@
-"""Agreement: one declared tensor is held against the model's own. Called by completion.py.
+"""Agreement: checks one declared tensor against the model's own. Used by completion.py.
 
 The rules and texts are those of Triton's ONNX Runtime backend (ValidateInputs, ValidateOutputs, CompareDimsSupported).
 """
@@ -14,16 +14,16 @@ from penstock.batching.shapes.reshape import check_reshape
 from penstock.batching.spec import ModelSpec
 
 ROW_WISE = "seq(map("
-"""How the type of ZipMap's output begins: a list of one dictionary per row, which can be cut into rows like a tensor.
-No other type that is not a tensor can."""
+"""The prefix of the type of ZipMap's output: a list of one dictionary per row, which can be divided into rows like a
+tensor. No other non-tensor type can."""
 TENSORFLOW = "tensorflow"
-"""The backend whose models may leave open how many axes an input has; a scalar looks like that, too."""
+"""The backend whose models may leave the number of axes of an input open; a scalar looks the same."""
 
 
 def agreed(spec: ModelSpec, said: TensorSpec, tensor: TensorSpec, batched: bool, kind: str) -> TensorSpec:
-    """Take a tensor as declared, once it fits the model's own. `kind` is "input" or "output".
+    """Return a tensor as declared, after checking that it fits the model's own. `kind` is "input" or "output".
 
-    Shapes: the declared dims leave the rows out, and what is given has them. Raises: InferError (INVALID).
+    Shapes: the declared dims omit the rows; the result includes them. Raises: InferError (INVALID).
     """
     if not tensor.is_tensor:
         text = f"model '{spec.name}': {kind} '{said.name}' is {tensor.datatype}, no tensor"
@@ -38,7 +38,7 @@ def agreed(spec: ModelSpec, said: TensorSpec, tensor: TensorSpec, batched: bool,
         return _ragged(spec, said, tensor, batched)
     declared = replace(said, shape=(-1, *said.shape) if batched else said.shape)
     if kind == "output" and any(said.name == each.name for each in spec.batch_outputs):
-        return declared  # its shape in the model says nothing of it
+        return declared  # its shape in the model is unrelated
     if not tensor.shape and (kind == "output" or not batched or spec.backend == TENSORFLOW):
         return _rankless(spec, said, declared, batched, kind)
     if batched:
@@ -50,7 +50,7 @@ def agreed(spec: ModelSpec, said: TensorSpec, tensor: TensorSpec, batched: bool,
 
 
 def _rankless(spec: ModelSpec, said: TensorSpec, declared: TensorSpec, batched: bool, kind: str) -> TensorSpec:
-    """Take what has no shape in the model: a scalar, or an output of any rank, and the configuration knows better.
+    """Accept a tensor without a shape in the model, a scalar or an output of any rank, as configured.
 
     A Binding has a scalar as `[1]`, whatever dims of 1 are declared.
     """
@@ -79,7 +79,7 @@ def _ragged(spec: ModelSpec, said: TensorSpec, tensor: TensorSpec, batched: bool
 
 
 def _values(spec: ModelSpec, said: TensorSpec, tensor: TensorSpec) -> TensorSpec:
-    """Take a shape tensor of a model with rows: its dims leave out the first value, how many rows there are."""
+    """Accept a shape tensor of a model with rows: its dims omit the first value, the number of rows."""
     place = f"model '{spec.name}', shape tensor '{said.name}'"
     if said.datatype not in ("INT32", "INT64") or said.reshape is not None or said.ragged:
         raise _invalid(f"{place}: it must be TYPE_INT32 or TYPE_INT64, and neither ragged nor with a reshape")
@@ -93,7 +93,7 @@ def _values(spec: ModelSpec, said: TensorSpec, tensor: TensorSpec) -> TensorSpec
 
 
 def _compatible(model: tuple[int, ...], whole: tuple[int, ...], *, exact: bool) -> bool:
-    """Tell whether declared dims fit: a free axis of an input may be declared fixed, an output's may not."""
+    """Whether declared dims fit: a free axis of an input may be declared fixed, an output's may not."""
     return len(model) == len(whole) and all(
         mine == theirs or (mine == -1 and not exact) for mine, theirs in zip(model, whole, strict=True)
     )
@@ -118,12 +118,12 @@ def _mismatch(spec: ModelSpec, tensor: TensorSpec, whole: tuple[int, ...], batch
 
 
 def model_dims(said: TensorSpec) -> tuple[int, ...]:
-    """Give declared dims as the model has them."""
+    """Return declared dims as the model has them."""
     return said.shape if said.reshape is None else said.reshape
 
 
 def has_row_axis(tensor: TensorSpec) -> bool:
-    """Tell whether a tensor of the model can have rows."""
+    """Whether a tensor of the model can have rows."""
     if tensor.optional:
         return True
     if not tensor.is_tensor:

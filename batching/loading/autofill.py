@@ -1,8 +1,8 @@
-"""Autofill: what Triton's TensorFlow backend completes in a configuration, and its ONNX backend does not.
+"""Autofill: what Triton's TensorFlow backend completes in a configuration and its ONNX backend does not.
 
-A configuration that declares its tensors and says nothing of `max_batch_size` means rows there, if its dims leave them
-out; and what it declares, it may declare in part. Called by completion.py. The rules and texts are those of
-AutoCompleteHelper in tensorflow_backend.
+There, a configuration that declares its tensors but not `max_batch_size` means batching if its dims omit the rows, and
+declarations may be partial. Used by completion.py. The rules and texts are those of AutoCompleteHelper in
+tensorflow_backend.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .agreement import has_row_axis, model_dims
 
 
 def max_batch_rows(spec: ModelSpec, graph: Signature, others: Collection[str]) -> int:
-    """Give what is said, or else what the model and the declared dims let one conclude. `others` have no rows anyway.
+    """Return the configured value, or else infer it from the model and the declared dims. `others` never have rows.
 
-    A tensor of no known rank whose dims are declared is taken at its word, where Triton gives up.
+    The declared dims of a tensor of unknown rank are trusted, where Triton gives up.
     Raises: InferError (INVALID).
     """
     said = spec.policy.max_batch_rows
@@ -38,14 +38,14 @@ def max_batch_rows(spec: ModelSpec, graph: Signature, others: Collection[str]) -
     if said:
         return said
     if tensors and not counted:
-        return 0  # neither the model nor anything that is said knows of rows
+        return 0  # neither the model nor the configuration shows rows
     if all(each.optional for each in graph.inputs):
-        return 0  # nothing a caller sends could say how many rows it wants
+        return 0  # no input that clients must send determines the number of rows
     return spec.policy.default_max_batch_rows if _leaves_rows_out(spec, graph, others) else 0
 
 
 def _leaves_rows_out(spec: ModelSpec, graph: Signature, others: Collection[str]) -> bool:
-    """Tell whether the declared dims have one axis less than the model; where nothing is declared, as if they had."""
+    """Whether the declared dims have one axis less than the model; also True if nothing is declared."""
     pairs = [(each, graph.input.get(each.name)) for each in spec.inputs]
     pairs += [(each, graph.output.get(each.name)) for each in spec.outputs]
     hints = {
@@ -62,10 +62,10 @@ def _leaves_rows_out(spec: ModelSpec, graph: Signature, others: Collection[str])
 
 
 def filled(spec: ModelSpec, graph: Signature, *, batched: bool) -> ModelSpec:
-    """Say of declared tensors what is not said, and declare the inputs that are not, where some are.
+    """Complete the declared tensors, and declare the missing inputs if some are declared.
 
-    Datatypes and dims come from the model; what is said stays, for completion.py to hold against it. Outputs that are
-    not declared are left out, unless none is.
+    Datatypes and dims come from the model. Configured values stay, for completion.py to check. Outputs that are not
+    declared are left out, unless none is.
     Raises: InferError (INVALID).
     """
     inputs = spec.inputs

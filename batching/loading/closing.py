@@ -1,4 +1,4 @@
-"""Closing: what ends a Model waits for its device, but not for ever. Called by model.py."""
+"""Closing: ending a Model waits for its device, but not forever. Used by model.py."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from collections.abc import Callable, Collection
 logger = logging.getLogger("penstock.batching")
 
 PATIENCE_S = 10.0
-"""How long a device may take to end what it has. A kernel that hangs never does, nor any call that waits for it."""
+"""How long a device may take to finish its work. A kernel that hangs never finishes, nor does any call that waits for
+it."""
 
 
 def patiently(name: str, devices: Collection[str], end: Callable[[], None]) -> None:
-    """Call what ends a model on these devices, and wait for that: no longer than `PATIENCE_S` where one is no CPU.
+    """Call what ends a model on these devices and wait for it, at most `PATIENCE_S` if one of them is not a CPU.
 
-    After that it goes on by itself, so that whoever unloads or replaces the model, or ends the server, does not hang
-    with the device. Raises: whatever `end` raises on a CPU.
+    After that it continues in the background, so that unloading or replacing the model, or stopping the server, does
+    not hang with the device. Raises: whatever `end` raises on a CPU.
     """
     if all(device == "cpu" for device in devices):
         end()
@@ -24,7 +25,7 @@ def patiently(name: str, devices: Collection[str], end: Callable[[], None]) -> N
     ending = threading.Thread(target=end, name=f"{name} ends", daemon=True)
     try:
         ending.start()
-    except RuntimeError:  # no thread can be had now
+    except RuntimeError:  # no thread can be started now
         end()
         return
     ending.join(PATIENCE_S)

@@ -1,7 +1,7 @@
-"""Completion: what a configuration leaves out is read from the model, and what it says is held against the model.
+"""Completion: reads from the model what the configuration omits, and checks the rest against the model.
 
-The rules and texts are those of Triton's ONNX Runtime backend, and of its TensorFlow backend where they are others
-(autofill.py), so that a configuration which loads there loads here.
+The rules and texts are those of Triton's ONNX Runtime backend, and of its TensorFlow backend where they differ
+(autofill.py), so that a configuration that loads there loads here.
 Called by the Engine for every version it loads, and by `penstock check`.
 """
 
@@ -22,18 +22,17 @@ from . import autofill
 from .agreement import TENSORFLOW, agreed, check_row_axis, has_row_axis, model_dims
 
 UNSAID_ROWS = "max_batch_size is not said, or 0"
-"""Why a model has no rows whose configuration alone says so."""
+"""The reason when only the configuration keeps a model from having rows."""
 
 
 def complete(spec: ModelSpec, graph: Signature) -> ModelSpec:
-    """Complete `spec` with what `graph` tells: its `signature`, `bound`, and `policy.max_batch_rows`.
+    """Complete `spec` from `graph`: its `signature`, `bound`, and `policy.max_batch_rows`.
 
-    Of a TensorFlow model declared tensors are completed, too.
-
-    Shapes: the signature's are whole, with -1 for rows in front when batched. A scalar becomes `[1]`. Inputs that
-    the graph can do without are left out unless the configuration names them. Derived inputs and kept outputs are in
-    `bound` only.
-    Raises: InferError (INVALID) where configuration and model contradict each other.
+    For a TensorFlow model, declared tensors are completed too.
+    Shapes: those of the signature are complete, with -1 for rows in front when batched. A scalar becomes `[1]`. Inputs
+    that the graph does not require are left out unless the configuration names them. Derived inputs and kept outputs
+    are in `bound` only.
+    Raises: InferError (INVALID) if configuration and model contradict each other.
     Source: AutoCompleteConfig, ValidateInputs and ValidateOutputs of Triton's onnxruntime_backend.
     """
     rows = _allowed_rows(spec, _max_batch_rows(spec, graph))
@@ -69,12 +68,12 @@ def _max_batch_rows(spec: ModelSpec, graph: Signature) -> int:
     if said is not None:
         return said
     if all(tensor.optional for tensor in graph.inputs):
-        return 0  # nothing a caller sends could say how many rows it wants
+        return 0  # no input that clients must send determines the number of rows
     return 0 if _declares_row_axis(spec, graph) else spec.policy.default_max_batch_rows
 
 
 def why_unbatched(spec: ModelSpec, graph: Signature) -> str:
-    """Say why `complete` gives a model no rows: a tensor of its own, what is said of it, or the default; else ""."""
+    """Say why `complete` gives a model no rows: one of its tensors, its configuration, or the default; else ""."""
     obstacle = _obstacle(spec, graph)
     if obstacle is not None:
         text = "the model has no axis for rows"
@@ -94,20 +93,20 @@ def why_unbatched(spec: ModelSpec, graph: Signature) -> str:
 
 
 def _obstacle(spec: ModelSpec, graph: Signature) -> TensorSpec | None:
-    """Find a tensor that can have no rows."""
+    """Find a tensor that cannot have rows."""
     others = _without_rows(spec)
     tensors = (tensor for tensor in (*graph.inputs, *graph.outputs) if tensor.name not in others)
     return next((tensor for tensor in tensors if not has_row_axis(tensor)), None)
 
 
 def _without_rows(spec: ModelSpec) -> set[str]:
-    """Name the tensors whose first axis is no matter of rows."""
+    """Return the names of the tensors whose first axis is unrelated to rows."""
     names = {said.name for said in (*spec.batch_inputs, *spec.batch_outputs)}
     return names | {said.name for said in spec.inputs if said.ragged or said.is_shape}
 
 
 def _allowed_rows(spec: ModelSpec, rows: int) -> int:
-    """Give the most rows of a batch: the largest of the sizes that are allowed, where only some are."""
+    """Return the most rows of a batch: the largest allowed size, if only some sizes are allowed."""
     allowed = spec.policy.allowed_rows
     if not allowed:
         return rows
@@ -123,7 +122,7 @@ def _allowed_rows(spec: ModelSpec, rows: int) -> int:
 
 
 def _declares_row_axis(spec: ModelSpec, graph: Signature) -> bool:
-    """Tell whether a configuration that is silent on max_batch_size wrote the row axis into its dims."""
+    """Whether a configuration without max_batch_size has the row axis in its dims."""
     pairs = [(said, graph.input.get(said.name)) for said in spec.inputs]
     pairs += [(said, graph.output.get(said.name)) for said in spec.outputs]
     others = _without_rows(spec)
@@ -181,7 +180,7 @@ def _outputs(spec: ModelSpec, graph: Signature, batched: bool) -> tuple[TensorSp
 
 
 def _whole(spec: ModelSpec, tensor: TensorSpec, batched: bool) -> TensorSpec:
-    """Take a tensor that the configuration does not mention."""
+    """Return a tensor that the configuration does not mention."""
     if batched:
         check_row_axis(spec, tensor)
     return replace(tensor, shape=(1,)) if tensor.is_tensor and not tensor.shape else tensor

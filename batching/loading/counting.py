@@ -1,6 +1,6 @@
-"""Counting: how many Instances a model gets on a device, chosen by measuring (`InstanceGroup.count` 0, "auto").
+"""Counting: chooses by measurement how many Instances a model gets on a device (`InstanceGroup.count` 0, "auto").
 
-Called by opening.py while a model is loaded. Why so, with figures: docs/adr/0010-sharing-a-device.md.
+Called by opening.py while a model is loaded. The reasons, with figures, are in docs/adr/0010-sharing-a-device.md.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.batching")
 
 WORTH = 1.1
-"""More Instances are kept if they do so many times the rows of fewer."""
+"""More Instances are kept if they process this many times the rows per second of fewer."""
 TRIAL_NS = 250_000_000
 SWEEP_NS = 400_000_000
 BUDGET_NS = 2_000_000_000
 RUNS = 3
 MOST_ON_GPU = 4
 GPU_MEMORY = "penstock.gpu_memory_bytes"
-"""The option that says what a model may take of a GPU."""
+"""The option for how much memory a model may use on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """So many Instances, and the threads of a session, 0: as many as it likes.
+    """A number of Instances and of threads per session; 0 threads means that the runtime decides.
 
-    On a CPU they share one session, of whose threads each of them brings one; on other devices each has its own.
+    On a CPU they share one session, and each brings one of its threads; on other devices each has its own.
     """
 
     count: int
@@ -53,7 +53,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a Split did: its rows/s together, and what memory has grown by since before the model was loaded."""
+    """The result of a Split: its total rows/s, and the memory growth since before the model was loaded."""
 
     split: Split
     rows_per_s: float
@@ -61,10 +61,10 @@ class Trial:
 
 
 def splits(device: str, cpus: int, threads: int | None) -> list[Split]:
-    """List what is tried on a device, fewest Instances first. `threads`: what the user said of them, None: nothing.
+    """List the Splits to try on a device, fewest Instances first. `threads`: as configured, None if unset.
 
-    What is not said is divided: those that the Instances bring themselves are left out of the session's, so that all
-    together are as many as there are CPUs. On two CPUs that is one Instance of two threads, or two of one.
+    If unset, the CPUs are divided: the session has fewer threads by those that the Instances bring, so that together
+    there are as many as CPUs. On two CPUs that is one Instance of two threads, or two of one.
     """
     if device != "cpu":
         return [Split(count, threads or 0) for count in range(1, MOST_ON_GPU + 1)]
@@ -77,9 +77,9 @@ def splits(device: str, cpus: int, threads: int | None) -> list[Split]:
 def choose(
     candidates: Iterable[Split], measure: Callable[[Split], Trial | None], budget_bytes: int
 ) -> tuple[Split, list[Trial]]:
-    """Give the last that was worth its memory, and all that were tried. The first is taken if nothing can be measured.
+    """Return the last Split that was worth its memory, and all that were tried; the first if none can be measured.
 
-    `measure` gives None for what cannot be run, or not in time.
+    `measure` returns None for a Split that cannot be run, or not in time.
     """
     best: Split | None = None
     tried: list[Trial] = []
@@ -100,7 +100,7 @@ def choose(
 
 
 def _grows_to(tried: Sequence[Trial], split: Split) -> float:
-    """Foretell what memory grows by, from what it grew by with each Instance more; 0 while that is not known."""
+    """Predict the memory growth from that of each Instance added so far; 0 while that is unknown."""
     if len(tried) < 2:
         return 0
     before, last = tried[-2:]
@@ -109,10 +109,10 @@ def _grows_to(tried: Sequence[Trial], split: Split) -> float:
 
 
 class Trials:
-    """Measures Splits of one model on one device, for `choose`. It holds the sessions of the last one.
+    """Measures Splits of one model on one device, for `choose`. Holds the sessions of the last one.
 
-    `load` opens a session of so many threads, the first one at once; `apart`: each Instance has one. `rows` is the size
-    of a batch, found with the first.
+    `load` opens a session with a number of threads; the first is opened at once. `apart`: each Instance has its own.
+    `rows` is the batch size, determined with the first Split.
     """
 
     def __init__(self, spec: ModelSpec, load: Callable[[int], Backend], threads: int, *, apart: bool = False) -> None:
@@ -136,7 +136,7 @@ class Trials:
         self._policy = completed.policy
 
     def __call__(self, split: Split) -> Trial | None:
-        """Let a Split run for a while; None when that fails, or the time for all is spent."""
+        """Run a Split for a while; None if that fails or the total time is used up."""
         if time.monotonic_ns() > self._end_ns:
             return None
         try:
@@ -152,18 +152,18 @@ class Trials:
                 for begun in under_way:
                     while begun:
                         begun.popleft().end()
-        except Exception as error:  # noqa: BLE001 - what zeros provoke, or what does not fit, requests may not
+        except Exception as error:  # noqa: BLE001 - fails on zeros or for lack of memory, which requests may not
             logger.info("model %s: %d instances cannot be measured: %s", self._name, split.count, error)
             return None
         return Trial(split, self.rows * sum(rates), self._grown_bytes())
 
     def _grown_bytes(self) -> int:
-        """Tell what memory has grown by: the device's, where that is known, else this process's."""
+        """Return the growth of the device's memory if known, otherwise of this process's."""
         on_device = sum(getattr(backend, "device_bytes", 0) for backend in self._backends)
         return on_device or max(resident_bytes() - self._before_bytes, 0)
 
     def session(self, threads: int) -> Backend:
-        """Give the first session of so many threads, opened now unless the last had as many."""
+        """Return the first session with this many threads, opening it unless the current one has as many."""
         if not self._backends or self._threads != threads:
             self.close()
             self._before_bytes = resident_bytes()
@@ -171,7 +171,7 @@ class Trials:
         return self._backends[0]
 
     def _bind(self) -> list[Binding]:
-        """Give one more Instance's Bindings, in a session of its own where that is so."""
+        """Allocate one more Instance's Bindings, in its own session if `apart`."""
         if self._apart and self._bindings:
             self._backends.append(self._load(self._threads))
         bindings = [self._backends[-1].bind(self._bound, self._policy.max_batch_rows or 1)]
@@ -180,21 +180,21 @@ class Trials:
         return bindings
 
     def keep(self, split: Split) -> list[Backend]:
-        """Give the sessions of what was chosen, as far as they are open, which are the caller's from then on."""
+        """Return those sessions of the chosen Split that are open; the caller owns them from then on."""
         self.session(split.threads)
         kept = split.count if self._apart else 1
         backends, self._backends = self._backends[:kept], self._backends[kept:]
         return backends
 
     def close(self) -> None:
-        """Free what is held."""
+        """Free everything held."""
         self._bindings.clear()
         while self._backends:
             self._backends.pop().close()
             give_back()
 
     def _runner(self, binding: Binding, rows: int = 0) -> Callable[[], None]:
-        """Make a function that runs a batch of zeros once, gathered and scattered as a batch is. Free axes are 1."""
+        """Make a function that runs a batch of zeros once, gathered and scattered like a batch. Free axes are 1."""
         fill = rehearsal(self._spec, binding, rows or self.rows, smallest_tails(self._spec))
         wanted = tuple(i for i, output in enumerate(self._signature.outputs) if output.is_tensor)
 
@@ -205,7 +205,7 @@ class Trials:
         return run
 
     def _in_turn(self, bindings: Sequence[Binding], begun: deque[Overlapping]) -> Callable[[], None]:
-        """Make a function that runs a batch; where they can be begun it ends the one before, on the other Binding."""
+        """Make a function that runs a batch; if Bindings overlap, it begins one and ends the previous on the other."""
         if not overlaps(bindings[0]):
             return self._runner(bindings[0])
         fills = [rehearsal(self._spec, each, self.rows, smallest_tails(self._spec)) for each in bindings]
@@ -223,7 +223,7 @@ class Trials:
         return run
 
     def _knee(self, binding: Binding) -> int:
-        """Find the size of a batch that the model will mostly run in: the smallest of nearly the best time per row."""
+        """Find the batch size that the model will mostly run with: the smallest of nearly the best time per row."""
         if not self._signature.batched:
             return 1
         costs, most, said = CostModel(), self._policy.max_batch_rows or 1, self._policy.allowed_rows
@@ -241,9 +241,9 @@ class Trials:
 
 
 def together(runs: Sequence[Callable[[], None]]) -> list[float]:
-    """Repeat each on a thread of its own, at the same time and at least once. Returns: how often a second each ran.
+    """Repeat each in its own thread, concurrently and at least once. Returns: runs per second of each.
 
-    Raises: what one of them raised, or RuntimeError where there are not so many threads; none runs any more then.
+    Raises: what one of them raised, or RuntimeError if threads cannot be started; none is running any more then.
     """
     rates = [0.0] * len(runs)
     errors: list[Exception] = []
@@ -253,7 +253,7 @@ def together(runs: Sequence[Callable[[], None]]) -> list[float]:
         count = 0
         try:
             runs[place]()
-        except Exception as error:  # noqa: BLE001 - raised again by who waits for the thread
+        except Exception as error:  # noqa: BLE001 - raised again by the waiting thread
             errors.append(error)
             ready.abort()
             return
@@ -274,7 +274,7 @@ def together(runs: Sequence[Callable[[], None]]) -> list[float]:
             errors.append(error)
             return
         if count > 1:
-            # the machine may have stood still in the longest
+            # the machine may have stood still during the longest run
             count, start_ns = count - 1, start_ns + longest_ns
         rates[place] = count / max((now_ns - start_ns) / 1e9, 1e-9)
 
@@ -285,12 +285,12 @@ def together(runs: Sequence[Callable[[], None]]) -> list[float]:
 
 
 def _await(threads: Sequence[threading.Thread], ready: threading.Barrier) -> None:
-    """Start threads that meet, and wait until all have ended. Raises: RuntimeError where there are not so many."""
+    """Start threads that meet at a barrier, and wait until all have ended. Raises: RuntimeError if one cannot start."""
     try:
         for thread in threads:
             thread.start()
     except RuntimeError:
-        ready.abort()  # or those that have begun would wait for the others
+        ready.abort()  # otherwise those that have started would wait for the others
         raise
     finally:
         for thread in (thread for thread in threads if thread.ident):
@@ -298,9 +298,9 @@ def _await(threads: Sequence[threading.Thread], ready: threading.Barrier) -> Non
 
 
 def budget_bytes(spec: ModelSpec, device: str = "cpu") -> int:
-    """Tell what a model may take with all its Instances: what the user said, or half of what is free.
+    """Return the memory for all Instances of a model: as configured, or half of what is free.
 
-    On a GPU a session beyond what there is is refused when it is loaded.
+    On a GPU, loading a session that exceeds free memory fails.
     """
     if device != "cpu":
         return int(spec.options.get(GPU_MEMORY, 0)) or 1 << 62
@@ -313,9 +313,9 @@ def budget_bytes(spec: ModelSpec, device: str = "cpu") -> int:
 def count_instances(
     spec: ModelSpec, device: str, load: Callable[[int], Backend], threads: int | None
 ) -> tuple[Split, list[Backend], list[Trial]]:
-    """Choose a Split for a model. Returns: that, its sessions, and what was tried.
+    """Choose a Split for a model. Returns: the Split, its sessions, and what was tried.
 
-    `load` opens a session of so many threads; `threads` as in `splits`.
+    `load` opens a session with a number of threads; `threads` as in `splits`.
     Raises: what `load` raises.
     """
     candidates = splits(device, usable_cpus(), threads)

@@ -1,6 +1,6 @@
-"""Drawn: rows to try a model with: of several magnitudes, the company that may change them, and a run of them.
+"""Drawn: random rows to test a model with, of several magnitudes, and neighbors that may affect them.
 
-Called by what proves something of a model by running it: invariance.py, freeing.py and mixing.py.
+Used by the modules that prove a property of a model by running it: invariance.py, freeing.py and mixing.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.backends.datatypes import narrowed, widened
 from penstock.backends.signature import Signature, TensorSpec
 
 SPANS = (100, 1)
-"""How far integers are drawn: a model that takes them for indices may know the smaller one only."""
+"""Upper bounds for drawn integers: if the model uses them as indices, only the smaller may be valid."""
 SCALES = (1.0, 0.01, 100.0)
 KINDS = ("huge", "zero", "tiny", "first", "other", "nan")
 
@@ -32,7 +32,7 @@ def _drawn(rng: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...], s
     dtype = spec.type.dtype
     if spec.datatype != "BF16" and dtype.kind in "iub":
         drawn = rng.integers(0, 2 if dtype.kind == "b" else span + 1, shape)
-        drawn.reshape(-1)[:1] = span  # so that the first rows show whether all that may come is a valid index
+        drawn.reshape(-1)[:1] = span  # so that the first rows show whether `span` is a valid index
         return drawn.astype(dtype)
     scales = np.resize(np.array(SCALES, np.float32), shape[0]).reshape(-1, *(1,) * (len(shape) - 1))
     values = rng.standard_normal(shape, np.float32) * scales
@@ -40,7 +40,7 @@ def _drawn(rng: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...], s
 
 
 def company(spec: TensorSpec, rows: Array, kind: str, span: int) -> Array:
-    """Make neighbours of one kind, as many as there are rows."""
+    """Make neighbors of one kind, as many as there are rows."""
     if kind == "zero":
         return np.zeros_like(rows)
     if kind == "first":
@@ -61,12 +61,12 @@ _FLOATS: dict[str, Callable[[Array], Array]] = {
 
 
 def floats(spec: TensorSpec, array: Array) -> Array:
-    """Give the numbers of a tensor as float64, to compare them."""
+    """Return the numbers of a tensor as float64, for comparison."""
     return (widened(array) if spec.datatype == "BF16" else array).astype(np.float64)
 
 
 def _as(spec: TensorSpec, values: Array) -> Array:
-    """Give floats in an input's own datatype; what it does not hold becomes infinite or 0."""
+    """Convert floats to an input's datatype; what it cannot hold becomes infinite or 0."""
     with np.errstate(all="ignore"):
         if spec.datatype == "BF16":
             return narrowed(values)

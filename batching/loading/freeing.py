@@ -1,8 +1,8 @@
-"""Freeing: rows for a model whose graph takes one at a time, where running it shows that its answers stay the same.
+"""Freeing: adds rows to a model whose graph takes one at a time, if running it shows that its answers stay the same.
 
-Many models were exported with a first axis fixed to 1. With that axis free (backends/onnx_rows.py) requests share
-batches; but a graph may reshape to 1 inside, or mix what stands along that axis. So batches of drawn rows are compared
-with the model as it is, row by row. Called by opening.py for a spec that asks for it.
+Many models were exported with a first axis fixed to 1. If that axis is made free (backends/onnx_rows.py), requests can
+share batches; but a graph may reshape to 1 inside, or mix values along that axis. So batches of drawn rows are compared
+with the original model, row by row. Called by opening.py for a spec that asks for it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ logger = logging.getLogger("penstock.batching")
 
 SIZES = (2, 3, 8)
 LENGTHS = (1, 3)
-"""What axes that are free already are tried with."""
+"""The lengths tried for axes that are already free."""
 NEAR = 1e-4
-"""How far a number may be from the one of its row alone, as a share of the largest of that output: other kernels run
-for other shapes, and round otherwise."""
+"""How far a number may be from that of its row alone, as a fraction of the largest of that output: other shapes use
+other kernels, which round differently."""
 
 
 def freed(spec: ModelSpec, loader: Loader, device: str, backend: Backend) -> tuple[ModelSpec, Backend]:
-    """Load a model with its rows freed, if it takes one row at a time and that is proved to change nothing.
+    """Load a model with its rows freed, if it takes one row at a time and its answers provably stay the same.
 
-    Returns: the spec with the option that loads it so and that Backend, with `backend` closed; or both as they are.
+    Returns: the spec with the option that frees rows and the new Backend, with `backend` closed; or both unchanged.
     """
     if not _takes_one(backend.graph):
         return spec, backend
@@ -70,7 +70,7 @@ def _takes_one(graph: Signature) -> bool:
 
 
 def obstacle(alone: Backend, together: Backend) -> str:
-    """Say why rows may not share a run of `together`, "" if all that was tried gave the answers of `alone`."""
+    """Say why rows may not share a run of `together`; "" if all trials gave the answers of `alone`."""
     for spec in alone.graph.inputs:
         if spec.datatype == "BYTES":
             return f"input '{spec.name}' is BYTES, for which nothing can be drawn"
@@ -91,14 +91,14 @@ def _has_free_axes(graph: Signature) -> bool:
 
 
 def _compared(alone: Backend, together: Backend, length: int) -> str | None:
-    """Compare with axes of one length. Returns: why not, "" for the same answers, None where nothing could be run."""
+    """Compare with axes of one length. Returns: the difference, "" for equal answers, None if nothing could be run."""
     one, many = (_of_length(backend.graph, length) for backend in (alone, together))
     lender, sharer = alone.bind(one, 1), together.bind(replace(many, batched=True), max(SIZES))
     for span in SPANS:
         rows = draw(many, max(SIZES), span)
         try:
             _run(one, lender, [array[:1] for array in rows])
-        except Exception:  # noqa: BLE001, S112 - drawn numbers may be no valid indices
+        except Exception:  # noqa: BLE001, S112 - drawn numbers may not be valid indices
             continue
         for batch in _batches(many, rows, span):
             if reason := _differs(one, lender, sharer, batch):
@@ -108,7 +108,7 @@ def _compared(alone: Backend, together: Backend, length: int) -> str | None:
 
 
 def _of_length(graph: Signature, length: int) -> Signature:
-    """Give a graph's inputs with their free axes fixed, the first left out."""
+    """Return a graph's inputs with all free axes but the first fixed."""
     inputs = [replace(spec, shape=(spec.shape[0], *(_fixed(spec.shape[1:], length)))) for spec in graph.inputs]
     return replace(graph, inputs=tuple(inputs))
 
@@ -118,7 +118,7 @@ def _fixed(dims: Sequence[int], length: int) -> list[int]:
 
 
 def _batches(signature: Signature, rows: Inputs, span: int) -> Iterator[Inputs]:
-    """Give batches of known rows: of several sizes, turned, and in company that may change its neighbours."""
+    """Yield batches of known rows: of several sizes, rotated, and among neighbors that may affect them."""
     for size in SIZES:
         yield [array[:size] for array in rows]
     yield [np.roll(array, 1, axis=0) for array in rows]
@@ -134,13 +134,13 @@ def _differs(one: Signature, lender: Binding, sharer: Binding, batch: Inputs) ->
     size = len(batch[0])
     try:
         shared = _run(one, sharer, batch)
-    except Exception as error:  # noqa: BLE001 - the graph fixes its rows inside, mostly
+    except Exception as error:  # noqa: BLE001 - usually the graph fixes its rows inside
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         return f"{size} rows do not run: {first:.200}"
     for row in range(size):
         try:
             single = _run(one, lender, [array[row : row + 1] for array in batch])
-        except Exception:  # noqa: BLE001, S112 - what this row provokes by itself is no matter of company
+        except Exception:  # noqa: BLE001, S112 - a row that fails alone says nothing about sharing
             continue
         for spec, found, wanted in zip(one.outputs, shared, single, strict=True):
             if len(found) != size or not _same(spec, found[row : row + 1], wanted):
@@ -153,7 +153,7 @@ def _run(signature: Signature, binding: Binding, rows: Inputs) -> list[Any]:
 
 
 def _same(spec: TensorSpec, found: Any, wanted: Any) -> bool:
-    """Compare one row of an output: numbers nearly, all else exactly."""
+    """Compare one row of an output: numbers within tolerance, everything else exactly."""
     if not isinstance(wanted, np.ndarray):
         return len(found) == len(wanted) and all(map(_same_entry, found, wanted))
     if spec.datatype == "BF16":
@@ -171,7 +171,7 @@ def _near(found: Array, wanted: Array) -> bool:
 
 
 def _same_entry(found: Any, wanted: Any) -> bool:
-    """Compare what is no tensor: maps of names and numbers."""
+    """Compare a non-tensor value: maps of names to numbers."""
     if not isinstance(wanted, dict):
         return bool(found == wanted)
     return found.keys() == wanted.keys() and all(

@@ -1,8 +1,8 @@
-"""Invariance: whether the bytes of a row's answer depend on who shares its batch, found by running the model.
+"""Invariance: whether the bytes of a row's answer depend on the other rows of its batch, found by running the model.
 
-Kernels are chosen by shape, so rows change when the number of rows does; at one fixed number most models give a row the
-same bytes wherever it stands and whoever stands beside it. `settle` finds such a number for a policy that asks for it
-(called by opening.py); `probe` also tells what holds by itself (`penstock check --invariance`).
+Kernels are chosen by shape, so rows change with the number of rows; at one fixed number, most models give a row the
+same bytes at any position and with any neighbors. `settle` finds such a number for a policy that asks for it (called by
+opening.py); `probe` also reports what holds without one (`penstock check --invariance`).
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ logger = logging.getLogger("penstock.batching")
 
 BUDGET_NS = 1_000_000_000
 SIZES = (2, 4, 8, 16, 32)
-"""The sizes that are tried, beside the largest."""
+"""The sizes to try, in addition to the largest."""
 REQUIRED = 8
-"""Trials that a size must have passed; as many more follow as its share of the time allows."""
+"""Trials that a size must pass; as many more follow as its share of the time allows."""
 PATIENCE_NS = 4_000_000_000
-"""What the trials that are required of one size may take: a model is loaded meanwhile."""
+"""What the required trials of one size may take: the model's load waits for them."""
 Answers = list[tuple[bytes, ...]]
-"""Per row, what each output holds of it."""
+"""Per row, the bytes of each output."""
 
 
 @dataclass(slots=True)
 class Probed:
-    """What has been found of one model.
+    """What was found for one model.
 
-    Units: rows. `fixed`: the sizes at which a row's bytes depend on nothing but the row, and the ns of a run.
-    `natural`: the sizes in which rows have the bytes that they have alone, of those `tried`. `reason`: why nothing was
+    Units: rows. `fixed`: the sizes at which a row's bytes depend on nothing but the row, with the ns of a run.
+    `natural`: the sizes, of those `tried`, at which rows have the same bytes as alone. `reason`: why nothing was
     probed.
     """
 
@@ -53,7 +53,7 @@ class Probed:
     reason: str = ""
 
     def __str__(self) -> str:
-        """Say it in a line."""
+        """Describe it in one line."""
         if self.reason:
             return f"not probed: {self.reason}"
         if not self.natural:
@@ -68,9 +68,9 @@ class Probed:
 
 
 def settle(spec: ModelSpec, backends: Sequence[Backend]) -> ModelSpec:
-    """Complete a policy that wants invariance with the size at which every batch is to run.
+    """Complete a policy that requires invariance with the size at which every batch is to run.
 
-    Where no size holds, each request runs alone, as it was sent. A request of more rows than the size runs in parts.
+    If no size holds, each request runs alone, unpadded. A request of more rows than the size runs in parts.
     """
     policy, signature = spec.policy, spec.signature
     if not policy.invariant or signature is None or not signature.batched:
@@ -101,10 +101,10 @@ def _best(fixed: dict[int, int]) -> int:
 
 
 def probe(spec: ModelSpec, backend: Backend, *, natural: bool = True) -> Probed:
-    """Run a model on drawn rows, in different places and company, for about BUDGET_NS.
+    """Run a model on drawn rows, at different positions and with different neighbors, for about BUDGET_NS.
 
-    `natural`: also compare batches of every size with rows that run alone. Raises: nothing; a model that cannot run
-    on what is drawn has a reason.
+    `natural`: also compare batches of every size with rows that run alone. Never raises; the result for a model that
+    cannot run on drawn rows has a reason.
     """
     signature, most = spec.bound or spec.signature, spec.policy.max_batch_rows or 1
     most = min(most, spec.policy.cap_rows or most)
@@ -116,14 +116,14 @@ def probe(spec: ModelSpec, backend: Backend, *, natural: bool = True) -> Probed:
         rows = draw(signature, most, span)
         try:
             _run(signature, binding, [array[:2] for array in rows])
-        except Exception as error:  # noqa: BLE001 - drawn numbers may be no valid indices
+        except Exception as error:  # noqa: BLE001 - drawn numbers may not be valid indices
             reason = f"it does not run on drawn rows: {error}"
             continue
         run = _Run(signature, binding, span)
         sizes = [size for size in spec.policy.allowed_rows or (*SIZES, most) if 1 < size <= most]
         found = Probed(_fixed(run, rows, sorted(set(sizes))))
         if natural:
-            with contextlib.suppress(Exception):  # some size it does not run
+            with contextlib.suppress(Exception):  # a size that it cannot run
                 found.tried, found.natural = _natural(run, rows, most)
         return found
     return Probed({}, reason=reason)
@@ -143,7 +143,7 @@ def _obstacle(spec: ModelSpec, signature: Signature | None) -> str:
 
 
 class _Run:
-    """Runs a model and reads the bytes of each row."""
+    """Runs a model and returns the bytes of each row."""
 
     def __init__(self, signature: Signature, binding: Binding, span: int) -> None:
         self.signature = signature
@@ -167,7 +167,7 @@ def _bytes(row: Any) -> bytes:
 
 
 def _fixed(run: _Run, rows: Inputs, sizes: Sequence[int]) -> dict[int, int]:
-    """Find the sizes that hold, small ones first; what they leave of the time goes to the larger."""
+    """Find the sizes that hold, in ascending order; time that small ones leave goes to the larger."""
     end_ns = time.monotonic_ns() + BUDGET_NS
     held = {}
     for left, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
@@ -181,11 +181,11 @@ def _fixed(run: _Run, rows: Inputs, sizes: Sequence[int]) -> dict[int, int]:
 
 
 def _holds(run: _Run, rows: Inputs, deadline_ns: int) -> int:
-    """Tell whether rows keep their bytes in every place and company tried; give the ns of the fastest run, else 0."""
+    """Return the ns of the fastest run if rows keep their bytes at all positions and neighbors tried, else 0."""
     start_ns = time.monotonic_ns()
     try:
         answers = run(rows)
-    except Exception:  # noqa: BLE001 - this size it does not run
+    except Exception:  # noqa: BLE001 - it cannot run this size
         return 0
     best_ns = time.monotonic_ns() - start_ns
     if best_ns * REQUIRED > PATIENCE_NS:
@@ -197,7 +197,7 @@ def _holds(run: _Run, rows: Inputs, deadline_ns: int) -> int:
             break
         try:
             found = run(trial)
-        except Exception:  # noqa: BLE001, S112 - what a neighbour provokes is an error, and changes no bytes
+        except Exception:  # noqa: BLE001, S112 - an error caused by a neighbor changes no bytes
             continue
         best_ns = min(best_ns, time.monotonic_ns() - start_ns)
         if any(found[place] != answers[row] for place, row in origin):
@@ -207,9 +207,9 @@ def _holds(run: _Run, rows: Inputs, deadline_ns: int) -> int:
 
 
 def _trials(rows: Inputs, span: int, signature: Signature) -> Iterator[tuple[Inputs, list[tuple[int, int]]]]:
-    """Make batches of known rows in other places, and in other company: where each known row stands, and which it is.
+    """Yield batches of known rows moved or among other neighbors, with the position and the number of each known row.
 
-    The telling ones come first.
+    The most revealing ones come first.
     """
     size = len(rows[0])
     halves = [range(0, size, 2), range(1, size, 2)]

@@ -1,4 +1,4 @@
-"""Opening: from a ModelSpec to a Model that runs, and closing. Called by the Engine on other threads: it blocks."""
+"""Opening: from a ModelSpec to a running Model, and closing it. Called by the Engine on other threads: it blocks."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def open_model(
 ) -> Model:
     """Load a model on its devices, complete its spec, start its Instances, and warm it up.
 
-    `devices` are those that it shares with other models, by name; it adds those that are not there yet.
-    Raises: InferError when the file, its configuration or the runtime is at fault. Nothing is left behind then.
+    `devices` are those shared with other models, by name; missing ones are added.
+    Raises: InferError if the file, its configuration or the runtime is at fault, leaving nothing behind.
     """
     start, said, devices = time.monotonic(), spec, Devices() if devices is None else devices
     loader = loaders.get(spec.backend)
@@ -74,14 +74,14 @@ def open_model(
         logger.info("model %s: its first axes are no rows, and requests run one by one: %s", spec.name, obstacle)
         close_model(model)
         return open_model(without_rows(said), loaders, finished, devices)
-    # an Instance does this once it has nothing to do, the loop never
+    # an Instance does this itself when idle, the loop never does
     rest(model, [binding for binding in (model.loop_binding,) if hasattr(binding, "rest")])
     model.load_s = time.monotonic() - start
     return model
 
 
 def open_ensemble(spec: ModelSpec) -> Model:
-    """Make the Model of an ensemble: all there is to it is what its configuration says. Raises: InferError."""
+    """Make the Model of an ensemble from its configuration alone. Raises: InferError."""
     return Model(complete_ensemble(spec), (), lambda *_: None)
 
 
@@ -98,7 +98,7 @@ def complete_ensemble(spec: ModelSpec) -> ModelSpec:
 
 
 def close_model(model: Model) -> None:
-    """Stop a model and free all it has. Blocks until the runs under way have ended."""
+    """Stop a model and free all it has. Blocks until its current runs have ended."""
     model.close()
     give_back()
 
@@ -106,7 +106,7 @@ def close_model(model: Model) -> None:
 def _load_somewhere(
     spec: ModelSpec, loader: Loader, backends: list[Backend], devices: Devices
 ) -> tuple[ModelSpec, list[Trial]]:
-    """Load the model on its devices, or on the CPU where there is no such and it may. As `_load_on_devices`."""
+    """Load the model on its devices, or on the CPU if none is usable and it may. As `_load_on_devices`."""
     try:
         return _load_on_devices(spec, loader, backends, devices)
     except InferError as error:
@@ -120,17 +120,17 @@ def _load_somewhere(
 def _load_on_devices(
     spec: ModelSpec, loader: Loader, backends: list[Backend], devices: Devices
 ) -> tuple[ModelSpec, list[Trial]]:
-    """Load the model into `backends`: once per group and device, or where Instances share no session once for each.
+    """Load the model into `backends`: once per group and device, or once per Instance if they share no session.
 
-    Returns: the spec completed, with one instance group per device, or one per Instance where each remembers sequences
-    for itself; and what was tried where the number of Instances was to be found. The threads that go with it are part
-    of the spec's options, where it is on one device only.
+    Returns: the completed spec and the Trials made if the number of Instances was to be found. The spec has one
+    instance group per device, or one per Instance if each remembers sequences itself. If Instances were counted on the
+    only device, the spec's options include the number of threads.
     """
     groups: list[InstanceGroup] = []
     tried: list[Trial] = []
     threads = spec.threads or None
     if threads is None and sum(len(group.devices) for group in spec.instances) > 1:
-        threads = 0  # they are said once for all devices: there is nothing to divide
+        threads = 0  # there is one thread setting for all devices, so nothing can be divided
     for group in spec.instances:
         for device in group.devices:
             count = group.count
@@ -160,13 +160,13 @@ def _load(spec: ModelSpec, loader: Loader, device: str, threads: int) -> Backend
 
 
 def _load_again(spec: ModelSpec, loader: Loader, position: int) -> Backend:
-    """Load a completed model once more on one of its devices."""
+    """Load a completed model again on one of its devices."""
     (device,) = spread(spec.instances)[position].devices
     return loader(spec.path, device, options_on(spec, device))
 
 
 def options_on(spec: ModelSpec, device: str) -> Mapping[str, str]:
-    """Give the options of one session: what a model may take of a GPU is divided by how many it has there."""
+    """Return the options of one session: the GPU memory limit of a model is divided by its sessions there."""
     said, count = spec.options.get(GPU_MEMORY), sum(group.count for group in spec.instances if device in group.devices)
     if said is None or count < 2:
         return spec.options
@@ -174,7 +174,7 @@ def options_on(spec: ModelSpec, device: str) -> Mapping[str, str]:
 
 
 def _one_per_group(spec: ModelSpec, backends: Sequence[Backend]) -> list[Backend]:
-    """Give the first Backend of each group: the others are the same once more."""
+    """Return the first Backend of each group; the others are copies."""
     firsts = accumulate((len(spread([group])) for group in spec.instances[:-1]), initial=0)
     return [backends[position] for position in firsts]
 

@@ -1,7 +1,7 @@
-"""Preparing: the sizes and shapes that a model is going to run, and getting its Bindings ready for them.
+"""Preparing: the sizes and shapes that a model will run, and preparing its Bindings for them.
 
-Called by warmup.py, by opening.py for the loop's Binding, and by an Instance when its model was loaded again, or it has
-nothing to do for long.
+Called by warmup.py, by opening.py for the loop's Binding, and by an Instance after reloading its model or when idle for
+long.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.batching")
 
 REST_S = 10.0
-"""After so long without a Batch an Instance's Bindings give back what they keep only to be fast (`rest`)."""
+"""After this long without a Batch, an Instance's Bindings release what they keep only for speed (`rest`)."""
 MOST_SHAPES = 8
 UNSAID_LENGTHS = (1, 64)
-"""What padded axes are taken as whose buckets are not said: the first bucket, and one of a length that is common."""
+"""The lengths of padded axes without configured buckets: the first bucket, and that of a common length."""
 
 
 def prepare(model: Model, bindings: Sequence[Binding]) -> None:
     """Prepare Bindings for the sizes that they will run. Threads: that which will run them. Raises: InferError.
 
-    Some runtimes record a run once for each size, or choose how to run it. The largest size goes first: of what it
-    needs the others take a part. Where requests choose a shape that is not padded there is nothing to prepare for.
+    Some runtimes record a run for each size, or choose how to run it. The largest size goes first: the others use part
+    of its memory. If requests choose a shape that is not padded, nothing can be prepared.
     """
     wanting = [binding for binding in bindings if hasattr(binding, "prepare")]
     if not wanting or not _is_known(model.signature, model.spec.padding):
@@ -56,7 +56,7 @@ def prepare(model: Model, bindings: Sequence[Binding]) -> None:
 
 
 def rest(model: Model, bindings: Sequence[Any]) -> None:
-    """Let Bindings give back what they keep only to be fast, and the C library too. Threads: that which runs them."""
+    """Release what Bindings and the C library keep only for speed. Threads: that which runs them."""
     for binding in bindings:
         try:
             binding.rest()
@@ -66,7 +66,7 @@ def rest(model: Model, bindings: Sequence[Any]) -> None:
 
 
 class _Lent:
-    """A Binding, as far as a rehearsal needs it, that notes the shapes that were lent."""
+    """The part of a Binding that a rehearsal needs; it records the borrowed shapes."""
 
     def __init__(self, binding: Binding) -> None:
         self.capacity_rows = binding.capacity_rows
@@ -79,7 +79,7 @@ class _Lent:
 
 
 def sizes(model: Model) -> list[int]:
-    """Give the sizes to run: the allowed ones if there are such, or powers of two and the most that fits."""
+    """Return the sizes to run: the allowed ones, if any, or powers of two and the maximum."""
     most = model.max_rows
     if not model.signature.batched:
         return [1]
@@ -89,7 +89,7 @@ def sizes(model: Model) -> list[int]:
 
 
 def shapes(signature: Signature, padding: tuple[PaddedAxis, ...]) -> list[Tails]:
-    """Give the shapes to run, none twice: of all padded axes together the smallest, the largest, then in between."""
+    """Return the distinct shapes to run: with all padded axes at their smallest, largest, then in between."""
     first = 1 if signature.batched else 0
     lengths = [padded.buckets or tuple(bucket(length, ()) for length in UNSAID_LENGTHS) for padded in padding]
     most = max(map(len, lengths), default=1)
@@ -105,7 +105,7 @@ def shapes(signature: Signature, padding: tuple[PaddedAxis, ...]) -> list[Tails]
 
 
 def _is_known(signature: Signature, padding: tuple[PaddedAxis, ...]) -> bool:
-    """Tell whether the shapes that will run are among `shapes`: no axis is free that is not padded."""
+    """Whether the shapes that will run are among `shapes`: every free axis is padded."""
     first = 1 if signature.batched else 0
     padded = {place for each in padding for place in _axes(signature, each)}
     free = {
@@ -115,7 +115,7 @@ def _is_known(signature: Signature, padding: tuple[PaddedAxis, ...]) -> bool:
 
 
 def _axes(signature: Signature, padded: PaddedAxis) -> Iterator[tuple[int, int]]:
-    """Find a padded axis and those that must be as long: the position of the input, and the axis after the rows."""
+    """Yield a padded axis and those that must be as long: the position of the input, and the axis after the rows."""
     places = {spec.name: place for place, spec in enumerate(signature.inputs)}
     yield places[padded.input], padded.axis
     for spec, axis in same_axes(signature, padded):

@@ -1,6 +1,6 @@
-"""Rehearsal: what a run needs when there are no requests yet: inputs of zeros, as a batch would be gathered.
+"""Rehearsal: what a run needs before there are requests: inputs of zeros, gathered as a batch would be.
 
-Called by what measures a model before it is ready: warmup.py and counting.py.
+Used by the modules that measure a model before it is ready: warmup.py and counting.py.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Tails = Sequence[tuple[int, ...]]
 
 
 class _NoSink:
-    """The sink of requests that nobody waits for."""
+    """The sink of requests that nothing waits for."""
 
     def deliver(self, requests: Sequence[InferRequest]) -> None:
         raise ValueError("a rehearsal has no answers")
 
 
 def smallest_tails(spec: ModelSpec) -> list[tuple[int, ...]]:
-    """Give the tails of a completed spec with free axes taken as 1."""
+    """Return the tails of a completed spec with free axes taken as 1."""
     signature = spec.signature
     if signature is None:
         raise ValueError("the spec must be completed first")
@@ -42,7 +42,7 @@ def smallest_tails(spec: ModelSpec) -> list[tuple[int, ...]]:
 
 
 def rehearsed_key(spec: ModelSpec, tails: Tails) -> Key:
-    """Give the Key that requests of these tails have. The values of a shape tensor are taken as 1."""
+    """Return the Key of requests with these tails. The values of a shape tensor are taken as 1."""
     signature = spec.signature
     if signature is None or not signature.batched:
         return tuple(tails)
@@ -53,7 +53,7 @@ def rehearsed_key(spec: ModelSpec, tails: Tails) -> Key:
 
 
 def rehearsal(spec: ModelSpec, binding: Binding, rows: int, tails: Tails) -> Callable[[], None]:
-    """Make a function that lends a Binding's buffers for a batch of so many rows, and fills them with zeros."""
+    """Make a function that borrows a Binding's buffers for a batch of `rows` rows and fills them with zeros."""
     signature, forms = spec.signature, forms_of(spec)
     if signature is None:
         raise ValueError("the spec must be completed first")

@@ -1,9 +1,9 @@
-"""Resizing: a Model that serves gets other Instances, while those that stay go on as if nothing were.
+"""Resizing: a serving Model gets other Instances, while those that stay continue undisturbed.
 
-Called by the Engine. First what is missing is made beside what serves; then, on the event loop, it joins in and what is
-superfluous takes nothing more (`Change.commit`); that ends when it has delivered what it had taken. What the Model has
-counted and learned is its own, and stays.
-Source of which Instances stay: Triton core, backend_model.cc: those whose group says the same, but for name and count.
+Called by the Engine. First, missing Instances are made beside the serving ones. Then, on the event loop, they join and
+the superfluous ones take nothing more (`Change.commit`); those end when they have delivered what they had taken. What
+the Model has counted and learned stays.
+Source of which Instances stay: Triton core, backend_model.cc: those whose group is the same, except for name and count.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Instance = ThreadInstance | OutsideInstance
 
 @dataclass(slots=True)
 class Change:
-    """A Model's next Instances: the spec that says them, those that join, and those that are to end.
+    """A Model's next Instances: the spec that defines them, those that join, and those that end.
 
     Invariant: it is committed or abandoned, once. Threads: the event loop's.
     """
@@ -55,7 +55,7 @@ class Change:
     added: list[Instance] = field(default_factory=list)
 
     def commit(self) -> list[asyncio.Task[None]]:
-        """Let it be so. Returns: the ends of those that were idle; what the others run is not waited for."""
+        """Apply the change. Returns: the shutdown tasks of idle Instances; the others may end later."""
         model, idle = self.model, [instance for instance in self.ended if instance.idle]
         for instance in self.ended:
             instance.leaving = True
@@ -63,7 +63,7 @@ class Change:
         with model.lock:
             self._number(model)
             model.spec = self.spec
-            # the first is the one that mends the loop's device, and those that go are asked last
+            # the first repairs the loop's device, and those that leave are woken last
             model.instances = [*staying, *self.added, *(each for each in model.instances if each.leaving)]
             self._move(model, staying)
             ends = [(instance, _leave(model, instance)) for instance in self.ended]
@@ -75,7 +75,7 @@ class Change:
             if model.places:
                 self._place(model)
             if model.scheduler.live:
-                model.wake_one()  # who was woken for what waits may be one that ends
+                model.wake_one()  # an Instance that was woken for waiting requests may be one that ends
         text = "model %s version %s: %d instances stay, %d are added, %d end"
         logger.info(text, model.name, model.version, len(staying), len(self.added), len(self.ended))
         tasks = [asyncio.ensure_future(_end(model, instance, over)) for instance, over in ends]
@@ -91,7 +91,7 @@ class Change:
             instance.seat = seat
 
     def _move(self, model: Model, staying: Sequence[Instance]) -> None:
-        """Let sequences begin where there are Instances now, and have the event loop look at those that may."""
+        """Let sequences start on the current Instances, and have the event loop serve those that may."""
         scheduler, sequences = model.scheduler, model.scheduler.sequences
         if sequences is not None:
             here, now_ns = [*staying, *self.added], time.monotonic_ns()
@@ -108,7 +108,7 @@ class Change:
         resize_shares(model.spec, model.places)
 
     async def abandon(self) -> None:
-        """End what was made for it."""
+        """End the Instances made for it."""
         for instance in self.added:
             with self.model.lock:
                 instance.stop()
@@ -119,9 +119,9 @@ async def change_to(
     model: Model, spec: ModelSpec, loaders: Mapping[str, Loader], outsides: Mapping[str, OutsideLoader],
     devices: Devices,
 ) -> Change | None:  # fmt: skip
-    """Make the Instances that a Model lacks of those that a spec says, which says all else as the Model's does.
+    """Make the Instances that a Model lacks of a spec that is otherwise equal to the Model's.
 
-    Returns: None if the Model is to be made anew. Raises: InferError. Nothing is left behind then.
+    Returns: None if the Model must be opened anew. Raises: InferError, leaving nothing behind.
     """
     if model.ensemble is not None or not model.instances:
         return None
@@ -138,14 +138,14 @@ async def change_to(
 
 
 async def _unwanted(making: asyncio.Future[Change | None]) -> None:
-    """End what a thread, which cannot be stopped, makes for nobody. The Model must not be closed under it."""
+    """End what a thread, which cannot be stopped, makes for nothing. The Model must not be closed before that."""
     await asyncio.wait([making])
     if making.exception() is None and (change := making.result()) is not None:
         await change.abandon()
 
 
 def match(old: Sequence[InstanceGroup], new: Sequence[InstanceGroup]) -> list[int | None]:
-    """Give for each new Instance's group the place of the old one that stays for it, the first of its like; or None."""
+    """Return for each new Instance's group the index of the old one that stays for it, the first equal one, or None."""
     left = list(enumerate(old))
     found: list[int | None] = []
     for group in new:
@@ -160,7 +160,7 @@ def match(old: Sequence[InstanceGroup], new: Sequence[InstanceGroup]) -> list[in
 
 
 def _thread_change(model: Model, spec: ModelSpec, loader: Loader) -> Change | None:
-    """Make the Change of a model that runs here. It blocks while a device loads."""
+    """Make the Change of a model that runs in this process. It blocks while a device loads."""
     wanted, old = singles(spec), [instance for instance in model.threads if not instance.leaving]
     found = match([instance.group for instance in old], wanted)
     staying = [instance for at, instance in enumerate(old) if at in found]
@@ -187,7 +187,7 @@ def _thread_change(model: Model, spec: ModelSpec, loader: Loader) -> Change | No
 def _can_stay(
     model: Model, spec: ModelSpec, staying: Sequence[ThreadInstance], missing: Sequence[InstanceGroup]
 ) -> bool:
-    """Tell whether all that a Model has beside its Instances is right for the others as well."""
+    """Whether everything that a Model has besides its Instances suits the new ones as well."""
     devices = {instance.place.name for instance in staying}
     looped = model.loop_binding is not None or model.loop_lost is not None
     if not devices or not devices.issuperset(group.devices[0] for group in missing):
@@ -196,12 +196,12 @@ def _can_stay(
     if looped and (model.loop_place not in places or needs_threads(spec, places[0].devices)):
         return False
     passive = any(group.passive for each in (model.spec, spec) for group in each.instances)
-    # what each may take of a GPU depends on how many they are; who fell back to the CPU runs other groups than it says
+    # GPU memory per Instance depends on their number; after a CPU fallback the groups that run are not the spec's
     return not (passive or GPU_MEMORY in spec.options or model.spec.fallback)
 
 
 def _add(model: Model, group: InstanceGroup, others: Sequence[ThreadInstance], loader: Loader) -> ThreadInstance:
-    """Make an Instance and get it ready, where its like has loaded the model if they share that. Raises: InferError."""
+    """Make an Instance and get it ready, sharing a loaded model with its equals if they share. Raises: InferError."""
     device = group.devices[0]
     shared = device == "cpu" and not _is_apart(model)
     shares = [each.place for each in others if each.group == group] if shared else []
@@ -233,7 +233,7 @@ def _get_ready(model: Model, instance: ThreadInstance) -> None:
 
 
 def _load(model: Model, group: InstanceGroup, others: Sequence[ThreadInstance], loader: Loader) -> Placement:
-    """Load the model once more on a device that it is on."""
+    """Load the model again on a device that it is on."""
     beside = next(each.place for each in others if each.place.name == group.devices[0])
     load = partial(loader, model.spec.path, beside.name, options_on(model.spec, beside.name))
     with on_cpus(beside.devices, group, beside.name):
@@ -250,13 +250,13 @@ def _load(model: Model, group: InstanceGroup, others: Sequence[ThreadInstance], 
 
 
 def _end_thread(model: Model, instance: ThreadInstance) -> None:
-    """Wait for an Instance that was stopped, and give back all that is its alone."""
+    """Wait for a stopped Instance, and release everything that only it uses."""
     at = instance.place
     instance.join()
     with model.lock:
         model.instances = [each for each in model.instances if each is not instance]
         if model.scheduler.live:
-            model.wake_one()  # what it has run may have let others of its sequences go
+            model.wake_one()  # its last run may have released other sequences
         used = any(each.place is at for each in model.threads)
         if not used:
             model.places = [each for each in model.places if each is not at]
@@ -299,15 +299,15 @@ async def _outside_change(model: Model, spec: ModelSpec, loader: OutsideLoader, 
 
 
 def _is_apart(model: Model) -> bool:
-    """Tell whether each Instance remembers sequences, for itself."""
+    """Whether each Instance remembers sequences itself."""
     sequences = model.scheduler.sequences
     return sequences is not None and sequences.remembers
 
 
 def _leave(model: Model, instance: Instance) -> asyncio.Event | None:
-    """Stop an Instance, unless sequences go on there and nowhere else. Call with the model's lock held.
+    """Stop an Instance, unless sequences continue there and nowhere else. Call with the model's lock held.
 
-    Returns: what is set when the last of those is over.
+    Returns: the event that is set when the last of those is over.
     """
     sequences = model.scheduler.sequences
     if sequences is None or not sequences.remembers or not sequences.stand_at(instance.seat):
@@ -319,7 +319,7 @@ def _leave(model: Model, instance: Instance) -> asyncio.Event | None:
 
 
 async def _end(model: Model, instance: Instance, over: asyncio.Event | None = None) -> None:
-    """End an Instance when it has delivered all it has taken, and the sequences that it remembers are over."""
+    """End an Instance once it has delivered everything it took, and the sequences that it remembers are over."""
     if over is not None:
         await over.wait()
         with model.lock:
@@ -337,7 +337,7 @@ async def _end(model: Model, instance: Instance, over: asyncio.Event | None = No
 
 
 async def close(model: Model) -> None:
-    """End a Model, all of it, and before that what of it is ending by itself. Nothing may wait or run there."""
+    """End a Model, after those of its Instances that are already ending. Nothing may wait or run there."""
     sequences = model.scheduler.sequences
     for tell in () if sequences is None else [*sequences.vacated.values()]:
         tell()

@@ -1,7 +1,7 @@
-"""Row-wise: whether a model that is taken for batched makes a row for each row that it gets, as its warm-up shows.
+"""Row-wise: whether a model assumed to be batched returns a row for each row it gets, as its warm-up shows.
 
-A free first axis need not be rows: it may be how many boxes were found, or the other side of a product. Requests that
-shared a batch of such a model would be given each other's answers. Called by warmup.py; opening.py heeds it.
+A free first axis need not be rows: it may be the number of boxes found, or the other side of a product. Requests that
+shared a batch of such a model would be given each other's answers. Used by warmup.py; opening.py acts on it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Evidence:
-    """What runs of one shape have shown. `reason` says why its first axes are no rows; "": nothing has shown it."""
+    """What runs of one shape have shown. `reason` says why its first axes are not rows; "": nothing showed that."""
 
     def __init__(self, model: Model, what: str = "of zeros") -> None:
         self.reason = ""
@@ -30,7 +30,7 @@ class Evidence:
         self._tails: list[tuple[int, ...]] | None = None
 
     def see(self, rows: int, outputs: Sequence[Any]) -> None:
-        """Look at what a run of so many rows has made: rows must be those, and no other axis may depend on them.
+        """Inspect the outputs of a run: they must have the same rows, and no other axis may depend on the rows.
 
         `outputs` are those that are tensors: the warm-up asks for no others.
         """
@@ -51,19 +51,19 @@ class Evidence:
         self._tails = tails
 
     def fail(self, rows: int, error: Exception) -> None:
-        """Take note of a run that failed: two rows that do not run where one does are no rows."""
-        lasting = type(error) is InferError  # not for want of memory, say
+        """Record a failed run: two rows that do not run where one does are not rows."""
+        lasting = type(error) is InferError  # excludes passing failures such as lack of memory
         if lasting and rows == 2 and self._tails is not None and not self.reason:
             self.reason = f"2 rows of zeros do not run, one does: {str(error).splitlines()[0]:.200}"
 
 
 def left_to_us(spec: ModelSpec) -> bool:
-    """Tell whether a configuration says nothing of rows, so that it is for us to find out whether there are any."""
+    """Whether a configuration does not mention rows, so that the server has to find out."""
     policy = spec.policy
     said = policy.max_batch_rows is not None or policy.allowed_rows or policy.preferred_rows
     return not (said or spec.inputs or spec.outputs or spec.padding or spec.sequence or spec.batch_inputs)
 
 
 def without_rows(spec: ModelSpec) -> ModelSpec:
-    """Say that a model has no rows."""
+    """Return the spec of the model without rows."""
     return replace(spec, policy=replace(spec.policy, max_batch_rows=0))

@@ -1,6 +1,6 @@
-"""Samples: requests that every Instance runs before a model is ready, as its configuration says (`model_warmup`).
+"""Samples: configured requests (`model_warmup`) that every Instance runs before a model is ready.
 
-Called by opening.py, before the sweep of warmup.py. They are in no statistics. Source: Triton core,
+Called by opening.py, before the sweep of warmup.py. Statistics do not count them. Source: Triton core,
 backend_model_instance.cc (a sample of n rows is n requests of one row that share a batch, and the texts).
 """
 
@@ -44,10 +44,10 @@ def run_samples_on(model: Model, bindings: Sequence[Binding], instance: int) -> 
 
 
 def run_samples(model: Model) -> None:
-    """Run all samples of a model that is open, on every Binding in turn.
+    """Run all samples of an open model, on every Binding in turn.
 
-    Threads: that which loads it, while its Instances sleep; those of a model that the event loop never runs do it
-    themselves. Raises: InferError (INVALID), naming the sample.
+    Threads: that which loads it, while its Instances sleep; if the event loop never runs the model, each Instance's
+    own. Raises: InferError (INVALID), naming the sample.
     """
     if not model.spec.samples:
         return
@@ -74,17 +74,17 @@ def prepare(model: Model, sample: Sample) -> _Prepared:
         return _Prepared(model, sample)
     except InferError as error:
         raise failed(sample, error.message) from error
-    except (MemoryError, ValueError) as error:  # more values than there is room for, or than numpy can count
+    except (MemoryError, ValueError) as error:  # more values than fit in memory, or than numpy can count
         raise failed(sample, str(error)) from error
 
 
 def failed(sample: Sample, text: str) -> InferError:
-    """Say that a sample did not run."""
+    """Make the error of a sample that did not run."""
     return InferError(Code.INVALID, f"failed to run warmup sample '{sample.name}': {text}")
 
 
 class _Prepared:
-    """One sample with its values: checked against the model as a client's request is."""
+    """One sample with its values, checked against the model like a client's request."""
 
     def __init__(self, model: Model, sample: Sample) -> None:
         self._model = model
@@ -116,7 +116,7 @@ class _Prepared:
         }
 
     def run(self, name: str, binding: Binding) -> None:
-        """Run it as often as it is to be run. Raises: InferError."""
+        """Run it as often as configured. Raises: InferError."""
         model, sample = self._model, self._sample
         for iteration in range(1, sample.count + 1):
             overridden = _Overridden(binding, self._derived, sample.rows if model.signature.batched else 0)
@@ -130,7 +130,7 @@ class _Prepared:
                 raise failed(sample, f"{type(error).__name__}: {error}") from error
 
     def requests(self, instance: str, iteration: int) -> list[InferRequest]:
-        """Make the requests of one run, which begins now, and say so in the log."""
+        """Make the requests of one run, which starts now, and log that."""
         model, sample, sink = self._model, self._sample, FutureSink()
         text = "model '%s' instance %s is running warmup sample '%s' for iteration %d"
         logger.debug(text, model.name, instance, sample.name, iteration)
@@ -145,14 +145,14 @@ class _Prepared:
                 control.kind == "corrid" and control.datatype == "BYTES" for control in model.spec.sequence.controls
             )
             for number, request in enumerate(requests, 1):
-                # whole sequences of one request, of which nobody else knows
+                # whole sequences of one request that nothing else refers to
                 name = str(number) if texts else number
                 request.sequence, request.under_way = InSequence(name, start=True, end=True), UnderWay(name)
         return requests
 
 
 class _Overridden:
-    """A Binding whose derived inputs, such as a sequence's controls, are what the sample says, in every row.
+    """A Binding whose derived inputs, such as a sequence's controls, have the sample's values in every row.
 
     `rows` 0: the model has none.
     """
@@ -170,7 +170,7 @@ class _Overridden:
         return self._lent
 
     def run(self, wanted: Sequence[int]) -> list[Any]:
-        """Write the values where they belong, and run."""
+        """Write the values to their buffers, and run."""
         for position, array in self._values.items():
             buffer = self._lent[position]
             if buffer is not None:
@@ -205,7 +205,7 @@ def _values(name: str, given: SampleInput, rng: np.random.Generator) -> Array:
 
 
 def _random(given: SampleInput, rng: np.random.Generator) -> Array:
-    """Make values of all that an integer type has, numbers from 0 to 1 of a float type, or strings of hex digits."""
+    """Make values over an integer type's whole range, from 0 to 1 for a float type, or strings of hex digits."""
     shape, dtype = given.shape, DATATYPES[given.datatype].dtype
     if given.datatype == "BYTES":
         texts = [rng.bytes(_RANDOM_STRING_BYTES).hex().encode() for _ in range(math.prod(shape))]
@@ -221,7 +221,7 @@ def _random(given: SampleInput, rng: np.random.Generator) -> Array:
 
 
 def _from_file(name: str, given: SampleInput, path: Path) -> Array:
-    """Read a row's raw values, as they travel; what a file has beyond them is left, as in Triton."""
+    """Read a row's raw values, in wire format; trailing bytes of the file are ignored, as in Triton."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -239,7 +239,7 @@ def _from_file(name: str, given: SampleInput, path: Path) -> Array:
 
 
 def _strings(name: str, raw: bytes, count: int, file: str) -> Array:
-    """Read elements that have their lengths before them."""
+    """Read length-prefixed elements."""
     elements, end = strings_in(raw)
     if end != len(raw) or len(elements) != count:
         text = f"warmup setting expects {count} strings for input '{name}', each with its length in 4 bytes before it"

@@ -1,7 +1,7 @@
 """The warm-up: what a freshly loaded model does before it is ready.
 
-Its Bindings are prepared, where they want that, and a few runs are timed, so that its run times are known. Where the
-event loop never runs the model all of it happens on its Instances' own threads.
+Its Bindings are prepared, if they need that, and a few runs are timed, so that its run times are known. If the event
+loop never runs the model, all of this happens on its Instances' own threads.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ logger = logging.getLogger("penstock.batching")
 
 BUDGET_NS = 1_000_000_000
 RUNS = 6
-"""Runs per size. The first is left out, being slow for reasons that do not come back, and so are those after it that
-take more than `SLOW` times the fastest."""
+"""Runs per size. The first is not counted, since it is slow for reasons that do not recur, and neither are those after
+it that take more than `SLOW` times the fastest."""
 SLOW = 1.5
 
 
 def sweep(model: Model) -> str:
     """Time batches of 1, 2, 4, ... rows of zeros, or of the allowed sizes, and teach the Scheduler.
 
-    Axes that are padded are taken as their buckets: the smallest, the largest, then those between. Other free axes are
-    taken as 1. It ends when its budget is spent, of which each shape has its share.
-    A model that cannot run on zeros, or on so small a shape, is left to learn from its requests: the attempt is
-    logged, and is not an error.
-    Returns: what showed that the first axes are no rows, "" where nothing did.
+    Padded axes have the lengths of their buckets: the smallest, the largest, then those between. Other free axes are 1.
+    It ends when its budget, divided among the shapes, is used up.
+    A model that cannot run on zeros, or on so small a shape, learns from its requests instead: that is logged, and is
+    not an error.
+    Returns: what showed that the first axes are not rows, "" if nothing did.
     """
     if model.loop_binding is not None:
         return _sweep(model, model.loop_binding)
@@ -47,7 +47,7 @@ def sweep(model: Model) -> str:
 
 
 def prepare_all(model: Model) -> None:
-    """Prepare the Bindings of all Instances, of one after another. Raises: InferError."""
+    """Prepare the Bindings of all Instances, one after another. Raises: InferError."""
     for instance in model.threads:
         instance.perform(partial(prepare, model, instance.bindings))
 
@@ -59,7 +59,7 @@ def _sweep(model: Model, binding: Binding) -> str:
     for done, tails in enumerate(found):
         deadline_ns = start_ns + BUDGET_NS * (done + 1) // len(found)
         if done and time.monotonic_ns() >= deadline_ns:
-            continue  # those before took longer than their share
+            continue  # earlier shapes took longer than their share
         shown = _sweep_shape(model, binding, tails, deadline_ns)
         reason = reason or shown
     return reason
@@ -70,7 +70,7 @@ def _sweep_shape(model: Model, binding: Binding, tails: Tails, deadline_ns: int)
     for rows in sizes(model):
         try:
             runs = _time(model, binding, rows, tails, deadline_ns, evidence)
-        except Exception as error:  # noqa: BLE001 - what zeros provoke, requests need not
+        except Exception as error:  # noqa: BLE001 - requests may not fail as zeros do
             text = "model %s is not warmed up: it does not run on %d rows of zeros of %s: %s"
             logger.info(text, model.name, rows, tails, error)
             evidence.fail(rows, error)
@@ -87,7 +87,7 @@ def _sweep_shape(model: Model, binding: Binding, tails: Tails, deadline_ns: int)
 def _time(
     model: Model, binding: Binding, rows: int, tails: Tails, deadline_ns: int, evidence: Evidence
 ) -> list[int]:  # fmt: skip
-    """Run a few times, once at least. Returns: the nanoseconds of each run that counts."""
+    """Run a few times, at least once. Returns: the nanoseconds of each run that counts."""
     runs: list[int] = []
     fill = rehearsal(model.spec, binding, rows, tails)
     for _ in range(RUNS):

@@ -1,1 +1,1 @@
-"""Batches and what runs them: Instances, one run, and what happens when one fails."""
+"""Batches and what runs them: Instances, single runs, and the handling of failed runs."""

@@ -1,7 +1,4 @@
-"""Attempts: when an Instance whose device was lost has its model loaded there again, and when no more.
-
-Called by instance.py.
-"""
+"""Attempts: when an Instance whose device was lost may reload its model, and when it gives up. Used by instance.py."""
 
 from __future__ import annotations
 
@@ -12,16 +9,17 @@ if TYPE_CHECKING:
 
 FIRST_RETRY_NS = 1_000_000_000
 LAST_RETRY_NS = 60_000_000_000
-"""How long a device that was lost is left alone before the model is loaded on it again: doubled with each failure."""
+"""How long a lost device is left alone before the model is reloaded on it; doubles with each failure."""
 NEVER_NS = 1 << 62
 MOST_LOSSES = 5
-"""A device that was lost more often, with no run between that went well, is left alone: it is not the requests."""
+"""After more losses than this, with no successful run in between, the device is left alone: requests are not the
+cause."""
 FAULT_S = 1.0
-"""A thread whose own code has failed goes on after so long: at once it might only fail again."""
+"""A thread whose own code failed continues after this long; at once, it might only fail again."""
 
 
 class Attempts:
-    """How often one Instance has lost its device since a run went well. `retry_ns`: when it may try again."""
+    """How often one Instance has lost its device since a run succeeded. `retry_ns`: when it may try again."""
 
     def __init__(self) -> None:
         self.losses = 0
@@ -30,26 +28,26 @@ class Attempts:
 
     @property
     def left(self) -> bool:
-        """Whether the requests may still be what the device is lost by."""
+        """Whether the requests may still be what causes the device to be lost."""
         return self.losses < MOST_LOSSES
 
     def went_well(self) -> None:
-        """Note that a run has."""
+        """Record a successful run."""
         self.losses, self._wait_ns = 0, FIRST_RETRY_NS
 
     def forgiven(self, ran: list[Batch]) -> list[Batch]:
-        """Forget the losses if any of some runs after them has gone well. Returns: the runs."""
+        """Forget the losses if any of these runs, made after them, succeeded. Returns: the runs."""
         if any(batch.requests[0].error is None for batch in ran):
             self.losses = 0
         return ran
 
     def failed(self, now_ns: int) -> int:
-        """Note that loading has. Returns: how long to wait before the next time, in nanoseconds."""
+        """Record that loading failed. Returns: how long to wait before the next attempt, in nanoseconds."""
         wait_ns = self._wait_ns
         self.retry_ns = now_ns + wait_ns
         self._wait_ns = min(2 * wait_ns, LAST_RETRY_NS)
         return wait_ns
 
     def end(self) -> None:
-        """Try never again."""
+        """Never try again."""
         self.retry_ns = NEVER_NS

@@ -10,22 +10,22 @@ Stamps = tuple[int, int, int, int]
 """When a Batch was taken, its inputs were gathered, the model returned, and its outputs were scattered."""
 
 HANDLING_NS = 4_000
-"""What gathering and scattering may take for one request by itself: 1.2 to 3.5 us were measured."""
+"""Upper bound for gathering and scattering per request; 1.2 to 3.5 us were measured."""
 
 
 class Batch:
-    """Closed at birth: its requests never change; one Instance runs it once.
+    """Closed when made: its requests never change; one Instance runs it once.
 
     Units: stamps in monotonic nanoseconds, in this order: `exec_start_ns` (an Instance took it), `compute_start_ns`
-    (inputs gathered), `compute_end_ns` (the model returned), `exec_end_ns` (outputs scattered). Every request of
-    the batch shares them. `cost_ns` is what it was predicted to take when it was closed, 0 for a Key never run.
-    `free_ns`: when the device was free for it, since another Batch of its Instance was still there when it was taken;
-    0: it was free. What was predicted, until that one has ended.
-    `places` are the rows of the run at which the requests stand, ascending, where they do not follow one another: a
-    direct sequence has a row of its own. Rows between them run empty, and so do those after them up to `span_rows`.
-    None: they follow one another. `runs` is in how many runs they ran: more than one where they were sent to another
-    process together and ran there one after another; 0: statistics have it by now. `again` are those of its requests
-    that are to run once more, in another Batch (iterations.py); who runs it says so.
+    (inputs gathered), `compute_end_ns` (the model returned), `exec_end_ns` (outputs scattered). Every request of the
+    batch shares them. `cost_ns` is the run time predicted when it was closed, 0 for a Key never run. `free_ns`: when
+    its device becomes free, if another Batch of its Instance was there when it was taken; a prediction until that one
+    has ended. 0: the device was free.
+    `places` are the rows of the run at which the requests are, ascending, if these are not contiguous: each direct
+    sequence has its own row. Rows between them, and after them up to `span_rows`, run empty. None: contiguous. `runs`
+    is the number of runs: more than one if they were sent to another process together and ran there one after another;
+    0 if statistics already count it. `again` are those of its requests that run once more, in another Batch
+    (iterations.py); whatever runs it sets that.
     """
 
     __slots__ = (
@@ -50,14 +50,14 @@ class Batch:
 
     @property
     def handling_ns(self) -> int:
-        """What its requests, rather than the model and large tensors, took while it ran: Python, one after another."""
+        """Time spent on its requests in Python, one after another, rather than on the model and large tensors."""
         before_ns = max(self.compute_start_ns - (self.free_ns or self.exec_start_ns), 0)
         around_ns = before_ns + self.exec_end_ns - self.compute_end_ns
         return min(around_ns, HANDLING_NS * len(self.requests))
 
 
 def parted(batch: Batch, requests: Sequence[InferRequest]) -> list[Batch]:
-    """Give what is to be delivered of a Batch: those that went well together, and each that failed alone."""
+    """Split a Batch for delivery: the requests that succeeded together, and each that failed alone."""
     well = [request for request in requests if request.error is None]
     if len(well) == len(batch.requests):
         return [batch]
@@ -67,7 +67,7 @@ def parted(batch: Batch, requests: Sequence[InferRequest]) -> list[Batch]:
 
 
 def part_of(batch: Batch, requests: list[InferRequest]) -> Batch:
-    """Make a Batch, with a Batch's stamps, of some of its requests."""
+    """Make a Batch of some of a Batch's requests, with the same stamps."""
     part = Batch(requests, sum([request.rows for request in requests]), batch.key, batch.exec_start_ns)
     part.compute_start_ns, part.compute_end_ns = batch.compute_start_ns, batch.compute_end_ns
     part.exec_end_ns = batch.exec_end_ns

@@ -1,6 +1,6 @@
 """Execution: one run of one Batch: gather its rows, run the model, scatter the outputs.
 
-Called by isolation.py; its two halves by overlap.py too, which has another run go on between them.
+Called by isolation.py; overlap.py calls its two halves separately, with another run in between.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 Filled = tuple[tuple[int, ...], int, Aimed | None]
-"""What a gathered Batch runs as: the positions of the outputs that the run must make, how many rows run, and what is
-written where its requests want it on a device."""
+"""What a gathered Batch runs as: the positions of the outputs that the run must make, how many rows run, and the
+outputs written in place on a device."""
 
 
 def run_batch(model: Model, binding: Binding, batch: Batch) -> None:
@@ -38,7 +38,7 @@ def run_batch(model: Model, binding: Binding, batch: Batch) -> None:
 
 
 def gather(model: Model, binding: Binding, batch: Batch) -> Filled:
-    """Lend a Binding's buffers for a Batch, and fill them. Raises: whatever the Binding raises."""
+    """Borrow a Binding's buffers for a Batch and fill them. Raises: whatever the Binding raises."""
     requests, rows = batch.requests, batch.rows
     wanted = requests[0].wanted
     for request in requests:
@@ -69,7 +69,7 @@ def _shapes(key: Key, rows: int) -> list[tuple[int, ...] | None]:
 
 
 def _to_fill(binding: Binding, requests: Sequence[InferRequest], buffers: Sequence[Array | None]) -> list[Array | None]:
-    """Leave out the buffers that some of the requests are read from where they lie."""
+    """Leave out the buffers of inputs that are read in place."""
     return [
         None if buffer is None or placed(binding, position, requests) else buffer
         for position, buffer in enumerate(buffers)
@@ -107,7 +107,7 @@ def _cut(requests: list[InferRequest], wanted: tuple[int, ...], outputs: list[An
         stop = start + request.rows
         if request.wanted is not wanted and request.wanted != wanted:
             request.outputs = _rows(map(outputs.__getitem__, map(wanted.index, request.wanted)), start, stop)
-        elif only is not None:  # what a comprehension takes more is as much as the slice itself
+        elif only is not None:  # a comprehension would cost as much as the slice itself
             request.outputs = [only[start:stop]]
         else:
             request.outputs = _rows(outputs, start, stop)
@@ -115,14 +115,14 @@ def _cut(requests: list[InferRequest], wanted: tuple[int, ...], outputs: list[An
 
 
 def _rows(outputs: Iterable[Any], start: int, stop: int) -> list[Any]:
-    """Cut some outputs. Apart, since what a comprehension shares with the loop around it takes longer there."""
+    """Slice some outputs. A separate function: a comprehension that captures loop variables is slower."""
     return [output[start:stop] for output in outputs]
 
 
 def device_ns(ran: Sequence[Batch], binding: Binding) -> int:
-    """Tell what Batches have taken of their device: what the Binding says of one run, or else the time they were there.
+    """Return the device time of Batches: what the Binding reports for a single run, or else their time on the device.
 
-    Units: nanoseconds; what ran before them is left out.
+    Units: nanoseconds; excludes what ran before them.
     """
     said: int = getattr(binding, "device_ns", 0)
     if said and len(ran) == 1 and ran[0].requests[0].error is None:
@@ -132,7 +132,7 @@ def device_ns(ran: Sequence[Batch], binding: Binding) -> int:
 
 
 def _gather_formed(model: Model, forms: Forms, binding: Binding, batch: Batch, wanted: tuple[int, ...]) -> Filled:
-    """Gather a Batch of a model whose tensors are more than rows one after another."""
+    """Gather a Batch of a model whose tensors are not plain concatenated rows."""
     rows = batch.rows
     if batch.places is not None:
         rows = max(batch.span_rows, batch.places[-1] + batch.requests[-1].rows)
@@ -148,7 +148,7 @@ def _parts(requests: list[InferRequest], position: int) -> list[Array]:
 
 
 def _gather_padded(model: Model, batch: Batch, buffers: Sequence[Array | None], ran: int) -> None:
-    """Gather with axes filled up to the lengths that run, and rows up to how many run."""
+    """Gather with axes padded to the lengths that run, and rows to the number that run."""
     rows, padding = batch.rows, model.padding
     real = added = 0
     for position, buffer in enumerate(buffers):

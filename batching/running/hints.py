@@ -1,8 +1,8 @@
-"""Hints: which requests of a failed batch the words of its failure point at. Called by isolation.py.
+"""Hints: which requests of a failed batch the error text points at. Called by isolation.py.
 
-What data makes a run fail is most often an index beyond a table, as of a word that a vocabulary has not, and runtimes
-say which: ONNX Runtime "idx=1000 must be within the inclusive range [-1000,999]", TensorFlow "indices[0,2] = 1000 is
-not in [0, 1000)". Who has that number among his inputs is run by himself, and the others without him.
+The most common failure caused by data is an index beyond a table, such as an unknown word, and runtimes name it: ONNX
+Runtime "idx=1000 must be within the inclusive range [-1000,999]", TensorFlow "indices[0,2] = 1000 is not in [0, 1000)".
+The requests with that number among their inputs run apart from the others.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
 
 HINTS = 3
-"""So often the words are asked about what is left of one batch. After that, many are guilty."""
+"""How many times error texts are consulted for one batch. After that, many requests are guilty."""
 FEW = 8
-"""A number that more than one in so many requests have points at nobody."""
+"""A number that more than one in this many requests hold points at none of them."""
 MOST_VALUES = 1 << 16
-"""Larger inputs are not looked through: it would take longer than a run of some models."""
+"""Larger inputs are not searched: it would take longer than a run of some models."""
 MOST_WORDS = 1000
-"""Characters; a number that is named later than that is not looked for."""
+"""Characters; numbers that appear later in the text are ignored."""
 _NUMBER = re.compile(r"(?<!error )(?<![\w.])-?\d{1,15}(?![\w.])")
-"""Not a code of the runtime's, nor a part of a name."""
+"""Excludes the runtime's error codes and parts of names."""
 
 
 def pointed_at(words: str, requests: Sequence[InferRequest]) -> list[InferRequest]:
-    """Give those of some requests that hold a number which the words name, and few others do; not all of them."""
+    """Return the requests that hold a number which the text names and few others hold; [] if all of them do."""
     found_in = _NUMBER.findall(words[:MOST_WORDS]) if len(requests) > 1 else []
     numbers = [int(number) for number in dict.fromkeys(found_in)]
     found: set[int] = set()
@@ -49,7 +49,7 @@ def _holders(parts: Sequence[Array], numbers: Sequence[int]) -> set[int]:
         return found
     values = np.concatenate([part.ravel() for part in parts])
     if values.dtype.kind == "f":
-        values = values.astype(np.float64)  # to compare with what a smaller one cannot hold warns
+        values = values.astype(np.float64)  # comparing with a number that a smaller type cannot hold warns
     for number in numbers:
         places = np.flatnonzero(values == number)
         if places.size:

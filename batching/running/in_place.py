@@ -1,8 +1,8 @@
-"""In place: tensors on a device that a Binding reads and writes where they lie. Called by execution.py and model.py.
+"""In place: tensors on a device that a Binding reads and writes where they are. Used by execution.py and model.py.
 
-A request's input may be a DeviceArray; its outputs may be wanted on the device, in its `targets`. The Binding copies
-rows from there and to there on the device, or not at all where the request runs alone. What lies in a client's memory
-on the host is gathered from there, like any other (gathering.py), where the device does not copy it by itself.
+A request's input may be a DeviceArray, and its `targets` may place its outputs on a device. The Binding copies rows
+from and to there on the device, or copies nothing if the request runs alone. A tensor in a client's host memory is
+gathered like any other (gathering.py), unless the device copies it itself.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
 
 Aimed = list[tuple[int, "InferRequest"]]
-"""Outputs that a run writes where their requests want them: the position of each, and the request."""
+"""Outputs that a run writes directly to their targets: the position of each, and its request."""
 
 
 def unread(model: Model) -> bool:
-    """Tell whether nobody looks at the values of a model's tensors before a Binding does.
+    """Whether nothing reads the values of a model's tensors before a Binding does.
 
-    Who fills axes, keeps states or answers, or passes tensors to hooks does, on the host.
+    Padding, sequence states, caching and hooks read them, on the host.
     """
     looked_at = model.spec.cached or (model.spec.hooks is not None and model.spec.hooks.has_file)
     return not (
@@ -33,14 +33,14 @@ def unread(model: Model) -> bool:
 
 
 def devices_of(model: Model, bindings: Iterable[Binding]) -> frozenset[int]:
-    """Tell on which devices a model reads and writes tensors in place: where all of its tensors' values go unread."""
+    """Return the devices on which a model reads and writes in place; none if anything else reads its tensors."""
     return frozenset(binding.device for binding in bindings if places(binding)) if unread(model) else frozenset()
 
 
 def placed(binding: Binding, position: int, requests: Sequence[InferRequest]) -> bool:
-    """Have a run read an input from where it lies, after `lend`, if its device reaches it; say whether it does.
+    """Have a run read an input in place, after `lend`, if its device can reach it. Returns: whether it does.
 
-    Rows that the requests do not fill are the Binding's to fill. Raises: InferError; PartUnreadable.
+    The Binding fills rows that the requests do not. Raises: InferError; PartUnreadable.
     """
     parts: list[object] = [request.inputs[position] for request in requests]
     if not places(binding) or not any(isinstance(part, DeviceArray) and binding.reaches(part) for part in parts):
@@ -50,7 +50,7 @@ def placed(binding: Binding, position: int, requests: Sequence[InferRequest]) ->
 
 
 def aim(binding: Binding, requests: Sequence[InferRequest], wanted: Sequence[int]) -> Aimed:
-    """Have a run write outputs where requests want them on the device, as far as it can. Raises: InferError."""
+    """Have a run write outputs to the requests' device targets, as far as it can. Raises: InferError."""
     aimed: Aimed = []
     if not places(binding) or not any(hasattr(request, "targets") for request in requests):
         return aimed
@@ -68,7 +68,7 @@ def aim(binding: Binding, requests: Sequence[InferRequest], wanted: Sequence[int
 
 
 def take(aimed: Aimed) -> None:
-    """Put what was written in place among the outputs of the requests, after the run has gone well."""
+    """Put the outputs written in place among the requests' outputs, after a successful run."""
     for position, request in aimed:
         outputs = request.outputs
         if outputs is not None:

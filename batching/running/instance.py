@@ -1,8 +1,8 @@
 """Instance: one executor on one device: take a Batch, run it, deliver it.
 
-The work itself is `isolation.execute`, shared by both executors: `ThreadInstance` has a thread of its own; the event
-loop acts as an Instance through `Model.dispatch` for batches that run in less time than a hand-over to a thread takes.
-Where Bindings allow it a ThreadInstance has two Batches under way (overlap.py).
+The work itself is `isolation.execute`, shared by both executors. `ThreadInstance` has its own thread; the event loop
+acts as an Instance through `Model.dispatch` for batches that run in less time than a hand-over to a thread takes. If
+its Bindings allow it, a ThreadInstance has two Batches under way (overlap.py).
 """
 
 from __future__ import annotations
@@ -36,21 +36,20 @@ logger = logging.getLogger("penstock.batching")
 
 
 class ThreadInstance:
-    """An Instance on a thread of its own.
+    """An Instance on its own thread.
 
-    It takes a Batch as soon as it is woken or free, something is due, and whoever gives its turns lets it: the Device,
-    or the RateLimiter. It sleeps only when one of these is wanting. It is born asleep. `idle`: it sleeps since nothing
-    is due, and is to be woken; while it waits for a turn it is not, for it looks at the queue when it gets that. A turn
-    that finds nothing to run is handed on at once.
-    `failure` is why it cannot run: its device was lost, and the model could not be loaded there again. It tries again
-    from time to time. Meanwhile others serve; if no Instance can run, it answers what comes with that.
-    `home` is what its sequences remember it by (homes.py), `seat` its own number. `leaving`: it is to end.
-    `bindings` are two where it `overlaps`, which it does while nobody waits for a turn. `wakes_at_rows`: it is to be
-    woken when so many wait; 0: it is not. `turn`: the `giver`, of whom it has its `share`, has given it one.
-
-    Threads: `wake`, `grant` and `stop` are called by others, all else happens on the Instance's thread. Each of these
-    calls releases the alarm once, and whoever slept looks again at what it slept for: a release too many does no harm.
-    Neither Device nor RateLimiter ever takes a model's lock.
+    It takes a Batch as soon as it is awake or free, something is due, and it has a turn from the Device or the
+    RateLimiter. It sleeps only when one of these is missing, and starts asleep. `idle`: it sleeps because nothing is
+    due, and must be woken. While it waits for a turn it is not idle, since it looks at the queue when it gets one; a
+    turn that finds nothing to run is passed on at once.
+    `failure` is why it cannot run: its device was lost and reloading the model there failed. It retries from time to
+    time. Meanwhile the other Instances serve; if none can run, it answers requests with that failure.
+    `home` is its identity for the sequences it remembers (homes.py), `seat` its number. `leaving`: it is about to end.
+    `bindings` has two entries if it `overlaps`, which it does while nothing else waits for a turn. `wakes_at_rows`:
+    wake it when this many rows wait; 0: do not. `turn`: the `giver`, in which it has a `share`, granted a turn.
+    Threads: others call `wake`, `grant` and `stop`; everything else happens on the Instance's thread. Each of these
+    calls releases the alarm once, and the sleeper rechecks what it slept for, so an extra release does no harm. Neither
+    Device nor RateLimiter ever takes a model's lock.
     """
 
     def __init__(self, model: Model, place: Placement, name: str, number: int = 0) -> None:
@@ -79,35 +78,35 @@ class ThreadInstance:
         self._thread.start()
 
     def wake(self) -> None:
-        """End its sleep. Call with the model's lock held, when `idle` is set, or as many wait as `wakes_at_rows`."""
+        """Wake it. Call with the model's lock held, when `idle` is set or `wakes_at_rows` rows wait."""
         self.idle = False
         self.wakes_at_rows = 0
         self.alarm.release()
 
     def grant(self) -> None:
-        """Give it the turn that it has asked for."""
+        """Grant the turn that it asked for."""
         self.turn = True
         self.alarm.release()
 
     def stop(self) -> None:
-        """Let the thread end once what it runs is done. Call with the model's lock held."""
+        """Let the thread end after its current run. Call with the model's lock held."""
         self.stopping, self.idle, self.wakes_at_rows = True, False, 0
         self.alarm.release()
 
     def mend_loop(self) -> None:
-        """Let it call `Model.mend_loop` when it has time. Call with the model's lock held."""
+        """Have it call `Model.mend_loop` when it has time. Call with the model's lock held."""
         self._mends = True
         if self.idle:
             self.wake()
 
     def doubt(self, backend: Backend) -> None:
-        """Tell it that a Backend was lost while nothing ran, perhaps its own. Call with the model's lock held."""
+        """Report that a Backend, perhaps its own, was lost while nothing ran. Call with the model's lock held."""
         self._doubted = backend
         if self.idle:
             self.wake()
 
     def perform(self, errand: Callable[[], Any]) -> Any:
-        """Have something done on its thread, and wait for that: what it returns or raises. For who loads the model."""
+        """Run `errand` on its thread; return or raise what that does. Called by what loads the model."""
         done: Future[Any] = Future()
         self._errand = errand, done
         self.alarm.release()
@@ -116,7 +115,7 @@ class ThreadInstance:
     def join(self) -> None:
         """Wait for the thread's end."""
         self._thread.join()
-        self._overlap = None  # each knows the other, and both the Bindings
+        self._overlap = None  # breaks a reference cycle that holds the Bindings
 
     def _main(self) -> None:
         keep_if_there(self.place.cpus)
@@ -125,7 +124,7 @@ class ThreadInstance:
             while not self.stopping:
                 try:
                     self._go_on()
-                except Exception as error:  # noqa: BLE001 - a thread that ends leaves a model that is ready, and answers nobody
+                except Exception as error:  # noqa: BLE001 - otherwise the thread ends and a ready model answers nothing
                     self._leave_turn()
                     give_up(self._model, error)
                     self.alarm.acquire(timeout=FAULT_S)
@@ -143,7 +142,7 @@ class ThreadInstance:
         in_turn = self.turn or (self.giver.crowded and not self.share.brief)
         batch = self._take_in_turn() if in_turn else self._take(0)
         if batch is None:
-            # what it was woken for may have come while it waited for a turn
+            # what woke it may have arrived while it waited for a turn
             if not self.wanted and self._errand is None:
                 self._sleep()
         elif self._overlap is None:
@@ -152,7 +151,7 @@ class ThreadInstance:
             self._overlap.run(batch)
 
     def _sleep(self) -> None:
-        """Sleep until something is due; if that takes long, let the Bindings rest."""
+        """Sleep until something is due; after a while, release memory that the Bindings only keep for speed."""
         if self._rests and any(binding.tired for binding in self.bindings):  # type: ignore[attr-defined]
             if self.alarm.acquire(timeout=REST_S):
                 return
@@ -163,12 +162,12 @@ class ThreadInstance:
         (errand, done), self._errand = self._errand, None  # type: ignore[misc]
         try:
             done.set_result(errand())
-        except BaseException as error:  # noqa: BLE001 - raised again by who waits for it
+        except BaseException as error:  # noqa: BLE001 - raised again by the waiter
             done.set_exception(error)
 
     @property
     def wanted(self) -> bool:
-        """Whether it has something else to do than to take Batches."""
+        """Whether it has other work than taking Batches."""
         return self.stopping or self._mends or self._doubted is not None
 
     def _take(self, most_ns: float) -> Batch | None:
@@ -184,7 +183,7 @@ class ThreadInstance:
         return batch
 
     def _take_in_turn(self) -> Batch | None:
-        """Wait for a turn unless there is one, and take a Batch in it. Returns: None too when told to stop."""
+        """Wait for a turn, unless it has one, and take a Batch in it. Returns: None too when told to stop."""
         giver, share = self.giver, self.share
         if not self.turn and not self._granted():
             return None
@@ -200,28 +199,28 @@ class ThreadInstance:
         self.giver.ask(self.share, self)
         if self._limited and not self.turn:
             with self._model.lock:
-                self._model.wake_one()  # another may need what is there
+                self._model.wake_one()  # another may need the resources that are free
         self.alarm.acquire()
         while not self.turn and not self.stopping:
             self.alarm.acquire()
         return self.turn or not self.giver.withdraw(self.share, self)
 
     def end_turn(self, predicted_ns: float = 0, real_ns: int = 0, more: bool = False) -> None:
-        """End the turn that it has; `turn` tells whether another one begins with that."""
+        """End its turn; afterwards, `turn` says whether another has begun."""
         self.turn = self.giver.end(self.share, predicted_ns, real_ns, more)
 
     def _leave_turn(self) -> None:
-        """Do without a turn for now, if there is one or it has said that it comes back for one."""
+        """End its turn, or its claim to come back for one."""
         if self.turn:
             self.end_turn()
         else:
             self.giver.forget(self.share)
 
     def run_whole(self, batch: Batch, failed: Exception | None = None) -> None:
-        """Run a Batch, nothing else being under way here, and deliver it. `failed`: as in `execute`."""
+        """Run a Batch while nothing else is under way here, and deliver it. `failed`: as in `execute`."""
         try:
             ran = self._ran(batch, failed)
-        except Exception as error:  # noqa: BLE001 - whatever it is, they have been taken, and wait
+        except Exception as error:  # noqa: BLE001 - the requests have left the queue and must be answered
             self._leave_turn()
             ran = settled(self._model, batch, error)
         self._model.finish_from_thread(batch, ran)
@@ -248,17 +247,17 @@ class ThreadInstance:
         return ran
 
     def went_well(self, batch: Batch, binding: Binding) -> None:
-        """Note that a Binding has run a Batch."""
+        """Record that a Binding has run a Batch."""
         self._attempts.went_well()
         if self.place.name != "cpu":
             self._model.charge(self.place.name, device_ns([batch], binding))
 
     def _run_again(self, lost: LostBatch) -> list[Batch]:
-        """Load the model again, and run there what its device was lost under, one request after another.
+        """Reload the model, and run the requests that a device loss left unanswered, one after another.
 
-        Who ends what runs it is found so, and takes nobody along: it is answered with the loss, and the others go on.
-        Whose device was taken from outside is not guilty of that, and runs once more.
-        One Instance at a time does so, so that no other's guilty request makes this one's look so.
+        A request that kills whatever runs it is thus found without taking others with it: it is answered with the loss,
+        and the others continue. If the device was taken from outside, no request is guilty, and each may run once more.
+        Only one Instance at a time does this, so that another's guilty request cannot make this one's look guilty.
         """
         ran: list[Batch] = []
         rest: Batch | None = lost.rest
@@ -295,7 +294,7 @@ class ThreadInstance:
             self.bindings = model.replace_backend(self.place, self.bindings)
             self.binding = self.bindings[0]
             prepare(model, self.bindings)
-        except Exception as error:  # noqa: BLE001 - whatever a runtime raises, the next attempt may go well
+        except Exception as error:  # noqa: BLE001 - whatever the runtime raises, the next attempt may succeed
             self._fail(error)
             return False
         self.failure, self.home = None, object()
@@ -304,7 +303,7 @@ class ThreadInstance:
         return True
 
     def _renew(self) -> bool:
-        """Load the model again, if it was lost while nothing ran here. Returns: False if that has failed."""
+        """Reload the model if it was lost while nothing ran here. Returns: False if that failed."""
         lost, self._doubted = self._doubted, None
         if lost is None or self.failure is not None or not self.place.is_bound(lost, self.binding):
             return True
@@ -332,7 +331,7 @@ class ThreadInstance:
         logger.error("%s; it is loaded again in %.0f s", self.failure.message, wait_ns / 1e9)
 
     def _recover(self) -> bool:
-        """Try again when it is time; until then leave what comes to the others, or refuse it if there are none."""
+        """Retry if it is time; until then leave requests to the others, or reject them if there are none."""
         model, failure = self._model, self.failure
         self._leave_turn()  # loading takes long, and so may the wait for the next attempt
         if failure is None or (time.monotonic_ns() >= self._attempts.retry_ns and self._replace(failure)):

@@ -1,7 +1,7 @@
-"""Isolation: a Batch that fails is run again in parts, until the guilty request stands alone.
+"""Isolation: a Batch that fails is run again in parts, until the guilty request is alone.
 
-Called by both executors: ThreadInstance (instance.py) and the event loop (model.py). What it costs, and why the parts
-are chosen as they are: docs/adr/0011-faults-stay-alone.md.
+Called by both executors: ThreadInstance (instance.py) and the event loop (model.py). The cost, and the reasons for the
+choice of parts, are in docs/adr/0011-faults-stay-alone.md.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.batching")
 
 CHEAP = 4
-"""A failure is cheap when it took so many times less than the batch was predicted to take."""
+"""A failure is cheap if it took this many times less than the batch's predicted run time."""
 
 
 _SAYS_MORE = DeviceLost, OutOfMemory, PartUnreadable, RunStopped
-"""Failures of which other things are known than their words."""
+"""Failures that carry more than a text."""
 
 
 class LostBatch(Exception):  # noqa: N818 - a condition, as DeviceLost is
-    """The device was lost under a Batch: `ran` is what had ended by then, `rest` is unanswered and can run elsewhere.
+    """The device was lost during a Batch: `ran` is what had ended, `rest` is unanswered and can run elsewhere.
 
-    `error` is what the rest is to be answered with where there is no elsewhere (`refuse`). `begun`: the first of the
-    rest was running, alone or with others; else the device was found to be lost before.
+    `error` answers the rest if it cannot run elsewhere (`refuse`). `begun`: the first request of the rest was running,
+    alone or with others; otherwise the device was found to be lost before that.
     """
 
     def __init__(self, ran: list[Batch], rest: Batch, error: DeviceLost, *, begun: bool) -> None:
@@ -59,12 +59,12 @@ class LostBatch(Exception):  # noqa: N818 - a condition, as DeviceLost is
 
 
 def execute(model: Model, binding: Binding, batch: Batch, failed: Exception | None = None) -> list[Batch]:
-    """Run a Batch; every request in it ends with `outputs` or `error`. `failed`: it has run once already, and did so.
+    """Run a Batch; every request in it ends with `outputs` or `error`. `failed`: how a first run of it failed.
 
-    A batch that fails is run again in parts, until the guilty request is alone and the others are served. One that
-    does not fit the memory is halved, and so are those that come after it, for a while. Of a model that remembers for
-    itself nothing is run twice: it may have taken in what it failed with.
-    Returns: the batches that ran, the one given unless it was split; the requests keep their order, but those that are
+    A batch that fails is run again in parts, until the guilty request is alone and the others are served. One that does
+    not fit in memory is halved, and so are those after it, for a while. A model that remembers sequences itself never
+    runs anything twice: it may have absorbed the input that it failed on.
+    Returns: the batches that ran: the given one unless it was split. The requests keep their order, except that those
     known to fail (quarantine.py) run last, each alone.
     Raises: LostBatch.
     """
@@ -79,14 +79,14 @@ def execute(model: Model, binding: Binding, batch: Batch, failed: Exception | No
 
 
 def execute_alone(model: Model, binding: Binding, batch: Batch) -> list[Batch]:
-    """Run each request of a Batch by itself, in their order: as `execute` otherwise."""
+    """Run each request of a Batch alone, in order; otherwise as `execute`."""
     return _in_turn(model, binding, batch, [[request] for request in batch.requests])
 
 
 def _in_turn(
     model: Model, binding: Binding, batch: Batch, parts: Sequence[list[InferRequest]], hints: int = HINTS
 ) -> list[Batch]:
-    """Run parts of a Batch, which are all of it, one after another. `hints`: as in `_run`."""
+    """Run parts of a Batch, which together are all of it, one after another. `hints`: as in `_run`."""
     ran: list[Batch] = []
     for position, part in enumerate(parts):
         try:
@@ -100,7 +100,7 @@ def _in_turn(
 def _run(
     model: Model, binding: Binding, batch: Batch, failed: Exception | None = None, hints: int = HINTS
 ) -> list[Batch]:
-    """Run a Batch. If it fails, run apart whom the words point at, so many times; otherwise search it."""
+    """Run a Batch. On failure, run those the text points at apart, at most `hints` times; otherwise search."""
     error = failed or _attempt(model, binding, batch)
     if error is None:
         return [batch]
@@ -114,7 +114,7 @@ def _run(
 
 
 def refuse(batch: Batch, error: InferError) -> list[Batch]:
-    """Answer every request of a Batch with an error. Returns: what counts as having run, one batch per request."""
+    """Answer every request of a Batch with an error. Returns: batches to deliver, one per request."""
     now_ns = time.monotonic_ns()
     refused = []
     for request in batch.requests:
@@ -126,7 +126,7 @@ def refuse(batch: Batch, error: InferError) -> list[Batch]:
 
 
 def give_up(model: Model, error: Exception) -> None:
-    """Refuse all that waits for a Model whose next Batch could not be chosen, and would not be soon. Any thread."""
+    """Reject everything that waits for a Model after choosing its next Batch failed. Any thread."""
     logger.error("model %s: choosing what runs next has failed, what waits is refused", model.name, exc_info=error)
     with model.lock:
         waiting = model.scheduler.drain()
@@ -137,7 +137,7 @@ def give_up(model: Model, error: Exception) -> None:
 
 
 def settled(model: Model, batch: Batch, error: Exception) -> list[Batch]:
-    """Answer who is not answered yet of a Batch, what was to be done with it having failed. Returns: as `execute`."""
+    """Answer the unanswered requests of a Batch after an unexpected error. Returns: as `execute`."""
     logger.error("model %s: a batch could not be brought to its end", model.name, exc_info=error)
     told = InferError(Code.INTERNAL, f"model '{model.name}': the request could not be brought to its end")
     for request in batch.requests:
@@ -148,7 +148,7 @@ def settled(model: Model, batch: Batch, error: Exception) -> list[Batch]:
 
 
 def cut(batch: Batch, first: int, end: int | None = None) -> Batch:
-    """Make a Batch of some of a Batch's requests: from position `first` on, and not from `end` on."""
+    """Make a Batch of the requests from position `first` up to, not including, `end`."""
     return _part(batch, batch.requests[first:end])
 
 
@@ -171,7 +171,7 @@ def _attempt(model: Model, binding: Binding, batch: Batch) -> Exception | None:
     except MemoryError:
         text = f"model '{model.name}': no memory for a batch of {batch.rows} rows"
         return OutOfMemory(Code.OVERLOADED, text, RETRY_AFTER_NS)
-    except BaseException as error:  # noqa: BLE001 - returned, and answered or logged by who knows the request
+    except BaseException as error:  # noqa: BLE001 - returned, and answered or logged by code that knows the request
         return as_failure(error)
     finally:
         if watchdog is not None:
@@ -180,7 +180,7 @@ def _attempt(model: Model, binding: Binding, batch: Batch) -> Exception | None:
 
 
 def as_failure(error: BaseException) -> Exception:
-    """Give what a run has failed with, which may be anything where an operator or a callback is somebody's own code.
+    """Convert what a run failed with, which can be anything if an operator or a callback is third-party code.
 
     Raises: what ends the process.
     """
@@ -194,7 +194,7 @@ def as_failure(error: BaseException) -> Exception:
 
 
 class _Search:
-    """The search for the guilty requests of one Batch that has failed, from its first request to its last."""
+    """The search for the guilty requests of one failed Batch, from its first request to its last."""
 
     def __init__(self, model: Model, binding: Binding, batch: Batch, error: Exception) -> None:
         self._model = model
@@ -205,14 +205,14 @@ class _Search:
         self._suspects = Suspects(len(batch.requests), cheap=cheap)
         self._ran: list[Batch] = []
         self._too_big: list[tuple[int, Batch]] = []
-        """Parts that did not fit the memory, with how many were left to settle then."""
+        """Parts that did not fit in memory, each with how many requests were unsettled then."""
         self._events = {"batch_retries": 0, "runs_stopped": 0, "out_of_memory": 0}
         self._patient = True
         sequences = model.scheduler.sequences
         self._once = sequences is not None and sequences.remembers
 
     def settle(self, error: Exception | None) -> list[Batch]:
-        """Run the Batch, which has failed with `error`, in parts until every request is settled."""
+        """Run the Batch, which failed with `error`, in parts until every request is settled."""
         part = self._batch
         try:
             while True:
@@ -244,7 +244,7 @@ class _Search:
             suspects.too_many(count)
             if count > 1:
                 self._too_big.append((suspects.left, part))
-            # one that does not fit alone is tried once more: others may have ended
+            # a request that does not fit alone is retried once: other runs may have ended
             self._patient = count > 1
             return
         elif isinstance(error, RunStopped):
@@ -258,7 +258,7 @@ class _Search:
         self._patient = True
 
     def _give_up(self, part: Batch, error: Exception) -> None:
-        """Answer all of a part with what it has failed with."""
+        """Answer all of a part with its failure."""
         if isinstance(error, RunStopped):
             self._events["runs_stopped"] += 1
             error = self._limit(error)
@@ -266,14 +266,14 @@ class _Search:
             self._convict(cut(part, position, position + 1), error)
 
     def _stopped(self, part: Batch, stopped: RunStopped) -> None:
-        """Go on while no more runs were stopped than one guilty request needs: each of them took the whole limit."""
+        """Continue unless more runs were stopped than finding one guilty request takes: each took the whole limit."""
         suspects = self._suspects
         self._events["runs_stopped"] += 1
         error = self._limit(stopped)
         if len(part.requests) > 1:
             suspects.failed(len(part.requests))
         else:
-            # never again: a gRPC client with a retry policy would send it anew, and hold up the others each time
+            # no retry: a gRPC client with a retry policy would resend it and hold up the others each time
             self._convict(part, RunStopped(error.code, error.message, -1))
         if suspects.left and self._events["runs_stopped"] > suspects.depth:
             self._ran += refuse(self._part(suspects.left), error)
@@ -281,14 +281,14 @@ class _Search:
 
     def _limit(self, stopped: RunStopped) -> RunStopped:
         name, limit_ms = self._model.name, self._model.spec.policy.run_limit_us / 1000
-        if not limit_ms:  # the Backend has one of its own
+        if not limit_ms:  # the Backend has its own limit
             return stopped
         return RunStopped(Code.EXPIRED, f"model '{name}': run exceeded its limit of {limit_ms:g} ms")
 
     def _convict(self, part: Batch, error: Exception) -> None:
-        """Answer the one request of a part that has failed."""
+        """Answer the single request of a part that failed."""
         request = part.requests[0]
-        # what comes after in a sequence depends on it; and each that is stopped apart takes the whole limit
+        # later requests of a sequence depend on it, and each request stopped apart takes the whole limit
         if self._model.scheduler.sequences is None and not isinstance(error, RunStopped):
             self._model.quarantine.note(request)
         name = self._model.name
@@ -299,7 +299,7 @@ class _Search:
         elif isinstance(error, OutOfMemory):
             self._events["out_of_memory"] += 1
             self._absolve(self._suspects.left)
-        elif error.code is Code.INTERNAL:  # what the runtime blames on the request is the client's to read
+        elif error.code is Code.INTERNAL:  # errors that the runtime blames on the request are only for the client
             logger.error("model %s failed: %s", name, error.message, extra=about)
         _fail(request, error)
         part.exec_end_ns = time.monotonic_ns()
@@ -307,9 +307,9 @@ class _Search:
         self._suspects.convicted()
 
     def _absolve(self, left: int) -> None:
-        """Forget the parts that held a request which does not fit by itself: they tell nothing of how many rows fit.
+        """Forget the parts that held a request which does not fit alone: they do not show how many rows fit.
 
-        Otherwise one client's outsize request would have all others run in batches of one for half a minute.
+        Otherwise one client's outsize request would make all others run in batches of one for half a minute.
         """
         self._too_big = [(at, part) for at, part in self._too_big if not at - len(part.requests) < left <= at]
         self._suspects.too_big()
@@ -320,12 +320,12 @@ class _Search:
                 self._model.scheduler.memory_cap.lower(part.rows, time.monotonic_ns())
 
     def _part(self, count: int) -> Batch:
-        """Make a Batch of the next `count` requests that are not settled."""
+        """Make a Batch of the next `count` unsettled requests."""
         first = len(self._batch.requests) - self._suspects.left
         return cut(self._batch, first, first + count)
 
 
 def _fail(request: InferRequest, error: InferError) -> None:
-    # an error of its own, that has not been raised: a traceback holds the batch, and the batch holds the request
+    # a new error that was never raised: a traceback holds the batch, and the batch holds the request
     request.error = type(error)(error.code, error.message, error.retry_after_ns)
     request.outputs = None

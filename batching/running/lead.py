@@ -1,4 +1,4 @@
-"""Lead: when the device of an Instance is free, and how long before that its next Batch is to be taken.
+"""Lead: when an Instance's device becomes free, and how long before that to take the next Batch.
 
 Called by overlap.py, on the Instance's thread. Pure: told the time.
 """
@@ -8,24 +8,23 @@ from __future__ import annotations
 from penstock.batching.request import Key
 
 WAKE_NS = 100_000
-"""So late a sleeping thread wakes."""
+"""How late a sleeping thread may wake."""
 KEPT = 8
-"""What a gather and a run take is learned over the latest so many of them, about."""
+"""Gather and run times are averaged over about this many of the latest."""
 MOST_RUNS = 1024
-"""Of so many Keys and sizes it is known what the device takes; then it is learned anew."""
+"""Device times are kept for this many combinations of Key and size; then they are learned anew."""
 
 
 class Lead:
-    """How long before the device is free the next Batch is to be taken.
+    """How long before the device becomes free to take the next Batch.
 
-    So that its rows are there when the device is free, and neither sooner nor later: what comes after it was taken
-    waits for a whole run more, as what is there waits for each moment that the device is idle. The two weigh the same,
-    hence no margin: with one of an eighth of a run requests waited longer than without overlap, at loads below half.
-    Rows are copied twice, by the host and then over the bus, which takes about as long again.
-
-    What a Batch costs (costs.py) has the host's part in it, before and after, so it tells too late when the device is
-    free: with a pretended encoder the device was idle for a tenth of the time while requests waited. Therefore it is
-    learned what the device itself says that it took.
+    Its rows should be there exactly when the device becomes free: what arrives after it was taken waits for a whole run
+    more, and what waits is delayed by each moment that the device is idle. The two weigh the same, hence no margin:
+    with one of an eighth of a run, requests waited longer than without overlap, at loads below half. Rows are copied
+    twice, by the host and then over the bus, which takes about as long again.
+    A Batch's cost (costs.py) includes the host's work before and after, so it predicts the free device too late: with a
+    simulated encoder, the device was idle a tenth of the time while requests waited. Therefore the time reported by the
+    device itself is learned.
     """
 
     def __init__(self) -> None:
@@ -33,12 +32,12 @@ class Lead:
         self._runs: dict[tuple[Key, int], float] = {}
 
     def learn(self, gather_ns: int) -> None:
-        """Note how long it took from when a Batch was taken until its rows were gathered."""
+        """Learn the time from when a Batch was taken until its rows were gathered."""
         before = self._gather_ns or gather_ns
         self._gather_ns = before + (gather_ns - before) / KEPT
 
     def learn_run(self, key: Key, rows: int, device_ns: int) -> None:
-        """Note what the device took for a run of so many rows; 0: it does not tell."""
+        """Learn the device time of a run of this many rows; 0 means not reported."""
         if device_ns:
             before = self._runs.get((key, rows))
             if before is None and len(self._runs) >= MOST_RUNS:
@@ -46,17 +45,17 @@ class Lead:
             self._runs[key, rows] = device_ns if before is None else before + (device_ns - before) / KEPT
 
     def run_ns(self, key: Key, rows: int, cost_ns: float) -> float:
-        """Give what the device takes for a run of so many rows; where that is not known what the Batch costs."""
+        """Return the device time of a run of this many rows, or the Batch's cost if unknown."""
         return self._runs.get((key, rows)) or cost_ns
 
     def take_ns(self, free_ns: float, run_ns: float) -> float:
-        """Give when to take the next, while one runs that takes `run_ns` and is predicted to end at `free_ns`."""
+        """Return when to take the next Batch while one runs that takes `run_ns` and should end at `free_ns`."""
         return free_ns - min(WAKE_NS + 2 * self._gather_ns, run_ns)
 
 
 def ended_ns(predicted_ns: float, asked_ns: int, told_ns: int, *, over: bool) -> float:
-    """Give when a run has ended that was asked for at `asked_ns` and given at `told_ns`. `over`: it had, when asked.
+    """Return when a run ended that was polled at `asked_ns` and returned at `told_ns`. `over`: ended when polled.
 
-    The host is told late, and what one prediction is wrong by the next would be, too: what is certain bounds it.
+    The host learns of the end late, and an error in one prediction would carry over to the next: known times bound it.
     """
     return min(predicted_ns, asked_ns) if over else min(max(predicted_ns, asked_ns), told_ns)

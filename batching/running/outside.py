@@ -1,6 +1,6 @@
 """Outside: Instances whose Batches run in other processes, driven on the event loop without a thread.
 
-Made by `outsides.py` for models of user code; `server/python_models/` has what runs the Batches.
+Made by `outsides.py` for models of user code; the code that runs the Batches is in `server/python_models/`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger("penstock.batching")
 
 
 class Takes(Protocol):
-    """Who takes what comes of the Batches of an Outside: an OutsideInstance."""
+    """Receives what happens to the Batches of an Outside: an OutsideInstance."""
 
     def freed(self, batch: Batch, answered: Sequence[InferRequest]) -> None: ...
     def late(self, batch: Batch, answered: Sequence[InferRequest]) -> None: ...
@@ -41,27 +41,27 @@ class Takes(Protocol):
 class Outside(Protocol):
     """One executor in another process. It runs one Batch at a time.
 
-    What it owes for each Batch: `freed` once, with requests that are answered by then, and `late` with those that were
-    answered before, or are after; or `unrun` with those that were not begun, if there are any, and `late` before with
-    the others. Those that are to run again are none of them: the Batch names them (`again`). `down` says that it cannot
-    run now, `up` that it can again.
+    For each Batch it must call `freed` once, with the requests answered by then, and `late` for those answered earlier
+    or afterwards. Or else `unrun` with the requests that were not started, if any, after `late` for the others.
+    Requests that are to run again are in neither: the Batch lists them (`again`). `down` says that it cannot run now,
+    `up` that it can again.
     Threads: the event loop's.
     """
 
     def most_ns(self, key: Key) -> int:
-        """Give what a Batch of a Key may be predicted to take, since others could run it; 0: as long as it likes."""
+        """Return the longest predicted run of a Batch of a Key, since others could run it; 0: no limit."""
 
     def attach(self, instance: Takes) -> None:
-        """Take whom to tell."""
+        """Set the object to report to."""
 
     def begin(self, batch: Batch) -> None:
         """Run a Batch; each of its requests gets `outputs` or `error`, the Batch its stamps. Must not raise."""
 
     def abandon(self, request: InferRequest) -> None:
-        """Note that nobody takes a request's answers any more. It is finished all the same."""
+        """Record that nothing takes a request's answers any more. The request still finishes."""
 
     async def says_ready(self) -> bool:
-        """Tell whether it can run, and user code that has a say in it says so."""
+        """Whether it can run and, if user code defines a readiness check, that passes."""
 
     async def close(self) -> None:
         """End it."""
@@ -70,14 +70,14 @@ class Outside(Protocol):
 class OutsideInstance:
     """An Instance whose Batches an Outside runs.
 
-    It takes a Batch when it is woken or freed, once it holds what the RateLimiter wants of it; of Devices it knows
-    nothing, since other processes run there whenever the system lets them. `idle`: it is to be woken when something
-    comes. `failure` is why it cannot run now: what waits stays in the queue for it, or for another. Once it is
-    `hopeless`, and no Instance of its model can run, what comes is answered with that.
-    `home` is what its sequences remember it by (homes.py); whenever it cannot run, that is lost. `owed` counts what it
-    has taken and not delivered. `seat` is its own number. `leaving`: it is to end.
-    Invariant: each request that it has taken is delivered exactly once, by its Outside's doing.
-    Threads: the event loop's; `grant` is called on any.
+    It takes a Batch when woken or freed, once it holds what the RateLimiter requires. It does not use Devices: other
+    processes run whenever the system lets them. `idle`: wake it when a request arrives. `failure` is why it cannot run
+    now; what waits stays queued for it or for another Instance. Once it is `hopeless` and no Instance of its model can
+    run, requests are answered with the failure.
+    `home` is its identity for the sequences it remembers (homes.py), which is lost whenever it cannot run. `owed`
+    counts the requests it has taken and not delivered. `seat` is its number. `leaving`: it is about to end.
+    Invariant: each request that it has taken is delivered exactly once, which its Outside ensures.
+    Threads: the event loop's; `grant` may be called on any.
     """
 
     binding = None
@@ -105,10 +105,10 @@ class OutsideInstance:
         self.seat = len(model.instances)
         self.leaving = False
 
-    # -- as Model has its Instances ----------------------------------------------------------------------------
+    # -- what Model expects of its Instances -----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Do nothing: it runs when it is woken."""
+        """Do nothing: it runs when woken."""
 
     def wake(self) -> None:
         """Let it look at the queue in the next loop turn. Call with the model's lock held, when `idle` is set."""
@@ -116,17 +116,17 @@ class OutsideInstance:
         self._loop.call_soon(self._look)
 
     def grant(self) -> None:
-        """Give it the turn that it has asked for."""
+        """Grant the turn that it asked for."""
         self._turn = True
         self._loop.call_soon_threadsafe(self._look)
 
     def stop(self) -> None:
-        """Take nothing more, and leave to others what was not begun. Call with the model's lock held."""
+        """Take nothing more, and leave what was not started to others. Call with the model's lock held."""
         self.stopping, self.idle = True, False
         self._loop.call_soon_threadsafe(self._look)
 
     async def quiet(self) -> None:
-        """Wait until all that it has taken is delivered, once it is stopped."""
+        """Wait until everything that it has taken is delivered, once it is stopped."""
         self._quiet = asyncio.Event()
         self._note_quiet()
         await self._quiet.wait()
@@ -139,7 +139,7 @@ class OutsideInstance:
         """Do nothing: the event loop never runs such a model."""
 
     def join(self) -> None:
-        """Give back what it holds."""
+        """Return its resources to the RateLimiter."""
         if self._limiter is None:
             return
         if self._turn or (self._asked and not self._limiter.withdraw(self._claim, self)):
@@ -147,10 +147,10 @@ class OutsideInstance:
         self._turn = self._asked = False
         self._limiter.leave(self._claim)
 
-    # -- as its Outside tells it -------------------------------------------------------------------------------
+    # -- what its Outside reports ----------------------------------------------------------------------------------
 
     def freed(self, batch: Batch, answered: Sequence[InferRequest]) -> None:
-        """Hand out those of a Batch that have been answered, and take the next one."""
+        """Hand out the requests of a Batch that have been answered, and take the next Batch."""
         model, self._busy = self._model, False
         self.owed -= len(answered) + len(batch.again)
         if batch.again:
@@ -167,12 +167,12 @@ class OutsideInstance:
         if answered:
             model.hand_over(parted(batch, answered))
         elif model.scheduler.nearest_deadline_ns():
-            model.leave_held()  # nothing is delivered with which the loop would learn of it
+            model.leave_held()  # nothing is delivered that would make the loop look at deadlines
         self._look()
         self._note_quiet()
 
     def _count_run(self, batch: Batch) -> None:
-        """Count a Batch of which some run again, before they are stamped anew.
+        """Count a Batch of which some requests run again, before their stamps are overwritten.
 
         Each run of a request is an inference, and succeeds unless it has failed by now, as in Triton.
         """
@@ -188,11 +188,11 @@ class OutsideInstance:
         self._note_quiet()
 
     def count(self, event: str) -> None:
-        """Count what has happened to its process, for the metrics page."""
+        """Count an event of its process, for the metrics page."""
         self._model.count(event)
 
     def unrun(self, batch: Batch) -> None:
-        """Run a Batch elsewhere, or here again when that can be: nothing of what it holds was begun."""
+        """Run a Batch elsewhere, or here later: none of its requests was started."""
         self._busy = False
         self.owed -= len(batch.requests)
         self._end_turn(more=False)
@@ -204,12 +204,12 @@ class OutsideInstance:
         return [each for each in self._model.instances if isinstance(each, OutsideInstance)]
 
     def _left_over(self) -> Batch | None:
-        """Give a Batch that was taken from the queue before: its own, or one whose keeper cannot run it now."""
+        """Return a Batch taken from the queue earlier: its own, or one of an Instance that cannot run it now."""
         keeper = self
         if self.kept is None and homes.own_pin(self._model, self) is None:
             keeper = next((each for each in self._peers() if each.kept is not None and not each.serves), self)
         batch, keeper.kept = keeper.kept, None
-        keeper._note_quiet()  # noqa: SLF001 - one of its own kind
+        keeper._note_quiet()  # noqa: SLF001 - an object of the same class
         return batch
 
     @property
@@ -223,12 +223,12 @@ class OutsideInstance:
         return not self._busy and self.kept is None and self.serves
 
     def keep(self, batch: Batch) -> None:
-        """Take a Batch that was taken from the queue by another, or by itself: it is the next to run."""
+        """Keep a Batch, taken from the queue by another Instance or by itself, to run it next."""
         self.idle, self.kept = False, batch
         self._loop.call_soon(self._look)
 
     def down(self, failure: InferError, *, hopeless: bool) -> None:
-        """Leave what waits to the others, for now; if `hopeless`, and they cannot either, answer it."""
+        """Leave what waits to the others for now; if `hopeless` and they cannot run either, answer it."""
         self.failure, self.hopeless, self.idle = failure, hopeless, False
         self.home = object()
         homes.tell(self._model, self, runs=False)
@@ -237,23 +237,23 @@ class OutsideInstance:
         self._loop.call_soon(self._look)
 
     def up(self) -> None:
-        """Go on."""
+        """Resume."""
         self.failure, self.hopeless = None, False
         homes.tell(self._model, self, runs=True)
         self._look()
 
-    # -- its way -----------------------------------------------------------------------------------------------
+    # -- taking Batches --------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
         try:
             self._go_on()
-        except Exception as error:  # noqa: BLE001 - nothing wakes it again otherwise, and the model answers nobody
+        except Exception as error:  # noqa: BLE001 - otherwise nothing wakes it again, and the model is silent
             self._end_turn(more=False)
             give_up(self._model, error)
             self._loop.call_later(FAULT_S, self._look)
 
     def _go_on(self) -> None:
-        """Do what is due, and begin a Batch if there is one for it."""
+        """Do what is due, and start a Batch if there is one for it."""
         if self._busy:
             return
         if self.stopping:
@@ -289,7 +289,7 @@ class OutsideInstance:
         self.outside.begin(batch)
 
     def _pass_on(self) -> None:
-        """Have another look for the Batch that this one keeps and does not run; if none can, the next that can does."""
+        """Pass its kept Batch to an Instance that is free; if none is, the next one that can run takes it."""
         other = next((each for each in self._peers() if each.free), None)
         if other is not None and self.kept is not None:
             batch, self.kept = self.kept, None
@@ -297,7 +297,7 @@ class OutsideInstance:
             self._note_quiet()
 
     def _hand_out(self, refused: list[Batch]) -> None:
-        """Answer what it has taken and does not run."""
+        """Answer requests that it has taken and does not run."""
         now_ns = time.monotonic_ns()
         with self._model.lock:
             for each in refused:
@@ -305,7 +305,7 @@ class OutsideInstance:
         self._model.hand_over(refused)
 
     def _in_turn(self) -> bool:
-        """Tell whether it may run; if not, ask, and look again when it is granted."""
+        """Whether it may run; if not, ask for a turn, whose grant makes it look again."""
         if self._limiter is None or self._turn:
             return True
         if not self._asked:
@@ -326,7 +326,7 @@ class OutsideInstance:
             now_ns = time.monotonic_ns()
             lane = model.scheduler.next_lane(now_ns, own=homes.own_pin(model, self))
             most_ns = self.outside.most_ns(lane.key) if lane is not None else 0
-            # a call that never ran may take long: what else waits is left to the others
+            # a call that never ran may take long: leave everything else that waits to the others
             batch = model.scheduler.take_from(lane, now_ns, most_ns, 1) if lane is not None else None
             self.idle = batch is None
             left = model.scheduler.live > 0

@@ -1,6 +1,6 @@
-"""Outsides: opening and closing a model whose Instances are OutsideInstances. Called by the Engine, on the event loop.
+"""Outsides: opens and closes models whose Instances are OutsideInstances. Called by the Engine, on the event loop.
 
-Of such a model nothing is learned by looking into its file: its configuration says what it takes and gives.
+Nothing about such a model is read from its file: its configuration defines what it takes and returns.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger("penstock.batching")
 
 @dataclass(frozen=True, slots=True)
 class OpenedVersion:
-    """What was opened of a version: its spec completed, and an Outside for each Instance, group by group."""
+    """An opened version: its completed spec, and an Outside for each Instance, group by group."""
 
     spec: ModelSpec
     outsides: list[Outside]
@@ -46,16 +46,16 @@ class OutsideLoader(Protocol):
     """Opens the Outsides of versions of one backend. Threads: the event loop's."""
 
     async def open(self, spec: ModelSpec) -> OpenedVersion:
-        """Start everything that runs a version's Batches. Raises: InferError. Nothing is left behind then."""
+        """Start everything that runs a version's Batches. Raises: InferError, leaving nothing behind."""
 
 
 class MoreLoader(OutsideLoader, Protocol):
-    """One that opens some Outsides more of a version that it has opened."""
+    """A loader that can open more Outsides for a version it has opened."""
 
     async def more(self, served: ModelSpec, spec: ModelSpec, places: Sequence[int]) -> OpenedVersion:
-        """Start those of a spec's Instances that are at these places among all that run.
+        """Start the Instances of a spec at these positions among all that run.
 
-        `served` is the spec completed that is served, which says all but the instances. Raises: as `open`.
+        `served` is the completed spec being served, which differs only in instances. Raises: as `open`.
         """
 
 
@@ -65,7 +65,7 @@ async def open_outside(
     finished: Callable[[Model, list[Batch]], None],
     devices: Devices,
 ) -> Model:
-    """Open a model whose Batches run outside. Raises: InferError. Nothing is left behind then."""
+    """Open a model whose Batches run outside. Raises: InferError, leaving nothing behind."""
     start = time.monotonic()
     opened = await loader.open(spec)
     claims: list[tuple[RateLimiter, Claim]] = []
@@ -87,7 +87,7 @@ def instances_of(
     model: Model, seats: Iterable[tuple[InstanceGroup, Outside]], devices: Devices,
     claims: list[tuple[RateLimiter, Claim]],
 ) -> list[OutsideInstance]:  # fmt: skip
-    """Make an Instance of each Outside; what the RateLimiter gives them goes into `claims`. Raises: InferError."""
+    """Make an Instance for each Outside, appending their RateLimiter claims to `claims`. Raises: InferError."""
     instances: list[OutsideInstance] = []
     for group, outside in seats:
         limiter, claim = limiter_of(group, devices), None
@@ -102,7 +102,7 @@ def instances_of(
 
 
 class _Rehearsal:
-    """Takes what comes of a sample's Batch in the place of an Instance. `done` has its requests."""
+    """Stands in for an Instance while a sample's Batch runs. `done` resolves to its requests."""
 
     def __init__(self, batch: Batch, count: Callable[[str], None]) -> None:
         self.count = count
@@ -110,25 +110,25 @@ class _Rehearsal:
         self._left = set(batch.requests)
 
     def freed(self, batch: Batch, answered: Sequence[InferRequest]) -> None:
-        """Take what has been answered."""
+        """Take the answered requests."""
         self._left.difference_update(answered, batch.again)
         if not self._left and not self.done.done():
             self.done.set_result(batch.requests)
 
     def late(self, batch: Batch, answered: Sequence[InferRequest]) -> None:
-        """Likewise."""
+        """Take the answered requests, as `freed`."""
         self.freed(batch, answered)
 
     def unrun(self, batch: Batch) -> None:
-        """Do nothing: what is wrong is told."""
+        """Do nothing: `down` reports what is wrong."""
 
     def down(self, failure: InferError, *, hopeless: bool) -> None:
-        """End with what is wrong, whether it is `hopeless` or not."""
+        """Fail with `failure` if requests are unanswered, or in any case if `hopeless`."""
         if not self.done.done() and (hopeless or self._left):
             self.done.set_exception(failure)
 
     def up(self) -> None:
-        """Do nothing: it was not waited for."""
+        """Do nothing: nothing waits for it."""
 
 
 async def run_samples(model: Model, outsides: Sequence[Outside]) -> None:
@@ -157,14 +157,14 @@ async def run_samples(model: Model, outsides: Sequence[Outside]) -> None:
 
 
 async def says_ready(model: Model) -> bool:
-    """Tell whether a model is ready, and says so itself where its code has a say: each Instance, as in Triton."""
+    """Whether a model is ready and its user code, if it defines a check, agrees: every Instance, as in Triton."""
     if not model.ready:
         return False
     return all(await asyncio.gather(*(each.says_ready() for each in model.outsides)))
 
 
 async def close_outsides(model: Model) -> None:
-    """End what runs a model's Batches, if it is elsewhere."""
+    """End the processes that run a model's Batches, if any."""
     closing = [each.close() for each in model.outsides]
     for error in filter(None, await asyncio.gather(*closing, return_exceptions=True)):
         logger.error("model %s: what runs it could not be ended", model.name, exc_info=error)
@@ -177,12 +177,12 @@ def active(spec: ModelSpec) -> list[InstanceGroup]:
 
 
 def singles(spec: ModelSpec) -> list[InstanceGroup]:
-    """Give the group of each Instance that runs, as a group of one."""
+    """Return the group of each Instance that runs, as a group of one."""
     return [replace(group, count=1) for group in active(spec) for _ in range(group.count)]
 
 
 def complete_outside(spec: ModelSpec) -> ModelSpec:
-    """Complete the spec of a model of user code: all there is to it is what its configuration says.
+    """Complete the spec of a model of user code, from its configuration alone.
 
     Raises: InferError (INVALID).
     """

@@ -1,7 +1,7 @@
 """Overlap: an Instance has two Batches on its device, so that one is copied there while the other is computed.
 
-Called by instance.py where Bindings can begin a run and end it later (`Overlapping`). A run that fails is run again in
-the ordinary way when nothing else is there, so that what is known of faults (isolation.py) holds here as everywhere.
+Used by instance.py if Bindings can begin a run and end it later (`Overlapping`). A run that fails is repeated in the
+ordinary way once nothing else is there, so failures are handled as everywhere else (isolation.py).
 """
 
 from __future__ import annotations
@@ -34,15 +34,14 @@ logger = logging.getLogger("penstock.batching")
 _SHARED = Exception("some of its requests are known to fail, and run apart from the others")
 LOOKS = 8
 LEAST_LOOK_NS, MOST_LOOK_NS = 300_000, 2_000_000
-"""A run is asked so often whether it has ended before it should: else its answers would wait for what comes next."""
+"""How often a run is polled for its end before it is due: otherwise its answers would wait for what comes next."""
 
 
 def bind(model: Model, place: Placement) -> list[Binding]:
-    """Allocate an Instance's Bindings: two where they overlap, no rate limiter counts runs, and there is room for both.
+    """Allocate an Instance's Bindings: two if they overlap, have no rate limiter and both fit in memory.
 
-    A model that remembers sequences for itself runs one batch after another.
-
-    Raises: what binding the first does.
+    A model that remembers sequences itself runs one batch after another.
+    Raises: whatever binding the first one raises.
     """
     first = place.bind(model.bound, model.max_rows)
     sequences = model.scheduler.sequences
@@ -65,10 +64,10 @@ class NextAction(Enum):
 
 
 def next_step(now_ns: float, take_ns: float, *, over: bool, waiting: bool, full: bool) -> NextAction:
-    """Tell what to do about the next Batch while one is on the device.
+    """Decide what to do about the next Batch while one is on the device.
 
     `over`: that one has ended, or should have by now; its answers go first. `waiting`: there is something to take.
-    `full`: nothing could join what would be taken. Nothing is waited for beyond `take_ns`.
+    `full`: nothing could join what would be taken. Never waits beyond `take_ns`.
     """
     if over:
         return NextAction.END
@@ -78,7 +77,7 @@ def next_step(now_ns: float, take_ns: float, *, over: bool, waiting: bool, full:
 
 
 class Runner(Protocol):
-    """The Instance, as far as it is needed here. All on its thread."""
+    """The part of an Instance that is used here. All on its thread."""
 
     binding: Binding
     bindings: list[Binding]
@@ -91,22 +90,22 @@ class Runner(Protocol):
 
     @property
     def wanted(self) -> bool:
-        """Whether it has something else to do than to take Batches."""
+        """Whether it has other work than taking Batches."""
 
     def end_turn(self, predicted_ns: float, real_ns: int, more: bool) -> None:
-        """End the turn that it has, maybe with another one."""
+        """End its turn, which may begin another."""
 
     def run_whole(self, batch: Batch, failed: Exception | None = None) -> None:
-        """Run a Batch in the ordinary way, all else aside, and deliver it."""
+        """Run a Batch in the ordinary way, with nothing else under way, and deliver it."""
 
     def went_well(self, batch: Batch, binding: Binding) -> None:
-        """Note that a Binding has run a Batch."""
+        """Record that a Binding has run a Batch."""
 
 
 class _Begun:
-    """A Batch whose run was begun, or was to be: `error` is why it failed.
+    """A Batch whose run was started, or failed to start: `error` is why it failed.
 
-    `from_ns`: when the device is or was its own; `run_ns`: what it is predicted to take there.
+    `from_ns`: from when it has the device to itself; `run_ns`: its predicted time there.
     """
 
     __slots__ = ("batch", "binding", "error", "filled", "from_ns", "run_ns")
@@ -126,19 +125,19 @@ class _Begun:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, or where the Binding cannot tell, should have."""
+        """Whether it has ended or, if the Binding cannot tell, should have."""
         ended = getattr(self.binding, "ended", None)
         try:
             return time.monotonic_ns() >= self.free_ns if ended is None else bool(ended())
-        except Exception:  # noqa: BLE001 - `end` says what is wrong
+        except Exception:  # noqa: BLE001 - `end` reports what is wrong
             return True
 
 
 class Overlap:
-    """Runs the Batches of one Instance, each begun while the one before it is still on the device.
+    """Runs the Batches of one Instance, starting each while the previous one is still on the device.
 
-    Invariants: at most two are there, and they end in the order in which they were begun. Each is delivered once.
-    A run's time limit begins when the device is its own; until then it has that of the run before it as well.
+    Invariants: at most two are there, and they end in the order in which they were started. Each is delivered once. A
+    run's time limit starts when it has the device to itself; until then the limit of the previous run is added.
     """
 
     def __init__(self, model: Model, runner: Runner) -> None:
@@ -173,12 +172,12 @@ class Overlap:
     def _next(self, running: _Begun) -> Batch | None:
         try:
             return self._take_late(running)
-        except Exception as error:  # noqa: BLE001 - what runs is still to be delivered
+        except Exception as error:  # noqa: BLE001 - the current run must still be delivered
             give_up(self._model, error)
             return None
 
     def _take_late(self, running: _Begun) -> Batch | None:
-        """Take the Batch that follows when it is time; None: there is none, or something else to do."""
+        """Take the next Batch when it is time; None if there is none, or there is other work."""
         model, runner = self._model, self._runner
         take_ns = self._lead.take_ns(running.free_ns, running.run_ns)
         look_ns = min(max(running.run_ns / LOOKS, LEAST_LOOK_NS), MOST_LOOK_NS)
@@ -198,12 +197,12 @@ class Overlap:
         return None
 
     def _others_wait(self) -> bool:
-        """Tell whether somebody else waits for the device, who has a turn before this Instance takes more."""
+        """Whether another Instance waits for the device and gets a turn before this one takes more."""
         runner = self._runner
         return runner.giver.crowded and (not runner.turn or runner.giver.most_ns(runner.share) > 0)
 
     def _take(self, now_ns: int, free_ns: int) -> Batch | None:
-        """Take a Batch in the turn that there is. Call with the model's lock held."""
+        """Take a Batch in the current turn. Call with the model's lock held."""
         model, runner = self._model, self._runner
         batch = model.scheduler.take(now_ns, 0, free_ns)
         if batch is not None and model.scheduler.live:
@@ -226,13 +225,13 @@ class Overlap:
             begun.from_ns = max(begun.from_ns, now_ns)
             begun.run_ns = self._lead.run_ns(batch.key, begun.filled[1], batch.cost_ns)
             binding.begin(begun.filled[0])
-        except BaseException as error:  # noqa: BLE001 - it is run again, and answered or logged by who knows the request
+        except BaseException as error:  # noqa: BLE001 - run again, and answered or logged where the request is known
             begun.error = as_failure(error)
             self._unwatch(binding)
         return begun
 
     def _end(self, begun: _Begun) -> None:
-        """Wait until a run has ended, unless it has failed before."""
+        """Wait until a run has ended, unless it has already failed."""
         if begun.error is not None:
             return
         batch, binding = begun.batch, begun.binding
@@ -250,13 +249,13 @@ class Overlap:
             self._unwatch(binding)
 
     def _follow(self, following: _Begun, ended: _Begun) -> None:
-        """Note that the device is a run's own now."""
+        """Record that a run has the device to itself now."""
         following.batch.free_ns = ended.batch.exec_end_ns
         following.from_ns = max(following.batch.compute_start_ns, ended.free_ns)
         try:
             if following.error is None:
                 self._watch(following.binding, 1)
-        except Exception:  # it runs all the same
+        except Exception:  # it keeps running
             logger.exception("model %s: the time limit of a run is too late by that of another", self._model.name)
 
     def _deliver(self, begun: _Begun, *, followed: bool) -> None:
@@ -266,12 +265,12 @@ class Overlap:
                 real_ns = batch.exec_end_ns - (batch.free_ns or batch.exec_start_ns)
                 runner.end_turn(batch.cost_ns, real_ns, followed or self._model.scheduler.live > 0)
             runner.went_well(batch, begun.binding)
-        except Exception as error:  # noqa: BLE001 - it has run, and what follows runs already
+        except Exception as error:  # noqa: BLE001 - it has run, and the next is already running
             ran = settled(self._model, batch, error)
         self._model.finish_from_thread(batch, ran, followed=followed)
 
     def _fail(self, running: _Begun, following: _Begun | None) -> None:
-        """Run again what has failed, when what else is there has ended."""
+        """Run again what failed, once everything else there has ended."""
         failed = [running]
         if following is not None:
             following.batch.free_ns = time.monotonic_ns()
@@ -285,13 +284,13 @@ class Overlap:
             self._run_again(begun, same=self._runner.binding is loaded)
 
     def _run_again(self, begun: _Begun, *, same: bool) -> None:
-        """Run a Batch in the ordinary way that has failed. `same`: the model was not loaded again since."""
+        """Run a failed Batch in the ordinary way. `same`: the model was not reloaded since."""
         runner, batch, error = self._runner, begun.batch, begun.error
         batch.free_ns = 0
         if runner.failure is not None:
             self._model.finish_from_thread(batch, refuse(batch, runner.failure))
         elif same and isinstance(error, (DeviceLost, RunStopped)):
-            # that is known without another run: where the device is lost it is lost, and a limit takes long
+            # no run is needed to know: a lost device stays lost, and reaching the limit again takes long
             runner.run_whole(batch, error)
         else:
             if isinstance(error, (OutOfMemory, MemoryError)):
@@ -300,7 +299,7 @@ class Overlap:
             runner.run_whole(batch)
 
     def _watch(self, binding: Binding, limits: int) -> None:
-        """Have a run stopped that takes longer than so many times its limit, where there is one."""
+        """Have a run stopped that takes longer than `limits` times its limit, if there is one."""
         watchdog = self._model.watchdog
         if watchdog is not None:
             watchdog.begin(binding, limits * self._model.spec.policy.run_limit_us * 1000, time.monotonic_ns())

@@ -1,4 +1,4 @@
-"""OwnOutputs: what user code has answered, where that is not what its Signature says, or something is said with it."""
+"""OwnOutputs: what user code answered, if that deviates from its Signature or has parameters attached."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from penstock.backends.errors import Code, InferError
 
 
 class OwnOutputs(list[Any]):
-    """A request's outputs, in the order of its `wanted`; None stands for one that was not given.
+    """A request's outputs, in the order of its `wanted`; None for one that was not returned.
 
-    `parameters` are said with them. `wrong` is in what they are not as the Signature says, "" for nothing; `lacking`:
-    in nothing but that some were not given.
+    `parameters` belong to them. `wrong` says how they deviate from the Signature, "" if they do not; `lacking`: only in
+    that some are missing.
     """
 
     __slots__ = ("lacking", "parameters", "wrong")
@@ -28,7 +28,7 @@ class OwnOutputs(list[Any]):
 
 
 class OwnAnswer(dict[str, Any]):
-    """The same by name, of those that there are."""
+    """The same by name, without missing outputs."""
 
     __slots__ = ("parameters",)
 
@@ -38,12 +38,12 @@ class OwnAnswer(dict[str, Any]):
 
 
 def regular(outputs: list[Any]) -> list[Any]:
-    """Give outputs to who counts on their Signature. Raises: InferError (INTERNAL) where they are not as it says."""
+    """Return outputs to code that relies on their Signature. Raises: InferError (INTERNAL) if they deviate from it."""
     if type(outputs) is OwnOutputs and outputs.wrong:
         raise InferError(Code.INTERNAL, outputs.wrong)
     return outputs
 
 
 def own_datatype(datatype: str, array: Any) -> str:
-    """Give the datatype of an output: `datatype`, which was declared, unless its array is of another."""
+    """Return an output's datatype: the declared one, unless its array has another."""
     return datatype if DATATYPES[datatype].dtype == array.dtype else BY_DTYPE[array.dtype].name

@@ -1,7 +1,7 @@
-"""Quarantine: requests that failed alone, and come again as they were, run apart from others. Called by isolation.py.
+"""Quarantine: requests that failed alone and come again unchanged run apart from others. Used by isolation.py.
 
-Who is answered with a server's error often sends the same again: a client or a gateway that retries, a job that starts
-over. Each time its batch would fail first, and be searched (docs/adr/0011-faults-stay-alone.md).
+A client that gets a server error often sends the same request again: a retrying client or gateway, or a restarted job.
+Each time its batch would fail first and be searched (docs/adr/0011-faults-stay-alone.md).
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
 
 KEPT_NS = 60_000_000_000
-"""So long after it last failed, one is still known."""
+"""How long a request stays known after it last failed."""
 MOST = 256
-"""So many are known, or remembered as having failed once; the latest."""
+"""How many are kept, both of the known ones and of those that failed once; the latest."""
 SAMPLED = 512
-"""Of an input with more than twice so many values, so many are looked at, over all of it."""
+"""Of an input with more than twice this many values, about this many are sampled, spread over all of it."""
 
 
 class Quarantine:
-    """What one model's requests that failed alone looked like.
+    """Fingerprints of one model's requests that failed alone.
 
-    Who has failed once is only remembered, which costs nobody anything; from the second time on it is `known`, and
-    every request that shares a batch is looked at, in 0.5 us if it is small. Two requests may look alike and not be:
-    the one that is served, apart, is not known any more. Nobody is refused for being known.
+    A request that has failed once is only recorded, which costs nothing. After the second time it is `known`, and every
+    request that shares a batch is fingerprinted, in 0.5 us if it is small. Different requests may have the same
+    fingerprint: if one is then served, apart, it is no longer known. No request is rejected for being known.
     Threads: any.
     """
 
     def __init__(self) -> None:
         self.known: dict[int, int] = {}
-        """The looks of who is run apart, and when each failed last, from the earliest."""
+        """The fingerprints to run apart, with when each last failed, earliest first."""
         self._once: dict[int, int] = {}
         self._lock = threading.Lock()
 
     def note(self, request: InferRequest) -> None:
-        """Note that a request has failed alone."""
+        """Record that a request failed alone."""
         look, now_ns = look_of(request), time.monotonic_ns()
         if look is None:
             return
@@ -54,7 +54,7 @@ class Quarantine:
                 del seen[next(iter(seen))]
 
     def among(self, requests: Sequence[InferRequest]) -> list[InferRequest]:
-        """Give those of some requests that are known, if they share a batch with others."""
+        """Return the requests that are known, if they share a batch with others."""
         known = self.known
         if not known or len(requests) < 2:
             return []
@@ -76,7 +76,7 @@ class Quarantine:
 
 
 def look_of(request: InferRequest) -> int | None:
-    """Give a number that is the same for requests of the same inputs. None: some of them lie on a device."""
+    """Return a fingerprint, equal for requests with equal inputs. None: an input is on a device."""
     looks: list[object] = [request.key]
     inputs: Sequence[Array | DeviceArray | None] = request.inputs
     for array in inputs:

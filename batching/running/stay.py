@@ -1,52 +1,52 @@
-"""Stay: whether a model that is fast as a rule may stay on the event loop. Asked and told by Model.dispatch."""
+"""Stay: whether a usually fast model may stay on the event loop. Used by Model.dispatch."""
 
 from __future__ import annotations
 
 LONG_NS = 5_000_000
-"""A batch that holds the event loop for longer, and with it all requests of all models, is looked at."""
+"""A batch that holds the event loop, and with it all requests of all models, for longer is examined."""
 HELD_NS = 250_000_000
-"""A model that has held the event loop for so long runs there no more, where it has used so much CPU time, twice."""
+"""A model that holds the event loop for this long, with as much CPU time used, twice, never runs there again."""
 WATCHED_NS = 2_000_000_000
-"""For so long after a long batch the thread's CPU time is read before each, for 0.3 to 1.5 us. What is long by the
-clock alone says nothing of the model: on a busy machine 40 us may take 20 ms."""
+"""For this long after a long batch, the thread's CPU time is read before each batch, for 0.3 to 1.5 us. A long time by
+the clock alone says nothing about the model: on a busy machine 40 us may take 20 ms."""
 LOOK_NS = 50_000_000
-"""Otherwise it is read so seldom: of a batch of HELD_NS that nobody watched it is known so well what it has used."""
+"""Otherwise CPU time is read at this interval: precise enough to tell what an unwatched batch of HELD_NS used."""
 OWED_NS = 50_000_000
-"""With so much CPU time in long batches it leaves the loop, less what time has paid back: a twentieth."""
+"""With this much CPU time in long batches, a model leaves the loop. Elapsed time pays back a twentieth."""
 PAYS_BACK = 20
 AWAY_NS = 5_000_000_000
 MOST_AWAY_NS = 600_000_000_000
-"""It is away for so long at first, and twice as long each time if it is soon sent off again; at most this."""
+"""How long it leaves at first; twice as long each time it leaves again soon; at most this."""
 FOREVER_NS = 1 << 62
 
 
 class Stay:
-    """What is known of a model's long batches on the event loop, and until when it runs on threads for that.
+    """What is known of a model's long batches on the event loop, and until when it runs on threads because of them.
 
-    Most of its batches may be fast, which is what the CostModel tells, and a few so slow that others wait for them: of
-    a graph with a loop in it, or large ones. Pure: told the time. Threads: the event loop's.
+    Most of its batches may be fast, which is what the CostModel shows, and a few so slow that other requests wait for
+    them: those of a graph with a loop, or large ones. Pure: told the time. Threads: the event loop's.
     """
 
     def __init__(self) -> None:
         self.away_until_ns = 0
-        """The loop runs nothing of it before."""
+        """The loop does not run the model before this time."""
         self.look_ns = 0
-        """From then on the CPU time of the thread is wanted before a batch."""
+        """From this time on, the thread's CPU time is read before a batch."""
         self._watched_until_ns = self._looked_ns = self._looked_cpu_ns = 0
         self._owed_ns = self._owed_at_ns = self._away_ns = 0
 
     def looked(self, cpu_ns: int, now_ns: int) -> None:
-        """Take the CPU time that the thread has used so far."""
+        """Record the CPU time that the thread has used so far."""
         self._looked_ns, self._looked_cpu_ns = now_ns, cpu_ns
         self.look_ns = now_ns if now_ns < self._watched_until_ns else now_ns + LOOK_NS
 
     def held(self, held_ns: int, used_ns: int, now_ns: int) -> str:
-        """Note a batch longer than LONG_NS that has ended now. `used_ns`: the CPU time of the thread so far.
+        """Record a batch longer than LONG_NS that has just ended. `used_ns`: the thread's CPU time so far.
 
-        Returns: what is to be said about it, where it leaves the loop.
+        Returns: the text to log if the model leaves the loop, otherwise "".
         """
         before_ns = now_ns - held_ns - self._looked_ns
-        # since it was looked the loop may have computed all the time
+        # assume that the loop was computing all the time since CPU time was last read
         cpu_ns = used_ns - self._looked_cpu_ns - before_ns
         self._watch(now_ns + WATCHED_NS)
         if before_ns and held_ns <= HELD_NS:
@@ -56,7 +56,7 @@ class Stay:
             if self._away_ns == MOST_AWAY_NS and self._is_soon(now_ns):
                 self.away_until_ns = FOREVER_NS
                 return f"{held}: it runs on threads from now on"
-            # once is no proof: where a virtual machine stands still its threads' CPU time may go on
+            # once is no proof: while a virtual machine is suspended, its threads' CPU time may advance
             return self._leave(held, now_ns, MOST_AWAY_NS)
         if cpu_ns <= LONG_NS:
             return ""

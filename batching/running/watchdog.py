@@ -1,6 +1,6 @@
 """Watchdog: ends runs that take longer than their model allows (`BatchPolicy.run_limit_us`).
 
-One per Engine, for all its models. Told by isolation.py and overlap.py of each run of a model that has a limit.
+One per Engine, for all its models. isolation.py and overlap.py report each run of a model that has a limit.
 """
 
 from __future__ import annotations
@@ -15,51 +15,51 @@ from penstock.backends.backend import Binding
 logger = logging.getLogger("penstock.batching")
 
 LOOK_NS = 250_000_000
-"""Between two looks while anything runs. A look that is later than that tells that the whole process stood still."""
+"""The polling interval while anything runs. A poll that is later than this shows that the whole process stood still."""
 AGAIN_NS = 100_000_000
-"""A run that was stopped and still goes on is stopped again after so long: a runtime looks between two operators."""
+"""A stopped run that continues is stopped again after this long: runtimes check between two operators."""
 
 
 class Runs:
-    """The runs under way that have a limit, and when each is over it. Pure: told the time."""
+    """The current runs that have a limit, and when each exceeds it. Pure: told the time."""
 
     def __init__(self) -> None:
         self._over_ns: dict[Binding, int] = {}
         self._began_ns: dict[Binding, int] = {}
 
     def begin(self, binding: Binding, over_ns: int, now_ns: int = 0) -> None:
-        """Note that a Binding runs, until `over_ns` at most."""
+        """Record that a Binding runs, until `over_ns` at most."""
         self._over_ns[binding] = over_ns
         self._began_ns[binding] = now_ns
 
     def end(self, binding: Binding) -> None:
-        """Note that a Binding runs no more, if it does."""
+        """Record that a Binding no longer runs, if it did."""
         self._over_ns.pop(binding, None)
         self._began_ns.pop(binding, None)
 
     def overdue(self, now_ns: int) -> list[Binding]:
-        """Give those that are to be stopped now; each is due again later, should it not stop."""
+        """Return the Bindings to stop now; each is due again later in case it does not stop."""
         overdue = [binding for binding, over_ns in self._over_ns.items() if over_ns <= now_ns]
         for binding in overdue:
             self._over_ns[binding] = now_ns + AGAIN_NS
         return overdue
 
     def stood_still(self, ns: int, since_ns: int) -> None:
-        """Note that nothing went on for so long, which is no time of theirs."""
+        """Extend the limits by a time in which nothing ran."""
         for binding in self._over_ns:
             if self._began_ns[binding] <= since_ns:
                 self._over_ns[binding] += ns
 
     def nearest_ns(self) -> int:
-        """When somebody is overdue next; 0 when nothing runs."""
+        """When the next run is overdue; 0 if nothing runs."""
         return min(self._over_ns.values(), default=0)
 
 
 class Watchdog:
-    """A thread that stops what is overdue. It looks now and then, and sleeps without end while nothing runs.
+    """A thread that stops overdue runs. It polls while anything runs, and otherwise sleeps.
 
-    Threads: all methods may be called on any. A Binding is stopped only between its `begin` and its `end`, so that no
-    later run of it is hit. The thread starts with the first `begin`.
+    Threads: all methods may be called on any. A Binding is stopped only between its `begin` and its `end`, so no later
+    run of it is hit. The thread starts with the first `begin`.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def begin(self, binding: Binding, limit_ns: int, now_ns: int) -> None:
-        """Note that a Binding runs from now on, for `limit_ns` at most."""
+        """Record that a Binding runs from now on, for `limit_ns` at most."""
         over_ns = now_ns + limit_ns
         with self._changed:
             self._runs.begin(binding, over_ns, now_ns)
@@ -80,12 +80,12 @@ class Watchdog:
                 self._changed.notify()
             if self._thread is None:
                 thread = threading.Thread(target=self._main, name="watchdog", daemon=True)
-                with suppress(RuntimeError):  # none can be had now: a later run tries again
+                with suppress(RuntimeError):  # no thread can be started now: a later run tries again
                     thread.start()
                     self._thread = thread
 
     def end(self, binding: Binding) -> None:
-        """Note that its run has ended."""
+        """Record that its run has ended."""
         with self._changed:
             self._runs.end(binding)
             if self._told:
@@ -102,7 +102,7 @@ class Watchdog:
     def _stop(self, binding: Binding) -> None:
         try:
             binding.stop()
-        except Exception:  # the others have their limits too, and so have the runs to come
+        except Exception:  # other runs, current and future, have limits too
             if binding not in self._told:
                 self._told.add(binding)
                 logger.exception("a run that is over its limit could not be stopped, it is tried again")
@@ -118,6 +118,6 @@ class Watchdog:
                 cpu_ns = time.process_time_ns()
                 self._changed.wait((due_ns - now_ns) / 1e9 if due_ns else None)
                 late_ns = time.monotonic_ns() - max(due_ns, now_ns)
-                # where the process used its CPUs meanwhile, only this thread was kept from the GIL
+                # if the process used its CPUs meanwhile, only this thread was kept from the GIL
                 if due_ns and late_ns > max(LOOK_NS, 2 * (time.process_time_ns() - cpu_ns)):
                     self._runs.stood_still(late_ns, due_ns)

@@ -1,1 +1,1 @@
-"""What waits for a model, in which order, how much of it runs together, and who is refused at the door."""
+"""Queueing, scheduling and admission control: order of service, batch sizes, and which requests are rejected."""

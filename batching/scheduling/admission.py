@@ -1,7 +1,7 @@
-"""Admission: a request's shapes against the Signature, before it may wait with others.
+"""Admission: checks a request's shapes against the Signature before it is queued.
 
-Called by every dialect and by `Engine.infer`. The texts are Triton's (core, `InferenceRequest::Normalize`), since
-its clients and tests look for them; a dialect adds its own prefix, such as the request id.
+Called by every dialect and by `Engine.infer`. The texts are Triton's (core, `InferenceRequest::Normalize`), since its
+clients and tests look for them; a dialect adds its own prefix, such as the request id.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ Shape = tuple[int, ...]
 _KEPT_SHAPES = 256
 _NOWHERE = FutureSink()
 MAX_EMPTY_DIM = 1 << 20
-"""The largest dim beside a zero: no bytes stand for it, and a model may make an output of its size."""
+"""The largest dim allowed beside a zero: the request carries no bytes for it, yet a model may allocate an output of
+that size."""
 
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
@@ -37,11 +38,11 @@ _BATCH_NOTE = (
 def admit(
     name: str, signature: Signature, max_rows: int, shapes: Sequence[Shape | None], padding: Padding | None = None
 ) -> tuple[int, Key]:
-    """Check one request's input shapes; give its rows and its Key.
+    """Check one request's input shapes and return its rows and its Key.
 
-    Shapes: `shapes` follow `signature.inputs`, rows included; None where an input is absent. Absent inputs that are
-    not optional are the caller's to refuse. With `padding` the Key has the lengths that run. A shape tensor of a
-    batched model has no rows, and is in the Key by its shape until its values take that place (`values_key`).
+    Shapes: `shapes` follow `signature.inputs`, rows included; None for an absent input. The caller rejects requests
+    that lack a required input. With `padding`, the Key has the padded lengths. A shape tensor of a batched model has no
+    rows; the Key holds its shape until `values_key` replaces that by its values.
     Raises: InferError (INVALID).
     """
     for spec, shape in zip(signature.inputs, shapes, strict=True):
@@ -64,7 +65,7 @@ def admit(
 
 
 def check_alone(model: Model, spec: TensorSpec, shape: Shape) -> None:
-    """Check the shape of one input by itself, which `admit` does with those of all: it may be large to read.
+    """Check the shape of a single input before reading it, since it may be large. `admit` checks all of them.
 
     Raises: InferError (INVALID).
     """
@@ -76,7 +77,7 @@ def check_alone(model: Model, spec: TensorSpec, shape: Shape) -> None:
 
 
 def admitted(model: Model, shapes: tuple[Shape | None, ...]) -> tuple[int, Key]:
-    """Check a request's shapes, as `admit`; what has passed is remembered. Raises: InferError (INVALID)."""
+    """Check a request's shapes, as `admit` does; caches shapes that passed. Raises: InferError (INVALID)."""
     known = model.admitted.get(shapes)
     if known is None:
         known = admit(model.name, model.signature, model.request_rows, shapes, model.padding)
@@ -90,9 +91,9 @@ def request_for(
     model: Model, inputs: list[Array | None], wanted: tuple[int, ...] | None = None, terms: Terms = NO_TERMS,
     parameters: Mapping[str, Any] | None = None,
 ) -> InferRequest:  # fmt: skip
-    """Make a request that no dialect has decoded, checked; its sink is yet to be said.
+    """Make a checked request that no dialect has decoded; the caller sets its sink.
 
-    `wanted` None: all outputs, those that are no tensors included. Raises: InferError (INVALID).
+    `wanted` None: all outputs, including those that are not tensors. Raises: InferError (INVALID).
     """
     rows, key = admitted(model, tuple([None if array is None else array.shape for array in inputs]))
     positions = tuple(range(len(model.signature.outputs))) if wanted is None else wanted
@@ -126,15 +127,15 @@ def _rows(name: str, signature: Signature, shapes: Sequence[Shape | None]) -> in
 
 
 def _holds(spec: TensorSpec, shape: Shape) -> bool:
-    """Tell whether a shape tensor has its values, of which dims leave out the first, the request's rows."""
+    """Whether a shape tensor has the right length: the declared dims omit its first value, the request's rows."""
     return len(shape) == 1 and (shape[0] == spec.shape[1] + 1 or (spec.shape[1] < 0 < shape[0]))
 
 
 def values_key(request: InferRequest) -> Key:
-    """Put what a request's shape tensors hold into its Key, since those that share a batch must agree on it.
+    """Return the request's Key with the values of its shape tensors, which must be equal across a batch.
 
-    Raises: InferError (INVALID) where the first value is not the request's rows.
-    Source: Shape Tensors in Triton's model configuration; it compares their bytes up to the first zero only.
+    Raises: InferError (INVALID) if a first value is not the request's rows.
+    Source: Shape Tensors in Triton's model configuration; Triton compares their bytes only up to the first zero.
     """
     key, model = list(request.key), request.model
     for position, (spec, array) in enumerate(zip(model.signature.inputs, request.inputs, strict=True)):
@@ -164,5 +165,5 @@ def _unexpected(name: str, spec: TensorSpec, shape: Shape, *, batched: bool) -> 
 
 
 def dims_text(shape: Sequence[int]) -> str:
-    """Write a shape as Triton does: `[-1,4]`."""
+    """Format a shape as Triton does: `[-1,4]`."""
     return "[" + ",".join(map(str, shape)) + "]"

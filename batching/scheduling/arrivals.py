@@ -1,9 +1,9 @@
-"""Arrivals: requests that come in one turn of the event loop go to their queues together, at its end.
+"""Arrivals: requests that arrive in one event loop turn are queued together, at the end of the turn.
 
-That is for models whose batches the loop runs: nothing looks at their queues before, so requests wait no longer for it.
-One by one each takes the queue's lock, and is asked what all of them have in common: a tenth of all that is done in
-Python for a small request. An Instance with a thread may look at any time, and is not to find one request of many.
-Called by the Engine, whose `submit_soon` this is.
+This applies to models whose batches the loop runs: nothing reads their queues before then, so no request waits longer.
+Queued one by one, each takes the queue's lock and repeats checks that all have in common: a tenth of all Python work
+for a small request. An Instance with a thread may look at any time, and must not find only the first of many. Called by
+the Engine, whose `submit_soon` this is.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.batching")
 
 MOST = 64
-"""So many do not wait for more: a full queue refuses who comes before he is decoded, and has to know of them."""
+"""This many are queued at once without waiting for more: a full queue rejects requests before decoding, which needs an
+up-to-date count."""
 LARGE_BYTES = 1 << 16
-"""Nor does one that holds so much of the server's memory."""
+"""A request that holds this much of the server's memory is queued at once as well."""
 
 
 def is_choosy(policy: BatchPolicy) -> bool:
-    """Tell whether more is decided about each request than whether there is room for it."""
+    """Whether accepting a request takes more than a check for room."""
     return bool(policy.latency_target_us or policy.priority_levels or policy.preserve_ordering)
 
 
 class Arrivals:
-    """What has come in this turn, to each model `came`. Threads: the event loop's.
+    """The requests that arrived in this turn, kept in each model's `came`. Threads: the event loop's.
 
-    `begin` has something done at the end of the turn, before models are looked at; `left` is told of who has left his
-    model, as a request does here that its queue refuses after all.
+    `begin` schedules a call for the end of the turn, before models are served. `left` is told when requests leave their
+    model, as one does here that the queue rejects after all.
     """
 
     def __init__(
@@ -54,9 +55,9 @@ class Arrivals:
         self._models: list[Model] = []
 
     def add(self, request: InferRequest) -> None:
-        """Accept a request; if its queue refuses it at the end of the turn, its sink is told.
+        """Accept a request; if its queue rejects it at the end of the turn, its sink receives the error.
 
-        Raises: as `Engine.submit`, which takes the first of a turn, and those about which more is to be decided.
+        Raises: as `Engine.submit`, which takes the first request of a turn and those that need individual decisions.
         """
         model, engine = request.model, self._engine
         if not model.gathers or request.deadline_ns or request.nbytes >= LARGE_BYTES or engine.stopping:
@@ -74,7 +75,7 @@ class Arrivals:
             self._admit(model)
 
     def take_back(self, request: InferRequest) -> bool:
-        """Take a request back that is in no queue yet. Returns: False for any other."""
+        """Withdraw a request that is not yet in a queue. Returns: False for any other."""
         model = request.model
         if request not in model.came:
             return False
@@ -84,7 +85,7 @@ class Arrivals:
         return True
 
     def admit(self) -> None:
-        """Put what has come in the queues."""
+        """Queue everything that arrived."""
         models, self._models = self._models, []
         for model in models:
             self._admit(model)
@@ -93,14 +94,14 @@ class Arrivals:
         requests, model.came = model.came, []
         try:
             together = not requests or add_together(model, requests, requests[0].queue_ns)
-        except Exception:  # each is told what has failed, or is taken in after all
+        except Exception:  # each is submitted alone instead, and gets its own error if it fails
             logger.exception("model %s: requests could not be put in their queue together", model.name)
             together = False
         if not together:
             self._submit(model, requests)
 
     def _submit(self, model: Model, requests: list[InferRequest]) -> None:
-        """Submit requests one by one, as a transport does that has each decoded when the one before is in."""
+        """Submit requests one by one, making room in between, as a transport does that decodes each in turn."""
         engine = self._engine
         for request in requests:
             try:
@@ -109,10 +110,10 @@ class Arrivals:
                 engine.submit(request)
             except InferError as error:
                 request.error = error
-            except Exception:  # those behind it are still to come in
+            except Exception:  # the requests after it must still be queued
                 logger.exception("model %s: a request could not be put in its queue", model.name)
                 request.error = InferError(Code.INTERNAL, f"model '{model.name}': the request could not be scheduled")
-            # it counts as accepted since it came
+            # `add` already counted it as accepted
             self._left(model, 1)
             if request.error is not None:
                 to_sinks([request])

@@ -1,4 +1,4 @@
-"""CostModel: what has been learned of a model's run time, by Key and rows. Predicts, never decides.
+"""CostModel: what has been learned about a model's run time, by Key and rows. Predicts, never decides.
 
 Fed by the Instances after each run and by the warm-up sweep; read by the Scheduler. Pure: it is told the durations and
 the time. How one Key's run times become a prediction is in curve.py.
@@ -14,18 +14,18 @@ from penstock.batching.request import Key
 from .curve import SEEN_RUNS, Curve
 
 NEAR_BEST = 1.6
-"""The knee is the smallest size whose time per row is within this factor of the best one seen. Generous: it is the
-least that clients in lock step get, and a model that runs while the front end answers makes up for it."""
+"""The knee is the smallest size whose time per row is within this factor of the best one seen. The factor is generous:
+the knee is the minimum for closed-loop clients, and overlapping runs with the front end's work makes up for it."""
 AT_BEST = 1.15
-"""What a batch is promised to hold at most ends where its time per row is above the best one seen by more than this
-factor: its rows may no longer fit a cache. Measured on one core: 400 rows/s in batches of 8, 300 in batches of 64
+"""Promised batches are no larger than the last size whose time per row is within this factor of the best one seen:
+beyond it, rows may no longer fit a cache. Measured on one core: 400 rows/s in batches of 8, 300 in batches of 64
 (perf/overload.py)."""
 MAX_KEYS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class RunTime:
-    """What is known of batches of one Key and size: how often it ran, and how long it takes now."""
+    """What is known of batches of one Key and size: how often they ran, and their current run time."""
 
     key: Key
     rows: int
@@ -37,9 +37,8 @@ class RunTime:
 class CostModel:
     """Run times of one model on one kind of device, whose Instances share what they have learned.
 
-    `allowed` are the only sizes that run, if there are such: a batch of 5 rows then costs what the next of them does.
-    Bounded: beyond `MAX_KEYS` the oldest Key that has not run since it was last looked at gives way.
-
+    `allowed`: if not empty, the only sizes that run; a batch of 5 rows then costs as much as the next allowed size.
+    Bounded: beyond `MAX_KEYS`, the oldest Key that has not run since it was last considered is evicted.
     Threads: the caller holds the model's lock.
     """
 
@@ -49,14 +48,14 @@ class CostModel:
         self._lasting: dict[Key, None] = {}
 
     def run_times(self, keys: int = MAX_KEYS) -> list[RunTime]:
-        """Give what is known, of the Keys that ran most and at most so many of them; sizes rise within a Key."""
+        """Return what is known of the `keys` Keys that ran most, by ascending size within a Key."""
         return [known for key in self._most_used()[:keys] for known in self._known(key)]
 
     def lasting_run_times(self, keys: int) -> list[RunTime]:
-        """Give the same of Keys that stay the same: so many that ran most are chosen, as they come, and no others ever.
+        """Return the same for a fixed set of Keys: the first ones that ran most, up to `keys`; none is ever replaced.
 
-        `rows` is the biggest size that counts as one with those that ran. So neither shapes nor sizes that clients
-        choose give names to ever more series.
+        `rows` is the largest size that shares a Point with those that ran. So neither shapes nor sizes that clients
+        choose can create an unbounded number of metric series.
         """
         for key in self._most_used():
             if len(self._lasting) >= keys:
@@ -79,7 +78,7 @@ class CostModel:
         ]
 
     def observe(self, key: Key, rows: int, ns: int, now_ns: int) -> bool:
-        """Learn that a batch of `rows` took `ns`. Returns: whether what is predicted was reviewed."""
+        """Learn that a batch of `rows` took `ns`. Returns: whether the predictions were reviewed."""
         curve = self._curves.get(key)
         if curve is None:
             if len(self._curves) >= MAX_KEYS:
@@ -96,42 +95,42 @@ class CostModel:
         return None if curve is None else curve.predict(rows if rows > 0 else 1)[0]
 
     def p95_ns(self, key: Key, rows: int) -> float | None:
-        """Predict what 95 of 100 runs do not exceed; None for a Key that has never run."""
+        """Predict the time that 95 of 100 runs do not exceed; None for a Key that has never run."""
         curve = self._curves.get(key)
         return None if curve is None else curve.predict(rows if rows > 0 else 1)[1]
 
     def rows_within(self, key: Key, ns: float) -> int:
-        """Give the most rows that are predicted to run within `ns`, at least 1; 0 for a Key that has never run."""
+        """Return the most rows predicted to run within `ns`, at least 1; 0 for a Key that has never run."""
         curve = self._curves.get(key)
         return 0 if curve is None else curve.rows_within(ns)
 
     def knee_rows(self, key: Key) -> int:
-        """Give the smallest batch whose time per row is near the best seen; 0 for a Key that has never run."""
+        """Return the smallest batch whose time per row is near the best seen; 0 for a Key that has never run."""
         curve = self._curves.get(key)
         return 0 if curve is None else curve.knee
 
     def seen_rows(self, key: Key) -> int:
-        """Give the biggest batch that has run: beyond it, a prediction is a guess. 0 for a Key that has never run."""
+        """Return the largest batch that has run; predictions beyond it are guesses. 0 for a Key that has never run."""
         curve = self._curves.get(key)
         return 0 if curve is None else max(curve.points, default=0)
 
     def most_rows(self, key: Key) -> int:
-        """Give the biggest batch beyond which time per row has been seen to rise; 0 where it has not been seen to."""
+        """Return the size beyond which time per row was seen to rise; 0 if it was not seen to rise."""
         curve = self._curves.get(key)
         return 0 if curve is None else curve.most
 
     def best_rows(self, key: Key, waiting: int) -> int:
-        """Give how many of so many rows do the most rows per second, run at once; all for a Key that has never run.
+        """Return how many of `waiting` rows to run for the most rows per second; all for a Key that has never run.
 
-        Devices work in tiles, so time per row has steps; and it rises where rows no longer fit a cache.
+        Devices work in tiles, so time per row has steps; it also rises where rows no longer fit a cache.
         """
         curve = self._curves.get(key)
         return waiting if curve is None else curve.best_rows(waiting)
 
     def untried_rows(self, key: Key, rows: int) -> int:
-        """Give half of so many rows, if hardly any batch about as large has run; 0 otherwise.
+        """Return half of `rows` if hardly any batch of about that size has run; otherwise 0.
 
-        About as large: more than half of that. 0 too for a Key that has never run, and where no such size is allowed.
+        About that size means more than half of it. Also 0 for a Key that has never run, and if no such size is allowed.
         """
         half = rows // 2
         if self._allowed:

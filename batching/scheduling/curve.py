@@ -1,7 +1,7 @@
 """Curve: the run time of one Key by rows, learned from runs. Used by the CostModel, which has one per Key.
 
-To note a run costs a third of a microsecond. What is predicted changes in a review only: every 20 ms, every 256 runs,
-or when a size runs for the first time. In between, a prediction is a look-up.
+Recording a run costs a third of a microsecond. Predictions change only in a review: every 20 ms, every 256 runs, or
+when a size runs for the first time. In between, a prediction is a lookup.
 """
 
 from __future__ import annotations
@@ -13,40 +13,41 @@ from itertools import pairwise
 from math import exp, log
 
 KEPT_RUNS = 32
-"""Runs that are remembered per size."""
+"""Runs kept per size."""
 FRESH_NS = 10_000_000_000
-"""A run older than this counts only where there are not `KNOWN_RUNS` later ones."""
+"""An older run counts only if fewer than `KNOWN_RUNS` came after it."""
 KNOWN_RUNS = 8
 """Runs after which a size counts as known."""
 SEEN_RUNS = 3
-"""Runs after which a size may be cut to, or away from: what one run shows is as often luck."""
+"""Runs after which batches may be cut to a size, or away from it: a single run is as often luck."""
 AS_GOOD = 1.01
-"""Time per row is as good as the best up to this factor: it is learned to about as much. Where a row takes 7% more in
-twice the rows, p99 at 90% of the knee is 1.06 times that of the best static cap; 1.10 with 1.02 (docs/adr/0009)."""
+"""Time per row within this factor counts as good as the best, which is about the precision of what is learned. For a
+model that takes 7% more per row at twice the rows, p99 at 90% of the knee is 1.06 times that of the best static cap;
+with 1.02 it is 1.10 (docs/adr/0009)."""
 REVIEW_NS = 20_000_000
-"""Time between two reviews, which take 5 to 40 us for one size, and up to 200 where many have run."""
+"""Time between two reviews, which take 5 to 40 us for one size, and up to 200 us if many have run."""
 REVIEW_RUNS = 256
-"""Runs after which there is a review in any case; sooner while there have been few."""
+"""Runs after which a review is due regardless of time; fewer while there have been few runs."""
 PACE_RUNS = 16
 PACE = 1.15
-"""The device counts as slower at all sizes when three quarters of the last `PACE_RUNS` runs, of whatever sizes, took
-longer than three quarters of runs used to, and than `PACE` times the usual. As faster likewise."""
+"""The device counts as slower at all sizes when three quarters of the last `PACE_RUNS` runs, of any size, took longer
+than three quarters of runs used to, and longer than `PACE` times the usual. It counts as faster likewise."""
 MOST_CARRIED = 8.0
-"""A run of a size that has not run since is never taken for more than so many times what it took, nor for less than
-this part: what is carried over is a guess, and many such guesses in a row would grow without bound."""
+"""A rescaled run time stays within this factor of the measured one, in either direction: rescaling is a guess, and many
+guesses in a row would grow without bound."""
 EXACT_ROWS = 8
 MOST_ROWS = 1 << 30
 _REMEMBERED = 1024
 
 
 class Point:
-    """The latest runs of one size, or of sizes close together, oldest first.
+    """The latest runs of one size, or of neighboring sizes, oldest first.
 
-    `centre_ns` is the mean of the middle half of them: as steady as a mean, and few slow ones do not move it.
-    `tail_ns` is what 95 of 100 do not exceed. `base_ns` is the centre when the pace of the device was last looked at,
-    and `usual_ns` what runs lay between then. `rows` is a running mean of theirs, `sure` says how many runs tell of
-    the present pace, `unseen` how many have come since the last review. `took_ns` are the runs as they were, `ns` as
-    they would be now.
+    `centre_ns` is the mean of the middle half of them: as steady as a mean, and robust against a few slow ones.
+    `tail_ns` is what 95 of 100 do not exceed. `base_ns` is the centre when the device's pace was last determined, and
+    `usual_ns` the range of runs then. `rows` is a running mean of their rows, `sure` the number of runs at the present
+    pace, `unseen` how many came since the last review. `took_ns` are the runs as measured, `ns` as they would be at the
+    present pace.
     """
 
     __slots__ = (
@@ -65,9 +66,9 @@ class Point:
         self.at_ns: list[int] = []
 
     def take_in(self, now_ns: int) -> list[tuple[int, float]]:
-        """Work out the centre and the tail anew.
+        """Recompute the centre and the tail.
 
-        Returns: when each new run was, and how it compares with the base; 1 where that is not unusual.
+        Returns: for each new run, its time and its ratio to the base; 1 if it is within the usual range.
         """
         new = min(self.unseen, PACE_RUNS) if self.runs >= KNOWN_RUNS else 0
         self.runs += self.unseen
@@ -83,7 +84,7 @@ class Point:
         return ratios
 
     def settle(self, now_ns: int, *, rebase: bool) -> None:
-        """Work out the centre and the tail from the runs that count now, and the base, if so told."""
+        """Recompute the centre and the tail from the runs that count now; with `rebase`, also the base."""
         runs = self.ns
         if self.at_ns[0] < now_ns - FRESH_NS and len(runs) > KNOWN_RUNS:
             runs = runs[min(bisect_left(self.at_ns, now_ns - FRESH_NS), len(runs) - KNOWN_RUNS) :]
@@ -93,7 +94,7 @@ class Point:
             self.usual_ns = min(middle[0], self.base_ns / PACE), max(middle[-1], self.base_ns * PACE)
 
     def rescale(self, factor: float, before_ns: int, now_ns: int) -> None:
-        """Take the runs before a change of pace for as long as they would be now, unless they have followed it."""
+        """Rescale the runs before a change of pace to the present pace, as far as they do not show it already."""
         before = bisect_left(self.at_ns, before_ns)
         if before:
             wanted = factor * self.base_ns / _spread(self.ns[:before])[1]
@@ -109,12 +110,11 @@ class Point:
 class Curve:
     """Run time of one Key: a Point for each size that ran, and straight lines between them.
 
-    Sizes are the allowed ones, where batches are padded up to these. Otherwise they are exact up to 8 rows, and then
-    four to each doubling, since devices work in tiles and their times have steps.
-
-    Invariant: after a review neither the centres nor the tails fall as rows grow. Where they were seen to, the points
-    concerned share a mean, by how much each is known.
-    `runs` counts all that were observed. `knee`, `most` and `spared` are the CostModel's notes about it.
+    Sizes are the allowed ones if batches are padded up to these. Otherwise they are exact up to 8 rows, then four per
+    doubling, since devices work in tiles and their times have steps.
+    Invariant: after a review neither the centres nor the tails fall as rows grow. Where measurements fell, the points
+    concerned share a mean, weighted by how well each is known.
+    `runs` counts everything observed. `knee`, `most` and `spared` are the CostModel's notes.
     """
 
     __slots__ = (
@@ -143,7 +143,7 @@ class Curve:
         self._falls = False
 
     def observe(self, rows: int, ns: int, now_ns: int) -> bool:
-        """Learn that a batch of `rows` took `ns`. Returns: whether what is predicted was reviewed."""
+        """Learn that a batch of `rows` took `ns`. Returns: whether the predictions were reviewed."""
         allowed = self._allowed
         size = rows if rows <= EXACT_ROWS and not allowed else self.size_of(rows)
         point = self.points.get(size)
@@ -166,7 +166,7 @@ class Curve:
         return True
 
     def size_of(self, rows: int) -> int:
-        """Give the size that a batch of `rows` counts as: the biggest of those that share a Point."""
+        """Return the size that a batch of `rows` counts as: the largest of those that share a Point."""
         if self._allowed and rows <= self._allowed[-1]:
             return self._allowed[bisect_left(self._allowed, rows)]
         if rows <= EXACT_ROWS:
@@ -175,7 +175,7 @@ class Curve:
         return ((rows - 1 >> shift) + 1) << shift
 
     def review(self, now_ns: int) -> None:
-        """Work out what is predicted from here on."""
+        """Recompute the predictions."""
         ratios = [ratio for point in self._touched for ratio in point.take_in(now_ns)]
         self._recent += ratios if len(self._touched) == 1 else sorted(ratios)
         self._touched.clear()
@@ -185,7 +185,7 @@ class Curve:
         self._due_runs = self.runs + min(1 + self.runs // 4, REVIEW_RUNS)
 
     def predict(self, rows: int) -> tuple[float, float]:
-        """Give the centre and the tail, in nanoseconds, for a batch of `rows`."""
+        """Return the centre and the tail, in nanoseconds, for a batch of `rows`."""
         seen = self._seen.get(rows)
         if seen is None:
             if len(self._seen) >= _REMEMBERED:
@@ -194,8 +194,8 @@ class Curve:
         return seen
 
     def best_rows(self, waiting: int) -> int:
-        """Give how many of so many rows are to run at once: as many as do the most rows per second."""
-        if self._falls or not waiting:  # requests may be of no rows
+        """Return how many of `waiting` rows to run at once for the most rows per second."""
+        if self._falls or not waiting:  # requests may have no rows
             return waiting
         rows = self._best.get(waiting)
         if rows is None:
@@ -217,12 +217,12 @@ class Curve:
         )
 
     def sizes_near_best(self, factor: float) -> list[int]:
-        """Give the sizes whose time per row is within `factor` of the best one, the smallest first."""
+        """Return the sizes whose time per row is within `factor` of the best one, in ascending order."""
         most = factor * min(self._per_row)
         return [size for size, ns in zip(self._sizes, self._per_row, strict=True) if ns <= most]
 
     def rows_within(self, ns: float) -> int:
-        """Give the most rows whose centre is within `ns`, and 1 if there are none."""
+        """Return the most rows whose centre is within `ns`, at least 1."""
         place = bisect_right(self._centres, ns)
         if not place:
             return 1
@@ -236,19 +236,19 @@ class Curve:
         if self._allowed:
             fitting = bisect_right(self._allowed, found)
             return self._allowed[fitting - 1] if fitting else 1
-        while found > 1 and self._work_out(found)[0] > ns:  # at most once: a matter of rounding
+        while found > 1 and self._work_out(found)[0] > ns:  # at most once, because of rounding
             found -= 1
         return found
 
     def known(self) -> list[tuple[Point, float, float]]:
-        """Give each size with what is predicted for it: its centre and its tail, in nanoseconds."""
+        """Return each size with its predicted centre and tail, in nanoseconds."""
         if self._touched:
             self.review(max(point.at_ns[-1] for point in self._touched))
         points = [self.points[size] for size in self._sizes]
         return list(zip(points, self._centres, self._tails, strict=True))
 
     def _keep_pace(self, now_ns: int) -> None:
-        """Carry a change that the latest runs have shown over to the sizes that have not run since."""
+        """Apply a change of pace shown by the latest runs to the sizes that have not run since."""
         recent = self._recent
         if len(recent) < PACE_RUNS:
             return
@@ -274,7 +274,7 @@ class Curve:
         self._seen.clear()
         self._best.clear()
         per_row = self._per_row = [ns / rows for rows, ns in zip(self._rows, self._centres, strict=True)]
-        # between allowed sizes time per row is that of the next one, spread over less
+        # between allowed sizes, time per row is that of the next one spread over fewer rows
         self._falls = not self._allowed and all(more >= less for more, less in pairwise(per_row))
 
     def _work_out(self, rows: int) -> tuple[float, float]:
@@ -292,10 +292,10 @@ class Curve:
 
 
 def _spread(runs: Sequence[float]) -> tuple[list[float], float, float]:
-    """Give the middle half in order, its mean, and what 95 of 100 do not exceed.
+    """Return the middle half in order, its mean, and what 95 of 100 do not exceed.
 
-    Of two runs the faster counts: the first of a size is often slow for reasons that do not come back. Up to 20 runs
-    the slowest is the tail, but for at most twice the next, so that one hiccup does not pass for a habit.
+    Of two runs the faster counts: the first run of a size is often slow for reasons that do not recur. With fewer than
+    20 runs the slowest is the tail, but at most twice the next, so that one hiccup does not count as typical.
     """
     ordered = sorted(runs)
     count = len(ordered)
@@ -309,10 +309,10 @@ def _spread(runs: Sequence[float]) -> tuple[list[float], float, float]:
 
 
 def _believed(points: Sequence[Point], values: list[float]) -> list[float]:
-    """Give the values; of a size that has hardly run no more than as much per row as of the one below.
+    """Return the values; a size that has hardly run gets at most the time per row of the next smaller size.
 
-    With a target no size is run that is predicted to be too slow. One whose first run met a pause of the machine would
-    never show that it is not.
+    With a latency target, sizes predicted to be too slow never run. Without this, a size whose first run met a pause of
+    the machine could never show that it is fast.
     """
     believed, doubted = list(values), 0
     for place in range(1, len(values)):
@@ -321,14 +321,14 @@ def _believed(points: Sequence[Point], values: list[float]) -> list[float]:
         if above.runs < SEEN_RUNS and values[place] > most:
             believed[place] = most
             doubted += above.runs
-    # so many slow runs, of whatever sizes, were no pause
+    # this many slow runs, across all sizes, were no pause
     return believed if doubted < SEEN_RUNS else values
 
 
 def _rising(values: list[float], weights: list[int]) -> list[float]:
-    """Give the values as a sequence that never falls, near each by its weight.
+    """Return the values adjusted to a sequence that never falls, close to each by its weight.
 
-    A mean of logarithms, so that one size that was seen once, a hundred times too slow, hardly moves its neighbours.
+    Averages logarithms, so one size seen once, a hundred times too slow, hardly moves its neighbors.
     Source: pool adjacent violators (Ayer et al. 1955).
     """
     if values == sorted(values):

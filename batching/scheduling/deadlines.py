@@ -1,4 +1,4 @@
-"""Deadlines: which waiting request expires next. Held by the Scheduler."""
+"""Deadlines: which waiting request expires next. Owned by the Scheduler."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from heapq import heapify, heappop, heappush
 from penstock.batching.request import InferRequest
 
 SPARE = 32
-"""How many that have left the queue may be remembered beside those that wait."""
+"""How many requests that left the queue may be kept in addition to the waiting ones."""
 
 
 class Deadlines:
-    """The requests that wait and have a deadline, the next one first.
+    """The waiting requests that have a deadline, earliest first.
 
-    A request that has left the queue is dropped when it is met, or when there are too many of them: they would keep
-    their tensors alive until their deadline. `nearest_ns` is when the next may expire, 0 for never.
+    A request that left the queue is dropped when it is reached, or when there are too many: they would keep their
+    tensors alive until their deadline. `nearest_ns` is when the next may expire, 0 for never.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Deadlines:
         self._heap: list[tuple[int, int, InferRequest]] = []
 
     def add(self, request: InferRequest, live: int) -> None:
-        """Remember a request that waits; `live` is how many wait, this one included."""
+        """Add a waiting request; `live` is how many wait, including this one."""
         self._added += 1
         heap = self._heap
         heappush(heap, (request.deadline_ns, self._added, request))
@@ -33,7 +33,7 @@ class Deadlines:
         self.nearest_ns = heap[0][0]
 
     def passed(self, now_ns: int) -> list[InferRequest]:
-        """Take out those that still wait and whose deadline has passed, the earliest first."""
+        """Remove those that still wait and whose deadline has passed, earliest first."""
         heap = self._heap
         passed = []
         while heap and (heap[0][0] <= now_ns or not heap[0][2].waiting):
@@ -44,7 +44,7 @@ class Deadlines:
         return passed
 
     def clear(self) -> None:
-        """Forget all: nobody waits."""
+        """Forget all, because nothing waits."""
         if self.nearest_ns:
             self._heap.clear()
             self.nearest_ns = 0

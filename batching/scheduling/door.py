@@ -1,7 +1,4 @@
-"""Door: what is decided about a request before it may wait: whether its model's queue takes one, and what it aims at.
-
-Called by the Engine.
-"""
+"""Door: admission decisions on arrival: whether the queue has room, and the request's target. Used by the Engine."""
 
 from __future__ import annotations
 
@@ -17,27 +14,27 @@ if TYPE_CHECKING:
     from penstock.batching.turns import Turns
 
 LATE = "late_refusals"
-"""The event of a request refused at the door because it would be late."""
+"""The event counted when a request is rejected on arrival because it would be late."""
 
 
 class Door:
-    """Looks at queues for those who come. Threads: the event loop's."""
+    """Checks queues for arriving requests. Threads: the event loop's."""
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
         self._making_room = False
 
     def aim(self, request: InferRequest, target_ns: int, now_ns: int) -> None:
-        """Hold a request to its model's target, counted from when it may have arrived."""
+        """Apply the model's latency target to a request, counted from when the request may have arrived."""
         request.arrived_ns = min(request.start_ns, self._turns.arrived_ns(now_ns))
         if not 0 < request.target_ns < request.arrived_ns + target_ns:
             request.target_ns = request.arrived_ns + target_ns
 
     def turn_away(self, model: Model) -> InferError | None:
-        """Give the error of a request that is refused whatever it brings, before its body is decoded; None for none.
+        """Return the error of a request that is rejected whatever its body holds, before decoding it; None to accept.
 
-        The queue is full, or whoever comes now would be answered after the model's target. Never where answers are
-        remembered: what it brings may be one that needs no queue.
+        The queue is full, or a request arriving now would be answered after the model's target. Always None if the
+        model caches answers: the request may be answered without the queue.
         """
         if model.cache is not None:
             return None
@@ -56,14 +53,14 @@ class Door:
             return None
         model.statistics.record_failure(REJECTED, now_ns, now_ns)
         model.count(LATE)
-        # it is shared: each raise would add its frames to those before, and they hold bodies
+        # the error is shared: each raise would add its frames to the earlier ones, and frames hold bodies
         return late.with_traceback(None)
 
     def make_room(self, model: Model) -> None:
-        """Run a batch of a full queue here and now if it is fast; refuse the request at the door otherwise.
+        """Run a batch of a full queue here and now if it is fast; otherwise reject the request.
 
-        A loop turn may bring more requests than a queue holds, and refusing one costs the loop as much as serving it:
-        with 2048 clients in lock step, iris served 900 requests/s and refused 40,000 before this (perf/overload.py).
+        A loop turn may bring more requests than a queue holds, and rejecting one costs the loop as much as serving it:
+        with 2048 closed-loop clients, iris served 900 requests/s and rejected 40,000 before this (perf/overload.py).
         Raises: InferError (OVERLOADED).
         """
         if self._making_room:
@@ -81,7 +78,7 @@ class Door:
 
 
 def _refuse_full(model: Model) -> NoReturn:
-    """Refuse a request whose body need not even be decoded: the queue is full."""
+    """Reject a request before its body is decoded because the queue is full."""
     now_ns = time.monotonic_ns()
     model.statistics.record_failure(REJECTED, now_ns, now_ns)
     raise InferError(Code.OVERLOADED, "Exceeds maximum queue size")

@@ -1,4 +1,4 @@
-"""Lane: the waiting line of one Key."""
+"""Lane: the queue of one Key."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from itertools import chain
 from penstock.batching.request import InferRequest, Key
 
 LOOK_AHEAD = 32
-"""How many requests that do not fit a batch are looked past before it is closed."""
+"""How many requests that do not fit a batch are skipped before it is closed."""
 PATIENCE_NS = 1_000_000_000
-"""A request that has waited so long goes before all that came later, whatever their targets."""
+"""A request that has waited this long goes before all that came later, whatever their targets."""
 FOREVER_NS = 1 << 62
 RECENT = 8
-"""Of about so many of the latest that it hears of, one every 20 ms or so, `handling` is a mean."""
+"""`handling` is a mean over about this many of the latest samples, of which one comes every 20 ms or so."""
 
 
 def urgency_ns(request: InferRequest) -> int:
-    """When a request should be done with: its target or its deadline, and at the latest when patience ends."""
+    """When a request should be done: its target or its deadline, and at the latest when patience ends."""
     urgent_ns = request.queue_ns + PATIENCE_NS
     if request.target_ns and request.target_ns < urgent_ns:
         urgent_ns = request.target_ns
@@ -28,16 +28,16 @@ def urgency_ns(request: InferRequest) -> int:
 
 
 class Lane:
-    """Requests of one Key, oldest first. Pure: no clock, lock or thread; the Scheduler tells it what it needs.
+    """Requests of one Key, oldest first. Pure: no clock, lock or thread; the Scheduler passes in what it needs.
 
-    A request that was cancelled or has expired is no longer `waiting` and is dropped when it is met. `live` and `rows`
-    count only those that still wait. One that can no longer make its target steps aside when not all that waits fits
-    a batch: it goes when there is room, or when patience ends.
-
-    What the Scheduler keeps here: `fast`, batches of this Key run in less time than a hand-over takes; `handling`, how
-    many nanoseconds of that are Python for each row, on whichever thread (Batch.handling_ns); and, for
-    promises, `full_rows`, what a batch holds when enough waits (0: never run), `full_ns`, what one then takes until the
-    next begins, `full_p95_ns`, what nearly all of them run, and `work_ns`, what all that waits here will take.
+    A cancelled or expired request is no longer `waiting` and is dropped when it is reached. `live` and `rows` count
+    only those that still wait. A request that can no longer meet its target steps aside while not everything fits a
+    batch; it runs when there is room or when patience ends.
+    Kept here by the Scheduler: `fast`: batches of this Key run in less time than a hand-over takes; `handling`: how
+    many nanoseconds of that are Python, per row, on whichever thread (Batch.handling_ns). For promises: `full_rows`,
+    what a batch holds when enough waits (0: never run); `full_ns`, the time from the start of such a batch until the
+    next starts; `full_p95_ns`, its run time at the 95th percentile; `work_ns`, the time that everything waiting here
+    will take.
     """
 
     __slots__ = (
@@ -59,18 +59,18 @@ class Lane:
         self._aside: deque[InferRequest] = deque()
 
     def handled(self, ns: float) -> None:
-        """Note what a batch has taken in Python for each row, rather than for its run."""
+        """Record the time per row that a batch spent in Python rather than in its run."""
         self.handling += (ns - self.handling) / RECENT if self.handling else ns
 
     def add(self, request: InferRequest) -> None:
-        """Put a request last."""
+        """Append a request."""
         request.waiting = True
         self._waiting.append(request)
         self.rows += request.rows
         self.live += 1
 
     def add_all(self, requests: Sequence[InferRequest], rows: int) -> None:
-        """Put requests last that have so many rows together."""
+        """Append requests that have `rows` rows together."""
         for request in requests:
             request.waiting = True
         self._waiting += requests
@@ -78,7 +78,7 @@ class Lane:
         self.live += len(requests)
 
     def remove(self, request: InferRequest) -> None:
-        """Take out a request before its turn; its place is dropped when it is met."""
+        """Remove a request before its turn; its entry is dropped when it is reached."""
         request.waiting = False
         self.rows -= request.rows
         self.live -= 1
@@ -86,16 +86,16 @@ class Lane:
             self._waiting.clear()
             self._aside.clear()
         elif len(self._waiting) + len(self._aside) > 2 * self.live + LOOK_AHEAD:
-            # behind a head that stays, places of the departed would keep their tensors alive without bound
+            # behind a head that stays, entries of removed requests would keep their tensors alive without bound
             self._waiting = deque(request for request in self._waiting if request.waiting)
             self._aside = deque(request for request in self._aside if request.waiting)
 
     def head(self) -> InferRequest | None:
-        """Give the oldest request that still waits in the line, and leave it there."""
+        """Return the oldest waiting request without removing it."""
         return _first(self._waiting) or _first(self._aside)
 
     def urgency_ns(self) -> int:
-        """When its most pressing head should be done with; those that stepped aside have only their patience."""
+        """When its most urgent head should be done; for requests that stepped aside only patience counts."""
         head, aside = _first(self._waiting), _first(self._aside)
         patience_ns = aside.queue_ns + PATIENCE_NS if aside is not None else 0
         if head is None:
@@ -104,11 +104,11 @@ class Lane:
         return min(urgent_ns, patience_ns) if aside is not None else urgent_ns
 
     def take(self, limit_rows: int, done_ns: float = 0, now_ns: int = 0) -> tuple[list[InferRequest], int]:
-        """Take requests for one batch, oldest first, and their rows.
+        """Take requests for one batch, oldest first, and return them with their rows.
 
-        The head is always taken, so that nothing starves. One that would pass `limit_rows` is looked past and
-        keeps its place: of [2, 7, 1] with a limit of 8 the batch is 2 + 1, and the 7 is next. `done_ns` is when the
-        batch will have run, if there are targets: who wanted to be answered before that steps aside.
+        The head is always taken, so nothing starves. A request that would exceed `limit_rows` is skipped and keeps its
+        place: of [2, 7, 1] with a limit of 8 the batch is 2 + 1, and the 7 is next. `done_ns` is when the batch will
+        have run, if there are targets: requests whose target is earlier step aside.
         """
         waiting = self._waiting
         if self.rows <= limit_rows and self.live == len(waiting) and not self._aside:
@@ -135,7 +135,7 @@ class Lane:
         return taken, rows
 
     def _pass_over(self, limit_rows: int, done_ns: float) -> None:
-        """Let those step aside that can no longer make their target, as far into the line as a batch reaches."""
+        """Move aside the requests that can no longer meet their target, as far into the queue as a batch reaches."""
         waiting = self._waiting
         kept: list[InferRequest] = []
         rows = 0
@@ -151,31 +151,31 @@ class Lane:
         waiting.extendleft(reversed(kept))
 
     def live_requests(self) -> list[InferRequest]:
-        """List those that still wait, those that stepped aside first, each oldest first."""
+        """List the waiting requests, those that stepped aside first, each oldest first."""
         return [request for line in (self._aside, self._waiting) for request in line if request.waiting]
 
     def line(self, now_ns: int) -> Iterator[InferRequest]:
-        """Go through those that wait, in the order in which they are served if all fit."""
+        """Iterate over the waiting requests, in the order in which they are served if all fit."""
         return (request for request in chain(self._waiting, self._aside) if request.waiting)
 
     def rows_before(self, request: InferRequest) -> int:
-        """Count the rows that go before a request that comes now."""
+        """Count the rows that would run before a request arriving now."""
         return self.rows
 
     def goes_before(self, request: InferRequest, urgent_ns: int) -> bool:
-        """Tell whether all that waits here goes before a request of another Lane that is to be done with by then."""
+        """Whether all that waits here runs before a request of another Lane that should be done at `urgent_ns`."""
         return self.urgency_ns() <= urgent_ns
 
     def rank(self, now_ns: int) -> tuple[int, int]:
-        """Tell how high the highest is that waits here, and how urgent; the lower goes first. All are alike here."""
+        """Return the highest waiting level and its urgency; the lowest tuple goes first. Here all levels are equal."""
         return 0, self.urgency_ns()
 
     def delay(self, request: InferRequest) -> bool:
-        """Let a request whose timeout is over wait on, behind others. Returns: False where it is to fail, as here."""
+        """Let a request that timed out wait on, behind others. Returns: False if it must fail instead, as here."""
         return False
 
     def must_leave_ns(self, request: InferRequest) -> int:
-        """Give when a request fails if it is still here; 0 for never."""
+        """Return when a request fails if it is still queued; 0 for never."""
         return request.deadline_ns
 
 
@@ -190,7 +190,7 @@ def _first(line: deque[InferRequest]) -> InferRequest | None:
 def _draw(
     line: deque[InferRequest], limit_rows: int, taken: list[InferRequest], rows: int, until_ns: int = FOREVER_NS
 ) -> int:
-    """Move into `taken`, which has `rows`, what fits of those that came until then. Returns: the rows it has then."""
+    """Move what fits and was queued by `until_ns` into `taken`, which has `rows` rows. Returns: its new row count."""
     passed: list[InferRequest] = []
     while line and (rows < limit_rows or not taken):
         request = line[0]

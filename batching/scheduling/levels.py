@@ -1,4 +1,4 @@
-"""Levels: how the requests of a model wait where it has priority levels, or timeouts that delay. Held by the Scheduler.
+"""Levels: how requests wait in a model with priority levels or with timeouts that delay. Owned by the Scheduler.
 
 Source: Triton core, PriorityQueue and PolicyQueue of scheduler_utils.cc.
 """
@@ -19,21 +19,22 @@ from .room import Room, queue_requests
 from .timeouts import default_policy, level_of
 
 STARVED_NS = 10_000_000_000
-"""A request that has waited so long goes first, whatever its level; Triton lets it wait for ever. Each batch takes one
-such request before all others, so that the highest level keeps nearly all of what a model can do."""
+"""A request that has waited this long goes first, whatever its level; in Triton it would wait forever. Each batch takes
+at most one such request first, so the highest level keeps nearly all of the model's capacity."""
 QUEUES = 4
-"""All levels together hold at most so many times what the queue of a model without levels does: there may be as many
-levels as a number allows, and who comes with a higher one each time would never be refused."""
+"""All levels together hold at most this many times what the queue of a model without levels holds. Without this limit,
+a client could use a higher level for each request and never be rejected, as there may be as many levels as a number
+allows."""
 STARVED = -1
-"""The level of whoever has waited so long: above the highest."""
+"""The level of a request that has waited that long: above the highest."""
 
 
 class Levels:
-    """What each level of one model allows, and what waits in it, in all Lanes together.
+    """What each level of one model allows, and what waits in it, across all Lanes.
 
-    The queue's bounds hold for what waits in a level and in those above it: who comes to a high level is not kept out
-    by those who wait below it. Each level may so add as much as the queue of a model without levels holds, up to QUEUES
-    times as much for all of them.
+    The queue's limits apply to what waits in a level and in those above it, so requests of a high level are not kept
+    out by those waiting below. Each level may thus add as much as the queue of a model without levels holds, up to
+    QUEUES times as much for all of them.
     """
 
     def __init__(self, policy: BatchPolicy, room: Room) -> None:
@@ -46,14 +47,14 @@ class Levels:
 
     @classmethod
     def of(cls, policy: BatchPolicy, room: Room) -> Levels | None:
-        """Make them for a model that needs them."""
+        """Make the Levels of a model that needs them, or None."""
         needed = policy.priority_levels or policy.level_policies or policy.timeout_delays
         return cls(policy, room) if needed else None
 
     def admit(self, request: InferRequest) -> None:
-        """Let a request come to its level, which is its priority from now on.
+        """Admit a request to its level, which becomes its priority.
 
-        Raises: InferError (OVERLOADED: as much waits as may).
+        Raises: InferError (OVERLOADED: the level's queue is full).
         """
         level = request.priority = level_of(self._policy, request.priority)
         self._room.bytes_for(request)
@@ -61,17 +62,17 @@ class Levels:
             raise InferError(Code.OVERLOADED, "Exceeds maximum queue size")
 
     def full(self) -> bool:
-        """Whether nothing more can be taken in, whatever its level."""
+        """Whether no request of any level can be admitted."""
         levels = self._policy.priority_levels
         highest = min(levels, 1)
         return self._is_full(highest, 1, 1) or (levels <= 1 and self._has_its_most(highest))
 
     def policy(self, level: int) -> QueuePolicy:
-        """Give how the requests of a level wait."""
+        """Return the queue policy of a level."""
         return self._policy.level_policies.get(level, self._default)
 
     def count(self, request: InferRequest, more: int) -> None:
-        """Note that a request waits in its level (1), or does not any more (-1)."""
+        """Record that a request started (1) or stopped (-1) waiting in its level."""
         level = request.priority
         self._all = self._all.with_more(request, more)
         count = self._waiting[level] = self._waiting.get(level, _NOTHING).with_more(request, more)
@@ -82,7 +83,7 @@ class Levels:
         return 0 < self.policy(level).max_requests <= self._waiting.get(level, _NOTHING).requests
 
     def _is_full(self, level: int, rows: int, nbytes: int) -> bool:
-        """Tell whether so many more rows and bytes are too many, with what waits in a level and above it."""
+        """Whether a level cannot take this many more rows and bytes, counting what waits in it and above it."""
         if not self._passes(self._all, rows, nbytes, 1):
             return False
         before = [count for each, count in self._waiting.items() if each <= level]
@@ -90,7 +91,7 @@ class Levels:
         return self._passes(sums, rows, nbytes, 1) or self._passes(self._all, 1, 1, QUEUES)
 
     def _passes(self, count: _Count, rows: int, nbytes: int, queues: int) -> bool:
-        """Tell whether so many more rows and bytes, with these, are more than so many queues hold."""
+        """Whether adding these rows and bytes to a count exceeds what `queues` queues hold."""
         over = count.rows + rows > queues * self._room.rows or count.nbytes + nbytes > queues * self._room.nbytes
         return count.requests > 0 and (over or count.requests >= queues * self._requests)
 
@@ -103,7 +104,7 @@ class _Count(NamedTuple):
     nbytes: int = 0
 
     def with_more(self, request: InferRequest, more: int) -> _Count:
-        """Give what waits when a request has come (1), or gone (-1)."""
+        """Return the count after a request has come (1) or gone (-1)."""
         return _Count(self.requests + more, self.rows + more * request.rows, self.nbytes + more * request.nbytes)
 
 
@@ -111,7 +112,7 @@ _NOTHING = _Count()
 
 
 class _Line:
-    """The requests of one level in one Lane: those in time, oldest first, and behind them those that were put off."""
+    """The requests of one level in one Lane: those in time, oldest first, and behind them those that were deferred."""
 
     __slots__ = ("in_time", "put_off", "rows")
 
@@ -125,17 +126,17 @@ class _Line:
         yield from self.put_off
 
     def heads(self) -> list[InferRequest]:
-        """Give the first of each kind."""
+        """Return the first of each kind."""
         return [next(iter(each)) for each in (self.in_time, self.put_off) if each]
 
     def defer(self, request: InferRequest) -> None:
-        """Put a request behind all others; one that is there already stays where it is."""
+        """Move a request behind all others; one that was deferred before stays where it is."""
         if request in self.in_time:
             del self.in_time[request]
             self.put_off[request] = None
 
     def discard(self, request: InferRequest) -> None:
-        """Take a request out."""
+        """Remove a request."""
         if request in self.in_time:
             del self.in_time[request]
         else:
@@ -144,12 +145,12 @@ class _Line:
 
 
 class LevelLane(Lane):
-    """A Lane whose requests have levels: the highest goes first, and a batch may go on into the next ones.
+    """A Lane whose requests have levels: the highest goes first, and a batch may continue into the next ones.
 
-    Within a level the oldest goes first; one whose timeout is over, where that delays, and one that can no longer make
-    its target, goes behind all others of its level. What has waited for STARVED_NS goes before all. Levels may be as
-    many as a number allows: a line is kept only where somebody waits, and whoever waits longest is found without a look
-    at all of them.
+    Within a level the oldest goes first. A request that timed out, if its policy delays those, or that can no longer
+    meet its target goes behind all others of its level. One that has waited for STARVED_NS goes before all. There may
+    be as many levels as a number allows: only levels with waiting requests have a line, and the longest-waiting request
+    is found without visiting all lines.
     """
 
     __slots__ = ("_arrived", "_levels", "_lines", "_sorted")
@@ -162,7 +163,7 @@ class LevelLane(Lane):
         self._arrived: OrderedDict[InferRequest, None] = OrderedDict()
 
     def add(self, request: InferRequest) -> None:
-        """Put a request last in its level."""
+        """Append a request to its level."""
         level = request.priority
         line = self._lines.get(level)
         if line is None:
@@ -177,7 +178,7 @@ class LevelLane(Lane):
         self._levels.count(request, 1)
 
     def remove(self, request: InferRequest) -> None:
-        """Take out a request."""
+        """Remove a request."""
         level = request.priority
         line = self._lines[level]
         request.waiting = False
@@ -191,7 +192,7 @@ class LevelLane(Lane):
         self._levels.count(request, -1)
 
     def delay(self, request: InferRequest) -> bool:
-        """Put a request whose timeout is over behind the others of its level. Returns: False where it is to fail."""
+        """Put a request that timed out behind the others of its level. Returns: False if it must fail instead."""
         if not self._levels.policy(request.priority).delays:
             return False
         request.deadline_ns = 0
@@ -199,13 +200,13 @@ class LevelLane(Lane):
         return True
 
     def head(self) -> InferRequest | None:
-        """Give the request that has waited longest, whatever its level, and leave it there."""
+        """Return the request that has waited longest, whatever its level, without removing it."""
         return next(iter(self._arrived), None)
 
     def rank(self, now_ns: int) -> tuple[int, int]:
-        """Tell how high the highest is that waits here, and how urgent; the lower goes first. Not to be asked if empty.
+        """Return the highest waiting level and its urgency; the lowest tuple goes first. Must not be called if empty.
 
-        Whoever has starved is above the highest.
+        A starved request ranks above the highest level.
         """
         oldest_ns = next(iter(self._arrived)).queue_ns
         if now_ns - oldest_ns >= STARVED_NS:
@@ -214,11 +215,11 @@ class LevelLane(Lane):
         return level, min([urgency_ns(request) for request in self._lines[level].heads()])
 
     def urgency_ns(self) -> int:
-        """When its most pressing head should be done with."""
+        """When its most urgent head should be done."""
         return min((urgency_ns(head) for line in self._lines.values() for head in line.heads()), default=0)
 
     def take(self, limit_rows: int, done_ns: float = 0, now_ns: int = 0) -> tuple[list[InferRequest], int]:
-        """Take requests for one batch, and their rows, as Lane does, the highest level first."""
+        """Take requests for one batch, and their rows, as Lane does, highest level first."""
         if done_ns and self.rows > limit_rows:
             self._pass_over(limit_rows, done_ns)
         taken: list[InferRequest] = []
@@ -238,11 +239,11 @@ class LevelLane(Lane):
         return taken, rows
 
     def live_requests(self) -> list[InferRequest]:
-        """List those that wait, the highest level first."""
+        """List the waiting requests, highest level first."""
         return [request for level in self._sorted for request in self._lines[level]]
 
     def line(self, now_ns: int) -> Iterator[InferRequest]:
-        """Go through those that wait, in the order in which they are served if all fit."""
+        """Iterate over the waiting requests, in the order in which they are served if all fit."""
         oldest = self.head()
         starved = oldest if oldest is not None and now_ns - oldest.queue_ns >= STARVED_NS else None
         if starved is not None:
@@ -253,20 +254,20 @@ class LevelLane(Lane):
                     yield request
 
     def rows_before(self, request: InferRequest) -> int:
-        """Count the rows that go before a request that comes now: those of its level, and of higher ones."""
+        """Count the rows that would run before a request arriving now: those of its level and of higher ones."""
         level = request.priority
         return sum(line.rows for each, line in self._lines.items() if each <= level)
 
     def goes_before(self, request: InferRequest, urgent_ns: int) -> bool:
-        """Tell whether all that waits here is of a higher level."""
+        """Whether everything that waits here is of a higher level."""
         return self._sorted[-1] < request.priority
 
     def must_leave_ns(self, request: InferRequest) -> int:
-        """Give when a request fails if it is still here; never where a timeout delays."""
+        """Return when a request fails if it is still queued; 0 for never, as when a timeout only delays."""
         return 0 if self._levels.policy(request.priority).delays else request.deadline_ns
 
     def _pass_over(self, limit_rows: int, done_ns: float) -> None:
-        """Put off those that can no longer make their target, as far into the line as a batch reaches."""
+        """Defer the requests that can no longer meet their target, as far into the queue as a batch reaches."""
         rows = 0
         for level in self._sorted:
             line = self._lines[level]

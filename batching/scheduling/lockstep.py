@@ -1,8 +1,8 @@
-"""LockStep: clients that ask again only when they are answered, and the two ways in which they form batches.
+"""LockStep: closed-loop clients, and the two ways in which they can form batches.
 
-By halves: while one half runs the front end answers the other. Together: all that is in flight goes in one batch, and
-the device has nothing to do until all have asked again. A batch of all often takes far less than two of half: where
-weights are read from memory, or on a device that few rows do not fill. Asked by Sizing, told by the Scheduler.
+By halves: while one half runs, the front end answers the other. Together: everything in flight goes in one batch, and
+the device idles until all clients have sent their next request. A batch of all often takes far less than two halves:
+where weights are read from memory, or on a device that few rows do not fill. Queried by Sizing, fed by the Scheduler.
 """
 
 from __future__ import annotations
@@ -15,40 +15,39 @@ from .costs import CostModel
 from .lane import Lane
 
 IN_STEP = 8
-"""Clients count as in lock step when what is in flight has stayed the same, to an eighth, so many times more than twice
-as often as it has not. Where requests come by themselves, in batches of 16, it does so every other time."""
+"""Clients count as in lock step once the batches at which the amount in flight stayed the same, to an eighth, outnumber
+twice the other batches by this many. With independent arrivals in batches of 16, it stays the same every other time."""
 CYCLES = 8
-"""A way is judged by the median of so many cycles, in each of which all that is in flight is served once."""
+"""A way is judged by the median of this many cycles; in each, everything in flight is served once."""
 SETTLED = 2
-"""So many cycles after a change are not counted."""
+"""Cycles after a change that are not counted."""
 PROMISE = 1.15
-"""Together is tried where a batch of all, by what has been learned, does so many times the rows per second: the time
-in which the others come back takes its part of that."""
+"""Together is tried if a batch of all is predicted to do this many times the rows per second: waiting for the others to
+return takes its share of that."""
 GAIN = 1.05
-"""The way that is tried must do so many times the rows per second of the other to be kept: less is often luck."""
+"""The way on trial is kept only if it does this many times the rows per second of the other: less is often luck."""
 BUSY = 1.25
-"""By halves a cycle takes at most so many times its runs, where the device is what all wait for. Where it is not,
-clients take their time, and nothing is gained by waiting for them."""
+"""By halves, a cycle takes at most this many times its runs if the device is the bottleneck. If it is not, clients take
+their time, and waiting for them gains nothing."""
 SPARED = 20
-"""Where requests have a time by which they want to be answered, or else expire, nobody waits for others for longer than
-one part in so many of the least that one had left as it came."""
+"""If requests have a target or a deadline, no batch waits longer than one part in this many of the least time that any
+request had left on arrival."""
 FORGET_NS = 10_000_000_000
-"""Whoever had so little time is forgotten after so long, when a trial is considered: should he come again, that ends
-all waiting before he has lost anything."""
+"""That least time is forgotten after this long, when a trial is considered. If such a request comes again, all waiting
+ends before it has lost anything."""
 FIRST_PAUSE, MOST_PAUSE = 32, 4096
-"""Cycles after which the other way is tried again: soon after a change, which luck may have made, since shared machines
-double their speed from one moment to the next; and after twice as many each time that it was in vain."""
+"""Cycles after which the other way is tried again: soon after a change, which luck may have caused, since shared
+machines can double their speed from one moment to the next; twice as many after each trial in vain."""
 
 
 class LockStep:
-    """Chooses the way by what each has done, and tells until when the others are waited for.
+    """Chooses the way by measured throughput, and says until when to wait for the others.
 
-    `together` is tried where the learned run times promise it, and kept where it has done more. The others are waited
-    for until all are there that were in flight when the last batch ended, and from then no longer than a batch by
-    halves takes: beyond that it does not pay. Later the other way is tried, now and then, whichever is kept.
-
-    Pure: told the time; the Scheduler's caller holds the model's lock. Only for a model with one Instance (`alone`),
-    one Lane that has anybody waiting, and neither a target of its own nor stated sizes.
+    `together` is tried if the learned run times predict a gain, and kept if it measured better. It waits until
+    everything that was in flight when the last batch ended is back, but after that end no longer than a batch by halves
+    takes: beyond that it does not pay. Whichever is kept, the other way is retried now and then.
+    Pure: told the time; the Scheduler's caller holds the model's lock. Applies only to a model with one Instance
+    (`alone`), one Lane with waiting requests, and neither a target of its own nor configured sizes.
     """
 
     def __init__(self, costs: CostModel, max_rows: int) -> None:
@@ -62,20 +61,20 @@ class LockStep:
         self._in_flight = self._same = self._last_rows = 0
         self._all_rows = self._most_rows = self._ended_ns = self._worth_ns = 0
         self._lane: Lane | None = None
-        # the cycle under way, and the rows per batch and ns per row of those before it, of the way that is gone now
+        # the current cycle, and the rows per batch and ns per row of those before it, of the current way
         self._began_ns = self._rows = self._batches = 0
         self._unsettled = SETTLED
         self._sizes: list[float] = []
         self._paces: list[float] = []
-        # of the other way, when it was gone last
+        # of the other way, when it was last used
         self._other_pace = 0.0
         self._trial = False
         self._waited = self._pause = 0
 
     def seen(self, waiting_rows: int) -> bool:
-        """Tell, as a batch is closed, whether as much is in flight as ever.
+        """Tell, as a batch is closed, whether the amount in flight is steady.
 
-        That is what waits, and by halves what the last batch held, which the front end answers now.
+        In flight are the waiting rows and, by halves, those of the last batch, which the front end is answering.
         """
         in_flight = waiting_rows if self.together else waiting_rows + self._last_rows
         same = _near(in_flight, self._in_flight)
@@ -87,17 +86,17 @@ class LockStep:
         return False
 
     def half_rows(self) -> int:
-        """Give nearly half of what is in flight."""
+        """Return nearly half of what is in flight."""
         return (12 * self._in_flight + 24) // 25
 
     def took(self, lane: Lane, rows: int, left_rows: int, now_ns: int) -> None:
-        """Note a batch that was closed, and what it left in all Lanes."""
+        """Record a batch that was closed, and the rows it left in all Lanes."""
         self._last_rows = rows
         if self.together:
-            # an Instance that overlaps asks again before this one has ended; it may never be told to have
+            # an overlapping Instance asks again before this batch has ended, and `ended` may never be called
             self._ended_ns = now_ns + int(self._costs.predict_ns(lane.key, rows) or 0)
         if lane.fast and self.together:
-            self.leave()  # the loop runs it by now, which waits for nobody
+            self.leave()  # the loop runs it by now, and never waits
         if self._same < IN_STEP or self._forbidden or not self.alone or lane.fast:
             return
         if lane is not self._lane or (left_rows if self.together else left_rows != lane.rows):
@@ -112,7 +111,7 @@ class LockStep:
         self._batches += 1
 
     def _count(self, now_ns: int) -> None:
-        """Count a cycle that is over."""
+        """Count a finished cycle."""
         if self._unsettled:
             self._unsettled -= 1
         else:
@@ -121,13 +120,13 @@ class LockStep:
         self._began_ns, self._rows, self._batches = now_ns, 0, 0
 
     def _decide(self, lane: Lane, now_ns: int) -> None:
-        """Keep the way that is gone now, or change it."""
+        """Keep the current way or change it."""
         pace, size = median(self._paces), median(self._sizes)
         self._paces.clear()
         self._sizes.clear()
         self._waited += CYCLES
         if self._trial:
-            # waiting costs those who wait: where both do as much nobody is waited for
+            # waiting costs latency: if both do as much, do not wait
             better = pace * GAIN <= self._other_pace if self.together else pace <= self._other_pace * GAIN
             self._tried(better=better)
             if not better:
@@ -146,15 +145,15 @@ class LockStep:
         self._trial, self._waited = False, 0
 
     def _may_gain(self, lane: Lane, pace: float, size: float, now_ns: int) -> bool:
-        """Tell whether together could be worth a trial, where batches of one size take so long per row, all told.
+        """Whether together may be worth a trial, given the current time per row and mean batch size.
 
-        Up to twice the biggest that has run is taken to cost what that did, as in Sizing: of a Key that the sweep did
-        not run, two clients that take turns show nothing else than batches of one.
+        Up to twice the largest batch that has run is assumed to cost what that one did, as in Sizing: for a Key that
+        the sweep did not run, two clients that take turns only ever produce batches of one.
         """
         rows, seen_rows = self._most_rows, self._costs.seen_rows(lane.key)
         cycle_ns = pace * rows
         all_ns = self._costs.predict_ns(lane.key, min(rows, seen_rows) if rows <= 2 * seen_rows else rows) or 0.0
-        # three clients form batches of one and of two: two of one and a half each
+        # three clients form batches of one and of two: on average, two of one and a half
         less = int(size)
         less_ns, more_ns = (self._costs.predict_ns(lane.key, each) or 0.0 for each in (less, less + 1))
         run_ns = less_ns + (more_ns - less_ns) * (size - less)
@@ -167,7 +166,7 @@ class LockStep:
         return size < rows <= self._max_rows and busy and better
 
     def _change(self, pace: float) -> None:
-        """Go the other way, after this one has done so much."""
+        """Switch to the other way; `pace` is what this one achieved."""
         self._other_pace = pace
         self.together = not self.together
         self._begin()
@@ -178,18 +177,18 @@ class LockStep:
         self._unsettled, self._rows, self._batches, self._most_rows = SETTLED, 0, 0, 0
 
     def ended(self, rows: int, waiting_rows: int, now_ns: int, *, followed: bool) -> None:
-        """Note that a batch has ended, and what waits then: with what runs by now that is all there is in flight."""
+        """Record that a batch has ended and what waits then; with what is running, that is everything in flight."""
         self._ended_ns = now_ns
         self._all_rows = rows + waiting_rows + (self._last_rows if followed else 0)
         self._most_rows = max(self._most_rows, self._all_rows)
 
     def due_ns(self, waiting_rows: int) -> int:
-        """Give until when the others are waited for; 0: not at all."""
+        """Return until when to wait for the others; 0 for not at all."""
         all_there = waiting_rows >= min(self._all_rows, self._max_rows)
         return 0 if all_there or not self.together else self._ended_ns + self._worth_ns
 
     def spare(self, request: InferRequest) -> None:
-        """Learn, as it comes, of a request with a deadline or a target, of which the sooner counts."""
+        """Learn, on arrival, of a request with a deadline or a target; the earlier of the two counts."""
         target_ns, deadline_ns = request.target_ns, request.deadline_ns
         left_ns = min(target_ns or deadline_ns, deadline_ns or target_ns) - request.queue_ns
         if left_ns > self._spared_ns:
@@ -199,12 +198,12 @@ class LockStep:
             self.leave()
 
     def forbid(self) -> None:
-        """Wait for nobody any more."""
+        """Stop waiting for good."""
         self._forbidden = True
         self.leave()
 
     def leave(self) -> None:
-        """Go by halves, and begin anew if they are in lock step again. A trial that ends so was in vain."""
+        """Go by halves, and start over when clients are in lock step again. A trial that ends this way was in vain."""
         if self.together and self._trial:
             self._tried(better=False)
         elif self.together or self._trial:

@@ -11,11 +11,11 @@ _UNDER_WAY, _ENDED, _GONE = range(3)
 
 
 class Ordering:
-    """The requests of one model that were taken in and are not yet handed out, in the order in which they came.
+    """The requests of one model that were accepted and not yet handed out, in order of arrival.
 
-    Pure. A place is taken when a request joins the queue, not when it has run: in Triton two Instances give theirs in
-    the order in which they end. Invariant: the first in the line is under way.
-    Threads: the event loop's, but for `enter`, which is called with the model's lock held.
+    Pure. A request takes its place when it is queued, not when it has run: in Triton, two Instances deliver in the
+    order in which they finish. Invariant: the first in the line is under way.
+    Threads: the event loop's, except `enter`, which is called with the model's lock held.
     """
 
     def __init__(self) -> None:
@@ -24,14 +24,14 @@ class Ordering:
         self._states: dict[InferRequest, int] = {}
 
     def enter(self, request: InferRequest) -> None:
-        """Take the last place; one that runs again (iterations.py) has its own."""
+        """Take the last place; a request that runs again (iterations.py) keeps its own."""
         if request in self._states:
             return
-        self._states[request] = _UNDER_WAY  # first: whoever stands in the line has a state
+        self._states[request] = _UNDER_WAY  # first: every request in the line must have a state
         self._line.append(request)
 
     def leave(self, requests: Iterable[InferRequest]) -> list[InferRequest]:
-        """Note that requests have ended. Returns: who may be handed out now; one that never entered goes at once."""
+        """Record that requests have ended. Returns: what to hand out now, including any that never entered."""
         states, free = self._states, []
         for request in requests:
             if request in states:
@@ -41,13 +41,13 @@ class Ordering:
         return self._released(free)
 
     def drop(self, request: InferRequest) -> list[InferRequest]:
-        """Forget a request that gets no answer. Returns: who may be handed out now."""
+        """Forget a request that gets no answer. Returns: what to hand out now."""
         if request in self._states:
             self._states[request] = _GONE
         return self._released([])
 
     def stop(self) -> list[InferRequest]:
-        """Keep nobody back any more. Returns: who has ended and was kept."""
+        """Stop holding requests back. Returns: those that ended and were held back."""
         self._stopped = True
         return self._released([])
 

@@ -1,4 +1,4 @@
-"""Preferred sizes: how much of a line goes as one batch, where sizes or a delay are said. Called by sizing.py. Pure."""
+"""Preferred sizes: how much of a queue forms one batch, if sizes or a delay are configured. Used by sizing.py. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 
 class LineWalk(NamedTuple):
-    """How far a walk along a line has come.
+    """How far a walk along a queue has come.
 
-    `marked` is the longest prefix of a preferred size, or, where there is none, what stands before the request that
-    would pass the largest of them; 0 for nothing. `walked` is all that fits one batch. `complete`: it cannot grow any
+    `marked` is the longest prefix of a preferred size or, if there is none, everything before the request that would
+    exceed the largest of them; 0 for none. `walked` is everything that fits one batch. `complete`: it cannot grow any
     more, or need not.
     """
 
@@ -20,9 +20,9 @@ class LineWalk(NamedTuple):
 
 
 def walk(line: Iterable[int], sizes: Collection[int], max_rows: int) -> LineWalk:
-    """Walk along the rows of those that wait, in the order in which they are served.
+    """Walk along the rows of the waiting requests, in the order in which they are served.
 
-    `sizes` are the preferred ones. Units: rows; a request without rows counts for one, so that a walk has an end.
+    `sizes` are the preferred ones. Units: rows; a request without rows counts as one, so that a walk ends.
     Source: Triton core, DynamicBatchScheduler::GetDynamicBatch.
     """
     largest = max(sizes)

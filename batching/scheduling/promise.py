@@ -1,6 +1,6 @@
-"""Promise: when a request that comes now would be answered, and how far such a prediction is to be trusted.
+"""Promise: predicts when a request arriving now would be answered, and how far to trust that.
 
-Held by the Scheduler, which asks it at the door once requests have targets or deadlines. Pure, and told the time.
+Owned by the Scheduler, which queries it on arrival once requests have targets or deadlines. Pure, and told the time.
 """
 
 from __future__ import annotations
@@ -15,23 +15,25 @@ from .lane import Lane, urgency_ns
 LATE = "Exceeds latency target: would be answered in %s ms, the target is %s ms"
 PASSED = "Exceeds latency target: the deadline has passed"
 EXPIRED = "Request timeout expired"
-"""Not a word more: clients and Triton's own tests compare it whole."""
+"""Triton's exact text: clients and Triton's own tests compare it whole."""
 
 QUANTILE = 0.99
-"""So many requests are answered no later than promised plus the margin."""
+"""This share of requests is answered no later than promised plus the margin."""
 MOST = 0.25
-"""A margin takes no more than this share of a target: what is worse than that is no matter of a margin."""
+"""A margin takes at most this share of a target; worse predictions cannot be fixed by a margin."""
 PROBE_NS = 100_000_000
-"""An idle server that thinks itself too slow for a target tries one request in so long: the estimate may be wrong."""
+"""An idle server that predicts itself too slow for a target tries one request per this interval: the prediction may be
+wrong."""
 _GAIN = 0.125
 _STEADY = 16
 
 
 class Margin:
-    """How much later than promised requests are answered: a running quantile of it, from 0 to a share of the target.
+    """How much later than promised requests are answered: a running quantile, from 0 to a share of the target.
 
-    Each request moves it a step, up or down so that the steps balance at the quantile. A step is a part of how far the
-    prediction usually is from the margin, so that it works for microseconds and for seconds; one outlier is one step.
+    Each request moves it by a step, up or down, such that the steps balance at the quantile. A step is a fraction of
+    the typical distance of the prediction from the margin, so it works for microseconds and for seconds; one outlier is
+    one step.
     """
 
     __slots__ = ("_spread_ns", "ns")
@@ -41,7 +43,7 @@ class Margin:
         self._spread_ns = 0.0
 
     def observe(self, late_ns: float, target_ns: float) -> None:
-        """Learn that a request was answered `late_ns` after its promise, of the `target_ns` that it was given."""
+        """Learn that a request was answered `late_ns` after its promise; `target_ns` is the time it was given."""
         miss_ns = late_ns - self.ns
         self._spread_ns += (min(abs(miss_ns), target_ns) - self._spread_ns) / _STEADY
         step_ns = self._spread_ns * _GAIN
@@ -50,12 +52,12 @@ class Margin:
 
 
 class Promises:
-    """What is under way, what waits, and what passes between two batches; and what follows for one more request.
+    """What runs, what waits, the gap between batches, and what they mean for one more request.
 
     Invariant: `work_ns` is the sum of all Lanes' `work_ns`. `between_ns` is the time from the end of a batch to the
-    start of the next while something waits: hand-over, the loop's turn, other models on the device. `leveled`: not all
-    that waits in a Lane goes before a request that comes to it.
-    Threads: the caller holds the model's lock, but for `delivered`, which belongs to the event loop.
+    start of the next while something waits: hand-over, the loop's turn, other models on the device. `leveled`: not
+    everything that waits in a Lane goes before a request that joins it.
+    Threads: the caller holds the model's lock, except for `delivered`, which belongs to the event loop.
     """
 
     def __init__(self, lanes: dict[Key, Lane], costs: CostModel, instances: int, *, leveled: bool = False) -> None:
@@ -73,7 +75,7 @@ class Promises:
         self._late_arrived_ns = 0
 
     def took(self, batch: Batch, now_ns: int) -> None:
-        """Note that a Batch was taken, with its `cost_ns`; where another runs on its Instance it follows at once."""
+        """Record that a Batch was taken, with its `cost_ns`; if its Instance is running another, it follows at once."""
         self._late = None
         start_ns = max(now_ns, batch.free_ns)
         self._running[batch] = start_ns, start_ns + batch.cost_ns
@@ -81,31 +83,32 @@ class Promises:
             self.between_ns -= self.between_ns / _STEADY
             self._freed_ns = 0
         elif self._freed_ns:
-            # four times what is usual at most: a pause of the whole machine is not what a batch waits for
+            # at most four times the usual: a pause of the whole machine is not a gap between batches
             gap_ns = min(max(now_ns - self._freed_ns, 0), 4 * self.between_ns + 1_000)
             self.between_ns += (gap_ns - self.between_ns) / _STEADY
             self._freed_ns = 0
 
     def ended(self, batch: Batch, now_ns: int, waiting: bool) -> None:
-        """Note that a Batch has ended; `waiting` is whether the next could begin."""
+        """Record that a Batch has ended; `waiting`: whether the next could begin."""
         self._running.pop(batch, None)
         self._freed_ns = now_ns if waiting else 0
 
     def delivered(self, request: InferRequest, now_ns: int) -> None:
-        """Learn when a request was answered that had a target."""
+        """Learn when a request that had a target was answered."""
         self.margin.observe(now_ns - request.promised_ns, request.target_ns - _arrived_ns(request))
 
     def reckon(self, lane: Lane) -> None:
-        """Work out anew what all that waits in a Lane will take."""
+        """Recompute how long everything that waits in a Lane will take."""
         work_ns = (-(-lane.rows // lane.full_rows) or 1) * lane.full_ns if lane.live and lane.full_rows else 0.0
         self.work_ns += work_ns - lane.work_ns
         lane.work_ns = work_ns
 
     def check(self, request: InferRequest, lane: Lane) -> None:
-        """Promise when a request is answered that is about to join a Lane: sets its `promised_ns`.
+        """Predict when a request about to join a Lane is answered, and set its `promised_ns`.
 
-        All that waits is taken to go first; only where that would be too late it is asked what really does.
-        Raises: InferError (OVERLOADED: its target would be missed; EXPIRED: its deadline).
+        First assumes that everything waiting goes before it; what really does is computed only if that would be too
+        late.
+        Raises: InferError (OVERLOADED: it would miss its target; EXPIRED: it would miss its deadline).
         """
         now_ns, target_ns, deadline_ns = request.queue_ns, request.target_ns, request.deadline_ns
         rows = lane.rows + request.rows
@@ -132,10 +135,10 @@ class Promises:
             raise _refused(end_ns + margin_ns, target_ns, arrived_ns)
 
     def late(self, now_ns: int, arrived_ns: int, target_ns: int) -> InferError | None:
-        """Give the error of a request of one row if it would miss its target, `target_ns` from arrival, in every Lane.
+        """Return the error of a one-row request that would miss its target, `target_ns` from arrival, in every Lane.
 
-        One that would find the device idle is left to `check`. Worked out once for all that arrived together, until a
-        Batch is taken: it was a fifth of the loop's time at twice what can be served.
+        A request that would find the device idle is left to `check`. Computed once for all requests that arrived
+        together, until a Batch is taken: it took a fifth of the loop's time at twice the capacity.
         """
         if self._late is None or arrived_ns != self._late_arrived_ns:
             self._late, self._late_arrived_ns = self._refusal(now_ns, arrived_ns, target_ns), arrived_ns
@@ -156,10 +159,10 @@ class Promises:
         return _refused(soonest_ns + self.margin.ns, arrived_ns + target_ns, arrived_ns)
 
     def _predict(self, lane: Lane, rows: int, now_ns: int, others_ns: float) -> tuple[float, float]:
-        """Predict when a request starts to run and has run, behind `others_ns` of other Lanes.
+        """Predict when a request starts to run and has run, after `others_ns` of work in other Lanes.
 
-        `rows` are its own and those before it in its Lane. Its own batch is taken to be full, as it is when the request
-        has to wait. A Key that has never run takes no time.
+        `rows` are its own and those before it in its Lane. Its own batch is assumed to be full, as it is if the request
+        has to wait. A Key that has never run is assumed to take no time.
         """
         full_rows = lane.full_rows
         if not full_rows:
@@ -170,13 +173,13 @@ class Promises:
         return start_ns, start_ns + lane.full_p95_ns
 
     def _start_ns(self, now_ns: int, ahead_ns: float) -> float:
-        """Predict when a batch starts that has `ahead_ns` of work before it, and what is under way.
+        """Predict when a batch starts that has `ahead_ns` of work before it, in addition to what is running.
 
-        Where all Instances should have been free by now, they are taken to go on for as long again as they are late:
-        nobody is let in meanwhile whose target is shorter than that.
+        If all Instances should be free by now, they are assumed to run for as much longer as they are already late;
+        meanwhile, requests with a shorter target are rejected.
         """
         running = self._running
-        # less than one: what rounding leaves of a sum that has come to nothing
+        # below one: rounding error in a sum that should be zero
         if not running or (ahead_ns < 1 and len(running) < self.instances):
             return now_ns + ahead_ns / self.instances
         left_ns, last_ns = ahead_ns, 0.0
@@ -187,16 +190,16 @@ class Promises:
         return now_ns + late_ns + left_ns / self.instances
 
     def _before_ns(self, request: InferRequest, lane: Lane) -> float:
-        """Predict what the other Lanes take that go before a request."""
+        """Predict the time of the other Lanes that go before a request."""
         urgent_ns = lane.urgency_ns() if lane.live else urgency_ns(request)
         others = (other for other in self._lanes.values() if other is not lane and other.live)
         return sum(self._as_it_is_ns(other) for other in others if other.goes_before(request, urgent_ns))
 
     def _as_it_is_ns(self, lane: Lane) -> float:
-        """Predict what a Lane takes if its last batch gets no fuller than it is now.
+        """Predict the time of a Lane whose last batch gets no fuller than it is now.
 
-        It may, for which there is the margin. To take the last batches of all Lanes for full refuses, with two of
-        them, half of what can be served (docs/adr/0009).
+        It may get fuller, which the margin covers. Assuming that the last batches of all Lanes are full would, with two
+        Lanes, reject half of what can be served (docs/adr/0009).
         """
         if not lane.work_ns:
             return 0.0
@@ -212,21 +215,21 @@ class Promises:
 
 
 def _arrived_ns(request: InferRequest) -> int:
-    """Tell from when a target counts; one that the request alone has counts from its acceptance."""
+    """Return the time from which a target counts; one that only the request has counts from its acceptance."""
     arrived_ns: int = getattr(request, "arrived_ns", request.start_ns)
     return arrived_ns
 
 
 def _refused(will_ns: float, wanted_ns: int, from_ns: int) -> InferError:
-    """Make the error of a request that would be answered when it should not be any more, in ms from its arrival."""
+    """Make the error of a request that would be answered too late, with times in ms from its arrival."""
     will, wanted = (_ms(ns - from_ns) for ns in (will_ns, wanted_ns))
-    # a gRPC deadline may have passed before the request arrived, or while the steps before this one ran
+    # a gRPC deadline may have passed before the request arrived, or while the previous steps ran
     text = LATE % (will, wanted) if wanted_ns > from_ns else PASSED
     return InferError(Code.OVERLOADED, text, _again_ns(will_ns, wanted_ns))
 
 
 def _again_ns(will_ns: float, wanted_ns: int) -> int:
-    """Give after how long it is worth to come again."""
+    """Return after how long a retry is worthwhile."""
     return max(int(will_ns - wanted_ns), 1_000_000)
 
 

@@ -1,6 +1,6 @@
-"""Quantiles: latencies of the last minute, kept small enough to say what share of them was below a value.
+"""Quantiles: latencies of the last minute, kept in little memory, from which quantiles are computed.
 
-Made by ModelStatistics for the summaries of the metrics page, and only where somebody asks for them.
+Made by ModelStatistics for the summaries of the metrics page, and only if they are requested.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 WINDOWS = 5
 WINDOW_NS = 12_000_000_000
-"""What is older than a minute is forgotten, a fifth of a minute at a time. Source: Triton's summaries, likewise."""
+"""Values older than a minute are dropped, a fifth of a minute at a time. Source: Triton's summaries do the same."""
 
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -20,8 +20,9 @@ _Ints = np.ndarray[Any, np.dtype[np.int64]]
 class Sketch:
     """A sample of values in levels: one kept in level n stands for 2**n that were added.
 
-    Invariant: no level holds more than `capacity`. A full one is sorted, and every second of it goes a level up, from
-    the first or the second on by turns; so a rank is wrong by at most half of `levels / capacity`, in worst order.
+    Invariant: no level holds more than `capacity`. A full one is sorted and every second value moves up a level,
+    alternately starting at the first and the second; so a rank is off by at most half of `levels / capacity`, in the
+    worst order.
     """
 
     __slots__ = ("_capacity", "_levels", "_odd")
@@ -32,7 +33,7 @@ class Sketch:
         self._odd: list[bool] = []
 
     def add(self, values: _Ints) -> None:
-        """Take values."""
+        """Add values."""
         for first in range(0, len(values), self._capacity):
             self._put(0, values[first : first + self._capacity])
 
@@ -43,7 +44,7 @@ class Sketch:
         together = np.concatenate((self._levels[level], values))
         if len(together) > self._capacity:
             together.sort()
-            # of an odd number the last one stays
+            # of an odd number, the last one stays
             pairs = len(together) // 2 * 2
             kept = together[int(self._odd[level]) : pairs : 2]
             self._odd[level] = not self._odd[level]
@@ -52,7 +53,7 @@ class Sketch:
         self._levels[level] = together
 
     def weighted(self) -> tuple[_Ints, _Ints]:
-        """Give the values kept, and how many each stands for."""
+        """Return the values kept, and how many each stands for."""
         counts = [len(values) for values in self._levels]
         weights = np.repeat(np.array([1 << level for level in range(len(counts))], np.int64), counts)
         return np.concatenate(self._levels) if counts else np.empty(0, np.int64), weights
@@ -68,7 +69,7 @@ class Quantiles:
         self._windows: dict[int, Sketch] = {}
 
     def add(self, values: _Ints, windows: _Ints) -> None:
-        """Take values; `windows` is when each came, in WINDOW_NS."""
+        """Add values; `windows` is when each came, in units of WINDOW_NS."""
         for window in np.unique(windows).tolist():
             sketch = self._windows.get(window)
             if sketch is None:
@@ -81,7 +82,7 @@ class Quantiles:
             del self._windows[old]
 
     def at(self, quantiles: Sequence[float], now_ns: int) -> list[int | None]:
-        """Give the value that so large a share of the last minute's values does not exceed; None for none."""
+        """Return the value at each quantile of the last minute's values; None if there are none."""
         self._forget(now_ns // WINDOW_NS)
         kept = [sketch.weighted() for sketch in self._windows.values()]
         if not kept:

@@ -26,11 +26,11 @@ class Scheduler:
     """Pull scheduling: a Batch closes when an Instance asks for one, and grows by itself while all are busy.
 
     Pure: it is told the time, its caller holds the model's lock. Invariants: a request is in one Lane or in one Batch,
-    never in both; a Batch has at most `max_batch_rows` rows and one Key; the Lane whose head is most urgent
-    goes first, which is the one that has waited longest where there are no targets and deadlines, so no Key starves.
-    What would be answered after its target is refused at the door; promises are reckoned once somebody has a target or
-    a deadline, and cost nothing before. Where a model has `levels` its Lanes have them too, and the one with the
-    highest goes first. `ordering` is where answers wait for those that go before them.
+    never in both; a Batch has at most `max_batch_rows` rows and one Key; the Lane whose head is most urgent goes first.
+    Without targets and deadlines that is the oldest, so no Key starves.
+    A request that would be answered after its target is rejected on arrival. Promises are computed from the first
+    target or deadline on, and cost nothing before. If a model has `levels`, so do its Lanes, and the highest goes
+    first. `ordering` is where answers wait for those that go before them.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Scheduler:
         self.sizing = Sizing(policy, costs, self.promises, fast_ns, plain=plain)
         self.memory_cap = self.sizing.memory_cap
         self.ordering = Ordering() if policy.preserve_ordering else None
-        # nothing runs until more than so many wait
+        # nothing runs until more than this many wait
         self._hold = max(policy.hold_requests - 1, 0)
         self.sequences = sequences
         self.expired: list[InferRequest] = []
@@ -59,8 +59,8 @@ class Scheduler:
     def add(self, request: InferRequest) -> None:
         """Put a request in its Lane, or behind its sequence.
 
-        Raises: InferError (OVERLOADED: the queue is full, in rows, bytes or requests, or the request would be
-        answered after its target; EXPIRED: its deadline would pass in the queue).
+        Raises: InferError (OVERLOADED: the queue is full, in rows, bytes or requests, or the request would be answered
+        after its target; EXPIRED: its deadline would pass in the queue).
         """
         if self.sequences is not None:
             self._add_to_sequence(request, self.sequences)
@@ -93,7 +93,7 @@ class Scheduler:
             self.ordering.enter(request)
 
     def add_together(self, requests: Sequence[InferRequest], rows: int, nbytes: int) -> bool:
-        """Put requests of one Key in their Lane (together.py); False where there is no room, or each is looked at."""
+        """Queue requests of one Key (together.py). Returns: False if there is no room or each needs its own checks."""
         if self._promising or self.levels is not None or self.sequences is not None or self.ordering is not None:
             return False
         if not self.room.holds(self.rows + rows, self.nbytes + nbytes, self.live + len(requests)):
@@ -108,8 +108,8 @@ class Scheduler:
     def _add_to_sequence(self, request: InferRequest, sequences: Sequences) -> None:
         """Put a request behind its sequence.
 
-        The queue's limits count by themselves what is under way and what waits for a place: a backlog would otherwise
-        keep out the very requests that its end depends on. Raises: InferError (INVALID, OVERLOADED).
+        The queue's limits apply separately to sequences under way and to those waiting for a place: a backlog would
+        otherwise keep out the very requests that let it end. Raises: InferError (INVALID, OVERLOADED).
         """
         live, nbytes = sequences.backlog_requests, sequences.backlog_bytes
         if not sequences.check(request):
@@ -129,16 +129,16 @@ class Scheduler:
         self.live += by
 
     def _enter(self, requests: list[InferRequest]) -> None:
-        """Put requests that have waited behind their sequence in their Lanes."""
+        """Put requests that were waiting behind their sequence in their Lanes."""
         for request in requests:
             (self._lanes.get(request.key) or self._new_lane(request.key)).add(request)
             if self.ordering is not None:
                 self.ordering.enter(request)
 
     def full(self) -> bool:
-        """Whether nothing more can be taken in: lets the door refuse before a body is decoded.
+        """Whether the queue is full, so that requests can be rejected before their body is decoded.
 
-        Never with sequences: which of them a request is of is not known by then.
+        Always False with sequences: which one a request belongs to is not known by then.
         """
         if self.sequences is not None:
             return False
@@ -148,25 +148,25 @@ class Scheduler:
         return self.rows >= room.rows or self.nbytes >= room.nbytes or self.live >= room.requests
 
     def late(self, now_ns: int, arrived_ns: int) -> InferError | None:
-        """Give the error of a request that is read now and would be late, however small it is; None if it need not.
+        """Return the error of a request read now that would be late however small it is; None to accept it.
 
-        As with `full`, before a body is decoded. Where the model has levels, the request's own is not known by then.
+        As with `full`, before decoding. Always None with levels: the one of the request is not known by then.
         """
         if not self.target_ns or not self.live or self.levels is not None:
             return None
         return self.promises.late(now_ns, arrived_ns, self.target_ns)
 
     def take(self, now_ns: int, most_ns: float = 0, free_ns: int = 0, own: Pin = None) -> Batch | None:
-        """Close a Batch for an idle Instance, or None when nothing is due.
+        """Close a Batch for an idle Instance, or return None if nothing is due.
 
-        `most_ns`: what it may be predicted to take, because others wait for the device; 0: as long as it likes.
-        `free_ns`: when what the Instance runs is predicted to end; 0: it runs nothing. `own`: as in next_lane.
+        `most_ns`: the longest predicted run allowed while others wait for the device; 0: no limit. `free_ns`: when the
+        current run is predicted to end; 0: none. `own`: as in next_lane.
         """
         lane = self.next_lane(now_ns, own=own)
         return None if lane is None else self.take_from(lane, now_ns, most_ns, free_ns=free_ns)
 
     def take_from(self, lane: Lane, now_ns: int, most_ns: float = 0, unknown_rows: int = 0, free_ns: int = 0) -> Batch:
-        """Close a Batch from a Lane that `next_lane` gave. `unknown_rows`: as Sizing has it."""
+        """Close a Batch from a Lane that `next_lane` returned. `unknown_rows`: as in `Sizing.limit`."""
         limit = self.sizing.limit(lane, self.rows, now_ns, most_ns, unknown_rows)
         if self.sequences is not None:
             requests, rows = self.sequences.take(lane, limit)
@@ -189,14 +189,14 @@ class Scheduler:
         return batch
 
     def lacking_rows(self, now_ns: int) -> int:
-        """Tell how many rows more could come to share the batch that would be closed now; 0: it can grow no more."""
+        """Return how many more rows could join the batch that would be closed now; 0 if it can grow no more."""
         lane = self.next_lane(now_ns)
         return self.sizing.most(lane) - (0 if lane is None else lane.rows)
 
     def finished(self, batch: Batch, now_ns: int, followed: bool = False) -> None:
-        """Note that a Batch that was taken is no longer under way, however it ended.
+        """Record that a Batch that was taken is no longer under way, however it ended.
 
-        `followed`: its Instance runs the next one already.
+        `followed`: its Instance is already running the next one.
         """
         if self.sequences is not None:
             for request in batch.again:
@@ -207,14 +207,14 @@ class Scheduler:
         self.sizing.step.ended(batch.rows, self.rows, now_ns, followed=followed)
 
     def delivered(self, request: InferRequest, now_ns: int) -> None:
-        """Learn from one request of a batch that was promised, and was answered now. Event loop; no lock needed."""
+        """Learn from one promised request of a batch that was just answered. Event loop; no lock needed."""
         if request.target_ns:
             self.promises.delivered(request, now_ns)
 
     def next_lane(self, now_ns: int, *, fast: bool = False, own: Pin = None) -> Lane | None:
-        """Choose the most urgent Lane of those that are due, of the fast ones only if so told.
+        """Choose the most urgent Lane of those that are due; with `fast`, only of the fast ones.
 
-        `own`: only of Keys that end so (sequences.py). Those past their deadline are taken out first.
+        `own`: only Keys that end with this Pin (sequences.py). Requests past their deadline are removed first.
         """
         if 0 < self._deadlines.nearest_ns <= now_ns:
             self.expired += self.expire(now_ns)
@@ -258,7 +258,7 @@ class Scheduler:
         return min((due for due in dues if due > now_ns), default=0)
 
     def remove(self, request: InferRequest, now_ns: int = 0) -> None:
-        """Take out a request that waits. Those behind it in its sequence go too, into `cut`."""
+        """Remove a waiting request. Those behind it in its sequence go too, into `cut`."""
         if self.sequences is None or not self.sequences.holds(request):
             lane = self._lanes[request.key]
             lane.remove(request)
@@ -283,7 +283,7 @@ class Scheduler:
         return min(nearest_ns or idle_ns, idle_ns or nearest_ns)
 
     def expire(self, now_ns: int) -> list[InferRequest]:
-        """Take out those whose deadline has passed; where that delays, they stay, behind the others."""
+        """Remove requests whose deadline has passed; if the policy delays those, they stay, behind the others."""
         expired = self._deadlines.passed(now_ns)
         if self.levels is not None:
             expired = [request for request in expired if not self._lanes[request.key].delay(request)]
@@ -294,7 +294,7 @@ class Scheduler:
         return expired
 
     def _expire_sequences(self, expired: list[InferRequest], sequences: Sequences, now_ns: int) -> list[InferRequest]:
-        """Take out the sequences of requests that have expired without a place, and forget those that are idle."""
+        """Remove the sequences of requests that expired without a place, and forget idle sequences."""
         before, self.cut = self.cut, []
         gone = []
         for request in expired:
@@ -306,13 +306,13 @@ class Scheduler:
         return gone + behind
 
     def learn(self, key: Key, rows: int, ns: int, now_ns: int, handling_ns: int = 0) -> None:
-        """Note that a batch of `rows` took `ns`, gather and scatter included; `handling_ns`: of it, as Batch has it."""
+        """Learn that a batch of `rows` took `ns`, gather and scatter included. `handling_ns` of it: as in Batch."""
         if self._costs.observe(key, rows, ns, now_ns) and (lane := self._lanes.get(key)) is not None:
             lane.handled(handling_ns / max(rows, 1))
             self.sizing.review(lane, promising=self._promising)
 
     def resize(self, instances: int, fast_ns: int) -> None:
-        """Go on for another number of Instances; no Lane becomes fast any more once `fast_ns` was 0."""
+        """Adapt to another number of Instances. If `fast_ns` was 0, no Lane ever becomes fast."""
         self.promises.instances = instances
         self.sizing.resize(instances, fast_ns)
         for lane in self._lanes.values():
@@ -320,14 +320,14 @@ class Scheduler:
         self._review()
 
     def hurry(self, now_ns: int, *, last: bool) -> None:
-        """Hold nothing open any more: nobody else comes who could fill a batch. `last`: as Sequences has it."""
+        """Stop holding batches open: no more requests will join. `last`: as in `Sequences.hurry`."""
         self._hold = 0
         self.sizing.hurry()
         if self.sequences is not None:
             self.sequences.hurry(now_ns, last=last)
 
     def drain(self) -> list[InferRequest]:
-        """Take out everything that waits."""
+        """Remove everything that waits."""
         dropped = [request for lane in self._lanes.values() for request in lane.live_requests()]
         dropped += [] if self.sequences is None else self.sequences.held()
         for request in dropped:
@@ -337,7 +337,7 @@ class Scheduler:
         return dropped
 
     def _new_lane(self, key: Key) -> Lane:
-        # where most of them have somebody waiting there is little to drop, and looking takes long
+        # if most Lanes have waiting requests, there is little to drop and the scan takes long
         if len(self._lanes) >= max(KEPT_LANES, 2 * self.live):
             for old in [k for k, lane in self._lanes.items() if not lane.live]:
                 del self._lanes[old]

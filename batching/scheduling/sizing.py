@@ -1,4 +1,4 @@
-"""Sizing: how many rows a batch may have, and until when it is held open. Asked by the Scheduler."""
+"""Sizing: how many rows a batch may have, and until when it is held open. Used by the Scheduler."""
 
 from __future__ import annotations
 
@@ -13,45 +13,44 @@ from .preferred import LineWalk, walk
 from .promise import Promises
 
 LOOK_AGAIN = 128
-"""One in so many of the batches that would be cut grows past the size where time per row was seen to rise, to at most
-twice that."""
+"""One in this many of the batches that would be cut grows past the size where time per row was seen to rise, to at most
+twice that size."""
 LOOK_BELOW = 16
-"""One in so many batches is half as large as it would be, where nothing is known of such sizes. Under a load that
-always fills batches no smaller one runs by itself: of a Key that the sweep did not run, 64 rows at 300 rows/s would be
-all that is ever seen of a model that does 400 in batches of 8."""
+"""One in this many batches has half its usual size, if hardly any batch of about that size has run. Under a load that
+always fills batches, smaller ones never run by themselves: for a Key that the sweep did not run, 64 rows at 300 rows/s
+would be all that is ever seen of a model that does 400 in batches of 8."""
 HARDLY = 1.25
-"""Under a tight target a batch may take this much longer than one row."""
+"""Under a tight target, a batch may take this much longer than one row."""
 TRUSTED = 1.15
-"""A p95 above the mean by more than this factor is an outlier of a size that seldom runs; what the device does now and
-then is left to the margin. Without it one run of 10 ms in 500 had 9% refused at 80% of the knee, with it 1%
+"""A p95 above the mean by more than this factor is an outlier of a size that seldom runs; occasional slow runs are left
+to the margin. Without it, one run of 10 ms in 500 caused 9% to be rejected at 80% of the knee, with it 1%
 (docs/adr/0009)."""
 UNKNOWN_NS = 1 << 61
-"""What a batch of a Key that never ran is taken to last: too long for the loop, unless it is pinned to it."""
+"""The assumed run time of a Key that never ran: too long for the loop, unless the model is pinned to it."""
 FAST_NS = {"auto": 250_000, "thread": 0, "loop": 1 << 62}
-"""A batch that runs in less time than this is run by the event loop itself, per executor setting: beside a busy loop a
-hand-over to a thread and back, and what the two take the GIL from each other, cost 100 to 150 us of CPU
+"""A batch that runs in less time than this is run by the event loop itself, by `executor` setting: beside a busy loop,
+a hand-over to a thread and back plus GIL contention cost 100 to 150 us of CPU
 (docs/adr/0002-pull-scheduling-two-executors.md)."""
 FAST_OF_MANY_NS = 100_000
-"""Likewise where several Instances could run at once, which the loop cannot."""
+"""The same if several Instances could run at once, which the loop cannot."""
 STAYS = 2
-"""What the loop runs already leaves it at so many times that: beside a busy loop the clock says so much more of the
-same run on a thread, which waits for the GIL, and one that went at the first slow moment would not come back."""
+"""A model run by the loop is handed to threads only above this many times the limit: beside a busy loop, the same run
+takes that much longer on a thread by the clock, since it waits for the GIL, and a model that left at the first slow
+moment would not come back."""
 
 
 class Sizing:
-    """What a batch of each Lane may hold, as it was said or as it was learned.
+    """How many rows a batch of each Lane may hold, configured or learned.
 
-    Where preferred sizes or a delay are said, they are meant as Triton means them: a preferred size goes at once and
-    alone, what is not one waits for the delay, and what has waited that long goes with all that fits. Where requests
-    are held for a test (`hold_requests`), sizes are Triton's too. Otherwise they are learned, and nothing waits
-    unless clients are in lock step, which `step` knows of.
-
-    How many rows (`limit`): what the first of these says that says anything, preferred sizes, the target, a stated cap,
-    clients in lock step, and otherwise all that fits. Of that no more than the memory held lately and the turn's time
-    allows, and where nothing was stated, what of it does the most rows per second (`_cut`).
-
-    Pure: told the time; the Scheduler's caller holds the model's lock. `plain`: what waits is neither in sequences nor
-    has levels.
+    If preferred sizes or a delay are configured, they mean what they mean in Triton: a preferred size goes at once and
+    alone, any other size waits for the delay, and what has waited that long goes with everything that fits. If requests
+    are held for a test (`hold_requests`), sizes are Triton's too. Otherwise sizes are learned, and nothing waits except
+    for clients in lock step, which `step` tracks.
+    The number of rows (`limit`) comes from the first of these that applies: preferred sizes, the target, a configured
+    cap, clients in lock step, everything that fits. It is reduced to what memory held lately and to what the turn's
+    time allows, and, if nothing was configured, to what does the most rows per second (`_cut`).
+    Pure: told the time; the Scheduler's caller holds the model's lock. `plain`: the model has neither sequences nor
+    levels.
     """
 
     def __init__(
@@ -70,8 +69,8 @@ class Sizing:
         self.delay_ns = policy.max_queue_delay_us * 1000
         self._delayed = self.delay_ns > 0
         self.target_ns = policy.latency_target_us * 1000
-        # with a target, all that a batch may hold was promised to go in it: cut, a ResNet-50 on an H200 at 95% of its
-        # knee serves 90% within 10 ms, and 95% filled up (perf/simulator/simulation.py)
+        # with a target, a batch was promised to hold everything it may: cut, a ResNet-50 on an H200 at 95% of its knee
+        # serves 90% within 10 ms; filled up, 95% (perf/simulator/simulation.py)
         capped = bool(self._cap_rows and not self._allowed)
         self._kept = not self._batched or self._stated or capped or self.target_ns > 0
         self.fast_ns = fast_ns
@@ -82,10 +81,10 @@ class Sizing:
             self.step.forbid()
 
     def limit(self, lane: Lane, waiting_rows: int, now_ns: int, most_ns: float, unknown_rows: int = 0) -> int:
-        """Give how many rows a batch of this Lane may have now, of so many that wait in all Lanes.
+        """Return how many rows a batch of this Lane may have now; `waiting_rows` wait in all Lanes.
 
-        `most_ns`: what it may be predicted to take; 0: as long as it likes. `unknown_rows`: the most of a Key of which
-        nothing can be predicted yet; 0: any number.
+        `most_ns`: the longest predicted run allowed; 0 for no limit. `unknown_rows`: the most rows of a Key without
+        predictions; 0 for any number.
         """
         self._most_ns = most_ns
         limit = self._wanted(lane, waiting_rows, now_ns)
@@ -96,12 +95,12 @@ class Sizing:
         return limit if self._kept or self.step.together else self._cut(lane, limit)
 
     def _wanted(self, lane: Lane, waiting_rows: int, now_ns: int) -> int:
-        """How many rows a batch of this Lane should have now.
+        """Return how many rows a batch of this Lane should have now.
 
-        All that waits, as a rule, so that none who could go waits for another run. But clients in lock step would all
-        go at once then, and the model would be idle while they are answered: nearly half of all that is in flight goes,
-        of whatever Keys, so that they form two batches that take turns; or all, where that was seen to do more. With a
-        target it holds what the target allows.
+        As a rule everything that waits, so that no request waits for another run. Clients in lock step would then all
+        go at once and the model would idle while they are answered: so nearly half of everything in flight goes, of
+        whatever Keys, to form two batches that take turns; or all, if that measured better. With a target, a batch
+        holds what the target allows.
         """
         if not self._batched:
             return 0
@@ -117,12 +116,12 @@ class Sizing:
             return self._max_rows
         limit = max(self._costs.knee_rows(lane.key), self.step.half_rows())
         if self._allowed:
-            # what is padded up might as well be real
+            # rows that would be padding might as well be real
             limit = next((size for size in self._allowed if size >= limit), limit)
         return min(limit, self._max_rows)
 
     def _cut(self, lane: Lane, limit: int) -> int:
-        """Give the size that does the most rows per second, of those up to what would be taken; now and then another.
+        """Return the size up to `limit` that does the most rows per second; now and then another size, to learn.
 
         Of 70 rows 64 go, and the others with those that come meanwhile, if 96 take half as long again as 64; of 7 rows
         all go, if 8 take as long as 6.
@@ -130,7 +129,7 @@ class Sizing:
         rows = min(lane.rows, limit)
         best = self._costs.best_rows(lane.key, rows)
         self._sized += 1
-        # not where it was promised how much goes together: who counts on it would expire
+        # not if the size was promised: a request that counts on it would expire
         if not self._sized % LOOK_BELOW and not lane.full_ns:
             untried = self._costs.untried_rows(lane.key, best)
             if untried:
@@ -146,18 +145,18 @@ class Sizing:
         return self._delayed or self.step.together
 
     def hurry(self) -> None:
-        """Hold none open any more."""
+        """Stop holding batches open."""
         self._delayed = False
         self.step.forbid()
 
     def resize(self, instances: int, fast_ns: int) -> None:
-        """Go on for another number of Instances; as Scheduler.resize has it."""
+        """Adapt to another number of Instances; see `Scheduler.resize`."""
         self.fast_ns = self.fast_ns and fast_ns
         self.step.alone = instances == 1
         self.step.leave()
 
     def most(self, lane: Lane | None) -> int:
-        """Give the rows that a batch of a Lane never has more of, None: of any; at least 1."""
+        """Return the most rows that a batch of this Lane ever has, or of any Lane if None; at least 1."""
         most = min(max(self._preferred, default=0) or self._cap_rows or self._max_rows, self._max_rows)
         if lane is not None and not self._stated:
             learned = lane.full_rows if self.target_ns else self._costs.most_rows(lane.key)
@@ -177,7 +176,7 @@ class Sizing:
     def due_ns(self, lane: Lane, head: InferRequest, now_ns: int) -> int:
         """When a Lane's batch is closed at the latest: its delay is over, or its oldest would miss its target.
 
-        A deadline closes nothing: who stated both a delay and a shorter timeout gets what Triton gives, expiry.
+        A deadline closes nothing: with both a delay and a shorter timeout configured, requests expire, as in Triton.
         """
         if not self.delay_ns:
             return self.step.due_ns(lane.rows)
@@ -197,11 +196,11 @@ class Sizing:
         return 0 if run_ns is None else min(due_ns, int(head.target_ns - run_ns - self._promises.margin.ns))
 
     def review(self, lane: Lane, *, promising: bool) -> None:
-        """Take over what is known by now of a Lane's run times."""
+        """Update a Lane from the run times learned so far."""
         knee_rows = self._costs.knee_rows(lane.key)
         predicted_ns = self._costs.predict_ns(lane.key, knee_rows)
         fast_ns = STAYS * self.fast_ns if lane.fast else self.fast_ns
-        # what the interpreter does for each request it does on a thread too, and the loop waits for it there
+        # a thread does the interpreter's work per request too, and the loop would wait for it there
         own_ns = UNKNOWN_NS if predicted_ns is None else max(predicted_ns - lane.handling * knee_rows, 0)
         lane.fast = own_ns < fast_ns
         if promising:
@@ -209,12 +208,12 @@ class Sizing:
             self._promises.reckon(lane)
 
     def _size(self, lane: Lane) -> None:
-        """Note what a batch holds when enough waits, and what it takes.
+        """Compute how many rows a full batch holds and how long it takes.
 
-        With a target it is the biggest that can be run twice within it: one may have begun just before a request came,
-        the next is its own. Where even one row takes longer than that, it is what takes hardly longer than one row.
-        Up to twice the biggest that has run is taken to cost what that did: otherwise a Key that is new is refused
-        before it can show that more rows do not take as much longer as they are.
+        With a target it is the largest batch that can run twice within it: one may have begun just before a request
+        came, the next is its own. If even one row takes longer than that, it is the largest that takes hardly longer
+        than one row. Up to twice the largest batch that has run is assumed to cost what that one did: otherwise
+        requests of a new Key would be rejected before it can show that more rows do not take proportionally longer.
         """
         costs, key, promises = self._costs, lane.key, self._promises
         one_ns = costs.predict_ns(key, 1)
@@ -236,5 +235,5 @@ class Sizing:
 
 
 def fast_ns(executor: str, instances: int) -> int:
-    """Give how short a batch must be for the event loop to run it, where there are so many Instances."""
+    """Return the run time below which the event loop runs a batch, given the number of Instances."""
     return FAST_OF_MANY_NS if executor == "auto" and instances > 1 else FAST_NS[executor]

@@ -1,28 +1,29 @@
-"""Timeouts: when a request must have left the queue, by its model's policy and its own wish. Called by dialects."""
+"""Timeouts: when a request must have left the queue, by its model's policy and its own timeout. Called by dialects."""
 
 from __future__ import annotations
 
 from penstock.batching.spec import BatchPolicy, QueuePolicy
 
 MEANT_US = 10_000
-"""Where the model says nothing of timeouts, a request's own counts from so much on. In Triton none does there, so that
-programs say 30 or 1000 and mean seconds or milliseconds: each of their requests would fail that had to wait at all."""
+"""If the model configures no timeouts, a request's own timeout counts only from this value on. Triton ignores it there,
+so programs send 30 or 1000 and mean seconds or milliseconds: each of their requests that had to wait at all would
+fail."""
 
 
 def level_of(policy: BatchPolicy, priority: int) -> int:
-    """Give the level of a request: what it says, or the model's default where it says none that there is."""
+    """Return the level of a request: its own if that exists, otherwise the model's default."""
     return priority if 0 < priority <= policy.priority_levels else policy.default_priority
 
 
 def default_policy(policy: BatchPolicy) -> QueuePolicy:
-    """Give how the requests of a level wait that has no policy of its own."""
+    """Return the queue policy of levels that have none of their own."""
     return QueuePolicy(
         policy.default_timeout_us, policy.allow_timeout_override, policy.max_queue_requests, policy.timeout_delays
     )
 
 
 def is_timed(policy: BatchPolicy) -> bool:
-    """Tell whether requests that do not say how long they may wait have a timeout all the same."""
+    """Whether requests that give no timeout have one anyway."""
     own = policy.level_policies.values()
     return policy.default_timeout_us > 0 or any(each.default_timeout_us for each in own)
 
@@ -30,10 +31,10 @@ def is_timed(policy: BatchPolicy) -> bool:
 def due_ns(
     now_ns: int, timeout_us: int, policy: BatchPolicy, target_us: int = 0, priority: int = 0, meant_us: int = MEANT_US
 ) -> int:  # fmt: skip
-    """Give when a request must have left the queue; 0 for never. It may shorten a default, not lengthen it.
+    """Return when a request must have left the queue; 0 for never. It may shorten a default, not lengthen it.
 
-    `target_us` is when it should be answered, where nothing but the queue can be held to it: hooks run around it.
-    `meant_us`: from what on a timeout counts of which the policy says nothing. What is left of one always does.
+    `target_us` is when it should be answered, if only the queue can be held to it because hooks run around it.
+    `meant_us`: the smallest timeout that counts if the policy configures none; 0 for what is left of an earlier one.
     """
     allowed: BatchPolicy | QueuePolicy = policy
     if policy.level_policies:

@@ -1,1 +1,1 @@
-"""Sequence models: requests that follow one another, their controls, states and places."""
+"""Sequence models: their requests in order, with their controls, states and places."""

@@ -1,7 +1,7 @@
-"""Controls: the inputs that tell a model about its sequences, and what may be said of sequences at all.
+"""Controls: the inputs that tell a model about its sequences, and the checks of a sequence configuration.
 
-`ControlInput` is made by derived.py and called by execution.py; `check_sequence` is called by completion.py, `check_id`
-by sequences.py.
+derived.py makes a `ControlInput` and execution.py calls it; completion.py calls `check_sequence`, and sequences.py
+`check_id`.
 Source of rules and texts: Triton's core (model_config_utils.cc) and its ONNX Runtime backend.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.batching.spec import Control, ModelSpec, State
 
 CORRIDS = ("UINT64", "INT64", "UINT32", "INT32", "BYTES")
-"""What an id may be given as."""
+"""The datatypes that an id may have."""
 
 
 class ControlInput:
@@ -38,7 +38,7 @@ class ControlInput:
         self._value = {False: false, True: true}
 
     def shape(self, batch: Batch, ran_rows: int) -> tuple[int, ...]:
-        """Give its whole shape in a run of so many rows."""
+        """Return its whole shape in a run of `ran_rows` rows."""
         return (ran_rows, *self.spec.shape[1:]) if self.spec.shape[0] == -1 else self.spec.shape
 
     def fill(self, buffer: Array, batch: Batch) -> None:
@@ -69,7 +69,7 @@ class ControlInput:
 
 
 def check_id(model: str, control: Control, given: int | str) -> None:
-    """Hold an id that a client gives against the control that tells the model of it. Raises: InferError (INVALID)."""
+    """Check that a client's sequence id has the type of the model's control. Raises: InferError (INVALID)."""
     if isinstance(given, str) != (control.datatype == "BYTES"):
         datatype = "BYTES" if isinstance(given, str) else "UINT64"
         text = f"sequence batching control '{control.name}' data-type is '{datatype}', but model '{model}' expects"
@@ -77,10 +77,10 @@ def check_id(model: str, control: Control, given: int | str) -> None:
 
 
 def check_sequence(spec: ModelSpec, graph: Signature) -> None:
-    """Hold what is said of sequences against the model. `policy.max_batch_rows` must be completed.
+    """Check a sequence configuration against the model. `policy.max_batch_rows` must be completed.
 
-    Raises: InferError (INVALID) where controls or states are not in the model, or not as they are said, and where
-    something is wanted that does not go with sequences.
+    Raises: InferError (INVALID) if controls or states are not in the model or differ from it, or if a setting is
+    incompatible with sequences.
     """
     sequence = spec.sequence
     if sequence is None:
@@ -112,7 +112,7 @@ def _check_together(spec: ModelSpec) -> None:
 
 
 def _unfit(spec: ModelSpec) -> Iterator[tuple[str, bool]]:
-    """List what would let requests of a sequence overtake each other, be refused in its midst, or run without it."""
+    """List settings that would let requests of a sequence overtake each other, be rejected in between, or run apart."""
     policy = spec.policy
     yield "padding", bool(spec.padding)
     yield "batching.split", policy.split

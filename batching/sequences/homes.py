@@ -1,8 +1,8 @@
-"""Homes: a model that remembers sequences for itself goes on with each where it began, or not at all.
+"""Homes: a model that remembers sequences itself continues each where it began, or not at all.
 
-What such a model remembers is in its Instance: in the process of a `model.py`, in the variables of a session. Each
-Instance has a `home`, an object that is another one once all of that was lost: its process has ended, or its session
-was closed. Called by both kinds of Instance.
+What such a model remembers is in its Instance: in the process of a `model.py`, or in the variables of a session. Each
+Instance has a `home`, an object that is replaced when all of that is lost: its process ended, or its session was
+closed. Used by both kinds of Instance.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ AWAY = (
 )
 
 LOST = "the instance of model '{}' that had begun the request was lost, with what it remembered"
-"""The same, where a request is a sequence."""
+"""The same, if each request is its own sequence."""
 
 
 class Resident(Protocol):
-    """An Instance, as far as it is known here."""
+    """The part of an Instance that is used here."""
 
     home: object
     idle: bool
@@ -52,9 +52,9 @@ class BoundResident(Resident, Protocol):
 
 
 def sequences_of(spec: ModelSpec, rows: int, instances: int, backends: Sequence[Backend]) -> Sequences | None:
-    """Make what holds the sequences of a model with so many rows in a batch; None if it has no sequences.
+    """Make the Sequences of a model with `rows` rows per batch; None if it has no sequences.
 
-    User code, which has no Backends, remembers for itself.
+    User code, which has no Backends, remembers sequences itself.
     """
     if spec.sequence is None:
         return None
@@ -62,18 +62,18 @@ def sequences_of(spec: ModelSpec, rows: int, instances: int, backends: Sequence[
 
 
 def own_pin(model: Model, instance: Resident) -> Pin:
-    """Give what the Keys that an Instance may run end with; None: it may run all."""
+    """Return the Pin of the Keys that an Instance may run; None if it may run all."""
     sequences = model.scheduler.sequences
     return None if sequences is None or not sequences.remembers else pin(_seat_of(model, instance))
 
 
 def wake_next(model: Model, instance: Resident, *, took: bool) -> None:
-    """Wake an idle Instance, since something waits that this one has not taken. Call with the model's lock held."""
+    """Wake an idle Instance for what waits and this one has not taken. Call with the model's lock held."""
     if own_pin(model, instance) is None:
         if took:
             model.wake_one()
         return
-    # only its own Instance can run it, which may stand anywhere: a sequence that ends here may let one begin there
+    # only its own Instance can run a request, and a sequence that ends here may let one begin at any Instance
     scheduler, now_ns = model.scheduler, time.monotonic_ns()
     for each in model.instances:
         if each.idle and scheduler.next_lane(now_ns, own=pin(each.seat)) is not None:
@@ -82,7 +82,7 @@ def wake_next(model: Model, instance: Resident, *, took: bool) -> None:
 
 
 def tell(model: Model, instance: Resident, *, runs: bool) -> None:
-    """Note that an Instance cannot run now, or can again: no sequence begins meanwhile where nothing runs."""
+    """Record whether an Instance can run; while it cannot, no sequence begins there."""
     scheduler, sequences = model.scheduler, model.scheduler.sequences
     with model.lock:
         if sequences is not None and sequences.remembers:
@@ -94,9 +94,9 @@ def tell(model: Model, instance: Resident, *, runs: bool) -> None:
 
 
 def part(model: Model, instance: Resident, batch: Batch) -> tuple[Batch | None, list[Batch]]:
-    """Part a Batch that an Instance is about to run: what it can run, and the refused, whose home is another.
+    """Divide a Batch that an Instance is about to run into what it can run, and rejected requests with another home.
 
-    The sequences that begin with it are at home there from now on.
+    Sequences that begin with the Batch have their home there from now on.
     """
     sequences = model.scheduler.sequences
     if sequences is None or not sequences.remembers:
@@ -122,10 +122,10 @@ def part(model: Model, instance: Resident, batch: Batch) -> tuple[Batch | None, 
 def execute_at(
     instance: BoundResident, model: Model, run: Callable[..., list[Batch]], batch: Batch, *failed: Exception | None
 ) -> list[Batch]:
-    """Run what of a Batch can run at an Instance, and refuse the others. Returns and raises: as `run`.
+    """Run what an Instance can run of a Batch, and reject the rest. Returns and raises: as `run`.
 
-    `run` is `execute` or `execute_alone` of isolation.py, `failed` as there.
-    A run that was stopped has closed the session that it ran on, and what that remembered is lost.
+    `run` is `execute` or `execute_alone` of isolation.py, `failed` as there. A run that was stopped has closed its
+    session, and what that remembered is lost.
     """
     sequences = model.scheduler.sequences
     if sequences is None or not sequences.remembers:
@@ -144,7 +144,7 @@ def execute_at(
 
 
 def _seat_of(model: Model, instance: Resident) -> int:
-    """Give which of its model's Instances it is; -1 before it is one, and once the model is closed."""
+    """Return the number of an Instance in its model; -1 before it is added, and once the model is closed."""
     return instance.seat if any(each is instance for each in model.instances) else -1
 
 

@@ -1,7 +1,7 @@
 """Iterations: a sequence that is one request, which runs again and again until its model is done with it.
 
-Triton's `iterative_sequence`. Between two iterations it waits as the next request of its sequence would, and shares
-its next run with whatever waits by then. Called by Sequences.
+Triton's `iterative_sequence`. Between two iterations it waits as the next request of its sequence would, and shares its
+next run with whatever is waiting by then. Used by Sequences.
 Source: Triton core, sequence_utils.h (IterativeSequencer).
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Identities:
-    """Ids for the sequences of requests that say none: 1, 2 and so on, but for those under way, which are `taken`.
+    """Ids for the sequences of requests without one: 1, 2 and so on, except those under way, which are `taken`.
 
     `text`: the model takes its ids as text.
     """
@@ -37,9 +37,9 @@ class Identities:
 
 
 def go_on(request: InferRequest, now_ns: int, *, pinned: bool) -> None:
-    """Make a request that has run the next one of its sequence: neither its first nor its last, and new in the queue.
+    """Turn a request that has run into the next one of its sequence: neither first nor last, and new in the queue.
 
-    `pinned`: the last part of its Key says where it has run, and will be added again.
+    `pinned`: its Key ends with a Pin, which will be added again.
     """
     request.sequence = InSequence(request.under_way.id)
     request.queue_ns = now_ns

@@ -1,4 +1,4 @@
-"""Places: where the sequences of a model stand: so many rows at each of its Instances. Held by Sequences."""
+"""Places: the rows at each Instance of a model that its sequences occupy. Owned by Sequences."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from heapq import heapify, heappop, heappush
 
 
 class Places:
-    """Those that are free, of which the lowest row goes first. Pure.
+    """The free places; the one with the lowest row is taken first. Pure.
 
-    `rows` are at each Instance, `seats` the numbers of the Instances where sequences may begin.
+    Each Instance has `rows` of them. `seats` are the numbers of the Instances where sequences may begin.
     """
 
     def __init__(self, rows: int, instances: int) -> None:
@@ -21,11 +21,11 @@ class Places:
 
     @property
     def free(self) -> bool:
-        """Whether there is one."""
+        """Whether any place is free."""
         return bool(self._freed) or self._unused < self._most
 
     def take(self) -> tuple[int, int] | None:
-        """Take the lowest: its row, and whose it is. None: there is none. One that is shut only if all are."""
+        """Take the lowest place: its row and Instance; None if none is free. A shut Instance's only if all are shut."""
         shut = self._shut & self.seats
         if 0 < len(shut) < len(self.seats):
             self._list()
@@ -42,17 +42,17 @@ class Places:
         return divmod(self._unused - 1, len(self.seats))
 
     def give_back(self, row: int, seat: int) -> bool:
-        """Take one back. Returns: False for one that nobody is to have any more."""
+        """Return a place. Returns: False if it no longer exists."""
         if seat in self.seats:
             heappush(self._freed, (row, seat))
         return seat in self.seats
 
     def shut(self, seat: int, *, shut: bool) -> None:
-        """Give none away at an Instance while others have some, or do so again."""
+        """Stop giving away places at an Instance while others have some, or resume."""
         (self._shut.add if shut else self._shut.discard)(seat)
 
     def move(self, seats: Collection[int], taken: Collection[tuple[int, int]]) -> None:
-        """Have them at other Instances from now on; `taken` are those of sequences under way, wherever they are."""
+        """Move the places to other Instances; `taken` are those of sequences under way, wherever they are."""
         self.seats = frozenset(seats)
         self._unused = self._most
         self._freed = sorted({(row, seat) for seat in self.seats for row in range(self.rows)}.difference(taken))
@@ -63,5 +63,5 @@ class Places:
 
 
 def pin(instance: int) -> tuple[int]:
-    """Give the part of a Key that says which Instance alone may run it."""
+    """Return the last part of a Key that only this Instance may run."""
     return (instance,)

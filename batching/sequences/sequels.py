@@ -1,6 +1,6 @@
-"""Sequels: the requests of a sequence reach the sequence models of an ensemble in the order in which they came to it.
+"""Sequels: requests of a sequence reach an ensemble's sequence models in the order in which they came to it.
 
-The steps before these may overtake each other, for a model may have several Instances. Called by ensembles.py.
+The steps before these may overtake each other, since a model may have several Instances. Used by ensembles.py.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Sequels:
-    """The requests of one ensemble that have yet to come to a sequence model, those of each sequence in their order.
+    """The requests of one ensemble that have yet to reach a sequence model, for each sequence in order.
 
-    Invariants: a request stands in the line of its sequence with the sequence models that it has yet to come to; a step
-    is kept while a request before it in the line has yet to come to the same model. Threads: the event loop's.
+    Invariants: a request is in the line of its sequence with the sequence models that it has yet to reach; a step is
+    kept back while an earlier request in the line has yet to reach the same model. Threads: the event loop's.
     """
 
     def __init__(self) -> None:
@@ -28,14 +28,14 @@ class Sequels:
         return len(self._lines)
 
     def enter(self, passage: Passage) -> None:
-        """Take in a request, if any of its steps is a sequence model's and it is of a sequence."""
+        """Add a request if it belongs to a sequence and any of its steps is a sequence model's."""
         said, links = passage.parent.sequence, passage.links
         models = {step.model for step in passage.course.steps if _remembers(step.model, links)}
         if models and said is not None:
             self._lines.setdefault(said.id, {})[passage] = models
 
     def keeps(self, passage: Passage, step: Passed) -> bool:
-        """Tell whether a step is kept back for now."""
+        """Whether a step is kept back for now."""
         line = self._line(passage)
         if passage not in line or step.model not in line[passage]:
             return False
@@ -48,7 +48,7 @@ class Sequels:
         return False
 
     def passed(self, passage: Passage, model: Model) -> list[Passage]:
-        """Note that a request has come to a model. Returns: who was kept from it, and may go on."""
+        """Record that a request has reached a model. Returns: the requests that were kept from it and may continue."""
         line = self._line(passage)
         models = line.get(passage, set())
         if model not in models:
@@ -59,7 +59,7 @@ class Sequels:
         return self._freed(line, {model})
 
     def leave(self, passage: Passage) -> list[Passage]:
-        """Forget a request that has ended. Returns: likewise."""
+        """Forget a request that has ended. Returns: the requests that were kept back for it and may continue."""
         line = self._line(passage)
         models = line.get(passage)
         if models is None:
@@ -78,7 +78,7 @@ class Sequels:
             del self._lines[passage.parent.sequence.id]
 
     def _freed(self, line: dict[Passage, set[Model]], models: set[Model]) -> list[Passage]:
-        """Hand back the steps that were kept from these models, up to the next that has yet to come to each."""
+        """Release the steps kept from these models, up to the next request that has yet to reach each."""
         freed: list[Passage] = []
         for passage, to_come in line.items() if self._kept else ():
             kept = self._kept.get(passage, [])

@@ -1,4 +1,4 @@
-"""Sequences: which request of each sequence may run next. Held by the Scheduler of a sequence model.
+"""Sequences: which request of each sequence may run next. Owned by the Scheduler of a sequence model.
 
 Source: Triton core, sequence_batch_scheduler.cc.
 """
@@ -40,13 +40,13 @@ _ROW = attrgetter("under_way.row")
 class Sequences:
     """The sequences under way of one model, and those that wait for a place.
 
-    Of each sequence one request at a time is in a Lane or in a Batch; the others wait here, in order. Pure: it is told
-    the time, and its caller holds the model's lock. `backlog_requests` and `backlog_bytes` are what waits of sequences
-    that have no place yet. `remembers`: what a model remembers is in its Instances (homes.py). Each runs the sequences
-    that have their places there, and no others; the last part of such a request's Key is that Instance's seat. The
-    model may know them by their ids: of one id one has a place (`_standing`), in Triton those that follow it too.
-    `vacated`: what to call when at a seat the last sequence is over, and none can begin. `identities`: of a model whose
-    sequences are requests that run again (iterations.py); such a sequence ends with its request.
+    Of each sequence, one request at a time is in a Lane or in a Batch; the others wait here, in order. Pure: told the
+    time; its caller holds the model's lock. `backlog_requests` and `backlog_bytes` count what waits without a place.
+    `remembers`: the model's Instances remember sequences (homes.py). Each runs only those with their places there;
+    their Keys end with its seat. The model may identify them by id, so only one of an id has a place (`_standing`); in
+    Triton, those that follow it have one too.
+    `vacated`: callbacks for when the last sequence at a seat is over and none can begin there. `identities`: only for
+    models whose sequences are requests that run again (iterations.py); such a sequence ends with its request.
     """
 
     def __init__(self, name: str, spec: SequenceSpec, rows: int, instances: int, *, remembers: bool = False) -> None:
@@ -77,12 +77,12 @@ class Sequences:
     def __len__(self) -> int:
         return len(self._all)
 
-    # -- coming ------------------------------------------------------------------------------------------------
+    # -- arriving ----------------------------------------------------------------------------------------------
 
     def check(self, request: InferRequest) -> bool:
-        """Check a request that has come. Returns: whether it would wait for a place.
+        """Check a request that has arrived. Returns: whether it would wait for a place.
 
-        Raises: InferError (INVALID: it says no sequence, or one that it does not begin and that is not under way).
+        Raises: InferError (INVALID: it has no sequence id, or one that is not under way and that it does not start).
         """
         said = request.sequence or NO_SEQUENCE
         to = f"to model '{self._name}'"
@@ -103,7 +103,7 @@ class Sequences:
         return not self._places.free or said.id in self._standing
 
     def admit(self, request: InferRequest, now_ns: int) -> list[InferRequest]:
-        """Take in a request that `check` has passed. Returns: what may go to its Lane now."""
+        """Accept a request that `check` has passed. Returns: what may go to its Lane now."""
         said = request.sequence or NO_SEQUENCE
         if not said.id and self.identities is not None:
             said = request.sequence = self.identities.next()
@@ -127,15 +127,15 @@ class Sequences:
         return self._go_on(one, now_ns) if one.current is None else []
 
     def holds(self, request: InferRequest) -> bool:
-        """Tell whether a request waits here, and not in a Lane."""
+        """Whether a request waits here, not in a Lane."""
         return request.under_way.current is not request
 
     def enough(self, live: int, hold: int) -> bool:
-        """Tell whether of so many requests that wait more than `hold` have a place, and enough wait for one."""
+        """Whether, of `live` waiting requests, more than `hold` have a place and enough wait for one."""
         return live - self.backlog_requests > hold and self.backlog_requests >= self._hold_backlog
 
     def expires(self, request: InferRequest) -> bool:
-        """Tell whether a request's timeout counts: only until its sequence has a place, in Triton as here."""
+        """Whether a request's timeout counts: only until its sequence has a place, as in Triton."""
         return request.under_way.row < 0
 
     def held(self) -> list[InferRequest]:
@@ -159,14 +159,14 @@ class Sequences:
         return taken, len(taken)
 
     def _shape(self, request: InferRequest) -> tuple[object, ...]:
-        """Give what must be equal to share a batch, beside the Key: the Instance, and the shapes of free states."""
+        """Return what must be equal in a batch besides the Key: the Instance, and the shapes of free states."""
         one = request.under_way
         states = {} if (request.sequence or NO_SEQUENCE).start else one.states
         shapes = [states[name].shape if name in states else begin for name, begin in self._shapes.items()]
         return (one.instance, *shapes)
 
     def arrange(self, batch: Batch) -> None:
-        """Give the requests of a batch that was closed their rows (`batch.places`), where sequences have their own."""
+        """Assign rows to the requests of a closed batch (`batch.places`), if each sequence has its own row."""
         if self._rows is None:
             return
         batch.requests.sort(key=_ROW)
@@ -176,15 +176,15 @@ class Sequences:
         places = list(map(_ROW, batch.requests))
         last = places[-1]
         if rows.issued:
-            # of other shapes: their rows are part of the run all the same, in Triton as here
+            # requests of other shapes: their rows are part of the run all the same, as in Triton
             instance = batch.requests[0].under_way.instance
             last = max(one.row for one in self._all if one.current is not None and one.instance == instance)
-        # of what a model remembers by its rows each part of a batch finds its own
+        # a model that remembers by row must find each part of a batch at its own rows
         if last >= len(places) or self.remembers:
             batch.places, batch.span_rows = places, last + 1
 
     def left(self, batch: Batch, now_ns: int) -> list[InferRequest]:
-        """Note that requests have run or failed, and which run again. Returns: what may go to its Lane now."""
+        """Record which requests have run or failed, and which run again. Returns: what may go to its Lane now."""
         ready: list[InferRequest] = []
         for request in batch.requests:
             one = request.under_way
@@ -203,8 +203,8 @@ class Sequences:
     def cut(self, request: InferRequest, now_ns: int) -> tuple[list[InferRequest], list[InferRequest]]:
         """End a sequence at a request that will not run, because it was cancelled or has expired.
 
-        Returns: those behind it, which are not to run either, and what may go to its Lane now.
-        Source: Triton; without one of its requests a sequence's state would be another.
+        Returns: the requests behind it, which must not run either, and what may go to its Lane now.
+        Source: Triton; a sequence that lacks one of its requests would have a different state.
         """
         one = request.under_way
         first = one.waiting.index(request) if one.row >= 0 and one.current is not request else 0
@@ -225,16 +225,16 @@ class Sequences:
         return behind, self._go_on(one, now_ns)
 
     def idle_ns(self) -> int:
-        """Give when `reap` must be called next; 0 for never. Any thread, no lock needed."""
+        """Return when `reap` must be called next; 0 for never. Any thread, no lock needed."""
         return self._nearest_ns
 
     def hurry(self, now_ns: int, *, last: bool) -> None:
-        """Hold no batch open any more. `last`: nor the place of an idle sequence, since nobody goes on with it."""
+        """Stop holding batches open. `last`: also end idle sequences, since nothing will continue them."""
         self._delay_ns, self._idle_ns = 0, 0 if last else self._idle_ns
         self._wake_at(now_ns)
 
     def reap(self, now_ns: int) -> list[InferRequest]:
-        """Forget sequences that were idle for too long, and give places on. Returns: what may go to its Lane now."""
+        """End sequences that were idle too long, and reassign their places. Returns: what may go to its Lane now."""
         if not 0 < self._nearest_ns <= now_ns:
             return []
         ready: list[InferRequest] = []
@@ -283,12 +283,12 @@ class Sequences:
         return self._fill(now_ns) + self._gather_of(one, now_ns)
 
     def house(self, instance: int, now_ns: int, *, runs: bool) -> None:
-        """Let sequences begin at an Instance, or none for now. `reap` is due then: some may have waited for that."""
+        """Let sequences begin at an Instance, or stop that for now. Makes `reap` due: some may have waited for this."""
         self._places.shut(instance, shut=not runs)
         self._wake_at(now_ns)
 
     def seat(self, seats: Collection[int], now_ns: int) -> None:
-        """Let sequences begin at these Instances and no others; those under way go on where they are. As `house`."""
+        """Let sequences begin at these Instances only; those under way stay where they are. Makes `reap` due."""
         self._places.move(seats, {(one.row, one.instance) for one in self._all if one.row >= 0})
         if self._rows is not None:
             self._rows += [InstanceRows() for _ in range(len(self._rows), max(seats) + 1)]
@@ -296,11 +296,11 @@ class Sequences:
         self._wake_at(now_ns)
 
     def stand_at(self, seat: int) -> bool:
-        """Tell whether any sequence has its place at an Instance."""
+        """Whether any sequence has its place at an Instance."""
         return any(one.instance == seat and one.row >= 0 for one in self._all)
 
     def _fill(self, now_ns: int) -> list[InferRequest]:
-        """Give a place to the one that has waited longest, and may have it. Returns: what may go to its Lane now."""
+        """Give a place to the longest-waiting sequence that may have it. Returns: what may go to its Lane now."""
         following = next((each for each in self._backlog if each.id not in self._standing), None)
         if following is None or not self._place(following):
             return []
@@ -310,7 +310,7 @@ class Sequences:
         return self._go_on(following, now_ns)
 
     def _go_on(self, one: UnderWay, now_ns: int) -> list[InferRequest]:
-        """See what becomes of a sequence of which nothing is in a Lane or a Batch. Returns: what may go to a Lane."""
+        """Advance a sequence of which nothing is in a Lane or a Batch. Returns: what may go to a Lane."""
         if one.waiting:
             if self._rows is None:
                 return [self._issue(one)]
@@ -326,7 +326,7 @@ class Sequences:
         return [] if self._rows is None else self._gather(self._rows[one.instance], now_ns)
 
     def _gather(self, rows: InstanceRows, now_ns: int) -> list[InferRequest]:
-        """Let the heads of an Instance's sequences go together, once its batch is over and enough of them are there."""
+        """Release the heads of an Instance's sequences together, once its batch is over and enough are there."""
         if rows.running or not rows.heads:
             return []
         if self._delay_ns and not rows.issued and len(rows.heads) < self._wanted:

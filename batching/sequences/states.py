@@ -1,6 +1,6 @@
-"""States: the tensors that a sequence has between its requests, kept here and not by the model.
+"""States: the tensors that a sequence keeps between its requests, stored here rather than in the model.
 
-Made by derived.py for models whose configuration says `sequence_batching.state`; called by execution.py.
+Made by derived.py for models configured with `sequence_batching.state`; used by execution.py.
 Source: implicit state management of Triton's core, sequence_state.cc.
 """
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 def begin(state: State) -> Array:
-    """Make what a state is before its sequence has run: zeros, or what its file has, without rows.
+    """Make the initial value of a state: zeros, or the contents of its file, without rows.
 
-    Raises: InferError (INVALID) where the file has too few bytes.
+    Raises: InferError (INVALID) if the file has too few bytes.
     """
     shape, datatype = state.begin, DATATYPES[state.datatype]
     if state.initial is None:
@@ -48,7 +48,7 @@ def begin(state: State) -> Array:
 
 
 class StateInput:
-    """The input that a state goes in by. What shares a batch has states of one shape (Sequences.take)."""
+    """The input that a state is passed in. All states in a batch have the same shape (Sequences.take)."""
 
     def __init__(self, state: State, spec: TensorSpec) -> None:
         self.spec = spec
@@ -57,12 +57,12 @@ class StateInput:
         self._batched = len(spec.shape) > len(state.shape)
 
     def shape(self, batch: Batch, ran_rows: int) -> tuple[int, ...]:
-        """Give its whole shape in a run of so many rows."""
+        """Return its whole shape in a run of `ran_rows` rows."""
         dims = self._of(batch.requests[0]).shape
         return (ran_rows, *dims) if self._batched else dims
 
     def fill(self, buffer: Array, batch: Batch) -> None:
-        """Write each sequence's state at its row; empty rows are as a sequence begins."""
+        """Write each sequence's state at its row; empty rows have the initial state."""
         if not self._batched:
             buffer[...] = self._of(batch.requests[0])
             return
@@ -83,8 +83,8 @@ class StateInput:
 class StatesKept:
     """The outputs that are the next request's states.
 
-    Ownership: a sequence has an array of its own, no view of a whole batch's, nor of what its client gets, `shown` by
-    name: a hook may write in that. They stay in the host's memory.
+    Ownership: each sequence has its own array, not a view of a whole batch's, nor of what its client gets, `shown` by
+    name: a hook may write to that. They stay in host memory.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class StatesKept:
         ]
 
     def keep(self, batch: Batch, outputs: list[Any]) -> None:
-        """Give each sequence its row. Raises: InferError (INTERNAL) where an output has too few."""
+        """Give each sequence its row. Raises: InferError (INTERNAL) if an output has too few."""
         places = batch.places or range(len(batch.requests))
         for (name, batched), output in zip(self._kept, outputs, strict=True):
             if batched and len(output) <= places[-1]:

@@ -1,4 +1,4 @@
-"""UnderWay: one sequence from its first request to its last. InstanceRows: where some stand. See sequences.py."""
+"""UnderWay: one sequence, first request to last. InstanceRows: the rows of one Instance. Used by sequences.py."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class UnderWay:
     """One sequence, from its first request to its last.
 
     Invariants: `current` is the one request that is in a Lane or in a Batch, `waiting` are those behind it. `row` is
-    where it stands in a run, among those of an `instance`, -1 while it waits for a place. `open`: more requests of it
-    may come. `states`: what the model gave last, by the output's name; empty: as it begins. `home`: where a model that
-    remembers for itself has begun it (homes.py).
+    its row in a run of its `instance`, -1 while it waits for a place. `open`: more of its requests may come. `states`:
+    the model's latest, by output name; empty at the start. `home`: where a model that remembers sequences itself began
+    it (homes.py).
     """
 
     __slots__ = ("current", "home", "id", "instance", "open", "row", "states", "waiting")

@@ -1,1 +1,1 @@
-"""How the tensors of requests stand in a run where that is more than rows one after another."""
+"""How request tensors are laid out in a run if they are not plain concatenated rows."""

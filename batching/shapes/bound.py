@@ -1,6 +1,6 @@
-"""Bound: what a model's Bindings take and give, where that is not what its clients send and get.
+"""Bound: what a model's Bindings take and return, if that differs from what clients send and get.
 
-Made by completion.py of a spec whose `signature` is known. What cannot go together is refused here, at load.
+Made by completion.py from a spec whose `signature` is known. Rejects incompatible settings at load.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from .reshape import check_reshape
 def bound_signature(
     spec: ModelSpec, signature: Signature, graph: Signature, *, apart: bool = False
 ) -> Signature | None:
-    """Give what the Bindings take and give; None where it is the signature itself.
+    """Return what the Bindings take and return; None if it is the signature itself.
 
-    `apart`: nothing is gathered, each request's tensors go to the model as they are.
-
-    Shapes: the model's own, -1 for rows in front when batched. Derived inputs stand after the clients', kept outputs
-    after theirs unless clients get them too. A scalar is `[1]`.
+    `apart`: nothing is gathered; each request's tensors go to the model as they are.
+    Shapes: the model's own, with -1 for rows in front when batched. Derived inputs follow the clients'; kept outputs
+    follow theirs, unless clients get them too. A scalar is `[1]`.
     Raises: InferError (INVALID).
     """
     _check_together(spec, signature, apart=apart)
@@ -48,7 +47,7 @@ def bound_signature(
 
 
 def said_signature(spec: ModelSpec) -> Signature:
-    """Give what clients see of a model of which all that is known is what it says. Raises: InferError (INVALID)."""
+    """Return the clients' view of a model known only from its configuration. Raises: InferError (INVALID)."""
     batched = bool(spec.policy.max_batch_rows)
     for kind, side in (("input", spec.inputs), ("output", spec.outputs)):
         for tensor in side:
@@ -61,7 +60,7 @@ def said_signature(spec: ModelSpec) -> Signature:
 
 
 def reshaped_signature(signature: Signature) -> Signature | None:
-    """Give what is inside an ensemble, where some tensors have a reshape; None where none has."""
+    """Return the inner signature of an ensemble in which some tensors have a reshape; None if none has."""
     batched = signature.batched
     inputs, outputs = (
         tuple([_inside(each, batched=batched) for each in side]) for side in (signature.inputs, signature.outputs)
@@ -71,7 +70,7 @@ def reshaped_signature(signature: Signature) -> Signature | None:
 
 
 def _inside(spec: TensorSpec, *, batched: bool) -> TensorSpec:
-    """Give a client's tensor as the model has it."""
+    """Return a client's tensor as the model has it."""
     if spec.ragged:
         return replace(spec, shape=(-1,), reshape=None)
     if spec.is_shape and batched:
@@ -87,7 +86,7 @@ def _shapes(signature: Signature) -> list[tuple[int, ...]]:
 
 
 def _checked(spec: ModelSpec, signature: Signature, graph: Signature, name: str) -> TensorSpec:
-    """Find a derived input in the model. What is said of sequences has been checked by then (controls.py)."""
+    """Find a derived input in the model. Sequence settings have been checked by then (controls.py)."""
     tensor = graph.input.get(name)
     said = next((each for each in spec.batch_inputs if each.name == name), None)
     if said is None:
@@ -114,7 +113,7 @@ def _batch_input_shape(said: BatchTensor, signature: Signature) -> tuple[int, ..
 
 
 def _check_batch_tensors(spec: ModelSpec, signature: Signature) -> None:
-    """Hold what is said of ragged batches against the tensors that clients send and get.
+    """Check the settings for ragged batches against the tensors that clients send and get.
 
     Raises: InferError (INVALID). Source: ValidateBatchIO of Triton's core, and ValidateInputs of its ONNX backend.
     """
@@ -142,7 +141,7 @@ def _check_batch_tensors(spec: ModelSpec, signature: Signature) -> None:
 
 
 def laid_flat(spec: ModelSpec, signature: Signature) -> dict[str, bool]:
-    """Tell by field what has requests lie one behind the other, where rows are more than one after another."""
+    """Return, by configuration field, whether it makes tensors flat rather than concatenated rows."""
     return {
         "allow_ragged_batch": any(each.ragged for each in (*signature.inputs, *signature.outputs)),
         "batch_input": bool(spec.batch_inputs),
@@ -151,7 +150,7 @@ def laid_flat(spec: ModelSpec, signature: Signature) -> dict[str, bool]:
 
 
 def _check_together(spec: ModelSpec, signature: Signature, *, apart: bool) -> None:
-    """Refuse what cannot be had together; what cannot be had with sequences at all, controls.py has refused by then."""
+    """Reject incompatible settings; controls.py has already rejected what never works with sequences."""
     tensors, flat = (*signature.inputs, *signature.outputs), laid_flat(spec, signature)
     rowless = all(each.is_shape for each in signature.inputs) and (signature.inputs or derived_names(spec))
     if signature.batched and rowless:
@@ -163,7 +162,7 @@ def _check_together(spec: ModelSpec, signature: Signature, *, apart: bool) -> No
         ("batching.allowed_sizes", bool(spec.policy.allowed_rows), flat),
         ("batching.split", spec.policy.split, flat | values),
         ("hooks", spec.hooks is not None, values),
-        # where rows are gathered, a row without a request has no place among elements that lie one behind the other
+        # where rows are gathered, a row without a request has no place among flat elements
         ("sequence_batching.direct", spec.sequence is not None and spec.sequence.direct and not apart, flat),
     ):
         other = next((name for name, there in against.items() if there), None)

@@ -1,6 +1,6 @@
-"""Derived inputs: what a model takes and no client sends, made from the batch when it is gathered.
+"""Derived inputs: inputs that no client sends, made from the batch when it is gathered.
 
-Controls and states of sequences, and the counts and shapes of ragged batches. Called by execution.py.
+These are the controls and states of sequences, and the counts and shapes of ragged batches. Used by execution.py.
 """
 
 from __future__ import annotations
@@ -15,42 +15,42 @@ if TYPE_CHECKING:
 
 
 class Derived(Protocol):
-    """One input that is made from the batch. Its place among the model's inputs is after those that clients send."""
+    """One input that is made from the batch. Among the model's inputs, it follows those that clients send."""
 
     spec: TensorSpec
     """The input as the model has it, rows included."""
 
     def shape(self, batch: Batch, ran_rows: int) -> tuple[int, ...]:
-        """Give its whole shape in a run of so many rows, those included that are there to fill up."""
+        """Return its whole shape in a run of `ran_rows` rows, padding rows included."""
 
     def fill(self, buffer: Array, batch: Batch) -> None:
         """Write it. The buffer holds garbage."""
 
 
 class KeptOutputs(Protocol):
-    """Outputs that stay here: no client gets them. They stand after the others among the model's outputs.
+    """Outputs kept in the server, which follow the others among the model's outputs.
 
-    One that the configuration names among its outputs goes to clients too, and stands among theirs.
+    One that the configuration also lists among its outputs goes to clients too, and is listed among theirs.
     """
 
     def keep(self, batch: Batch, outputs: list[Any]) -> None:
-        """Take them after a run that went well. Ownership: they are the taker's, but for what clients get too."""
+        """Take them after a successful run. Ownership: the taker's, except for those that clients get too."""
 
 
 def zero(array: Array) -> Any:
-    """Give what zero is for an array: an empty string among strings."""
+    """Return the zero value of an array: an empty string for strings."""
     return b"" if array.dtype.hasobject else 0
 
 
 class Zeros:
-    """Stands for a derived input while there are no requests to derive it from."""
+    """Stands in for a derived input while there are no requests to derive it from."""
 
     def __init__(self, spec: TensorSpec, *, batched: bool) -> None:
         self.spec = spec
         self._batched = batched
 
     def shape(self, batch: Batch, ran_rows: int) -> tuple[int, ...]:
-        """Give its whole shape, free axes but for the rows taken as 1."""
+        """Return its whole shape; free axes other than the rows are 1."""
         dims = [max(dim, 1) for dim in self.spec.shape]
         if self._batched and self.spec.shape[0] < 0:
             dims[0] = ran_rows
@@ -62,7 +62,7 @@ class Zeros:
 
 
 def derived_names(spec: ModelSpec) -> tuple[str, ...]:
-    """List the inputs that are derived, in their order: controls and states of sequences, then batch inputs."""
+    """List the derived inputs in order: controls and states of sequences, then batch inputs."""
     sequence = spec.sequence
     names = [] if sequence is None else [each.name for each in sequence.controls]
     names += [] if sequence is None else [each.input for each in sequence.states]
@@ -70,7 +70,7 @@ def derived_names(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def kept_names(spec: ModelSpec) -> tuple[str, ...]:
-    """List the outputs that are kept, in the order of the states."""
+    """List the kept outputs, in the order of the states."""
     return () if spec.sequence is None else tuple(state.output for state in spec.sequence.states)
 
 

@@ -1,7 +1,7 @@
-"""Forms: how the tensors of requests stand in a run, for models where that is more than rows one after another.
+"""Forms: how request tensors are laid out in a run, for models where that is not plain concatenated rows.
 
-Such are rows with places of their own, reshaped, ragged and shape tensors, and inputs that no client sends. Called by
-execution.py, and by what runs a model on zeros before there are requests (rehearsal.py, rowwise.py).
+These are rows at fixed places, reshaped, ragged and shape tensors, and inputs that no client sends. Used by
+execution.py, and by code that runs a model on zeros before there are requests (rehearsal.py, rowwise.py).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 def forms_of(spec: ModelSpec) -> Forms | None:
-    """Give the Forms of a completed spec; None where rows stand one after another and nothing else is to be done."""
+    """Return the Forms of a completed spec; None if its tensors are plain concatenated rows."""
     return None if spec.bound is None and spec.sequence is None else Forms(spec)
 
 
 def rows_of(output: Any) -> int:
-    """Count an output's rows; -1 where it has none to count, such as a scalar."""
+    """Count an output's rows; -1 if it has no row axis, such as a scalar."""
     try:
         return len(output)
     except TypeError:
@@ -40,16 +40,16 @@ def rows_of(output: Any) -> int:
 
 
 def wrong_rows(model: str, output: str, got: Any, ran_rows: int) -> InferError:
-    """Say that an output has other rows than the batch."""
+    """Make the error for an output whose rows are not those of the batch."""
     rows = rows_of(got)
     has = f"{rows} rows" if rows >= 0 else "no axis for rows"
     return InferError(Code.INTERNAL, f"model '{model}': output '{output}' has {has} for a batch of {ran_rows}")
 
 
 def complete(buffer: Array, rows: int) -> None:
-    """Fill the rows of a run from `rows` on with copies of the one before, or zeros where there is none.
+    """Fill the rows of a run from `rows` on with copies of the one before, or with zeros if there is none.
 
-    A model that divides by a row's norm, or looks a row up, does with copies what it does anyway.
+    A model that divides by a row's norm, or looks a row up, handles copies as well as it handles the original.
     """
     if not rows:
         buffer[...] = zero(buffer)
@@ -58,7 +58,7 @@ def complete(buffer: Array, rows: int) -> None:
 
 
 def spans(batch: Batch) -> Iterator[tuple[int, int]]:
-    """Give the rows of the run that each request has, from the first to before the last."""
+    """Yield the rows of the run that each request has, as start and stop."""
     stop = 0
     for number, request in enumerate(batch.requests):
         start = stop if batch.places is None else batch.places[number]
@@ -67,12 +67,12 @@ def spans(batch: Batch) -> Iterator[tuple[int, int]]:
 
 
 def _arrays(batch: Batch, position: int) -> list[Array]:
-    """List one input of each request: all have it, or none has."""
+    """List one input of each request: either all have it or none has."""
     return [request.inputs[position] for request in batch.requests]  # type: ignore[misc]
 
 
 class Rows:
-    """Rows, each request's at its place. Of a model without rows it is one request's tensor."""
+    """Rows, each request's at its place. For a model without rows, the tensor of a single request."""
 
     def __init__(self, spec: TensorSpec, *, batched: bool) -> None:
         dims = spec.shape[1:] if batched else spec.shape
@@ -81,13 +81,13 @@ class Rows:
         self._batched = batched
 
     def shape(self, batch: Batch, position: int, ran_rows: int) -> Dims:
-        """Give an input's whole shape in a run."""
+        """Return an input's whole shape in a run."""
         dims = batch.key[position] or ()
         inside = dims if self._reshape is None else self._reshape.inside(dims)
         return (ran_rows, *inside) if self._batched else inside
 
     def gather(self, batch: Batch, position: int, buffer: Array, ran_rows: int) -> None:
-        """Write an input. Rows that nobody has are zeros; those added at the end are copies of the last one."""
+        """Write an input. Rows without a request are zeros; padding rows at the end are copies of the last one."""
         if self._reshape is not None:
             dims = batch.key[position] or ()
             buffer = buffer.reshape((ran_rows, *dims) if self._batched else dims)
@@ -102,14 +102,14 @@ class Rows:
                 buffer[start:stop] = array
 
     def inside(self, array: Array) -> Array:
-        """See a client's array in the model's shape. Ownership: a view where that can be had."""
+        """View a client's array in the model's shape. Ownership: a view if possible."""
         if self._reshape is None:
             return array
         shape = array.shape
         return array.reshape((*shape[: self._batched], *self._reshape.inside(shape[self._batched :])))
 
     def outside(self, model: str, output: Any) -> Any:
-        """See an output in the clients' shape. Ownership: likewise. Raises: InferError (INTERNAL)."""
+        """View an output in the clients' shape. Ownership: a view if possible. Raises: InferError (INTERNAL)."""
         if self._reshape is None:
             return output
         shape = output.shape
@@ -120,16 +120,16 @@ class Rows:
             raise InferError(Code.INTERNAL, f"{text} as its configuration says: {error}") from error
 
     def cut(self, model: str, output: Any, batch: Batch) -> list[Any]:
-        """Give each request its rows of an output. Ownership: views. Raises: InferError (INTERNAL)."""
+        """Return each request's rows of an output. Ownership: views. Raises: InferError (INTERNAL)."""
         output = self.outside(model, output)
         return [output[start:stop] for start, stop in spans(batch)] if self._batched else [output]
 
 
 class Flat:
-    """A ragged input: all requests' elements one after another."""
+    """A ragged input: all requests' elements concatenated."""
 
     def shape(self, batch: Batch, position: int, ran_rows: int) -> Dims:
-        """Give its shape in a run."""
+        """Return its shape in a run."""
         return (sum([array.size for array in _arrays(batch, position)]),)
 
     def gather(self, batch: Batch, position: int, buffer: Array, ran_rows: int) -> None:
@@ -138,13 +138,13 @@ class Flat:
 
 
 class ShapeValues:
-    """A shape tensor of a model with rows: the values that all requests of a batch have, once.
+    """A shape tensor of a model with rows: the values that all requests of a batch share, once.
 
-    The first is how many rows run; a Key has the others.
+    The first is the number of rows that run; the Key holds the others.
     """
 
     def shape(self, batch: Batch, position: int, ran_rows: int) -> Dims:
-        """Give its shape in a run."""
+        """Return its shape in a run."""
         return (1 + len(batch.key[position] or ()),)
 
     def gather(self, batch: Batch, position: int, buffer: Array, ran_rows: int) -> None:
@@ -153,9 +153,9 @@ class ShapeValues:
 
 
 class Forms:
-    """All of one model. `valued`: requests share a batch only if values of theirs are equal (admission.values_key).
+    """The Forms of one model. `valued`: requests share a batch only if certain values are equal (admission.values_key).
 
-    Threads: reading only, but for what `kept` has.
+    Threads: read-only, except for the contents of `kept`.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -181,7 +181,7 @@ class Forms:
         self.kept_places = tuple(names.index(name) for name in kept_names(spec))
 
     def without_requests(self) -> Forms:
-        """Give Forms that gather batches of zeros: what is derived of sequences is zeros too."""
+        """Return Forms that gather batches of zeros, including the inputs derived from sequences."""
         made = copy(self)
         made.derived = tuple(
             each if isinstance(each, BatchInput) else Zeros(each.spec, batched=self._batched) for each in self.derived
@@ -189,14 +189,14 @@ class Forms:
         return made
 
     def enter(self, inputs: Sequence[Array | None]) -> list[Array | None]:
-        """See a request's inputs in the model's shapes: an ensemble's, which gathers nothing."""
+        """View a request's inputs in the model's shapes; for an ensemble, which gathers nothing."""
         return [
             form.inside(array) if isinstance(form, Rows) and array is not None else array
             for form, array in zip(self._inputs, inputs, strict=True)
         ]
 
     def leave(self, model: str, wanted: Sequence[int], outputs: Sequence[Any]) -> list[Any]:
-        """See an ensemble's outputs in the clients' shapes. Raises: InferError (INTERNAL)."""
+        """View an ensemble's outputs in the clients' shapes. Raises: InferError (INTERNAL)."""
         forms = [self._outputs[position] for position in wanted]
         return [
             form.outside(model, output) if isinstance(form, Rows) else output
@@ -204,11 +204,11 @@ class Forms:
         ]
 
     def positions(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """Give the outputs that a run must make: those wanted and those kept."""
+        """Return the outputs that a run must make: those wanted and those kept."""
         return (*wanted, *(place for place in self.kept_places if place not in wanted))
 
     def gather(self, binding: Binding, batch: Batch, ran_rows: int) -> None:
-        """Lend the buffers for a batch and write them."""
+        """Borrow the buffers for a batch and write them."""
         shapes: list[Dims | None] = [
             None if batch.key[position] is None else form.shape(batch, position, ran_rows)
             for position, form in enumerate(self._inputs)
@@ -223,9 +223,9 @@ class Forms:
                 derived.fill(buffer, batch)
 
     def scatter(self, model: str, batch: Batch, ran_rows: int, outputs: dict[int, Any]) -> None:
-        """Give each request its outputs, and what is kept to who keeps it. `outputs`: by their positions.
+        """Give each request its outputs, and kept outputs to their keeper. `outputs`: by position.
 
-        Nobody is given anything unless all outputs are as they should be. Raises: InferError (INTERNAL).
+        Nothing is given out unless all outputs are valid. Raises: InferError (INTERNAL).
         """
         if self._batched:
             for position, output in outputs.items():

@@ -1,7 +1,7 @@
-"""Padding: free axes are filled up to a few lengths, so that requests of different lengths share a Lane.
+"""Padding: free axes are padded to a few lengths, so that requests of different lengths share a Lane.
 
-A request's Key is made of the lengths that run (admission.py); its rows are filled up when a batch is gathered, and its
-outputs are cut back when it is scattered (execution.py). What is said of it is checked by completion.py.
+A request's Key has the padded lengths (admission.py). Its rows are padded when a batch is gathered, and its outputs are
+trimmed when it is scattered (execution.py). completion.py checks the configuration.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ SMALLEST_STEP = 16
 
 
 def bucket(length: int, buckets: Sequence[int]) -> int:
-    """Give the length at which one of `length` runs. Beyond the last bucket that is its own.
+    """Return the padded length for `length`, which is unchanged beyond the last bucket.
 
-    Where no buckets are said they are 16, 32, 48, ... 128, 160, 192, 224, 256, 320, ...: four to a doubling. Of lengths
-    spread evenly in 1 to 128 they make 12% more, powers of two a third, and steps of 8 below 64 8%, with fewer requests
-    to a batch. Of one length's throughput that is 0.75 to 0.85, 0.62 to 0.72 and 0.69 to 0.83, and 0.30 to 0.49 without
-    padding (perf/padding.py). To fill batches up from Lanes of other lengths, where the learned times said that it
-    saves, gave 0.54 to 0.64: the added elements cost more than the batches saved.
+    The default buckets are 16, 32, 48, ... 128, 160, 192, 224, 256, 320, ...: four per doubling. For lengths spread
+    evenly over 1 to 128 they add 12%, powers of two a third, and steps of 8 below 64 8%, with fewer requests per batch.
+    Relative to the throughput of a single length that is 0.75 to 0.85, 0.62 to 0.72 and 0.69 to 0.83, and 0.30 to 0.49
+    without padding (perf/padding.py). Filling batches up from Lanes of other lengths, where the learned times predicted
+    savings, gave 0.54 to 0.64: the added elements cost more than the batches saved.
     """
     if buckets:
         place = bisect_left(buckets, length)
@@ -42,13 +42,13 @@ def bucket(length: int, buckets: Sequence[int]) -> int:
 
 
 def smallest_fit(rows: int, allowed: Sequence[int]) -> int:
-    """Give the smallest allowed size that holds so many rows; their own number beyond the last."""
+    """Return the smallest allowed size that holds this many rows; `rows` itself beyond the last."""
     place = bisect_left(allowed, rows)
     return allowed[place] if place < len(allowed) else rows
 
 
 def same_axes(signature: Signature, padded: PaddedAxis) -> Iterator[tuple[TensorSpec, int]]:
-    """Find the axes of inputs that must be as long as a padded one: those of the same name, and its mask's.
+    """Yield the input axes that must be as long as a padded one: those of the same name, and its mask's.
 
     Shapes: axes count from 0 after the rows.
     """
@@ -63,24 +63,24 @@ def same_axes(signature: Signature, padded: PaddedAxis) -> Iterator[tuple[Tensor
 
 
 def axis_name(spec: TensorSpec, axis: int) -> str:
-    """Give the model's name for an axis, counted from 0 after the rows; "" for none."""
+    """Return the model's name for an axis, counted from 0 after the rows; "" if it has none."""
     return spec.axes[axis + 1] if axis + 1 < len(spec.axes) else ""
 
 
 class Padding:
-    """What is padded of one model, by position in its Signature.
+    """What is padded in one model, by position in its Signature.
 
-    Shapes: axes count the rows here, so 1 is the first that can be padded. Threads: reading only.
+    Shapes: axes include the rows here, so 1 is the first that can be padded. Threads: read-only.
     """
 
     def __init__(self, spec: ModelSpec, signature: Signature) -> None:
         self._signature = signature
         places = {tensor.name: position for position, tensor in enumerate(signature.inputs)}
-        # per input: its padded axes with their buckets, and what they are filled with
+        # per input: its padded axes with their buckets, and the fill value
         self._axes: dict[int, dict[int, tuple[int, ...]]] = {}
         self._values: dict[int, Any] = {}
         self._twins: list[tuple[int, int, int, int]] = []
-        # per mask: its axis, and the input and axis that it is for
+        # per mask: its axis, and the input and axis that it belongs to
         self._masks: dict[int, tuple[int, int, int]] = {}
         self._trims: dict[int, list[tuple[int, int, int]]] = {}
         for padded in spec.padding:
@@ -100,9 +100,9 @@ class Padding:
                     trims.append((trimmed, place, axis))
 
     def key(self, name: str, key: Sequence[tuple[int, ...] | None]) -> Key:
-        """Make a request's Key of its shapes without rows: the lengths that run, and a mask in any case.
+        """Make a request's Key from its shapes without rows: the padded lengths, and a mask even if not sent.
 
-        Raises: InferError (INVALID) where lengths differ that must be equal: filled up, nobody would notice.
+        Raises: InferError (INVALID) if lengths differ that must be equal: padding would hide the difference.
         """
         for place, axis, other, twin in self._twins:
             mine, theirs = key[place], key[other]
@@ -125,11 +125,11 @@ class Padding:
         return tuple(padded)
 
     def fills(self, position: int) -> bool:
-        """Whether an input has something to fill up."""
+        """Whether an input has anything to pad."""
         return position in self._axes
 
     def fill(self, position: int, buffer: Array, requests: Sequence[InferRequest]) -> tuple[int, int]:
-        """Put the requests' rows in a buffer, filled up, or the mask where a request brings none.
+        """Write the requests' rows to a buffer, padded, or the mask if a request sends none.
 
         Returns: how many elements are real and how many are padding; (0, 0) for a mask.
         """
@@ -150,7 +150,7 @@ class Padding:
         return (0, 0) if mask is not None else (real, buffer.size - real)
 
     def check(self, batch: Batch, wanted: Sequence[int], outputs: Sequence[Any]) -> None:
-        """Hold a batch's outputs against the lengths that ran, before anything is cut from them.
+        """Check a batch's outputs against the lengths that ran, before anything is trimmed.
 
         Raises: InferError (INTERNAL).
         """
@@ -164,7 +164,7 @@ class Padding:
                     raise InferError(Code.INTERNAL, f"{text}, as long as its padded input ran")
 
     def trim(self, requests: Sequence[InferRequest]) -> None:
-        """Cut the outputs of each request back to its own lengths. Ownership: what is cut is copied."""
+        """Trim the outputs of each request to its own lengths. Ownership: trimmed outputs are copies."""
         for request in requests:
             outputs = request.outputs or []
             for place, position in enumerate(request.wanted):
@@ -188,9 +188,9 @@ def _trimmed(signature: Signature, padded: PaddedAxis) -> Iterator[tuple[int, in
 
 
 def element(spec: TensorSpec, value: float) -> Any:
-    """Give what an input is filled with, in its own datatype.
+    """Return the fill value of an input, in its own datatype.
 
-    Raises: ValueError where the datatype does not hold it.
+    Raises: ValueError if the datatype cannot hold it.
     """
     if spec.datatype == "BYTES":
         if value:

@@ -1,4 +1,4 @@
-"""Padding rules: what a configuration says of padding is held against the model. Called by completion.py."""
+"""Padding rules: checks the padding configuration against the model. Used by completion.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MASK_DATATYPES = ("INT64", "INT32", "BOOL", "FP32", "FP16")
 
 
 def check_padding(spec: ModelSpec, signature: Signature) -> Signature:
-    """Check all that is padded; give the signature with masks optional, since the server makes those not sent.
+    """Check all padding; return the signature with masks optional, since the server makes those not sent.
 
     Raises: InferError (INVALID): the field, and what is wrong with it.
     """
@@ -99,7 +99,7 @@ def _check_outputs(spec: ModelSpec, signature: Signature, padded: PaddedAxis) ->
 
 
 def _own_axes(signature: Signature) -> list[str]:
-    """List outputs with a free axis of no input's name, as exporters make up: nothing tells what it is as long as."""
+    """List outputs with a free axis that no input names, as exporters invent: nothing says what its length equals."""
     known = {name for spec in signature.inputs for name in spec.axes[1:]} - {""}
     return [
         output.name
@@ -109,7 +109,7 @@ def _own_axes(signature: Signature) -> list[str]:
 
 
 def _check_twins(spec: ModelSpec, signature: Signature, padded: PaddedAxis) -> None:
-    """Check that what must be as long as a padded axis is padded with it, to the same lengths."""
+    """Check that axes that must be as long as a padded axis are padded too, to the same lengths."""
     others = {(other.input, other.axis): other for other in spec.padding}
     masks = {other.mask for other in spec.padding}
     for tensor, axis in same_axes(signature, padded):

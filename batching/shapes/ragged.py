@@ -1,6 +1,7 @@
-"""Ragged batches: requests with different shapes of one input share a run, in which it is flat, one after another.
+"""Ragged batches: requests whose shapes of one input differ share a run, in which that input is flat.
 
-What the model is told about such a batch, and how its flat outputs are cut. Called by derived.py and forms.py.
+Defines what the model is told about such a batch, and how its flat outputs are divided. Used by derived.py and
+forms.py.
 Source: `allow_ragged_batch`, BatchInput and BatchOutput of model_config.proto; BackendInputCollector and
 BackendOutputResponder of Triton's backend library.
 """
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
     from penstock.batching.spec import BatchTensor, ModelSpec
 
 RAGGED = (-1,)
-"""What a Key has for a ragged input, whatever its shape."""
+"""A Key's entry for a ragged input, whatever its shape."""
 SCATTER = "BATCH_SCATTER_WITH_INPUT_SHAPE"
 
 
 class RaggedSource:
-    """An input that something about the batch is told of, or taken from: its shape in each request.
+    """The input that a batch tensor describes or is divided by: its shape in each request.
 
     Shapes: as the model has them, which is after a reshape; rows in front.
     """
@@ -41,7 +42,7 @@ class RaggedSource:
         self._reshape = None if spec.reshape is None else Reshape(spec.shape[1:], spec.reshape)
 
     def shape(self, request: InferRequest) -> tuple[int, ...]:
-        """Give its shape in a request."""
+        """Return its shape in a request."""
         rows, *dims = request.inputs[self._position].shape  # type: ignore[union-attr]
         return (rows, *(dims if self._reshape is None else self._reshape.inside(dims)))
 
@@ -50,7 +51,7 @@ class RaggedSource:
         return [request.inputs[self._position].size for request in batch.requests]  # type: ignore[union-attr]
 
     def item_shapes(self, batch: Batch) -> list[tuple[int, ...]]:
-        """List the shape of each item, rows left out: a request of several rows has as many items."""
+        """List the shape of each item, without rows: a request has one item per row."""
         shapes = [self.shape(request) for request in batch.requests]
         return [dims for rows, *dims in shapes for _ in range(rows)]  # type: ignore[misc]
 
@@ -69,7 +70,7 @@ KINDS = tuple(_VALUES)
 
 
 class BatchInput:
-    """An input that tells the model about its source's elements in each request: a Derived."""
+    """An input that describes its source's elements in each request: a Derived."""
 
     def __init__(self, said: BatchTensor, spec: ModelSpec) -> None:
         signature, bound = spec.signature, spec.bound
@@ -81,7 +82,7 @@ class BatchInput:
         self._source = RaggedSource(signature, said.sources[0])
 
     def shape(self, batch: Batch, ran_rows: int) -> tuple[int, ...]:
-        """Give its shape for a batch."""
+        """Return its shape for a batch."""
         requests = len(batch.requests)
         match self._kind:
             case "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO":
@@ -100,7 +101,7 @@ class BatchInput:
 
 
 class Scatter:
-    """An output that is cut by the shape that its source has in each request.
+    """An output that is divided by the shape that its source has in each request.
 
     Shapes: `dims` are the clients', rows in front; its free ones are those of the source at the same places.
     """
@@ -111,7 +112,7 @@ class Scatter:
         self._source = source
 
     def cut(self, model: str, output: Any, batch: Batch) -> list[Any]:
-        """Give each request its part. Ownership: views. Raises: InferError (INTERNAL)."""
+        """Return each request's part. Ownership: views. Raises: InferError (INTERNAL)."""
         shapes = list(self._shapes(batch))
         size = sum(math.prod(shape) for shape in shapes)
         if getattr(output, "size", -1) != size:

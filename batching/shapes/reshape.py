@@ -1,7 +1,7 @@
-"""Reshape: a tensor has one shape for clients and another for the model, over the same elements in the same order.
+"""Reshape: a tensor has one shape for clients and another for the model, with the same elements in the same order.
 
-Called by bound.py and agreement.py for the rules and by forms.py for the shapes of a run. Nothing is copied: what is
-gathered goes into the buffer seen in the clients' shape, and what is scattered are views.
+bound.py and agreement.py use the rules, forms.py the shapes of a run. Nothing is copied: inputs are gathered into the
+buffer viewed in the clients' shape, and scattered outputs are views.
 Source: ModelTensorReshape of model_config.proto; ValidateIOShape of Triton's core for rules and texts.
 """
 
@@ -18,18 +18,18 @@ Dims = tuple[int, ...]
 
 
 class Reshape:
-    """The clients' dims and the model's, rows left out: the free ones stand for one another in their order."""
+    """The clients' dims and the model's, without rows: their free dims correspond in order."""
 
     def __init__(self, outside: Dims, inside: Dims) -> None:
         self._outside = outside
         self._inside = inside
 
     def inside(self, dims: Sequence[int]) -> Dims:
-        """Give the model's dims for a client's."""
+        """Return the model's dims for a client's."""
         return _carried(self._outside, dims, self._inside)
 
     def outside(self, dims: Sequence[int]) -> Dims:
-        """Give the clients' dims for the model's. Raises: ValueError where there are more or fewer dims."""
+        """Return the clients' dims for the model's. Raises: ValueError if the number of dims differs."""
         return _carried(self._inside, dims, self._outside)
 
 
@@ -39,9 +39,9 @@ def _carried(said: Dims, dims: Sequence[int], wanted: Dims) -> Dims:
 
 
 def check_reshape(spec: TensorSpec, kind: str, model: str, *, batched: bool) -> None:
-    """Hold a declared reshape against the declared dims.
+    """Check a declared reshape against the declared dims.
 
-    Shapes: `spec.shape` leaves the rows out. Raises: InferError (INVALID).
+    Shapes: `spec.shape` is without rows. Raises: InferError (INVALID).
     """
     dims, reshape = spec.shape, spec.reshape
     if reshape is None:

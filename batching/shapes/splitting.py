@@ -1,6 +1,6 @@
 """Splitting: a request of more rows than a batch may have runs in parts, and returns whole. Called by the Engine.
 
-Each part is a request of its own in the queue and in the statistics; only the whole is delivered to who asked.
+Each part is its own request in the queue and in the statistics; only the whole is delivered to the caller's sink.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def add_parts(model: Model, whole: InferRequest, cancel: Callable[[InferRequest], None]) -> int:
-    """Put a request that is too large for a batch in the queue, all of its parts or none.
+    """Queue a request that is too large for a batch, all of its parts or none.
 
-    Returns: how many. Raises: InferError.
+    Returns: the number of parts. Raises: InferError.
     """
     with model.lock:
         most_bytes = model.scheduler.room.bytes_for(whole)
@@ -52,9 +52,9 @@ def _add_all(model: Model, parts: Sequence[InferRequest]) -> None:
 
 
 def split(whole: InferRequest, most_rows: int, cancel: Callable[[InferRequest], None]) -> list[InferRequest]:
-    """Make the parts of a request, of at most `most_rows` each, and note them in it.
+    """Divide a request into parts of at most `most_rows` each, and store them in it.
 
-    `cancel` takes a part back that waits, as `Engine.cancel`. Ownership: the parts' inputs are views of the whole's.
+    `cancel` withdraws a waiting part, as `Engine.cancel`. Ownership: the parts' inputs are views of the whole's.
     """
     sink = _Joining(whole, cancel)
     parts = []
@@ -75,7 +75,7 @@ def split(whole: InferRequest, most_rows: int, cancel: Callable[[InferRequest], 
 class _Joining:
     """The sink of one whole's parts: it delivers the whole when the last has run, or the first has failed.
 
-    Invariant: the whole is delivered once, and not at all when it was cancelled: it has no parts then.
+    Invariant: the whole is delivered once, and not at all if it was cancelled: it has no parts then.
     """
 
     def __init__(self, whole: InferRequest, cancel: Callable[[InferRequest], None]) -> None:
@@ -84,7 +84,7 @@ class _Joining:
         self.missing = 0
 
     def deliver(self, parts: Sequence[InferRequest]) -> None:
-        """Take parts that are done."""
+        """Take finished parts."""
         whole = self._whole
         every = whole.parts
         if every is None:
@@ -98,13 +98,13 @@ class _Joining:
             _join(whole, every)
         hand_out([whole])
         if whole.error is not None:
-            # after it: what was kept for their sake may follow then
+            # afterwards: cancelling may hand out requests that were kept behind these parts
             for part in every:
                 self._cancel(part)
 
 
 def _join(whole: InferRequest, parts: Sequence[InferRequest]) -> None:
-    """Put the parts' outputs together, in order: one copy of each."""
+    """Concatenate the parts' outputs, in order: one copy of each."""
     try:
         whole.outputs = [_joined(pieces) for pieces in zip(*[part.outputs or [] for part in parts], strict=True)]
     except ValueError as error:
