@@ -27,39 +27,39 @@ PIPE_STATUS = 141
 """128 + SIGPIPE, as a shell has it of those whom the signal ends."""
 _NEED_PATHS = ("serve", "check")
 _PROGRAMS = {
-    "seldon-core-microservice": ("seldon.command:run", "serve a component of Seldon Core (docs/seldon.md)"),
+    "seldon-core-microservice": ("seldon.command:run", "serve a Seldon Core component (docs/seldon.md)"),
     "deepaas-run": ("deepaas.command:run", "serve DEEPaaS models (docs/deepaas.md)"),
-    "deepaas-cli": ("deepaas.cli:run", "call a DEEPaaS model's methods, without a server"),
-    "deepaas-predict": ("deepaas.predicting:run", "call a DEEPaaS model's `predict_data` with a file"),
-    "abeja": ("abeja.command:run", "serve an ABEJA handler, or call it (docs/abeja.md)"),
-    "sagemaker": ("clouds.command:run", "serve in a container of Amazon SageMaker's (docs/clouds.md)"),
-    "tritonserver": ("cli:run_as_triton", "serve: the word that command lines of Triton's begin with"),
+    "deepaas-cli": ("deepaas.cli:run", "call the methods of a DEEPaaS model without a server"),
+    "deepaas-predict": ("deepaas.predicting:run", "call the `predict_data` of a DEEPaaS model with a file"),
+    "abeja": ("abeja.command:run", "serve or call an ABEJA handler (docs/abeja.md)"),
+    "sagemaker": ("clouds.command:run", "serve in an Amazon SageMaker container (docs/clouds.md)"),
+    "tritonserver": ("cli:run_as_triton", "serve, for command lines written for Triton"),
 }
-"""Programs that others served with, each answered here as it was: what runs it, and what is said of it."""
+"""Commands of other servers that are accepted here: what runs each, and its help text."""
 _NO_SETTINGS = {"command", "paths", "invariance", "json"}
 _ABOUT = (
-    "An inference server for ONNX models, TensorFlow SavedModels, Python models, and what Cortex, Seldon Core, DEEPaaS "
-    "and ABEJA served."
+    "An inference server for ONNX models, TensorFlow SavedModels, Python models, and Cortex, Seldon Core, DEEPaaS and "
+    "ABEJA projects."
 )
-_CHECK = "say what `serve` with the same arguments would serve, and every mistake, without serving"
-_DOCTOR = "say what this machine has for serving, what is wrong with it, and what to do (docs/doctor.md)"
+_CHECK = "report what `serve` with the same arguments would serve, and all errors, without serving"
+_DOCTOR = "report what this machine has for serving, what is wrong with it, and how to fix it (docs/doctor.md)"
 _PROBE = (
-    "ask the server that `serve` with the same arguments, or without any that of the container, started whether it is "
-    "ready: status 0, or 1"
+    "ask whether the server started by `serve` with the same arguments is ready; without arguments, the container's "
+    "server. Exit status 0 if ready, otherwise 1"
 )
 _PATH = (
-    "a model repository, its URL, or one model; with --dialect cortex, seldon or abeja, the folder of what is served; "
-    "with --dialect deepaas, NAME=package.module[:attr]"
+    "a model repository, its URL, or one model; with --dialect cortex, seldon or abeja, the folder to serve; with "
+    "--dialect deepaas, NAME=package.module[:attr]"
 )
-_JSON = "write the findings as JSON"
-_INVARIANCE = "also run each model, to say whether its answers depend on who shares their batch"
+_JSON = "print the findings as JSON"
+_INVARIANCE = "also run each model, to report whether its answers depend on the other requests in the batch"
 _ABOVE = {
-    "plan": "predict latency, throughput and the devices for a target, from measured run times",
-    "perf": "load any v2 server and report what it does, tune it, compare it with others (docs/perf.md)",
+    "plan": "predict latency, throughput and the number of devices for a target from measured run times",
+    "perf": "load-test any v2 server and report the results, tune it, or compare it with others (docs/perf.md)",
 }
-"""Commands that stand above the server."""
+"""Commands of the layer above the server."""
 _USAGES = {"doctor": "[--json] [PATH...]", "probe": ""}
-_PAGES = "Every flag is also an environment name (--http-port: PENSTOCK_HTTP_PORT) and a key of the settings file."
+_PAGES = "Every flag is also an environment variable (--http-port: PENSTOCK_HTTP_PORT) and a key of the settings file."
 
 
 class _Parser(argparse.ArgumentParser):
