@@ -21,7 +21,7 @@ MIB = 1 << 20
 _PERF = """
 The flags of `penstock perf` also apply: -m, -u, -i, -b, --input-data, --shape, TLS, headers and so on. Among them:
   -p MS                     duration of one measurement, without warm-up (default 2000)
-  --concurrency-range A:B   closed loop: concurrent requests, or the range searched for a sufficient number (default 1:64)
+  --concurrency-range A:B   closed loop: concurrent requests, or the range searched for a sufficient one (default 1:64)
   --request-rate-range A:B  open loop: requests per second; one rate without a target: minimize latency at that rate
   --percentile P            latency percentile to optimize (default 99)
   --request-distribution    poisson, the default, or constant
