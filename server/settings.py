@@ -168,9 +168,9 @@ def _from_file(known: Mapping[str, Setting], path: Path) -> dict[str, Any]:
 
 
 def _parsed(known: Setting, text: str | Sequence[str], where: str) -> Any:
-    """Make a value of what a flag or the environment gave."""
+    """Convert the text of a flag or an environment variable to a value."""
     if isinstance(known.default, tuple):
-        # a rule may have a colon in it, and a URL has one
+        # rules may contain colons, and URLs do
         separator = "\n" if known.unit == "RULE" or "://" in text else os.pathsep
         parts = text.split(separator) if isinstance(text, str) else text
         return tuple(part for part in parts if part)
@@ -191,7 +191,7 @@ def _parsed(known: Setting, text: str | Sequence[str], where: str) -> Any:
 
 
 def _checked(known: Setting, value: Any, where: str) -> Any:
-    """Check type and bounds; a whole number is also a good float, and one path a list of one."""
+    """Check type and bounds. An integer is accepted for a float, and a single path for a list."""
     kind = type(known.default)
     if kind is float and type(value) is int:
         with suppress(OverflowError):
@@ -204,21 +204,21 @@ def _checked(known: Setting, value: Any, where: str) -> Any:
     if good and known.choices:
         good = value in known.choices
     if good and known.bounds:
-        good = known.bounds[0] <= value <= known.bounds[1]  # nan is not, nor infinity
+        good = known.bounds[0] <= value <= known.bounds[1]  # false for nan and infinity
     if not good:
         raise _refused(known, value, where)
     return value
 
 
 def _refused(known: Setting, value: object, where: str) -> SettingError:
-    given = "thousands of digits"  # of which Python writes none; a file may have them in hexadecimal
+    given = "thousands of digits"  # repr fails for such an integer, which a file may contain in hexadecimal
     with suppress(ValueError):
         given = repr(value)
     return SettingError(f"{where}: got {given}, wanted {known.wanted}")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Say which of `names` was probably meant, or nothing."""
+    """Suggest the one of `names` that was probably meant, or return ""."""
     import difflib  # only on the way to an error
 
     found = difflib.get_close_matches(name, list(names), n=1)

@@ -60,7 +60,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="folder for the results")
     made.add_argument("--latency-target", type=above_zero, metavar="MS", help="maximize throughput within this latency")
-    made.add_argument("--memory-budget", type=above_zero, metavar="MIB", help="reject candidates that use more memory")
+    made.add_argument(
+        "--memory-budget", type=above_zero, metavar="MIB", help="exclude settings that exceed this server size"
+    )
     made.add_argument("--over", type=_knobs, default=KNOBS, metavar="KNOB,...", help=f"search over: {', '.join(KNOBS)}")
     made.add_argument(
         "--budget-minutes", type=above_zero, default=10.0, metavar="N", help="time limit in minutes (default 10)"
