@@ -216,22 +216,28 @@ def _answers(plan: Plan, args: argparse.Namespace) -> dict[str, Any]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="penstock plan", allow_abbrev=False,
-        description="Predict latency and throughput of a measured model, and the devices that a target takes.",
+        description="Predict the latency and throughput of a measured model, and the number of devices for a target.",
     )  # fmt: skip
-    parser.add_argument("--costs", required=True, metavar="URL|FILE", help="a model's statistics, or a table of costs")
+    parser.add_argument("--costs", required=True, metavar="URL|FILE", help="a model's statistics, or a cost table")
     parser.add_argument(
-        "--rate", type=not_negative, default=0.0, metavar="N", help="requests per second, of all devices"
+        "--rate", type=not_negative, default=0.0, metavar="N", help="requests per second over all devices"
     )
-    parser.add_argument("--arrivals", default="poisson", metavar="HOW", help="poisson, bursty or trace:FILE (poisson)")
-    parser.add_argument("--rows", type=at_least_one, default=1, metavar="N", help="rows of a request (1)")
     parser.add_argument(
-        "--front-us", type=not_negative, default=0.0, metavar="US", help="what a request costs the event loop"
+        "--arrivals", default="poisson", metavar="HOW", help="poisson, bursty or trace:FILE (default: poisson)"
     )
-    parser.add_argument("--devices", type=at_least_one, metavar="N", help="to split it between (busy for 80%%)")
+    parser.add_argument("--rows", type=at_least_one, default=1, metavar="N", help="rows per request (default: 1)")
     parser.add_argument(
-        "--target-ms", type=not_negative, default=0.0, metavar="MS", help="find the devices that answer in MS"
+        "--front-us", type=not_negative, default=0.0, metavar="US", help="event loop time per request, in microseconds"
     )
-    parser.add_argument("--attain", type=share, default=0.99, metavar="P", help="the share answered in time (0.99)")
+    parser.add_argument(
+        "--devices", type=at_least_one, metavar="N", help="number of devices (default: enough for 80%% load)"
+    )
+    parser.add_argument(
+        "--target-ms", type=not_negative, default=0.0, metavar="MS", help="find the number of devices that meet MS"
+    )
+    parser.add_argument(
+        "--attain", type=share, default=0.99, metavar="P", help="fraction answered in time (default: 0.99)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 

@@ -1,7 +1,7 @@
-"""Settings: everything a server can be told, each written once.
+"""Settings: every setting of a server, defined once.
 
-Flags, environment names, the keys of the settings file, the help texts and docs/settings.md are all made from the
-fields of `Settings`. Called by the command line; the composition root reads the result.
+Flags, environment variables, the keys of the settings file, the help texts and docs/settings.md are all generated from
+the fields of `Settings`. Called by the command line; the composition root reads the result.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _SERVICE_VALUE = re.compile(r"(tcp|udp|sctp)://")
 
 
 class SettingError(ValueError):
-    """A setting that cannot be used: where it was given, what was given, what was wanted."""
+    """An invalid setting. The message says where it was given, what was given and what was expected."""
 
 
-# What reads the settings that are rules. They are read again where they are used: what is kept is the text.
+# Parsers of the settings that hold rules. Settings keeps the text, which is parsed again where it is used.
 _RULES: dict[str, Callable[[Any], object]] = {
     "trace_config": parse_tracing,
     "http_restricted_api": Restricted.parse,
@@ -83,11 +83,12 @@ class Settings(
 ):
     """One server's settings, checked. Names are Triton's where the meaning is the same.
 
-    The groups know nothing of each other. A dataclass has the fields of its last base first, which is the page's order.
+    The base classes are independent of each other. A dataclass lists the fields of its last base first, which is the
+    order of the page.
     """
 
     def __post_init__(self) -> None:
-        """Read the rules now, so that a mistake in one stops the start."""
+        """Parse the rules now, so that an invalid one prevents startup."""
         for name, read in _RULES.items():
             try:
                 read(getattr(self, name))
@@ -100,21 +101,21 @@ class Settings(
 
     @property
     def completed_max_batch_size(self) -> int:
-        """The max_batch_size of a model whose configuration does not say, where its graph has room for rows."""
+        """The max_batch_size of a model whose configuration omits it and whose graph has a batch dimension."""
         return rows_of(self.backend_config, ONNX, self.default_max_batch_size)
 
 
 def known_settings() -> Iterator[Setting]:
-    """Give every setting, in the order of the page."""
+    """Yield every setting, in the order of the page."""
     groups = list(dict.fromkeys(item.metadata["group"] for item in fields(Settings)))
     for item in sorted(fields(Settings), key=lambda item: groups.index(item.metadata["group"])):
         yield Setting(name=item.name, default=item.default, **item.metadata)
 
 
 def resolve(flags: Mapping[str, str | Sequence[str]], environ: Mapping[str, str]) -> Settings:
-    """Make the settings: flags before environment before file before a cloud's environment before default.
+    """Make the settings. Precedence: flags, environment, file, a cloud's environment, default.
 
-    `flags` holds what the command line gave, as texts by field name; "config" names the file.
+    `flags` holds the texts from the command line by field name; "config" names the file.
     Raises: SettingError.
     """
     known = {item.name: item for item in known_settings()}
@@ -167,9 +168,9 @@ def _from_file(known: Mapping[str, Setting], path: Path) -> dict[str, Any]:
 
 
 def _parsed(known: Setting, text: str | Sequence[str], where: str) -> Any:
-    """Make a value of what a flag or the environment gave."""
+    """Convert the text of a flag or an environment variable to a value."""
     if isinstance(known.default, tuple):
-        # a rule may have a colon in it, and a URL has one
+        # rules may contain colons, and URLs do
         separator = "\n" if known.unit == "RULE" or "://" in text else os.pathsep
         parts = text.split(separator) if isinstance(text, str) else text
         return tuple(part for part in parts if part)
@@ -190,7 +191,7 @@ def _parsed(known: Setting, text: str | Sequence[str], where: str) -> Any:
 
 
 def _checked(known: Setting, value: Any, where: str) -> Any:
-    """Check type and bounds; a whole number is also a good float, and one path a list of one."""
+    """Check type and bounds. An integer is accepted for a float, and a single path for a list."""
     kind = type(known.default)
     if kind is float and type(value) is int:
         with suppress(OverflowError):
@@ -203,21 +204,21 @@ def _checked(known: Setting, value: Any, where: str) -> Any:
     if good and known.choices:
         good = value in known.choices
     if good and known.bounds:
-        good = known.bounds[0] <= value <= known.bounds[1]  # nan is not, nor infinity
+        good = known.bounds[0] <= value <= known.bounds[1]  # false for nan and infinity
     if not good:
         raise _refused(known, value, where)
     return value
 
 
 def _refused(known: Setting, value: object, where: str) -> SettingError:
-    given = "thousands of digits"  # of which Python writes none; a file may have them in hexadecimal
+    given = "thousands of digits"  # repr fails for such an integer, which a file may contain in hexadecimal
     with suppress(ValueError):
         given = repr(value)
     return SettingError(f"{where}: got {given}, wanted {known.wanted}")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Say which of `names` was probably meant, or nothing."""
+    """Suggest the one of `names` that was probably meant, or return ""."""
     import difflib  # only on the way to an error
 
     found = difflib.get_close_matches(name, list(names), n=1)
@@ -227,24 +228,26 @@ def nearest(name: str, names: Iterable[str]) -> str:
 _PAGE_HEAD = """\
 # Settings
 
-Made from `server/settings.py` by `python -m penstock.server.settings > docs/settings.md`; do not edit.
+Generated from `server/settings.py` by `python -m penstock.server.settings > docs/settings.md`; do not edit.
 
-A setting is taken from the first of: its flag, its environment name, the settings file, what a cloud says
-([clouds](clouds.md)), its default. The file is TOML, named by `--config FILE` or `PENSTOCK_CONFIG`; its keys are the
-flags' names with underscores (`http_port = 8000`), and paths in it are relative to it. A name that is not on this page
-is an error. Booleans are `true`, `on`, `1`, `false`, `off` or `0`; a boolean flag alone means true. In flags and the
-environment words stand in any case; in the environment several paths are separated by `:`, or by line ends if one of
-them is a URL, and several rules by line ends.
+The value of a setting comes from the first of these that has it: its flag, its environment variable, the settings file,
+a cloud's environment ([clouds](clouds.md)), its default. The settings file is TOML and is named by `--config FILE` or
+`PENSTOCK_CONFIG`. Its keys are the flag names with underscores (`http_port = 8000`), and paths in it are relative to
+the file. An unknown name is an error.
 
-On SIGTERM or SIGINT the server stops being ready, turns away who connects after `--drain-delay-secs`, finishes what it
-has accepted and exits with 0. A second signal, 0.3 s later or more, ends it at once with 1. See
+Booleans are `true`, `on`, `1`, `false`, `off` or `0`; a boolean flag without a value means true. Keywords are
+case-insensitive in flags and in the environment. In an environment variable, paths are separated by `:`, or by newlines
+if one of them is a URL; rules are separated by newlines.
+
+On SIGTERM or SIGINT the server stops reporting ready, accepts connections for `--drain-delay-secs` more, finishes the
+accepted requests and exits with status 0. A second signal, at least 0.3 s later, ends it immediately with status 1. See
 [reliability.md](reliability.md#the-end-of-a-server).
 """
 _TABLE_HEAD = ("| flag | environment | default | value | meaning |", "|---|---|---|---|---|")
 
 
 def page() -> str:
-    """Write docs/settings.md."""
+    """Return the text of docs/settings.md."""
     lines = [_PAGE_HEAD.rstrip("\n")]
     group = ""
     for item in known_settings():

@@ -26,9 +26,9 @@ _FAILED, _USAGE = 1, 2
 def main(words: Sequence[str] | None = None) -> int:
     """Measure and compare; return the exit status: 0 all within, 1 something is worse or failed, 2 wrong usage."""
     parser = argparse.ArgumentParser(prog="make bench-gate", description=__doc__)
-    parser.add_argument("--only", action="append", metavar="NAME", help="measure this budget; may be said again")
+    parser.add_argument("--only", action="append", metavar="NAME", help="measure this budget; repeatable")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"default {ROUNDS}")
-    parser.add_argument("--update", action="store_true", help="write what is measured as the new budgets")
+    parser.add_argument("--update", action="store_true", help="write the measurements as the new budgets")
     parser.add_argument("--budgets", type=Path, default=BUDGETS, help=argparse.SUPPRESS)
     args = parser.parse_args(words)
     try:

@@ -35,27 +35,29 @@ def parser() -> argparse.ArgumentParser:
     """Give the command's parser."""
     made = argparse.ArgumentParser(
         prog="penstock perf peers",
-        description="Install other servers, each in an environment of its own, serve the same models with each, and "
-        "print one table: requests/s, p50, p99, the server's CPU for each request, memory.",
+        description="Install other servers, each in its own environment, serve the same models with each, and print "
+        "one table: requests/s, p50, p99, server CPU per request, memory.",
     )
-    made.add_argument("--peers", type=_some(PEERS), default=tuple(PEERS), metavar="A,B", help=f"of {', '.join(PEERS)}")
-    made.add_argument("--models", type=_some(MODELS), default=MODELS, metavar="A,B", help=f"of {', '.join(MODELS)}")
-    made.add_argument("--wires", type=_some(KINDS), default=KINDS, metavar="A,B", help=f"of {', '.join(KINDS)}")
     made.add_argument(
-        "--concurrency", type=_counts, default=(1, 8, 32), metavar="N,M", help="requests at once (1,8,32)"
+        "--peers", type=_some(PEERS), default=tuple(PEERS), metavar="A,B", help=f"any of {', '.join(PEERS)}"
     )
-    made.add_argument("--rounds", type=at_least_one, default=3, help="turns of each peer, whose medians count (3)")
-    made.add_argument("--seconds", type=_seconds, default=1.2, help="of load in each turn (1.2)")
-    made.add_argument("--json", type=Path, metavar="FILE", help="write all that was found")
-    made.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables into a page")
+    made.add_argument("--models", type=_some(MODELS), default=MODELS, metavar="A,B", help=f"any of {', '.join(MODELS)}")
+    made.add_argument("--wires", type=_some(KINDS), default=KINDS, metavar="A,B", help=f"any of {', '.join(KINDS)}")
+    made.add_argument(
+        "--concurrency", type=_counts, default=(1, 8, 32), metavar="N,M", help="concurrent requests (default: 1,8,32)"
+    )
+    made.add_argument("--rounds", type=at_least_one, default=3, help="runs per peer; medians are reported (3)")
+    made.add_argument("--seconds", type=_seconds, default=1.2, help="load per run in seconds (1.2)")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write the full results")
+    made.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables into this page")
     made.add_argument(
         "--folder",
         type=Path,
         default=environments.DEFAULT_FOLDER,
-        help=f"of the environments ({environments.DEFAULT_FOLDER})",
+        help=f"folder of the environments ({environments.DEFAULT_FOLDER})",
     )
-    made.add_argument("--keep", action="store_true", help="leave the folders the servers ran in, with their logs")
-    made.add_argument("--list", action="store_true", help="say which peers there are, and how they are set up")
+    made.add_argument("--keep", action="store_true", help="keep the servers' working folders, with their logs")
+    made.add_argument("--list", action="store_true", help="list the peers and how they are set up")
     return made
 
 

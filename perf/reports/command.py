@@ -13,9 +13,9 @@ from .extras import MissingExtraError
 from .histograms import HistogramError
 
 _TELLS = """\
-One document: writes its page beside it, A.html of A.json, or where --html says, and tells the run in a few lines.
-Several: tells what differs between them, warns where they cannot be compared, and gives the ratios of each level to
-the same load in the first; --html writes a page with the curves over each other.
+One document: prints a summary of the run and writes its page, A.html for A.json, or the file given by --html.
+Several: prints the differences between them, warns if they cannot be compared, and prints the ratio of each level to
+the same load in the first; --html writes a page that overlays their curves.
 """
 
 
@@ -45,14 +45,16 @@ def main(words: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="penstock perf report",
-        description="Lay out what `penstock perf` measured.",
+        description="Summarize and compare the results of `penstock perf`.",
         epilog=_TELLS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("documents", nargs="+", type=Path, metavar="A.json", help="what --json of a run has written")
-    parser.add_argument("--html", type=Path, help="where the page goes")
+    parser.add_argument("documents", nargs="+", type=Path, metavar="A.json", help="a file written by --json of a run")
+    parser.add_argument("--html", type=Path, help="file for the page")
     parser.add_argument(
-        "--target-ms", type=_positive, help="the latency within which an answer counts for goodput (default: the run's)"
+        "--target-ms",
+        type=_positive,
+        help="maximum latency of a response that counts toward goodput (default: the run's)",
     )
     return parser
 

@@ -19,12 +19,12 @@ WINDOW_MS = 2000
 PERCENTILE = 99
 MIB = 1 << 20
 _PERF = """
-The flags of `penstock perf` carry over: -m, -u, -i, -b, --input-data, --shape, TLS, headers and so on. Of them
-  -p MS                     how long one measurement lasts, without warm-up (default 2000)
-  --concurrency-range A:B   closed loop: the requests under way, or where to look for how many suffice (default 1:64)
-  --request-rate-range A:B  open loop: requests per second; one rate without a target: its latency is made least
-  --percentile P            the latency that counts (default 99)
-  --request-distribution    poisson, where nothing is said, or constant
+The flags of `penstock perf` also apply: -m, -u, -i, -b, --input-data, --shape, TLS, headers and so on. Among them:
+  -p MS                     duration of one measurement, without warm-up (default 2000)
+  --concurrency-range A:B   closed loop: concurrent requests, or the range searched for a sufficient one (default 1:64)
+  --request-rate-range A:B  open loop: requests per second; one rate without a target: minimize latency at that rate
+  --percentile P            latency percentile to optimize (default 99)
+  --request-distribution    poisson, the default, or constant
 """
 
 
@@ -53,20 +53,24 @@ def parser() -> argparse.ArgumentParser:
     """Give what reads the flags of its own."""
     made = argparse.ArgumentParser(
         "penstock perf tune",
-        description="Search a better configuration of a model on a live server, and write it with the evidence.",
+        description="Search for a better model configuration on a live server, and write it with the measurements.",
         epilog=_PERF,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where what was found is written")
-    made.add_argument("--latency-target", type=above_zero, metavar="MS", help="serve the most within this latency")
-    made.add_argument("--memory-budget", type=above_zero, metavar="MIB", help="leave out what makes the server larger")
-    made.add_argument("--over", type=_knobs, default=KNOBS, metavar="KNOB,...", help=f"of {', '.join(KNOBS)}")
-    made.add_argument("--budget-minutes", type=above_zero, default=10.0, metavar="N", help="end within (default 10)")
+    made.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="folder for the results")
+    made.add_argument("--latency-target", type=above_zero, metavar="MS", help="maximize throughput within this latency")
     made.add_argument(
-        "--cores", type=at_least_one, default=0, metavar="N", help="of the server (default: this machine's)"
+        "--memory-budget", type=above_zero, metavar="MIB", help="exclude settings that exceed this server size"
     )
-    made.add_argument("--apply", action="store_true", help="leave the model served as found, not as it was before")
+    made.add_argument("--over", type=_knobs, default=KNOBS, metavar="KNOB,...", help=f"search over: {', '.join(KNOBS)}")
+    made.add_argument(
+        "--budget-minutes", type=above_zero, default=10.0, metavar="N", help="time limit in minutes (default 10)"
+    )
+    made.add_argument(
+        "--cores", type=at_least_one, default=0, metavar="N", help="the server's cores (default: this machine's)"
+    )
+    made.add_argument("--apply", action="store_true", help="keep the best configuration loaded, not the original one")
     return made
 
 

@@ -20,8 +20,8 @@ ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - what a container listens on
 _PORTS = {"http_port": ("PORT", "5000"), "abeja_health_port": ("HEALTHCHECK_PORT", "5001")}
 _FLAGS = {"handler": "abeja_handler", "port": "http_port", "health_port": "abeja_health_port"}
 _OURS = (
-    "Every flag of `penstock serve` is taken, too. `penstock abeja model run-local` and `run-local-server` are those "
-    "of the platform's command line, without Docker. See docs/abeja.md."
+    "Every flag of `penstock serve` is accepted too. `penstock abeja model run-local` and `run-local-server` work like "
+    "those of the platform's command line, without Docker. See docs/abeja.md."
 )
 
 
@@ -45,10 +45,10 @@ def ask(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     Raises: SettingError; SystemExit (2) for arguments that there are not.
     """
     parser = argparse.ArgumentParser(prog=NAME, epilog=_OURS)
-    parser.add_argument("folder", nargs="?", help="where the handler is; otherwise here")
-    parser.add_argument("--handler", metavar="MODULE:NAME", help="otherwise HANDLER, or main:handler")
-    parser.add_argument("--port", help="of requests; otherwise PORT, or 5000")
-    parser.add_argument("--health-port", help="of /health_check; otherwise HEALTHCHECK_PORT, or 5001")
+    parser.add_argument("folder", nargs="?", help="folder of the handler (default: the current one)")
+    parser.add_argument("--handler", metavar="MODULE:NAME", help="default: HANDLER, or main:handler")
+    parser.add_argument("--port", help="port of requests (default: PORT, or 5000)")
+    parser.add_argument("--health-port", help="port of /health_check (default: HEALTHCHECK_PORT, or 5001)")
     theirs = {option for action in parser._actions for option in action.option_strings}  # noqa: SLF001
     ours, words = own_flags(NAME, argv, theirs)
     given = parser.parse_args(words)

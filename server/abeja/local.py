@@ -70,19 +70,21 @@ def run_local(argv: Sequence[str]) -> int:
 
 def _read(word: str, words: Sequence[str]) -> argparse.Namespace:
     parser = _Parser(prog=f"penstock abeja model {word}", add_help=False, allow_abbrev=False)
-    parser.add_argument("--help", action="help", help="show this")
+    parser.add_argument("--help", action="help", help="show this help")
     parser.add_argument("-h", "--handler", help="module:function")
-    parser.add_argument("-i", "--image", help="NAME:TAG of the image that there was; the handler runs in this Python")
-    parser.add_argument("-d", "--device_type", "--device-type", default=_DEVICES[0], help="makes no difference")
-    parser.add_argument("-e", "--environment", action="append", default=[], metavar="KEY:VALUE", help="a variable")
-    parser.add_argument("-o", "--organization_id", "--organization-id", help="for ABEJA_ORGANIZATION_ID")
-    parser.add_argument("--no_cache", "--no-cache", action="store_true", help="makes no difference")
-    parser.add_argument("--v1", action="store_true", help="makes no difference")
+    parser.add_argument("-i", "--image", help="NAME:TAG of the original image; the handler runs in this Python")
+    parser.add_argument("-d", "--device_type", "--device-type", default=_DEVICES[0], help="has no effect")
+    parser.add_argument(
+        "-e", "--environment", action="append", default=[], metavar="KEY:VALUE", help="an environment variable"
+    )
+    parser.add_argument("-o", "--organization_id", "--organization-id", help="value of ABEJA_ORGANIZATION_ID")
+    parser.add_argument("--no_cache", "--no-cache", action="store_true", help="has no effect")
+    parser.add_argument("--v1", action="store_true", help="has no effect")
     if word == "run-local":
-        parser.add_argument("--input", help="a JSON file or a picture: what is posted")
-        parser.add_argument("-q", "--quiet", action="store_true", help="print the answer alone")
+        parser.add_argument("--input", help="JSON or image file to post")
+        parser.add_argument("-q", "--quiet", action="store_true", help="print only the response")
     else:
-        parser.add_argument("-p", "--port", help="of the server; otherwise any that is free")
+        parser.add_argument("-p", "--port", help="port of the server (default: any free port)")
     given, others = parser.parse_known_args(words)
     for other in others:
         parser.error(

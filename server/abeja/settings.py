@@ -1,4 +1,4 @@
-"""AbejaSettings: the part of the settings that is about ABEJA handlers. Settings has it."""
+"""AbejaSettings: the settings of ABEJA handlers. Settings inherits them."""
 
 from __future__ import annotations
 
@@ -11,32 +11,35 @@ GROUP = "ABEJA"
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class AbejaSettings:
-    """How a handler is served."""
+    """How an ABEJA handler is served."""
 
     abeja_handler: str = setting(
-        "", GROUP, "The handler, `module:function`; empty: as HANDLER in the environment says, otherwise main:handler.",
-        unit="MODULE:NAME",
+        "", GROUP, "The handler, as `module:function`. Default: HANDLER from the environment if set, otherwise "
+        "main:handler.", unit="MODULE:NAME",
     )  # fmt: skip
     abeja_health_port: int = setting(
-        5001, GROUP, "Port that answers /health_check, and everything that is Penstock's own, at any time; 0: one that "
-        "the system chooses.", bounds=(0, 65535), unit="PORT",
+        5001, GROUP, "Port that always serves /health_check and Penstock's own endpoints; 0 lets the system choose "
+        "one.", bounds=(0, 65535), unit="PORT",
     )  # fmt: skip
     abeja_workers: int = setting(
-        1, GROUP, "How many processes run the handler, each one call at a time.", unit="processes", bounds=(1, 256)
-    )
-    abeja_install: bool = setting(
-        True, GROUP, "Install what Pipfile or requirements.txt name before the handler is imported, in an environment "
-        "of its own. Off: the handler runs with what there is.",
+        1, GROUP, "Number of processes that run the handler, one call at a time each.",
+        unit="processes", bounds=(1, 256),
     )  # fmt: skip
-    abeja_interpreter: str = setting("", GROUP, "The Python that runs the handler; empty: the server's.", unit="path")
+    abeja_install: bool = setting(
+        True, GROUP, "Before importing the handler, install the packages in its Pipfile or requirements.txt into a "
+        "separate environment. Off: the handler runs with the installed packages.",
+    )  # fmt: skip
+    abeja_interpreter: str = setting(
+        "", GROUP, "Python interpreter that runs the handler. Default: the server's.", unit="path"
+    )
     abeja_strict: bool = setting(
-        False, GROUP, "Answer as the original did also where it was wrong: `bytes` are sent as the decimal digits of "
-        "each (docs/abeja.md has the list).",
+        False, GROUP, "Reproduce the original's answers even where they were wrong: `bytes` are sent as the decimal "
+        "digits of each byte (docs/abeja.md has the list).",
     )  # fmt: skip
     abeja_strip_headers: tuple[str, ...] = setting(
-        ("authorization",), GROUP, "A header of requests that a handler is not shown.", unit="NAME"
+        ("authorization",), GROUP, "A request header to hide from the handler. Repeatable.", unit="NAME"
     )
     abeja_timeout_secs: float = setting(
-        0.0, GROUP, "How long a handler may take for a call before its process is ended; 0: any time.",
+        0.0, GROUP, "Maximum duration of a handler call; its process is ended after that. 0: unlimited.",
         unit="seconds", bounds=(0.0, 86400.0),
     )  # fmt: skip

@@ -36,9 +36,9 @@ from .installed import installed_in
 NAME = "deepaas-cli"
 _JSON = ".json"
 METHODS = {
-    "get_metadata": "print the metadata; so does no METHOD",
+    "get_metadata": "print the metadata (the default)",
     "warm": "prepare the model",
-    "predict": "predict, and print or store what comes of it",
+    "predict": "predict, and print or store the result",
     "train": "train, and print or store a record",
 }
 _CALLED = ("predict", "train")
@@ -110,11 +110,11 @@ def _parser() -> argparse.ArgumentParser:
     """Make the parser of what stands before a method's arguments."""
     parser = argparse.ArgumentParser(prog=NAME, usage=_USAGE)
     add_options(parser)
-    parser.add_argument("--deepaas_method_output", metavar="FILE", help="where the result goes")
+    parser.add_argument("--deepaas_method_output", metavar="FILE", help="file for the result")
     for flag in ("--deepaas_with_multiprocessing", "--nodeepaas_with_multiprocessing"):
         parser.add_argument(flag, action="store_true", help="has no effect: no process is started")
     about = "; ".join(f"{name}: {text}" for name, text in METHODS.items())
-    about += ". METHOD --help says what it takes"
+    about += ". METHOD --help lists its arguments"
     parser.add_argument("methods", nargs="?", type=_method, choices=METHODS, help=about)
     return parser
 

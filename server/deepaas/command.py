@@ -27,7 +27,7 @@ ANY_SIZE = 2**40
 RECEIVE_S = 3600
 """How long a request may take to arrive: the original let it take any time, and files may be large."""
 _OURS = (
-    "NAME=package.module[:attr] is a model that need not be installed. Every flag of `penstock serve` is taken, too."
+    "NAME=package.module[:attr] is a model that need not be installed. Every flag of `penstock serve` is accepted too."
 )
 _STREAM = "logs go to stderr, one line each: redirect it"
 _NO_EFFECT = {
@@ -168,7 +168,9 @@ def parser_of() -> argparse.ArgumentParser:
     """Make the original's parser, which also takes the beginnings of flags. It has `said` and `models`."""
     usage = f"{NAME} [NAME=package.module[:attr] ...] [--FLAG VALUE ...]"
     parser = argparse.ArgumentParser(prog=NAME, usage=usage, epilog=_OURS)
-    parser.add_argument("models", nargs="*", type=_model, metavar="NAME=MODULE", help="a model; none: those installed")
+    parser.add_argument(
+        "models", nargs="*", type=_model, metavar="NAME=MODULE", help="a model (default: the installed ones)"
+    )
     add_options(parser)
     return parser
 
@@ -177,15 +179,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options, noted in `said`. What they are given is read later: an option may stand for another."""
     parser.set_defaults(said=[])
     parser.add_argument("--version", action="version", version=VERSION)
-    for name, about in (("config-file", "a file of settings"), ("config-dir", "a folder of such files, *.conf")):
-        parser.add_argument(f"--{name}", action=_Say, metavar="PATH", help=f"{about}; repeatable, the last counts")
+    for name, about in (("config-file", "a settings file"), ("config-dir", "a folder of settings files, *.conf")):
+        parser.add_argument(f"--{name}", action=_Say, metavar="PATH", help=f"{about}; repeatable, the last one wins")
     for option in OPTIONS:
         names = [f"--{option.spelled}", *option.aliases]
         if isinstance(option.default, bool):
             yes, no = {"nargs": 0, "const": "true"}, {"nargs": 0, "const": "false"}
             parser.add_argument(*names, action=_Say, dest=option.name, help=option.about, **yes)  # type: ignore[arg-type]
             parser.add_argument(
-                f"--no{option.spelled}", action=_Say, dest=option.name, help=f"the contrary of --{option.spelled}", **no  # type: ignore[arg-type]
+                f"--no{option.spelled}", action=_Say, dest=option.name, help=f"the opposite of --{option.spelled}", **no  # type: ignore[arg-type]
             )  # fmt: skip
         else:
             parser.add_argument(*names, action=_Say, dest=option.name, help=option.about, metavar=option.unit)

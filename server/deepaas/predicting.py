@@ -58,11 +58,13 @@ def _run(words: list[str]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=NAME, usage=_USAGE)
     add_options(parser)
-    parser.add_argument("--input-file", "-i", metavar="FILE", help="the file, or the address, to predict from")
-    parser.add_argument("--content-type", "-ct", default="application/json", help="of the result (application/json)")
-    parser.add_argument("--output", "-o", metavar="FOLDER", help="where the result goes; it is made if it is not there")
-    parser.add_argument("--url", "-u", action="store_true", help="it is an address")
-    parser.add_argument("--nourl", dest="url", action="store_false", help="it is a file")
+    parser.add_argument("--input-file", "-i", metavar="FILE", help="file or URL to predict from")
+    parser.add_argument(
+        "--content-type", "-ct", default="application/json", help="content type of the result (application/json)"
+    )
+    parser.add_argument("--output", "-o", metavar="FOLDER", help="folder for the result, created if missing")
+    parser.add_argument("--url", "-u", action="store_true", help="--input-file is a URL")
+    parser.add_argument("--nourl", dest="url", action="store_false", help="--input-file is a file")
     return parser
 
 

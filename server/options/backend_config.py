@@ -1,4 +1,4 @@
-"""Backend config: the rules of --backend-config, Triton's way of telling a backend what all its models have in common.
+"""Backend config: the rules of --backend-config, Triton's flag for settings shared by all models of a backend.
 
 Called by Settings, and where models are read.
 """
@@ -12,7 +12,7 @@ SETTING = "default-max-batch-size"
 OTHERS = frozenset({
     "dali", "fil", "identity", "openvino", "python", "pytorch", "repeat", "square", "tensorrt", "tensorrtllm", "vllm",
 })  # fmt: skip
-"""Backends of Triton's whose models are not served here, and the one whose models are and need no such setting."""
+"""Triton's backends whose models are not served here, and python, whose models need no such setting."""
 _HINTS = {
     f"{ONNX},enable-global-threadpool": "each session has threads of its own",
     f"{ONNX},intra_op_thread_count": "it is for that pool; config.pbtxt says a model's own",
@@ -28,7 +28,7 @@ _MOST_ROWS = 2**20
 def parse(rules: Sequence[str]) -> dict[str, dict[str, str]]:
     """Read rules of the form `[BACKEND,]SETTING=VALUE`.
 
-    Returns: by backend what is set, "" for all of them. Raises: ValueError.
+    Returns: the settings by backend; the key "" is for all backends. Raises: ValueError.
     """
     found: dict[str, dict[str, str]] = {"": {}, ONNX: {}, TENSORFLOW: {}}
     for rule in rules:
@@ -52,7 +52,7 @@ def parse(rules: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def without_effect(rules: Sequence[str]) -> list[str]:
-    """Say which rules change nothing, and why: of how Triton's own backends go about it, or of others' models."""
+    """Say which rules have no effect, and why: they concern Triton's own backends, or models not served here."""
     found = []
     for name in (rule.partition("=")[0] for rule in rules):
         backend = name.partition(",")[0]
@@ -63,16 +63,16 @@ def without_effect(rules: Sequence[str]) -> list[str]:
 
 
 def rows_of(rules: Sequence[str], backend: str, silent: int) -> int:
-    """Give the max_batch_size that is completed for a backend's models, `silent` where none is said.
+    """Return the max_batch_size that completes the configuration of a backend's models; `silent` if no rule sets it.
 
-    Its own goes first. 0: no model is batched whose configuration does not say so.
+    A backend's own rule takes precedence. 0: a model is batched only if its configuration says so.
     """
     found = parse(rules)
     return int(found[backend].get(SETTING) or found[""].get(SETTING) or silent)
 
 
 def tensorflow_options(rules: Sequence[str]) -> Mapping[str, str]:
-    """Give what the Loader of TensorFlow models is told for all of them."""
+    """Return the options that the Loader gets for every TensorFlow model."""
     fraction = parse(rules)[TENSORFLOW].get("gpu-memory-fraction")
     return {} if fraction is None else {"gpu_memory_fraction": str(float(fraction))}
 
@@ -101,7 +101,7 @@ def _version(value: str) -> str | None:
 _TENSORFLOW: dict[str, Callable[[str], str | None]] = {
     "gpu-memory-fraction": _fraction, "allow-soft-placement": _placement, "version": _version,
 }  # fmt: skip
-"""What else Triton's TensorFlow backend is told. Source: its README."""
+"""Further settings of Triton's TensorFlow backend. Source: its README."""
 
 
 def _listed(names: Mapping[str, object]) -> str:

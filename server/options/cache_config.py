@@ -1,6 +1,6 @@
-"""What --cache-config says: how much the response cache holds. Read with the settings: a mistake stops the start.
+"""--cache-config: the size of the response cache. Parsed with the settings, so an invalid value prevents startup.
 
-Source: Triton server, command_line_parser.cc: `NAME,SETTING=VALUE`, of one cache only.
+Source: Triton server, command_line_parser.cc: `NAME,SETTING=VALUE`, for one cache only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ LEAST_BYTES, MOST_BYTES = 1, 1 << 50
 
 
 def parse(entries: Iterable[str]) -> int:
-    """Read the values of --cache-config. Returns: how many bytes the cache holds, 0 for no cache.
+    """Read the values of --cache-config. Returns: the size of the cache in bytes, 0 for no cache.
 
     Raises: ValueError.
     """

@@ -1,7 +1,7 @@
-"""CloudSettings: the part of the settings that is about the ports of SageMaker and Vertex AI.
+"""CloudSettings: the settings of the SageMaker and Vertex AI ports.
 
-Settings has it; the composition root reads it. What a cloud sets in the environment of its containers stands
-for the default of the setting. Names are Triton's where it has a flag. Source: Triton server, command_line_parser.cc.
+Settings inherits them; the composition root reads them. A variable that a cloud sets in its containers replaces the
+default of a setting. Names are Triton's where it has a flag. Source: Triton server, command_line_parser.cc.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .setting import PORTS, setting
 GROUP = "Clouds"
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - what a container listens on
 _RANGE = re.compile(r"\s*(\d{1,5})\s*-\s*(\d{1,5})\s*", re.ASCII)
-_THREADS = "Known for the sake of Triton's command lines, and without effect: the port is served on the event loop."
+_THREADS = "Accepted for compatibility with Triton; has no effect, because the port is served on the event loop."
 _VARIABLES: Mapping[str, str] = MappingProxyType({
     "sagemaker_default_model": "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME",
     "sagemaker_ping_mode": "SAGEMAKER_TRITON_PING_MODE",
@@ -28,58 +28,59 @@ _VARIABLES: Mapping[str, str] = MappingProxyType({
     "vertex_ai_predict_route": "AIP_PREDICT_ROUTE",
     "model_repository": "AIP_STORAGE_URI",
 })  # fmt: skip
-"""What of a cloud's environment stands for the default of a setting."""
+"""The variable of a cloud's environment that replaces the default of each setting."""
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class CloudSettings:
-    """The front ends of two clouds, as Triton has them."""
+    """Settings of the two cloud front ends that Triton also has."""
 
     allow_sagemaker: bool = setting(
-        False, GROUP, "Serve Amazon SageMaker's contract for containers on a port of its own (docs/clouds.md)."
+        False, GROUP, "Serve Amazon SageMaker's container contract on a separate port (docs/clouds.md)."
     )
     sagemaker_address: str = setting(
-        _EVERYWHERE, GROUP, "Address of that port. All addresses, as in Triton, which has no flag for it: SageMaker "
-        "asks from outside the container.", unit="address",
+        _EVERYWHERE, GROUP, "Address of the SageMaker port. All addresses by default, as in Triton, which has no flag "
+        "for it: SageMaker connects from outside the container.", unit="address",
     )  # fmt: skip
-    sagemaker_port: int = setting(8080, GROUP, "Port of SageMaker's requests.", unit="TCP port", bounds=PORTS)
+    sagemaker_port: int = setting(8080, GROUP, "Port for SageMaker's requests.", unit="TCP port", bounds=PORTS)
     sagemaker_safe_port_range: str = setting(
-        "", GROUP, "`FIRST-LAST`: with --allow-sagemaker, the ports that all others of this server must be among.",
+        "", GROUP, "`FIRST-LAST`: with --allow-sagemaker, every other port of this server must be in this range.",
         unit="RANGE",
     )  # fmt: skip
     sagemaker_thread_count: int = setting(8, GROUP, _THREADS, unit="threads", bounds=(1, 2**31 - 1))
     sagemaker_default_model: str = setting(
-        "", GROUP, "The model that /invocations asks; otherwise as SAGEMAKER_TRITON_DEFAULT_MODEL_NAME says.",
+        "", GROUP, "Model that serves /invocations. Default: SAGEMAKER_TRITON_DEFAULT_MODEL_NAME from the environment.",
         unit="NAME",
     )  # fmt: skip
     sagemaker_ping_mode: str = setting(
-        "ready", GROUP, "What /ping tells; otherwise as SAGEMAKER_TRITON_PING_MODE says.", choices=("ready", "live")
-    )
+        "ready", GROUP, "Whether /ping reports readiness or liveness. Overrides SAGEMAKER_TRITON_PING_MODE.",
+        choices=("ready", "live"),
+    )  # fmt: skip
     sagemaker_inference_type: str = setting(
-        "infer", GROUP, "What /invocations does; otherwise as SAGEMAKER_TRITON_INFERENCE_TYPE says.",
+        "infer", GROUP, "Operation that /invocations performs. Overrides SAGEMAKER_TRITON_INFERENCE_TYPE.",
         choices=("infer", "generate", "generate_stream"),
     )  # fmt: skip
     allow_vertex_ai: bool = setting(
-        False, GROUP, "Serve Vertex AI's contract for containers on a port of its own (docs/clouds.md). With "
-        "AIP_MODE=PREDICTION in the environment the default is true, and that of --allow-http and --allow-grpc false.",
+        False, GROUP, "Serve Vertex AI's container contract on a separate port (docs/clouds.md). If "
+        "AIP_MODE=PREDICTION is in the environment, this defaults to true, and --allow-http and --allow-grpc to false.",
     )  # fmt: skip
-    vertex_ai_address: str = setting(_EVERYWHERE, GROUP, "Address of that port, likewise.", unit="address")
+    vertex_ai_address: str = setting(
+        _EVERYWHERE, GROUP, "Address of the Vertex AI port. All addresses by default, as for SageMaker.", unit="address"
+    )
     vertex_ai_port: int = setting(
-        8080, GROUP, "Port of Vertex AI's requests; otherwise as AIP_HTTP_PORT says.", unit="TCP port", bounds=PORTS
+        8080, GROUP, "Port for Vertex AI's requests. Overrides AIP_HTTP_PORT.", unit="TCP port", bounds=PORTS
     )
     vertex_ai_thread_count: int = setting(8, GROUP, _THREADS, unit="threads", bounds=(1, 2**31 - 1))
     vertex_ai_default_model: str = setting(
-        "", GROUP, "The model that predictions ask which name none; empty: the only one that there is.", unit="NAME"
+        "", GROUP, "Model for predictions that name none. Default: the only model, if there is just one.", unit="NAME"
     )
     vertex_ai_health_route: str = setting(
-        "", GROUP, "Path of the health check; otherwise as AIP_HEALTH_ROUTE says.", unit="path"
+        "", GROUP, "Path of the health check. Overrides AIP_HEALTH_ROUTE.", unit="path"
     )
-    vertex_ai_predict_route: str = setting(
-        "", GROUP, "Path of predictions; otherwise as AIP_PREDICT_ROUTE says.", unit="path"
-    )
+    vertex_ai_predict_route: str = setting("", GROUP, "Path of predictions. Overrides AIP_PREDICT_ROUTE.", unit="path")
 
     def clouds_lack(self, dialect: str, *, fronts: bool) -> str:
-        """Say what the clouds' ports do not have; "" if nothing that was asked for. `fronts`: --http-workers."""
+        """Say what the cloud ports do not support of what was requested, or "". `fronts`: --http-workers."""
         if not (self.allow_sagemaker or self.allow_vertex_ai):
             return ""
         flag = "--allow-sagemaker" if self.allow_sagemaker else "--allow-vertex-ai"
@@ -91,9 +92,9 @@ class CloudSettings:
 
 
 def said_by_clouds(environ: Mapping[str, str], dialect: str) -> dict[str, tuple[str, str]]:
-    """Give what a cloud's environment says of settings: by name, the text and where it stands.
+    """Read settings from a cloud's environment. Returns: by setting, the text and the variable it comes from.
 
-    Other dialects serve their own routes in whatever container, and are told nothing.
+    Empty for dialects other than triton, which serve their own routes in any container.
     """
     if dialect != DIALECTS[0]:
         return {}
@@ -105,7 +106,7 @@ def said_by_clouds(environ: Mapping[str, str], dialect: str) -> dict[str, tuple[
 
 
 def parse_range(text: str) -> tuple[int, int] | None:
-    """Read --sagemaker-safe-port-range. Returns: the first port and the last; None of an empty text.
+    """Read --sagemaker-safe-port-range. Returns: the first port and the last; None for an empty text.
 
     Raises: ValueError.
     """
@@ -116,4 +117,4 @@ def parse_range(text: str) -> tuple[int, int] | None:
 
 
 CLOUD_RULES: Mapping[str, Callable[[Any], object]] = MappingProxyType({"sagemaker_safe_port_range": parse_range})
-"""What reads those of them that are rules."""
+"""Parsers of the settings that hold rules."""

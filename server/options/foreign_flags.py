@@ -1,8 +1,8 @@
-"""Foreign flags: those that Triton has and Penstock does not, each with the reason or what to use. Called by the CLI.
+"""Foreign flags: flags of Triton that Penstock does not have, each with the reason or a replacement. Called by the CLI.
 
-Whoever comes with a command line of Triton's is told which word must go, and why; a word that only says how large what
-is not here should be, or where it is, may stay, with a warning. What Triton calls by two names has both here, too, and
-is called by the newer one everywhere else.
+A flag that would change answers is an error that names the flag and the reason. A flag that only sizes or locates
+something that does not exist here is accepted with a warning. A flag with two names in Triton has both here; the rest
+of the code uses the newer one.
 Source: Triton server, command_line_parser.cc.
 """
 
@@ -17,13 +17,13 @@ from .setting import FALSE_WORDS, TRUE_WORDS
 _NO_POOL = "there is no such pool: calls are answered on one event loop"
 _NO_LIBRARIES = "there are no libraries to load: backends are part of Penstock"
 _BARE = ("--enable-peer-access",)
-"""Those that are true or false, as flags of Penstock's are, which may stand alone."""
+"""Boolean flags, which may be given without a value."""
 
 FOREIGN: Mapping[str, str] = MappingProxyType({
     "--model-namespacing": "a model's name must be unique among all repositories",
 })  # fmt: skip
 SWITCHES = ("--model-namespacing",)
-"""Those of them that may be said to be off, which they are."""
+"""Those of them that may be given as off."""
 WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType({
     "--enable-peer-access": "every instance keeps to its own GPU, so none reads another's memory",
     "--http-thread-count": "HTTP is served on one event loop",
@@ -38,7 +38,7 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType({
     "--cuda-virtual-address-size": "GPU memory is the runtime's: there is no pool",
     "--buffer-manager-thread-count": "tensors are gathered by each instance's own thread",
 })  # fmt: skip
-"""Those that change no answer: to have them said is no reason not to serve."""
+"""Flags that change no answer, so the server starts with them."""
 _CACHE_BYTES = "--response-cache-byte-size"
 OLDER_WAYS: Mapping[str, str] = MappingProxyType({
     _CACHE_BYTES: "--cache-config=local,size={}",
@@ -48,7 +48,7 @@ OLDER_WAYS: Mapping[str, str] = MappingProxyType({
     "--trace-count": "--trace-config=count={}",
     "--trace-log-frequency": "--trace-config=triton,log-frequency={}",
 })  # fmt: skip
-"""What Triton takes with a warning for what is said otherwise by now, and how that is said."""
+"""Flags that Triton accepts as deprecated, and their replacements."""
 
 
 OLDER_NAMES: Mapping[str, str] = MappingProxyType({
@@ -58,15 +58,15 @@ OLDER_NAMES: Mapping[str, str] = MappingProxyType({
 
 
 def renamed(word: str) -> str:
-    """Give an argument with the newer name of its flag, where it is an older one."""
+    """Return an argument with the older name of its flag replaced by the newer one."""
     flag, equals, value = word.partition("=")
     return OLDER_NAMES.get(flag, flag) + equals + value
 
 
 def lengthened(word: str, known: Iterable[str]) -> str:
-    """Give an argument with the whole name of its flag, where it is the beginning of one known flag only.
+    """Return an argument with its flag completed, if it is a prefix of exactly one known flag.
 
-    Source: Triton server, command_line_parser.cc: getopt_long, to which `--model-repo` is `--model-repository`.
+    Source: Triton server, command_line_parser.cc: getopt_long takes `--model-repo` for `--model-repository`.
     """
     flag, equals, value = word.partition("=")
     every = {*known, *FOREIGN, *WITHOUT_EFFECT, *OLDER_NAMES, *OLDER_WAYS}
@@ -75,9 +75,9 @@ def lengthened(word: str, known: Iterable[str]) -> str:
 
 
 def sifted(words: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Take what has no effect out of a command line, each with its value, and say newly what is said in an older way.
+    """Remove flags without effect and their values from a command line, and replace deprecated flags.
 
-    Returns: the others, and what to say.
+    Returns: the resulting words, and the warnings.
     """
     kept: list[str] = []
     older: list[str] = []
@@ -93,7 +93,7 @@ def sifted(words: Iterable[str]) -> tuple[list[str], list[str]]:
             said.append(f"{flag} has no effect: {WITHOUT_EFFECT[flag]}")
         elif flag in OLDER_WAYS and (equals or follows):
             newer = OLDER_WAYS[flag].format(left.popleft() if follows else value)
-            if (flag, newer[-2:]) != (_CACHE_BYTES, "=0"):  # there it is no cache
+            if (flag, newer[-2:]) != (_CACHE_BYTES, "=0"):  # 0 means no cache in Triton
                 older.append(newer)
                 said.append(f"{flag} is deprecated in Triton: use {newer}, which it is here")
         elif flag in SWITCHES and (left[0] if follows else value).lower() in FALSE_WORDS:
@@ -101,20 +101,20 @@ def sifted(words: Iterable[str]) -> tuple[list[str], list[str]]:
                 left.popleft()
         else:
             kept.append(word)
-    # before the newer, which counts where both are said
+    # placed before the newer form, which takes precedence if both are given
     at = next((place for place, word in enumerate(kept) if word.startswith("--")), len(kept))
     return kept[:at] + _off(older) + kept[at:], said
 
 
 def _off(older: list[str]) -> list[str]:
-    """Leave out the other levels where one is OFF, which here stands alone; in Triton it is off then."""
+    """Drop the other levels if one is OFF: tracing is then off in Triton, and here OFF must stand alone."""
     level = OLDER_WAYS["--trace-level"].format("")
     off = [each for each in older if each.lower() == f"{level}off"]
     return [each for each in older if not each.startswith(level)] + off[:1] if off else older
 
 
 def foreign(word: str) -> str | None:
-    """Say of an argument that is a flag of Triton's why it is none here, or what it lacks; None of others."""
+    """Say why a flag of Triton is not accepted, or what value it lacks. None for other arguments."""
     flag = word.partition("=")[0]
     if flag in OLDER_WAYS:
         return f"{flag} needs a value: it is {OLDER_WAYS[flag].format('VALUE')} here"

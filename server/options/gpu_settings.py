@@ -1,6 +1,6 @@
-"""GpuSettings: the part of the settings that is about GPUs. Settings has it.
+"""GpuSettings: the settings of GPUs. Settings inherits them.
 
-Read where models are. Names are Triton's where the meaning is the same.
+Read where models are loaded. Names are Triton's where the meaning is the same.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ _LIMIT = re.compile(r"\s*(\d{1,4})\s*:\s*(\d{1,20}(?:\.\d*)?|\.\d+)\s*", re.ASCI
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class GpuSettings:
-    """On which GPUs models run, and what becomes of those that ask for one where none works."""
+    """Which GPUs models run on, and what happens to a model that requests a GPU if none works."""
 
     default_device: str = setting(
-        AUTO, "GPU", "Where a model runs whose configuration does not say. `auto`: on every GPU that there is, if the "
-        "ONNX Runtime installed can use it, else on the CPU; TensorFlow models on the CPU. Or `cpu`, or some GPUs: "
-        "`cuda:0,cuda:1`. CUDA_VISIBLE_DEVICES holds: `cuda:0` is the first of those.", unit="DEVICES",
+        AUTO, "GPU", "Device for models whose configuration names none. `auto`: every GPU that the installed ONNX "
+        "Runtime can use, otherwise the CPU; TensorFlow models run on the CPU. Or `cpu`, or a list of GPUs: "
+        "`cuda:0,cuda:1`. CUDA_VISIBLE_DEVICES applies: `cuda:0` is the first device it lists.", unit="DEVICES",
     )  # fmt: skip
     cpu_fallback: bool = setting(
-        False, "GPU", "Serve a model that asks for a GPU on the CPU, with a warning, where none works. Off: it is "
-        "UNAVAILABLE. A model may say otherwise. One that does not ask is served on the CPU in any case.",
+        False, "GPU", "If a model requests a GPU and none works, serve it on the CPU with a warning. Off: the model is "
+        "UNAVAILABLE. A model's own setting overrides this. A model that does not request a GPU always falls back to "
+        "the CPU.",
     )  # fmt: skip
     model_load_gpu_limit: tuple[str, ...] = setting(
-        (), "GPU", "`DEVICE:FRACTION`: an ONNX model is not loaded on this GPU while more than this part of its memory "
-        "is in use, by whomever. Repeatable.", unit="RULE",
+        (), "GPU", "`DEVICE:FRACTION`: do not load an ONNX model on this GPU while more than this fraction of its "
+        "memory is in use by any process. Repeatable.", unit="RULE",
     )  # fmt: skip
     min_supported_compute_capability: float = setting(
-        6.0, "GPU", "A GPU of a lower compute capability is not used.", unit="version", bounds=(0.0, 1000.0)
+        6.0, "GPU", "Do not use GPUs with a lower compute capability.", unit="version", bounds=(0.0, 1000.0)
     )
 
 
 def parse_devices(text: str) -> tuple[str, ...]:
-    """Read --default-device. Returns: the devices; none for `auto`. Raises: ValueError."""
+    """Read --default-device. Returns: the devices; empty for `auto`. Raises: ValueError."""
     words = tuple(word.strip() for word in text.split(","))
     if words == (AUTO,):
         return ()
@@ -51,7 +52,7 @@ def parse_devices(text: str) -> tuple[str, ...]:
 
 
 def parse_limits(entries: Iterable[str]) -> dict[int, float]:
-    """Read the values of --model-load-gpu-limit, of what is said twice the last.
+    """Read the values of --model-load-gpu-limit. If a device is given twice, the last value counts.
 
     Returns: the fraction by device. Raises: ValueError.
     Source: Triton server, command_line_parser.cc.
@@ -68,4 +69,4 @@ def parse_limits(entries: Iterable[str]) -> dict[int, float]:
 GPU_RULES: Mapping[str, Callable[[Any], object]] = MappingProxyType({
     "default_device": parse_devices, "model_load_gpu_limit": parse_limits,
 })  # fmt: skip
-"""What reads those of them that are rules."""
+"""Parsers of the settings that hold rules."""

@@ -1,4 +1,4 @@
-"""HttpSettings: the part of the settings that is about HTTP. Settings has it; the composition root reads it."""
+"""HttpSettings: the settings of the HTTP port. Settings inherits them; the composition root reads them."""
 
 from __future__ import annotations
 
@@ -13,55 +13,56 @@ _LIMITS = Limits()
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class HttpSettings:
-    """What can be told about the HTTP port."""
+    """Settings of the HTTP port."""
 
     allow_http: bool = setting(True, "HTTP", "Serve the v2 protocol over HTTP.")
     http_address: str = setting(
-        "127.0.0.1", "HTTP", "Address to listen on. This machine only by default (Triton: 0.0.0.0, all addresses).",
-        unit="address",
+        "127.0.0.1", "HTTP", "Address to listen on. By default only this machine can connect (Triton: 0.0.0.0, all "
+        "addresses).", unit="address",
     )  # fmt: skip
     http_port: int = setting(
-        8000, "HTTP", "Port to listen on; 0 lets the system choose.", unit="TCP port", bounds=PORTS
+        8000, "HTTP", "Port to listen on; 0 lets the system choose one.", unit="TCP port", bounds=PORTS
     )
     http_max_input_size: int = setting(
-        _LIMITS.max_body_bytes, "HTTP", "Largest request body, as sent and after decompression.",
+        _LIMITS.max_body_bytes, "HTTP", "Maximum size of a request body, both as sent and after decompression.",
         unit="bytes", bounds=(1, 2**40),
     )  # fmt: skip
     http_max_connections: int = setting(
-        _LIMITS.max_connections, "HTTP", "Most connections open at once; more are refused.",
+        _LIMITS.max_connections, "HTTP", "Maximum number of open connections; further ones are rejected.",
         unit="connections", bounds=COUNT,
     )  # fmt: skip
     http_max_header_bytes: int = setting(
-        _LIMITS.max_header_bytes, "HTTP", "Largest request line and headers together.", unit="bytes", bounds=COUNT
-    )
+        _LIMITS.max_header_bytes, "HTTP", "Maximum size of the request line and headers together.",
+        unit="bytes", bounds=COUNT,
+    )  # fmt: skip
     http_max_headers: int = setting(
-        _LIMITS.max_headers, "HTTP", "Most headers in one request.", unit="headers", bounds=COUNT
+        _LIMITS.max_headers, "HTTP", "Maximum number of headers in a request.", unit="headers", bounds=COUNT
     )
     http_max_json_depth: int = setting(
-        _LIMITS.max_json_depth, "HTTP", "Deepest nesting of request JSON.", unit="levels", bounds=(1, 1024)
+        _LIMITS.max_json_depth, "HTTP", "Maximum nesting depth of request JSON.", unit="levels", bounds=(1, 1024)
     )
     http_header_forward_pattern: str = setting(
-        "", "HTTP", "Header fields whose names match become parameters of the request. A regular expression, searched "
-        "for in any case.", unit="PATTERN",
+        "", "HTTP", "Forward headers as request parameters if their name contains a match of this regular expression. "
+        "Case-insensitive.", unit="PATTERN",
     )  # fmt: skip
     http_max_chunks: int = setting(
-        _LIMITS.max_chunks, "HTTP", "Most chunks in one chunked request body.", unit="chunks", bounds=COUNT
+        _LIMITS.max_chunks, "HTTP", "Maximum number of chunks in a chunked request body.", unit="chunks", bounds=COUNT
     )
     http_receive_timeout_secs: float = setting(
-        _LIMITS.receive_timeout_s, "HTTP", "A request must have arrived whole this long after its first byte.",
-        unit="seconds", bounds=SECONDS,
+        _LIMITS.receive_timeout_s, "HTTP", "Maximum time from the first byte of a request until it has been received "
+        "completely.", unit="seconds", bounds=SECONDS,
     )  # fmt: skip
     http_idle_timeout_secs: float = setting(
-        _LIMITS.idle_timeout_s, "HTTP", "A connection without a request is closed after this.",
+        _LIMITS.idle_timeout_s, "HTTP", "Close a connection that has had no request for this long.",
         unit="seconds", bounds=SECONDS,
     )  # fmt: skip
     http_write_timeout_secs: float = setting(
-        _LIMITS.write_timeout_s, "HTTP", "A client that takes nothing of its answer for this long is dropped.",
+        _LIMITS.write_timeout_s, "HTTP", "Drop a client that has read none of its response for this long.",
         unit="seconds", bounds=SECONDS,
     )  # fmt: skip
 
     def limits(self) -> Limits:
-        """Give the fast lane's part."""
+        """Return the fast lane's limits."""
         return Limits(
             max_body_bytes=self.http_max_input_size,
             max_header_bytes=self.http_max_header_bytes,

@@ -1,4 +1,4 @@
-"""Idle: settings that were said and do nothing, since another one that they are for was not. Told by the CLI."""
+"""Idle: settings that have no effect because another one that they depend on is not set. Reported by the CLI."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Settings], bool], str], ...] = (
         "--model-control-mode=poll: the files are not looked at",
     ),
 )
-"""Settings, when they count, and what they lack otherwise."""
+"""Settings, the condition under which they count, and what is missing otherwise."""
 
 
 def idle(settings: Settings) -> Iterator[str]:

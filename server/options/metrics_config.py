@@ -1,4 +1,4 @@
-"""MetricsConfig: what --metrics-config says. Read with the settings, so that a mistake stops the start.
+"""MetricsConfig: --metrics-config. Parsed with the settings, so an invalid value prevents startup.
 
 Source: Triton server, docs/user_guide/metrics.md (names, defaults and forms).
 """
@@ -20,7 +20,7 @@ DEFAULT_QUANTILES: tuple[tuple[str, float], ...] = (
 """Source: Triton core, metrics.h."""
 
 LEAST_ERROR = 0.0001
-"""What is asked to be more exact is as exact as this."""
+"""A smaller error is raised to this one."""
 _NUMBER = re.compile(r"\d*\.?\d+(e[+-]?\d+)?", re.IGNORECASE)
 _WORDS = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
 _SWITCHES = ("counter_latencies", "summary_latencies", "histogram_latencies")
@@ -28,7 +28,7 @@ _SWITCHES = ("counter_latencies", "summary_latencies", "histogram_latencies")
 
 @dataclass(frozen=True, slots=True)
 class MetricsConfig:
-    """Which latencies the page shows. `quantiles` are the quantile as it is written, and its allowed error."""
+    """Which latencies the page reports. `quantiles`: each quantile as written, and its allowed error."""
 
     counter_latencies: bool = True
     summary_latencies: bool = False
@@ -76,7 +76,7 @@ def _quantiles(text: str) -> tuple[tuple[str, float], ...]:
 
 
 def _error(text: str) -> float:
-    """Read an error as far as it is a number, as Triton does, whose qa/L0_metrics says 0.0.1. Raises: ValueError."""
+    """Read the leading number of an error, as Triton does: its qa/L0_metrics has 0.0.1. Raises: ValueError."""
     found = _NUMBER.match(text)
     if found is None:
         raise ValueError(text)

@@ -1,4 +1,4 @@
-"""ModelSettings: the part of the settings that is about which models there are. Settings has it.
+"""ModelSettings: which models are served. Settings inherits them.
 
 Read by the composition root. Names are Triton's where the meaning is the same.
 """
@@ -12,46 +12,45 @@ from .setting import setting
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class ModelSettings:
-    """Where models are found, and how they come and go."""
+    """Where models are found, and when they are loaded and unloaded."""
 
     model_repository: tuple[str, ...] = setting(
-        (), "Models",
-        "What to serve: a model repository, here or at a URL, or a single .onnx file or SavedModel. Repeatable; the "
-        "same as PATH arguments.",
-        unit="path",
+        (), "Models", "What to serve: a model repository, local or at a URL, or a single .onnx file or SavedModel. "
+        "Repeatable; equivalent to PATH arguments.", unit="path",
     )  # fmt: skip
     model_load_thread_count: int = setting(
-        4, "Models", "How many models load at the same time.", unit="models", bounds=(1, 256)
+        4, "Models", "Maximum number of models that load at the same time.", unit="models", bounds=(1, 256)
     )
     default_max_batch_size: int = setting(
-        64, "Models", "The max_batch_size of a model whose configuration does not say and whose graph has room for "
-        "rows (Triton: 4, in --backend-config).", unit="rows", bounds=(1, 2**20),
+        64, "Models", "max_batch_size for models whose configuration omits it and whose graph has a batch dimension "
+        "(Triton: 4, in --backend-config).", unit="rows", bounds=(1, 2**20),
     )  # fmt: skip
     model_control_mode: str = setting(
-        "none", "Models", "How models come and go. none: as they are found at start. poll: as their files change. "
-        "explicit: as load and unload requests say, and only --load-model at start.",
+        "none", "Models", "When models are loaded and unloaded. none: once, at startup. poll: when their files change. "
+        "explicit: on load and unload requests; only --load-model models are loaded at startup.",
         choices=("none", "poll", "explicit"),
     )  # fmt: skip
     load_model: tuple[str, ...] = setting(
-        (), "Models", "A model to load at start in mode explicit; `*` for all. Repeatable.", unit="NAME"
+        (), "Models", "A model to load at startup in explicit mode; `*` loads all. Repeatable.", unit="NAME"
     )
     repository_poll_secs: float = setting(
-        15.0, "Models", "How often the files are looked at in mode poll, at most 20 times a second. 0: never.",
-        unit="seconds", bounds=(0.0, 86400.0),
+        15.0, "Models", "Interval between checks for changed files in poll mode, limited to 20 checks a second. 0: "
+        "never.", unit="seconds", bounds=(0.0, 86400.0),
     )  # fmt: skip
     model_load_retry_count: int = setting(
-        0, "Models", "How often a version that does not load is tried again.", unit="times", bounds=(0, 1000)
+        0, "Models", "How many times to retry loading a version that fails to load.", unit="times", bounds=(0, 1000)
     )
     model_config_name: str = setting(
-        "", "Models", "A model's configs/NAME.pbtxt, where there is one, stands in for its config.pbtxt.", unit="NAME"
+        "", "Models", "Use a model's configs/NAME.pbtxt, if it exists, instead of its config.pbtxt.", unit="NAME"
     )
     exit_on_error: bool = setting(
-        False, "Models", "Stop the server when a model cannot be served at start. Off here (Triton: on): a broken "
-        "model is UNAVAILABLE and does not stop the others.",
+        False, "Models", "Exit if a model cannot be served at startup. Off by default (Triton: on): a broken model is "
+        "UNAVAILABLE and the others are served.",
     )  # fmt: skip
     strict_readiness: bool = setting(
-        True, "Models", "Ready only when every model is ready. Off: ready as soon as loading has ended."
+        True, "Models", "Report ready only when every model is ready. Off: report ready once loading has finished."
     )
     id: str = setting(
-        "triton", "Models", "The name in the server metadata. Triton's by default: its example clients demand it."
-    )
+        "triton", "Models", "Server name reported in the server metadata. The default is Triton's, which its example "
+        "clients require.",
+    )  # fmt: skip

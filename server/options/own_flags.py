@@ -1,4 +1,4 @@
-"""Own flags: what of another program's command line is Penstock's own. Called by the dialects' commands."""
+"""Own flags: Penstock's own flags on another program's command line. Called by the dialects' commands."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 def own_flags(
     prog: str, words: Sequence[str], theirs: Collection[str], aliases: Mapping[str, str] = _NONE
 ) -> tuple[dict[str, Any], list[str]]:
-    """Take the flags of `penstock serve` out of a command line. `theirs` are flags that mean something else there.
+    """Take the flags of `penstock serve` out of a command line. `theirs` are flags with another meaning there.
 
-    `aliases` are other names of flags of ours. Returns: what was said, by setting, and the other words.
+    `aliases` maps other names to our flags. Returns: the values by setting, and the remaining words.
     Raises: SystemExit (2) for a flag without its value.
     """
     parser = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)

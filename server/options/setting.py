@@ -1,7 +1,7 @@
-"""Setting: how one field of the settings is stated, by the classes that state them, and what is made from it.
+"""Setting: how the settings classes declare a field, and what is derived from it.
 
-Settings descends from all of those classes, which know nothing of each other. It alone has what a dataclass makes of
-its fields: nobody makes one of a group, and to compile that for each takes time of every start.
+Settings inherits all of those classes, which do not know each other. Only Settings gets the generated dataclass
+methods: the others are never instantiated, and generating methods for each would slow down every start.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ def setting(
     default: Any, group: str, text: str, *, unit: str = "", bounds: tuple[float, float] | None = None,
     choices: tuple[str, ...] = (),
 ) -> Any:  # fmt: skip
-    """State a setting: its default and what is said about it."""
+    """Declare a setting: its default and its description."""
     meta = {"group": group, "text": text, "unit": unit, "bounds": bounds, "choices": choices}
     return field(default=default, metadata=meta)
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is said about one setting: the field it fills, and all that is made from it."""
+    """The description of one setting: the field it fills, and everything derived from it."""
 
     name: str
     default: Any
@@ -50,7 +50,7 @@ class Setting:
 
     @property
     def wanted(self) -> str:
-        """What a value must look like, in words."""
+        """A description of valid values."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
         if isinstance(self.default, bool):
@@ -62,7 +62,7 @@ class Setting:
 
 
 def shown(value: object) -> str:
-    """Write a default or a bound as a person would type it; nothing for none."""
+    """Write a default or a bound as a person would type it; "" if there is none."""
     if isinstance(value, int):
         return str(value).lower()  # true and false; numbers have no case
     if isinstance(value, float):

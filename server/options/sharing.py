@@ -1,6 +1,6 @@
-"""What models share, as the settings say it: --rate-limit, --rate-limit-resource, --host-policy.
+"""What models share: --rate-limit, --rate-limit-resource and --host-policy.
 
-Read with the settings, so that a mistake in one stops the start. Source: Triton server, command_line_parser.cc, and
+Parsed with the settings, so an invalid value prevents startup. Source: Triton server, command_line_parser.cc, and
 core, numa_utils.cc.
 """
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 MOST_CPUS = 4096
 NODES = Path("/sys/devices/system/node")
-"""Where Linux tells which CPUs are near which memory."""
+"""Where Linux lists the CPUs of each NUMA node."""
 _RANGE = "host policy setting 'cpu-cores' format is '<lower_cpu_core_id>-<upper_cpu_core_id>'. Got "
 
 
 def devices_of(settings: RunningSettings) -> Devices:
     """Make what the Engine's models share."""
-    # batching comes with numpy, for which the command line does not wait
+    # imported here because batching imports numpy, which would slow down the command line
     from penstock.batching.devices.placement import Devices
     from penstock.batching.devices.rates import RateLimiter
 
@@ -36,8 +36,8 @@ def devices_of(settings: RunningSettings) -> Devices:
 def parse_resources(entries: Iterable[str]) -> dict[tuple[str, int | None], int]:
     """Read the values of --rate-limit-resource.
 
-    Returns: how much there is of each resource, on each device by its number, or None for every one. Of what is stated
-    twice there is the less, as in Triton. Raises: ValueError.
+    Returns: the amount of each resource, by name and device number; the number is None for every device. If a resource
+    is given twice, the smaller amount counts, as in Triton. Raises: ValueError.
     """
     stated: dict[tuple[str, int | None], int] = {}
     for entry in entries:
@@ -55,8 +55,8 @@ def parse_resources(entries: Iterable[str]) -> dict[tuple[str, int | None], int]
 def parse_host_policies(entries: Iterable[str], nodes: Path = NODES) -> dict[str, frozenset[int]]:
     """Read the values of --host-policy.
 
-    `numa-node` is the CPUs of that node where `cpu-cores` says none: what a thread is the first to write is near it.
-    Returns: the CPUs that each policy names. Raises: ValueError.
+    `numa-node` means the CPUs of that node unless `cpu-cores` is given too: memory is allocated on the node of the
+    thread that first writes it. Returns: the CPUs of each policy. Raises: ValueError.
     """
     near: dict[str, frozenset[int]] = {}
     policies: dict[str, frozenset[int]] = {}
@@ -77,7 +77,7 @@ def parse_host_policies(entries: Iterable[str], nodes: Path = NODES) -> dict[str
 
 
 def _of_node(value: str, nodes: Path) -> frozenset[int]:
-    """Give the CPUs of a NUMA node; none, which is no bound, of a node that has memory only."""
+    """Return the CPUs of a NUMA node. A node with memory only has none, which sets no bound."""
     try:
         told = (nodes / f"node{int(value)}" / "cpulist").read_text("ascii") if _is_number(value) else None
     except OSError:

@@ -1,4 +1,4 @@
-"""Starting: what keeps a server from starting, as far as its settings tell. Asked by the server and by `check`."""
+"""Starting: problems that prevent a start and can be seen from the settings. Called by the server and by `check`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 - what is listened on is compa
 
 
 def obstacles(settings: Settings) -> list[str]:
-    """Say why a server of these settings would not start. No port is opened; certificates are read."""
+    """Say why a server with these settings would not start. Opens no port; reads the certificates."""
     found = [*_of_models(settings), *_of_ports(settings), *_of_clouds(settings), *_of_traces(settings)]
     if settings.http_workers and not hasattr(os, "pidfd_open"):
         found.append("--http-workers needs Linux")
@@ -45,7 +45,7 @@ def _of_models(settings: Settings) -> Iterator[str]:
 
 
 def _of_traces(settings: Settings) -> Iterator[str]:
-    """Say why the file of traces cannot be written; nothing is written to it before there is one."""
+    """Say why the trace file cannot be written. It is not created: that happens with the first trace."""
     config = parse(settings.trace_config)
     if config.mode != TRITON or not config.file:
         return
@@ -59,7 +59,7 @@ def _of_traces(settings: Settings) -> Iterator[str]:
 
 
 def _unwritable(file: Path) -> int:
-    """Give the number of the error that writing to a file would be, 0 for none. Raises: OSError."""
+    """Return the errno that writing to a file would fail with, or 0. Raises: OSError."""
     there = file.exists()
     if there and file.is_dir():
         return errno.EISDIR
@@ -75,7 +75,7 @@ def _of_ports(settings: Settings) -> Iterator[str]:
 
 
 def _of_clouds(settings: Settings) -> Iterator[str]:
-    """Say it in Triton's words. Source: command_line_parser.cc, and vertex_ai_server.cc, with a slip of the pen."""
+    """Use Triton's error texts. Source: command_line_parser.cc, and vertex_ai_server.cc, including its typo."""
     safe = parse_range(settings.sagemaker_safe_port_range) if settings.allow_sagemaker else None
     for name, (_, port) in wanted(settings).items():
         if safe is not None and name != "SageMaker" and not safe[0] <= port <= safe[1]:

@@ -31,7 +31,7 @@ ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - what a container's command listens on
 _TYPES = ("MODEL", "ROUTER", "TRANSFORMER", "COMBINER", "OUTLIER_DETECTOR")
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 _NUMBERS = {"CRITICAL": 50, "FATAL": 50, "ERROR": 40, "WARNING": 30, "WARN": 30, "INFO": 20, "DEBUG": 10, "NOTSET": 0}
-_OURS = "Every flag of `penstock serve` is taken, too; --batching is --seldon-batching. See docs/seldon.md."
+_OURS = "Every flag of `penstock serve` is accepted too; --batching means --seldon-batching. See docs/seldon.md."
 _ALIASES = {"--batching": "--seldon-batching"}
 _THREADS = "calls of one process run one after another; --workers has more of them"
 
@@ -113,12 +113,14 @@ def _parser(variables: _Environment) -> argparse.ArgumentParser:
     """Make the original's parser: it also takes the beginnings of flags, and `--debug false` for true."""
     parser = argparse.ArgumentParser(prog=NAME, epilog=_OURS)
     text, number = variables.environ.get, variables.number
-    parser.add_argument("interface_name", help="the component: Name, or package.module.Class")
-    parser.add_argument("--service-type", choices=_TYPES, default="MODEL", help="makes no difference")
-    parser.add_argument("--persistence", nargs="?", default=0, const=1, type=int, help="makes no difference")
-    parser.add_argument("--parameters", default=text("PREDICTIVE_UNIT_PARAMETERS", "[]"), help="of its constructor")
-    parser.add_argument("--log-level", choices=_LEVELS, default="INFO", help="what is logged")
-    parser.add_argument("--pidfile", help="a file for the process id")
+    parser.add_argument("interface_name", help="the component: Name or package.module.Class")
+    parser.add_argument("--service-type", choices=_TYPES, default="MODEL", help="has no effect")
+    parser.add_argument("--persistence", nargs="?", default=0, const=1, type=int, help="has no effect")
+    parser.add_argument(
+        "--parameters", default=text("PREDICTIVE_UNIT_PARAMETERS", "[]"), help="its constructor's parameters"
+    )
+    parser.add_argument("--log-level", choices=_LEVELS, default="INFO", help="log level")
+    parser.add_argument("--pidfile", help="file for the process id")
     for flag, name, about in (
         ("--debug", "SELDON_DEBUG", "log every request"),
         ("--access-log", "GUNICORN_ACCESS_LOG", "log every request"),
@@ -127,15 +129,15 @@ def _parser(variables: _Environment) -> argparse.ArgumentParser:
     tracing = number("TRACING", 0)
     parser.add_argument("--tracing", nargs="?", type=int, default=tracing, const=1, help="has no effect")
     for flag, name, usual, about in (
-        ("--workers", "GUNICORN_WORKERS", 1, "processes, each with a copy of the component"),
+        ("--workers", "GUNICORN_WORKERS", 1, "processes, each with its own copy of the component"),
         ("--threads", "GUNICORN_THREADS", 1, "has no effect"),
-        ("--max-requests", "GUNICORN_MAX_REQUESTS", 0, "calls after which a process is ended"),
-        ("--max-requests-jitter", "GUNICORN_MAX_REQUESTS_JITTER", 0, "at most so many more, at random"),
-        ("--keepalive", "GUNICORN_KEEPALIVE", KEEPALIVE_S, "seconds that a connection may be idle, if it is said"),
-        ("--single-threaded", "FLASK_SINGLE_THREADED", 0, "makes no difference"),
-        ("--http-port", "PREDICTIVE_UNIT_HTTP_SERVICE_PORT", 9000, "of REST"),
-        ("--grpc-port", "PREDICTIVE_UNIT_GRPC_SERVICE_PORT", 5000, "of gRPC"),
-        ("--metrics-port", "PREDICTIVE_UNIT_METRICS_SERVICE_PORT", 6000, "of the metrics"),
+        ("--max-requests", "GUNICORN_MAX_REQUESTS", 0, "calls after which a process is replaced"),
+        ("--max-requests-jitter", "GUNICORN_MAX_REQUESTS_JITTER", 0, "maximum random number of calls added to that"),
+        ("--keepalive", "GUNICORN_KEEPALIVE", KEEPALIVE_S, "seconds that a connection may be idle, if given"),
+        ("--single-threaded", "FLASK_SINGLE_THREADED", 0, "has no effect"),
+        ("--http-port", "PREDICTIVE_UNIT_HTTP_SERVICE_PORT", 9000, "port of REST"),
+        ("--grpc-port", "PREDICTIVE_UNIT_GRPC_SERVICE_PORT", 5000, "port of gRPC"),
+        ("--metrics-port", "PREDICTIVE_UNIT_METRICS_SERVICE_PORT", 6000, "port of the metrics"),
     ):
         parser.add_argument(flag, type=int, default=number(name, usual), help=about)
     # these two are read as arguments are, so that a wrong one is wrong usage
