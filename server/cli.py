@@ -1,6 +1,6 @@
 """The command line: `penstock serve`, `check`, `doctor`, `probe`, `plan`, `perf` and `version`.
 
-Imports nothing heavy before it must.
+Heavy modules are imported only when needed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .settings import SettingError, Settings, known_settings, nearest, resolve
 
 USAGE_STATUS = 2
 PIPE_STATUS = 141
-"""128 + SIGPIPE, as a shell has it of those whom the signal ends."""
+"""128 + SIGPIPE, the status a shell reports for a process killed by that signal."""
 _NEED_PATHS = ("serve", "check")
 _PROGRAMS = {
     "seldon-core-microservice": ("seldon.command:run", "serve a component of Seldon Core (docs/seldon.md)"),
@@ -35,7 +35,7 @@ _PROGRAMS = {
     "sagemaker": ("clouds.command:run", "serve in a container of Amazon SageMaker's (docs/clouds.md)"),
     "tritonserver": ("cli:run_as_triton", "serve: the word that command lines of Triton's begin with"),
 }
-"""Programs that others served with, each answered here as it was: what runs it, and what is said of it."""
+"""Command names of other servers that are accepted here: the function that runs each, and its help text."""
 _NO_SETTINGS = {"command", "paths", "invariance", "json"}
 _ABOUT = (
     "An inference server for ONNX models, TensorFlow SavedModels, Python models, and what Cortex, Seldon Core, DEEPaaS "
@@ -57,13 +57,13 @@ _ABOVE = {
     "plan": "predict latency, throughput and the devices for a target, from measured run times",
     "perf": "load any v2 server and report what it does, tune it, compare it with others (docs/perf.md)",
 }
-"""Commands that stand above the server."""
+"""Commands defined in packages above `server`."""
 _USAGES = {"doctor": "[--json] [PATH...]", "probe": ""}
 _PAGES = "Every flag is also an environment name (--http-port: PENSTOCK_HTTP_PORT) and a key of the settings file."
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, but paths may stand between flags, and an unknown flag is answered with the nearest known one."""
+    """An argparse parser that accepts paths between flags and suggests the nearest known flag for an unknown one."""
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: object = None) -> argparse.Namespace:  # type: ignore[override]
         found, surplus = self.parse_known_args(args)
@@ -81,7 +81,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit status: 0 done, 1 failed, 2 wrong usage, 141 if nobody read on (`| head`)."""
+    """Run a command and return its exit status: 0 done, 1 failed, 2 wrong usage, 141 broken pipe (`| head`)."""
     _open_closed_streams()
     try:
         try:
@@ -90,24 +90,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             if sys.stdout is not None:
                 sys.stdout.flush()
     except BrokenPipeError:
-        sys.stdout = None  # what is left in it would be written again at the exit
+        sys.stdout = None  # buffered output would be written again at exit
         return PIPE_STATUS
 
 
 def _open_closed_streams() -> None:
-    """Lead standard streams that were closed (`2>&-`) nowhere: a socket in the place of one has libuv abort."""
+    """Open /dev/null for closed standard streams (`2>&-`): libuv aborts if a socket takes the place of one."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, which is this
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free descriptor, which is this one
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def _run(argv: Sequence[str] | None) -> int:
     words = list(map(renamed, sys.argv[1:] if argv is None else argv))
     called = os.path.basename(sys.argv[0])  # noqa: PTH119 - pathlib is 5 ms
-    if argv is None and called in _PROGRAMS:  # through a link
+    if argv is None and called in _PROGRAMS:  # called through a link
         words.insert(0, called)
     program = os.path.basename(words[0]) if words else ""  # noqa: PTH119 - what starts a container may have a path
     if program in _PROGRAMS:
@@ -140,7 +140,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _answer(args: argparse.Namespace, settings: Settings) -> int:
-    """Do what a command with settings is for."""
+    """Run a command that takes settings."""
     if args.command == "serve":
         return _serve(settings)
     if args.command == "probe":
@@ -152,15 +152,15 @@ def _answer(args: argparse.Namespace, settings: Settings) -> int:
 
 
 def _program(word: str, words: Sequence[str]) -> int:
-    """Run a program of another server's."""
+    """Run a command of another server."""
     module, _, name = _PROGRAMS[word][0].partition(":")
     return int(getattr(importlib.import_module(f".{module}", __package__), name)(words, _serve))
 
 
 def run_as_triton(words: Sequence[str], _: object) -> int:
-    """Serve what a command line of Triton's names, as `serve` does with the same flags, which may be shortened here.
+    """Serve what a Triton command line names, like `serve` with the same flags, which may be abbreviated here.
 
-    Source: Triton server, deploy/: the arguments of a container begin with `tritonserver`, and those of KServe's.
+    Source: Triton server, deploy/: container arguments there, and KServe's, begin with `tritonserver`.
     """
     return _run(["serve", *_lengthened(words)])
 
@@ -171,7 +171,7 @@ def _lengthened(words: Sequence[str]) -> list[str]:
 
 
 def _installed(word: str, words: Sequence[str]) -> int:
-    """Run a command that stands above the server, which may not import it."""
+    """Run a command from a package above `server`, which `server` may not import."""
     from importlib.metadata import entry_points
 
     for found in entry_points(group="penstock.commands", name=word):
@@ -212,7 +212,7 @@ def _wide(prog: str) -> argparse.HelpFormatter:
 
 
 def add_flag(group: argparse._ActionsContainer, item: Setting) -> None:
-    """Let a parser take a setting, by its name; what is not given is not there."""
+    """Add a setting to a parser under its name; a flag that is not given is absent from the result."""
     repeated = isinstance(item.default, tuple)
     metavar = item.unit.split()[-1].upper() if item.unit else "|".join(item.choices)
     if isinstance(item.default, bool):
@@ -225,7 +225,7 @@ def add_flag(group: argparse._ActionsContainer, item: Setting) -> None:
 
 
 def with_values(words: Sequence[str]) -> list[str]:
-    """Complete `--access-log` to `--access-log=true`, so that what follows is not taken for its value."""
+    """Complete `--access-log` to `--access-log=true`, so the next word is not taken for its value."""
     return [
         word + "=true" if word in _booleans() and after.lower() not in TRUE_WORDS + FALSE_WORDS else word
         for word, after in itertools.zip_longest(words, words[1:], fillvalue="")
@@ -233,7 +233,7 @@ def with_values(words: Sequence[str]) -> list[str]:
 
 
 def _completed(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Complete boolean flags; a word after one that is no value of it, and can be no PATH, is refused."""
+    """Complete boolean flags; reject a following word that is neither a value for the flag nor an existing path."""
     for flag, word in itertools.pairwise(words):
         if flag not in _booleans() or word.lower() in TRUE_WORDS + FALSE_WORDS:
             continue
@@ -264,7 +264,7 @@ def _settings(args: argparse.Namespace) -> Settings:
 
 @contextlib.contextmanager
 def _told_once() -> Iterator[None]:
-    """Keep what a report says from being on the screen twice: why a worker could not be opened."""
+    """Silence worker warnings that the report repeats: why a worker could not be opened."""
     import logging
 
     logger = logging.getLogger("penstock.workers")
@@ -298,7 +298,7 @@ def _doctor(settings: Settings, as_json: bool) -> int:
 
 
 def _told(text: str, status: int) -> int:
-    """Print a report, of which a reader such as `head` may want the beginning alone. Returns: the exit status."""
+    """Print a report, whose reader may stop early (`head`). Returns: the exit status."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -308,7 +308,7 @@ def _told(text: str, status: int) -> int:
         status = 1
     else:
         return status
-    sys.stdout = None  # what is left in it would be written again at the exit
+    sys.stdout = None  # buffered output would be written again at exit
     return status
 
 
@@ -327,7 +327,7 @@ def _serve(settings: Settings) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
-        # A load or a hook that hangs in native code would keep the interpreter from ending.
+        # A load or a hook that hangs in native code would keep the interpreter from exiting.
         os._exit(status)
     return status
 

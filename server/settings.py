@@ -1,7 +1,7 @@
-"""Settings: everything a server can be told, each written once.
+"""Settings: every setting of a server, each defined once.
 
-Flags, environment names, the keys of the settings file, the help texts and docs/settings.md are all made from the
-fields of `Settings`. Called by the command line; the composition root reads the result.
+Flags, environment names, keys of the settings file, help texts and docs/settings.md are all made from the fields of
+`Settings`. Used by the command line; the composition root reads the result.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from .v2.forwarding import Forwarding
 
 CONFIG_NAME = PREFIX + "CONFIG"
 
-# What Kubernetes injects into every pod for a Service called "penstock" or "penstock-...". Not meant for us.
+# Variables that Kubernetes injects into every pod for a Service called "penstock" or "penstock-...". They are ignored.
 _SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")
 _SERVICE_VALUE = re.compile(r"(tcp|udp|sctp)://")
 
 
 class SettingError(ValueError):
-    """A setting that cannot be used: where it was given, what was given, what was wanted."""
+    """A setting that cannot be used: where it was given, what was given, what was expected."""
 
 
-# What reads the settings that are rules. They are read again where they are used: what is kept is the text.
+# Parsers of the settings that are rules. The text is kept, and parsed again where it is used.
 _RULES: dict[str, Callable[[Any], object]] = {
     "trace_config": parse_tracing,
     "http_restricted_api": Restricted.parse,
@@ -81,13 +81,14 @@ class Settings(
     RunningSettings,
     ModelSettings,
 ):
-    """One server's settings, checked. Names are Triton's where the meaning is the same.
+    """The settings of one server, checked. Names are Triton's where the meaning is the same.
 
-    The groups know nothing of each other. A dataclass has the fields of its last base first, which is the page's order.
+    The groups are independent of each other. A dataclass puts the fields of its last base first, which gives the order
+    of the settings page.
     """
 
     def __post_init__(self) -> None:
-        """Read the rules now, so that a mistake in one stops the start."""
+        """Parse the rules now, so that a mistake in one stops the start."""
         for name, read in _RULES.items():
             try:
                 read(getattr(self, name))
@@ -100,21 +101,21 @@ class Settings(
 
     @property
     def completed_max_batch_size(self) -> int:
-        """The max_batch_size of a model whose configuration does not say, where its graph has room for rows."""
+        """The default max_batch_size for a model whose graph has a batch axis and whose configuration sets none."""
         return rows_of(self.backend_config, ONNX, self.default_max_batch_size)
 
 
 def known_settings() -> Iterator[Setting]:
-    """Give every setting, in the order of the page."""
+    """Yield every setting, in the order of the settings page."""
     groups = list(dict.fromkeys(item.metadata["group"] for item in fields(Settings)))
     for item in sorted(fields(Settings), key=lambda item: groups.index(item.metadata["group"])):
         yield Setting(name=item.name, default=item.default, **item.metadata)
 
 
 def resolve(flags: Mapping[str, str | Sequence[str]], environ: Mapping[str, str]) -> Settings:
-    """Make the settings: flags before environment before file before a cloud's environment before default.
+    """Resolve the settings. Precedence: flags, environment, file, a cloud's environment, default.
 
-    `flags` holds what the command line gave, as texts by field name; "config" names the file.
+    `flags` holds the command line's values as texts by field name; "config" names the file.
     Raises: SettingError.
     """
     known = {item.name: item for item in known_settings()}
@@ -147,13 +148,13 @@ def _from_environment(known: Mapping[str, Setting], environ: Mapping[str, str]) 
 
 
 def _from_file(known: Mapping[str, Setting], path: Path) -> dict[str, Any]:
-    import tomllib  # only when a file is given: 10 ms
+    import tomllib  # imported only if a file is given: takes 10 ms
 
     try:
         table = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise SettingError(f"{path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # TOMLDecodeError, which names the place, and UnicodeDecodeError
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, which gives the position, and UnicodeDecodeError
         raise SettingError(f"{path}: {error}") from error
     values = {}
     for name, value in table.items():
@@ -167,9 +168,9 @@ def _from_file(known: Mapping[str, Setting], path: Path) -> dict[str, Any]:
 
 
 def _parsed(known: Setting, text: str | Sequence[str], where: str) -> Any:
-    """Make a value of what a flag or the environment gave."""
+    """Parse a value from a flag or the environment."""
     if isinstance(known.default, tuple):
-        # a rule may have a colon in it, and a URL has one
+        # rules may contain a colon, and URLs do
         separator = "\n" if known.unit == "RULE" or "://" in text else os.pathsep
         parts = text.split(separator) if isinstance(text, str) else text
         return tuple(part for part in parts if part)
@@ -179,7 +180,7 @@ def _parsed(known: Setting, text: str | Sequence[str], where: str) -> Any:
         if isinstance(known.default, bool):
             value = {**dict.fromkeys(TRUE_WORDS, True), **dict.fromkeys(FALSE_WORDS, False)}[word.lower()]
         elif known.unit == "level":
-            value = int({"true": "1", "false": "0"}.get(word.lower(), word))  # Triton's --log-verbose takes either
+            value = int({"true": "1", "false": "0"}.get(word.lower(), word))  # Triton's --log-verbose accepts either
         elif isinstance(known.default, (int, float)):
             value = type(known.default)(word)
         elif known.choices:
@@ -190,7 +191,7 @@ def _parsed(known: Setting, text: str | Sequence[str], where: str) -> Any:
 
 
 def _checked(known: Setting, value: Any, where: str) -> Any:
-    """Check type and bounds; a whole number is also a good float, and one path a list of one."""
+    """Check type and bounds; accept an int for a float, and a single path for a list of paths."""
     kind = type(known.default)
     if kind is float and type(value) is int:
         with suppress(OverflowError):
@@ -203,22 +204,22 @@ def _checked(known: Setting, value: Any, where: str) -> Any:
     if good and known.choices:
         good = value in known.choices
     if good and known.bounds:
-        good = known.bounds[0] <= value <= known.bounds[1]  # nan is not, nor infinity
+        good = known.bounds[0] <= value <= known.bounds[1]  # also rejects nan and infinity
     if not good:
         raise _refused(known, value, where)
     return value
 
 
 def _refused(known: Setting, value: object, where: str) -> SettingError:
-    given = "thousands of digits"  # of which Python writes none; a file may have them in hexadecimal
+    given = "thousands of digits"  # Python does not print such integers; a file may contain them in hexadecimal
     with suppress(ValueError):
         given = repr(value)
     return SettingError(f"{where}: got {given}, wanted {known.wanted}")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Say which of `names` was probably meant, or nothing."""
-    import difflib  # only on the way to an error
+    """Return a suggestion of the closest of `names`, or ""."""
+    import difflib  # imported only on the way to an error
 
     found = difflib.get_close_matches(name, list(names), n=1)
     return f"; did you mean '{found[0]}'?" if found else ""
@@ -244,7 +245,7 @@ _TABLE_HEAD = ("| flag | environment | default | value | meaning |", "|---|---|-
 
 
 def page() -> str:
-    """Write docs/settings.md."""
+    """Return the text of docs/settings.md."""
     lines = [_PAGE_HEAD.rstrip("\n")]
     group = ""
     for item in known_settings():
