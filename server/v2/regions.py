@@ -53,7 +53,7 @@ class Region(Protocol):
         """Return the description for a status answer."""
 
     def shared(self) -> tuple[dict[str, Any], list[int]]:
-        """Give what another process of this server needs to have the same region: words, and descriptors to pass on."""
+        """Return what another process of this server needs to use the region: a description, and descriptors."""
 
     def check(self, end: int) -> None:
         """Check that the memory still extends to `end`. Raises: InferError (INVALID) if it does not."""

@@ -122,7 +122,7 @@ def _parameters(body: bytes) -> dict[str, Any]:
 
 
 def _object(body: bytes, known: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Read a body that is an object, or empty. Raises: InferError (INVALID), also for more than is `known`, if any."""
+    """Parse a body: an object, or empty. Raises: InferError (INVALID), also for members outside a nonempty `known`."""
     if not body:
         return {}
     said = parse(body, MAX_JSON_DEPTH, simd=False)
