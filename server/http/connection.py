@@ -72,7 +72,7 @@ class Connection(HttpToolsProtocol):
         self.task: Cancellable | None = None
         self.plan: Any = None
         self._service = self.shared.service
-        self.access_log, self.access_logger = True, self.shared.heard  # type: ignore[assignment]  # told of uvicorn's
+        self.access_log, self.access_logger = True, self.shared.heard  # type: ignore[assignment]  # uvicorn's answers
         self._state = HEAD
         self._buffer = bytearray()
         self._missing = 0
