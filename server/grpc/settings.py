@@ -1,6 +1,6 @@
-"""GrpcSettings: the part of the settings that is about gRPC. Settings descends from it; the composition root reads it.
+"""GrpcSettings: the gRPC part of the settings. Settings inherits from it; the composition root reads it.
 
-The names of what Triton has are Triton's, and so are their defaults and units.
+Settings that Triton has keep Triton's names, defaults and units.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _HTTP2 = _LIMITS.http2
 _MILLISECONDS = (0, 2**31 - 1)
 _MS = "milliseconds"
 _LEVELS = {"none": 0, "low": 1, "medium": 6, "high": 9}
-"""zlib's levels for the words of --grpc-infer-response-compression-level."""
+"""zlib's levels for the values of --grpc-infer-response-compression-level."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, init=False, repr=False, eq=False)
 class GrpcSettings:
-    """What can be told about the gRPC port."""
+    """The settings of the gRPC port."""
 
     allow_grpc: bool = setting(True, "gRPC", "Serve the v2 protocol over gRPC.")
     grpc_address: str = setting(
@@ -109,7 +109,7 @@ class GrpcSettings:
     )  # fmt: skip
 
     def grpc_limits(self) -> GrpcLimits:
-        """Give the gRPC lane's part."""
+        """Return the gRPC lane's limits."""
         return GrpcLimits(
             max_message_bytes=self.grpc_max_message_bytes,
             receive_bytes=self.grpc_receive_memory_bytes,
