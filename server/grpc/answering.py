@@ -90,7 +90,7 @@ class Answering(Stream):
         self.finish()
 
     def send(self, message: Body, flag: int = 0, coding: bytes = b"") -> None:
-        """Send one message of a stream. `coding` is a CodedCall's to say, which may have ended; flag 1: it is on it."""
+        """Send one message of a stream. Only a CodedCall, which may have ended, sets `coding`; flag 1: compressed."""
         if self.ended and not coding:
             return
         outbox, stream_id = self.connection.outbox, self.stream_id

@@ -92,7 +92,7 @@ class GrpcCall(Answering):
             self._receive(payload, ended)
 
     def _keep(self, incoming: Incoming, payload: memoryview) -> bool:
-        """Keep what is of a message's middle, most of what comes of a large one. Returns: False where it is not."""
+        """Store a middle part of a message, the most common kind of a large one. Returns: False if it is not one."""
         size, connection = len(payload), self.connection
         shared, left = connection.shared, self.in_left - size
         if (

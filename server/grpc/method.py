@@ -78,7 +78,7 @@ class Call(Protocol):
 
     @property
     def writable(self) -> bool:
-        """Whether what was sent has left or nearly so. A service that makes messages on its own should wait."""
+        """Whether nearly all that was sent has left. A service that produces messages by itself should wait for it."""
 
     async def drained(self) -> None:
         """Wait until `writable`, or until the call has ended."""
