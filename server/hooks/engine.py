@@ -1,4 +1,4 @@
-"""HookedEngine: the Engine, and the Hooks of each Model. ModelControl loads with it; dialects ask it for Hooks."""
+"""HookedEngine: the Engine, and the Hooks of each Model. Used by ModelControl to load, and by dialects for Hooks."""
 
 from __future__ import annotations
 
