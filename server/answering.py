@@ -112,7 +112,7 @@ class Promise:
         self._connection.task = None  # first: the answer may begin the connection's next request
         try:
             self._answer(self._connection, *self._said, result)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer
+        except Exception as error:  # noqa: BLE001 - the client always gets an answer
             self._fail(self._connection, *self._said, error)
 
     def set_exception(self, error: BaseException, /) -> None:

@@ -97,7 +97,7 @@ class Chaos:
         self.rates = rates
         self.made: dict[str, int] = {}
         mine = [fault for fault in DUE if fault in rates.per_s and fault.partition("-")[2] in whose]
-        self._chances = {fault: Random(f"{rates.seed} {salt} {fault}") for fault in mine}  # noqa: S311 - for repetition
+        self._chances = {fault: Random(f"{rates.seed} {salt} {fault}") for fault in mine}  # noqa: S311 - reproducible
         self._request_chance = Random(f"{rates.seed} {salt} requests")  # noqa: S311
         self._choice = Random(f"{rates.seed} {salt} choice")  # noqa: S311
         self._due = dict.fromkeys(mine, 0.0)

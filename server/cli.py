@@ -106,10 +106,10 @@ def _open_closed_streams() -> None:
 
 def _run(argv: Sequence[str] | None) -> int:
     words = list(map(renamed, sys.argv[1:] if argv is None else argv))
-    called = os.path.basename(sys.argv[0])  # noqa: PTH119 - pathlib is 5 ms
+    called = os.path.basename(sys.argv[0])  # noqa: PTH119 - pathlib takes 5 ms
     if argv is None and called in _PROGRAMS:  # called through a link
         words.insert(0, called)
-    program = os.path.basename(words[0]) if words else ""  # noqa: PTH119 - what starts a container may have a path
+    program = os.path.basename(words[0]) if words else ""  # noqa: PTH119 - a container's command may be a path
     if program in _PROGRAMS:
         return _program(program, words[1:])
     if words and words[0] in _ABOVE:

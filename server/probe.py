@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 PATH = "/v2/health/ready"
 TIMEOUT_S = 3.0
-_EVERY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what is listened on, to ask on this machine
+_EVERY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - listening address to local address
 _OK = 200
 _FIRST = "/proc/1/cmdline"
 _SERVES = ("serve", "tritonserver")
@@ -25,7 +25,7 @@ _SERVES = ("serve", "tritonserver")
 def words_of_container() -> list[str]:
     """Return the arguments of process 1 if it is a server, as in a container; [] otherwise."""
     try:
-        with open(_FIRST, encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 - pathlib is 5 ms
+        with open(_FIRST, encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 - pathlib takes 5 ms
             words = file.read().split("\0")[:-1]
     except OSError:
         return []

@@ -60,7 +60,7 @@ class GrpcCall(Answering):
         self._reader: Reader | None = None
         self._stalled_s = 0.0
 
-    # -- what arrives ------------------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------------------------
 
     def received(self, payload: bytes, ended: int) -> None:
         """Process a DATA frame's payload; a complete message goes directly to its method."""
@@ -78,7 +78,7 @@ class GrpcCall(Answering):
                 self.remote_ended = True
                 try:
                     unary(self, payload[PREFIX_BYTES:])
-                except Exception as error:  # noqa: BLE001 - a method may raise anything, and its client gets an answer
+                except Exception as error:  # noqa: BLE001 - whatever a method raises, its client gets an answer
                     self.failed(error)
                 return
         self._receive(payload, ended)
@@ -170,7 +170,7 @@ class GrpcCall(Answering):
                 self._all_received(incoming)
         except MessageError as fault:
             self._abandon(fault.status, fault.text)
-        except Exception as error:  # noqa: BLE001 - a method may raise anything, and its client gets an answer
+        except Exception as error:  # noqa: BLE001 - whatever a method raises, its client gets an answer
             self.failed(error)
         if not self.ended:
             self._account(incoming)
@@ -212,7 +212,7 @@ class GrpcCall(Answering):
             self._deliver(message)
         except MessageError as fault:
             self._abandon(fault.status, fault.text)
-        except Exception as failure:  # noqa: BLE001 - a method may raise anything, and its client gets an answer
+        except Exception as failure:  # noqa: BLE001 - whatever a method raises, its client gets an answer
             self.failed(failure)
         self._take_messages()
 
@@ -255,7 +255,7 @@ class GrpcCall(Answering):
             self._incoming = None
         self._given = None
 
-    # -- how it ends -------------------------------------------------------------------------------------------
+    # -- end of the call ---------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Begin a call other than a plain unary one: a deadline, a stream, a rejection."""
@@ -276,7 +276,7 @@ class GrpcCall(Answering):
         if method is not None and method.streaming is not None:
             try:
                 self._reader = method.streaming(self)
-            except Exception as error:  # noqa: BLE001 - a method may raise anything, and its client gets an answer
+            except Exception as error:  # noqa: BLE001 - whatever a method raises, its client gets an answer
                 self.failed(error)
 
     def failed(self, error: Exception) -> None:

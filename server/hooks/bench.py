@@ -240,7 +240,7 @@ class Bench:
         stays = False
         try:
             stays = self._serve(seat)
-        except BaseException as error:  # noqa: BLE001 - a task of the user's may raise SystemExit through the loop
+        except BaseException as error:  # noqa: BLE001 - a user's task may raise SystemExit
             if seat.guilty is None:
                 log("the thread of the hooks ended", {"model": self._model}, error)
         finally:
@@ -266,7 +266,7 @@ class Bench:
             if seat.begin(call):
                 try:
                     call.result = call.made(replica.bound, call.invoke(replica.bound))
-                except BaseException as error:  # noqa: BLE001 - sys.exit in a hook harms its own request only
+                except BaseException as error:  # noqa: BLE001 - sys.exit in a hook must only affect its own request
                     replica.refuse(call, error, kept=seat.guilty is None)
             if not self._end(seat, call):
                 return False

@@ -30,7 +30,7 @@ class BoundHooks(NamedTuple):
         """Return the dialect's error for an exception of user code; None for the default one."""
         try:
             return self.rules.failure(hook, error)
-        except Exception:  # noqa: BLE001 - the user's class, the user's __str__
+        except Exception:  # noqa: BLE001 - __str__ is user code
             return None
 
 

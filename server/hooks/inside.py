@@ -145,7 +145,7 @@ class Inside:
             else:
                 self._shut(NUMBER.unpack(body)[0])
             return self._done(start_ns)
-        except BaseException as error:  # noqa: BLE001 - sys.exit in a hook harms its own request only
+        except BaseException as error:  # noqa: BLE001 - sys.exit in a hook must only affect its own request
             return self._wrong(start_ns, error, body if kind == CALL else b"")
 
     def _done(self, start_ns: int, text: bytes = b"", tensors: Sequence[Array | None] | None = None) -> Reply:
@@ -247,7 +247,7 @@ class Inside:
         if close is not None:
             close()
 
-    # -- what is told ------------------------------------------------------------------------------------------
+    # -- notifications -----------------------------------------------------------------------------------------
 
     def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
         """Record a notification that arrives while a hook runs."""
@@ -263,7 +263,7 @@ class Inside:
         for number in tuple(self._generators):
             try:
                 self._shut(number)
-            except BaseException as error:  # noqa: BLE001 - the user's code, and nobody to tell
+            except BaseException as error:  # noqa: BLE001 - an error of user code that nobody waits for
                 traceback.print_exception(error)
         self._module.close()
         self._on_path.close()

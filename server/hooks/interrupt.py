@@ -18,7 +18,7 @@ def interrupt(ident: int, folder: Path, *roots: Path) -> bool:
     logging, in a library. A thread that waits inside a C function called from such a file gets it when that returns.
     Threads: the caller must ensure that the thread does not end meanwhile, since another may then have its id.
     """
-    frame = sys._current_frames().get(ident)  # noqa: SLF001 - documented; the name says that it is CPython's
+    frame = sys._current_frames().get(ident)  # noqa: SLF001 - documented, though specific to CPython
     if frame is None or not _is_own(Path(frame.f_code.co_filename), folder, roots):
         return False
     raised = ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(InterruptedHookError))

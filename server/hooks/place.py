@@ -139,7 +139,7 @@ class HookPlacement:
             return
         try:
             replicas, first = await self._in_workers(count, self._decided)
-        except Exception as error:  # noqa: BLE001 - whatever it is, nobody waits for this task
+        except Exception as error:  # noqa: BLE001 - nobody waits for this task
             text = error.message if isinstance(error, InferError) else brief(error)
             logger.warning(
                 "the hooks of model '%s' stay where they are: %s", self._model.name, text,
@@ -152,7 +152,7 @@ class HookPlacement:
             self._leaving.retire()
         logger.info("hooks of %s: now in %s", self._model.name, _processes(count))
 
-    # -- its end -----------------------------------------------------------------------------------------------
+    # -- end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End all replicas once they have finished; waiting requests are rejected."""

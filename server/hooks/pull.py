@@ -206,7 +206,7 @@ class Pull(HookCall):
         """Close the generator, ignoring errors: the replica's thread ends."""
         try:
             self.shut()
-        except BaseException:  # noqa: BLE001 - the user's code, and nobody to tell
+        except BaseException:  # noqa: BLE001 - an error of user code that nobody waits for
             return
 
     def _forget(self) -> None:

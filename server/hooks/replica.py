@@ -132,7 +132,7 @@ class Replica:
         if call.begins(start_ns):
             try:
                 call.result = call.made(self.bound, call.invoke(self.bound))
-            except BaseException as error:  # noqa: BLE001 - whatever it is, it is the request's
+            except BaseException as error:  # noqa: BLE001 - any error becomes the request's
                 self.refuse(call, error, kept=True)
                 if call.hook != PRE:
                     self.swift -= {call.hook}  # logging each failure takes longer than using a thread

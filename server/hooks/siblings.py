@@ -94,7 +94,7 @@ class Siblings:
     def _import(
         self,
         name: str,
-        globals: Mapping[str, object] | None = None,  # noqa: A002 - the name that __import__ has
+        globals: Mapping[str, object] | None = None,  # noqa: A002 - as in __import__
         locals: Mapping[str, object] | None = None,  # noqa: A002
         fromlist: Sequence[str] | None = (),
         level: int = 0,

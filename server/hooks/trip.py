@@ -88,7 +88,7 @@ class Trip:
                 self._have_run(call)
             else:
                 self._convert(self._form.of_sample, sample)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the request's
+        except Exception as error:  # noqa: BLE001 - any error becomes the request's
             self._fail(error)
 
     def cancel(self) -> None:
@@ -103,7 +103,7 @@ class Trip:
         if request is not None:
             self._hooks.engine.cancel(request)
 
-    # -- as the future of a call -------------------------------------------------------------------------------
+    # -- future of the call ------------------------------------------------------------------------------------
 
     def done(self) -> bool:
         """Whether nobody waits for the call any more."""
@@ -129,7 +129,7 @@ class Trip:
             self._hooks.model.statistics.record_failure(OTHER, self._since_ns, time.monotonic_ns())
         self._fail(error)
 
-    # -- as the context of a request ---------------------------------------------------------------------------
+    # -- context of the request --------------------------------------------------------------------------------
 
     def ran(self, request: InferRequest) -> None:
         """Handle the model's outputs."""
@@ -233,7 +233,7 @@ class Trip:
         self._waits = None
         then(made)
 
-    # -- its end -----------------------------------------------------------------------------------------------
+    # -- end ---------------------------------------------------------------------------------------------------
 
     def _end(self, result: Any) -> None:
         if not self._ended:

@@ -180,7 +180,7 @@ class WorkerReplica:
                 self._put(call, now_ns)
             except NotBegunError:
                 error = MovedError()
-            except Exception as problem:  # noqa: BLE001 - what cannot travel, or is nested too deeply to be written
+            except Exception as problem:  # noqa: BLE001 - cannot be encoded, or is nested too deeply
                 error = InferError(Code.INTERNAL, str(problem))
             else:
                 return

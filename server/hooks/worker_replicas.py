@@ -115,7 +115,7 @@ class WorkerReplicas(Replicas):
         else:
             self.lost(replica)
 
-    # -- a request's way ---------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------------------
 
     def admit(self) -> WorkerVisit:
         """Admit a request, or reject it on arrival if too many are waiting. Raises: InferError (OVERLOADED)."""
@@ -169,7 +169,7 @@ class WorkerReplicas(Replicas):
                 found = replica
         return found
 
-    # -- keeping their number ----------------------------------------------------------------------------------
+    # -- replacing replicas ------------------------------------------------------------------------------------
 
     def _grow(self) -> None:
         """Do nothing: all replicas exist, or are being started."""

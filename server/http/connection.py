@@ -155,7 +155,7 @@ class Connection(HttpToolsProtocol):
         """Abort the connection of a client that does not read its answer."""
         self.transport.abort()
 
-    # -- endings -----------------------------------------------------------------------------------------------
+    # -- ending ------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
         """Drain: answer what is in progress or on its way, then close. Called by uvicorn once per connection."""
@@ -265,7 +265,7 @@ class Connection(HttpToolsProtocol):
         elif self._waited_s > (limits.write_timeout_s if unsent else REFUSED_LINGER_S):
             self.transport.abort()
 
-    # -- what is to come ---------------------------------------------------------------------------------------
+    # -- state queries -----------------------------------------------------------------------------------------
 
     def _ended(self) -> bool:
         """Whether no request can follow: a half-closed connection will not complete a partial one."""

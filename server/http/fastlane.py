@@ -61,7 +61,7 @@ class FastLane(Answering):
         self._advancing = False
         self._answered = False
 
-    # -- what arrives ------------------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         """Receive bytes; a whole request with a known head goes directly to the Service."""
@@ -279,7 +279,7 @@ class FastLane(Answering):
         self._landing = self._straight = None
         super().connection_lost(exc)
 
-    # -- requests that are uvicorn's ---------------------------------------------------------------------------
+    # -- uvicorn's requests ------------------------------------------------------------------------------------
 
     def _pass_on(self) -> bool:
         """Pass a request's bytes to uvicorn; once it is complete and answered, the connection is free again."""
@@ -329,7 +329,7 @@ class FastLane(Answering):
         cycle = self.cycle if self._state == FOREIGN else None
         return cycle is not None and not cycle.response_complete and len(cycle.body) > HIGH_WATER_LIMIT
 
-    # -- what is next -------------------------------------------------------------------------------------------
+    # -- next request -------------------------------------------------------------------------------------------
 
     def _next(self) -> None:
         self._lived = True

@@ -64,7 +64,7 @@ class Http2Connection(asyncio.Protocol):
         self.timeouts = Timeouts()
         self.drain = Drain(shared.loop)
 
-    # -- what the protocol above adds --------------------------------------------------------------------------
+    # -- subclass interface ------------------------------------------------------------------------------------
 
     def greet(self, data: bytes) -> bytes:
         """Return the answer to a client that does not speak HTTP/2."""
@@ -102,7 +102,7 @@ class Http2Connection(asyncio.Protocol):
             keepalive.heard_at_s = self.shared.loop.time()
         try:
             self.reader.feed(self, data)
-        except Exception as error:  # noqa: BLE001 - it ends this connection, whatever it is
+        except Exception as error:  # noqa: BLE001 - any error ends this connection
             self.fail(error)
 
     def room(self) -> memoryview:
@@ -150,7 +150,7 @@ class Http2Connection(asyncio.Protocol):
         self.budget.renew()
         self.timeouts.tick(self, elapsed_s)
 
-    # -- endings -----------------------------------------------------------------------------------------------
+    # -- ending ------------------------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:

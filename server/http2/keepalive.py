@@ -98,7 +98,7 @@ class Keepalive:
         if limits.max_ping_strikes and self._strikes > limits.max_ping_strikes:
             raise Http2Error(Fault.ENHANCE_YOUR_CALM, "too_many_pings")
 
-    # -- ours --------------------------------------------------------------------------------------------------
+    # -- server PINGs ------------------------------------------------------------------------------------------
 
     def tick(self, elapsed_s: float) -> None:
         """Check whether a PING is due or unanswered, if that need not be exact."""

@@ -202,7 +202,7 @@ class FrameReader:
         take_data(connection, 0 if self._rest else self._rest_flags, self._rest_id, part)
         return size
 
-    # -- what arrives where it belongs -------------------------------------------------------------------------
+    # -- direct reads ------------------------------------------------------------------------------------------
 
     def room(self, connection: Http2Connection) -> memoryview:
         """Return the buffer for the next read: inside a message, or the shared scratch buffer."""

@@ -127,7 +127,7 @@ class _Reading:
         def run() -> None:
             try:
                 values = read()
-            except Exception:  # noqa: BLE001 - whatever a driver does, the page is served without it
+            except Exception:  # noqa: BLE001 - whatever a driver raises, the page is served
                 values = {}
             with suppress(RuntimeError):  # the loop is closed because the server has stopped
                 loop.call_soon_threadsafe(finish, values)

@@ -144,7 +144,7 @@ class _Enqueue(logging.Handler):
                 self._put(over)
             if self.repeats.passes(record, now_s):
                 self._put(record)
-        except Exception:  # noqa: BLE001 - words that do not go with their arguments are no error of whoever logs
+        except Exception:  # noqa: BLE001 - a format error must not reach the caller
             self.handleError(record)
 
     def tell_repeats(self, now_s: float) -> None:
@@ -263,7 +263,7 @@ class Logs:
         """Format a record; if its `extra`, which may hold any user objects, cannot be formatted, it is omitted."""
         try:
             return self._formatter.format(record)
-        except Exception as error:  # noqa: BLE001 - whatever an object of a user's does when it is asked for its text
+        except Exception as error:  # noqa: BLE001 - __str__ may be user code
             kept = {name: value for name, value in vars(record).items() if name in _STANDARD or isinstance(value, str)}
             kept["msg"] = f"{record.msg} (what it is about cannot be written: {type(error).__name__})"
             return self._formatter.format(logging.makeLogRecord(kept))

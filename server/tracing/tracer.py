@@ -275,7 +275,7 @@ def _write(sink: TraceSink, traces: Sequence[Trace], lost: int) -> int:
     except OSError as error:
         if not lost:
             place = f"{error.filename}: " if error.filename else ""
-            logger.error("traces cannot be written: %s%s", place, error.strerror or error)  # noqa: TRY400 - that is all
+            logger.error("traces cannot be written: %s%s", place, error.strerror or error)  # noqa: TRY400 - expected
         return lost + len(traces)
     except Exception:
         logger.exception("%d traces were not written", len(traces))

@@ -278,7 +278,7 @@ class Inference:
             connection.answer(error.status, error_body(error.text), b"application/json", extra)
         except InferError as error:
             self.refuse(connection, error)
-        except Exception as error:  # noqa: BLE001 - logged under an id, and the client gets an answer whatever it is
+        except Exception as error:  # noqa: BLE001 - logged under an id, and the client always gets an answer
             self.refuse(connection, internal(error, model.name, request_id))
         finally:
             off_task(connection)

@@ -33,7 +33,7 @@ Where = tuple[str, int, int]
 """A part of a region, as `Regions.lease` takes it: the region's name, and the offset and size within it."""
 
 
-class LargeRead(Exception):  # noqa: N818 - a turn of the road, not an error
+class LargeRead(Exception):  # noqa: N818 - control flow, not an error
     """More must be copied than the event loop should do; the operation must be repeated on a thread."""
 
 
@@ -224,6 +224,6 @@ class InlineRegions(Regions):
     """The same table for use on the event loop: more than `most` bytes must be read on a thread."""
 
     def __init__(self, regions: Regions, most: int = INLINE_BYTES) -> None:
-        super().__init__(allowed=regions._allowed)  # noqa: SLF001 - its own kind
+        super().__init__(allowed=regions._allowed)  # noqa: SLF001 - same class
         self._by_name, self._leaving = regions._by_name, regions._leaving  # noqa: SLF001
         self.most_bytes = most

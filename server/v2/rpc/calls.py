@@ -118,7 +118,7 @@ class Tasks:
     async def _guarded(self, call: Call, work: Callable[[], Awaitable[None]], what: str) -> None:
         try:
             await work()
-        except Exception as error:  # noqa: BLE001 - logged under an id, and the client gets an answer whatever it is
+        except Exception as error:  # noqa: BLE001 - logged under an id, and the client always gets an answer
             refuse(call, as_refusal(error, what))
 
 

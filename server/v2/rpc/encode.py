@@ -40,7 +40,7 @@ _LARGE_BYTES = 64 << 10
 """From this size, data is copied only once; below it, avoiding the second copy costs more than the copy."""
 
 
-class LargeAnswer(Exception):  # noqa: N818 - a turn of the road, not an error
+class LargeAnswer(Exception):  # noqa: N818 - control flow, not an error
     """The answer must be encoded on a thread, by calling `encode`."""
 
     def __init__(self, encode: Callable[[], Body]) -> None:

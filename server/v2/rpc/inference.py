@@ -235,7 +235,7 @@ class RpcInference:
             self.forwarding.parameters_of(metadata)
             self._forwarded = metadata
 
-    # -- on its way --------------------------------------------------------------------------------------------
+    # -- passing requests --------------------------------------------------------------------------------------
 
     def options_of(self, asked: DecodedRequest, metadata: Mapping[str, str]) -> Options:
         """Return a request's options, plus the header fields forwarded to user code. Raises: InferError."""

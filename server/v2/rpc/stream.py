@@ -107,7 +107,7 @@ class Slot:
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
-        except Exception as error:  # noqa: BLE001 - logged under an id, and the client gets an answer whatever it is
+        except Exception as error:  # noqa: BLE001 - logged under an id, and the client always gets an answer
             self.error = as_refusal(error, "ModelStreamInfer", self.id)
         self.task = None
         if self.request is None:
@@ -174,7 +174,7 @@ class InferStream:
     def _start(self, slot: Slot, message: bytes) -> None:
         try:
             self._begin(slot, message)
-        except Exception as error:  # noqa: BLE001 - it concerns one request, and the stream goes on
+        except Exception as error:  # noqa: BLE001 - it affects one request, and the stream continues
             self._refuse(slot, message, error)
 
     def _refuse(self, slot: Slot, message: bytes, error: Exception) -> None:
@@ -301,7 +301,7 @@ class InferStream:
             self.call.erred(GRPC_STATUS[error.code])
             self.call.send(stream_error(text, slot.names.empty(between) if slot.names is not None else between))
 
-    # -- endings -----------------------------------------------------------------------------------------------
+    # -- ending ------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
         """End an idle stream when the server shuts down, since its client will not."""
