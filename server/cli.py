@@ -233,7 +233,7 @@ def with_values(words: Sequence[str]) -> list[str]:
 
 
 def _completed(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Complete boolean flags; reject a following word that is neither a value for the flag nor an existing path."""
+    """Complete boolean flags; reject a following word that is neither a value for the flag nor possibly a path."""
     for flag, word in itertools.pairwise(words):
         if flag not in _booleans() or word.lower() in TRUE_WORDS + FALSE_WORDS:
             continue

@@ -161,7 +161,7 @@ class _Process:
             # not the loop's own handlers, which would be removed before the process exits
             listen(number, lambda number: loop.call_soon_threadsafe(self._signalled, number))
         server = self._made()
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # set by nohup
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup has it ignored
             listen(signal.SIGHUP, lambda _: loop.call_soon_threadsafe(server.hang_up))
         serving = asyncio.ensure_future(self._serve(server))
         if await first(serving, self._forced.wait()):

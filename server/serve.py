@@ -304,7 +304,7 @@ class Server:
     async def drain(self) -> int:
         """Stop being ready, turn away new connections, finish accepted work, and close the ports.
 
-        The whole takes at most the exit timeout.
+        Accepted work gets at most the exit timeout, which starts after the drain delay.
         Returns: how many were dropped: requests, or connections with unfinished requests.
         """
         self.health.draining = True

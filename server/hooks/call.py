@@ -48,7 +48,7 @@ class FutureLike(Protocol):
 
 
 class ReplicaOwner(Protocol):
-    """The owner of replicas. Threads: called on the event loop, except for `measures`: CPU times are measured.
+    """The owner of replicas. Threads: called on the event loop, except for `measures`: CPU times are required.
 
     `several`: other replicas take the same calls. `quiet`: no other call is likely to come in this turn of the loop.
     `few`: there are so few requests that a thread would be woken for almost each of them.

@@ -97,7 +97,7 @@ class Pull(HookCall):
         answer = self._ahead.popleft()
         turn = self._turn
         if turn is not None and turn.done() and turn.exception() is None and self._has_room():
-            with contextlib.suppress(MovedError):  # raised when the answers ahead have been taken
+            with contextlib.suppress(MovedError):  # reported after the answers that are ahead
                 self._go_on(replica)
         return answer._replace(more=True) if self._ahead else answer
 

@@ -32,7 +32,7 @@ LIGHT_BYTES = 8 << 20
 SLOW_LOADS = 2
 """This many slow loads in a row are not a coincidence; a single one may be due to a stopped machine."""
 FIRST_BYTES = 256 << 20
-"""The most memory of the first instance with which others of a shared one are tried: it includes the libraries."""
+"""A shared instance gets others beside it only if loading it took at most this much, which includes the libraries."""
 FEW = 32
 """Up to this many concurrent requests on average, running swift hooks on the loop costs less than a thread (ADR
 0023)."""

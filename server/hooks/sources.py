@@ -216,7 +216,7 @@ class SourceTree:
         return None
 
     def _known(self, file: Path) -> SourceFile | None:
-        """Return a readable file; the names of one that cannot be read are unknown."""
+        """Return a file of the project; if it cannot be read, its names are unknown."""
         if file not in self._sources:
             self._sources[file] = SourceFile(file, Scope(), stars=True)
             if len(self._sources) <= _FILES:

@@ -284,6 +284,6 @@ class Connection(HttpToolsProtocol):
 
 
 def demand_asking(head: Head) -> None:
-    """Accept only safe methods on a connection accepted while draining. Raises: HttpError (503)."""
+    """Accept only unclaimed safe requests on a connection accepted while draining. Raises: HttpError (503)."""
     if head.route is not None or head.method not in _ASKING:
         raise HttpError(503, STOPPING if head.route is not None else EXITING)

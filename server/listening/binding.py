@@ -12,7 +12,7 @@ from typing import Any
 from .handshakes import keep_little
 
 _SERVICES = {"gRPC": "GRPC", "metrics": "Metrics"}
-"""Triton's names in the text for a port in use, where they differ from ours. Source: Triton server, main.cc."""
+"""Triton's names in the text for a port in use, if different. Source: Triton server, main.cc."""
 _ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 

@@ -59,8 +59,8 @@ def parse(text: bytes, max_depth: int, *, simd: bool = True) -> Any:
     """Parse one JSON text.
 
     With `simd`, a number array under `data` of an element of `inputs` may become a flat `numpy` array (float64, int64
-    or uint64); without it, everything is plain Python. A leading BOM and trailing zeros are ignored: .NET's writers
-    emit the BOM, and clients that send a C string as it is in memory include the zeros.
+    or uint64); without it, everything is plain Python. A leading BOM and trailing NUL bytes are ignored: .NET's writers
+    emit the BOM, and clients that send a C string as it is in memory include the NULs.
     Source: rapidjson, with which Triton parses requests.
     Raises: InferError (INVALID) if it is not JSON, is nested deeper than `max_depth`, or has more than MOST_VALUES
     values besides such numbers.

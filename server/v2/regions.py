@@ -34,7 +34,7 @@ Where = tuple[str, int, int]
 
 
 class LargeRead(Exception):  # noqa: N818 - control flow, not an error
-    """More must be copied than the event loop should do; the operation must be repeated on a thread."""
+    """More bytes must be copied than the event loop should copy; the operation must be repeated on a thread."""
 
 
 class Region(Protocol):
