@@ -1,4 +1,4 @@
-"""Hooks: passes requests through pre_inference, the Engine and post_inference. Called by the fast lane."""
+"""Hooks: passes requests through pre_inference, the Engine and post_inference. Called by the dialects."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ SYSTEM, CUDA = "system", "CUDA"
 PRIVATE = ("triton_python_backend_shm_region_", "penstock_", "sem.")
 """Reserved names and keys: Triton's, Penstock's, and POSIX semaphores, which are files in the same directory."""
 MAX_REGIONS = 1024
-"""Each region holds a file descriptor."""
+"""Each system region holds a file descriptor."""
 MAX_NAME_BYTES = 255
 INLINE_BYTES = 2 << 20
 """The most the event loop copies itself: half a millisecond."""
