@@ -1,7 +1,7 @@
-"""Answering: what the Services of the fast lane share.
+"""Helpers shared by the Services of the fast lane.
 
-Work that would hold the loop, tasks that hold on to a model, promised answers, compressed ones, and failures that are
-our own.
+They move work that would block the event loop to a thread, run tasks that hold on to a model, deliver answers through
+promises, compress answers, and report internal errors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .listening.mapped import Body
 
 LARGE_BYTES = 256 << 10
-"""JSON from this size on is decoded on a thread, and bodies from this size on are compressed on one."""
+"""JSON of at least this size is decoded on a thread, and bodies of at least this size are compressed on one."""
 
 _ALONE_BYTES = 1 << 20
 
@@ -35,23 +35,23 @@ T = TypeVar("T")
 
 
 async def off_loop(size: int, function: Callable[..., T], *args: Any) -> T:
-    """Call here when there is little to do, on a thread when it would hold the loop."""
+    """Call the function inline if the input is small, or on a thread if it would block the event loop."""
     if size < LARGE_BYTES:
         return function(*args)
     return await asyncio.get_running_loop().run_in_executor(None, function, *args)
 
 
 class LargeTexts:
-    """Has large JSON read, one text after another: as Python objects each takes many times its size.
+    """Reads large JSON texts one at a time, because each takes many times its size as Python objects.
 
-    Threads: one of its own, which has the next text when it has made of the last whatever it is wanted for.
+    Threads: one of its own, which takes the next text only after it has finished with the previous one.
     """
 
     def __init__(self) -> None:
         self._thread = Threads(1, "penstock-json")
 
     async def read(self, size: int | None, function: Callable[..., T], *args: Any) -> T:
-        """Call on a thread, on that one unless a text of `size` is not that large; None for a size not known yet."""
+        """Call on a thread: the dedicated one if `size` is large or None (not known yet), a pool thread otherwise."""
         executor = self._thread if size is None or size >= _ALONE_BYTES else None
         return await begin(executor, function, *args)
 
@@ -59,11 +59,11 @@ class LargeTexts:
 async def unpacked(
     body: bytes, coding: bytes, limits: Limits, read: Callable[[bytes], T], texts: LargeTexts | None = None
 ) -> T:
-    """Take a coding off a body and read it: here if there is little, on a thread if it would hold the loop.
+    """Decompress a body and read it: inline if it is small, on a thread if that would block the event loop.
 
-    Both at once: bodies wait for a thread as they came, and there are no more of them unpacked than threads; only one
-    of `texts`.
-    Raises: HttpError, and what `read` does.
+    One thread does both, so compressed bodies wait in order of arrival and at most one per thread is unpacked at a
+    time; with `texts`, only one in all.
+    Raises: HttpError, and whatever `read` raises.
     """
     plain = decompress_little(body, coding, limits, LARGE_BYTES - 1)
     if plain is not None:
@@ -74,23 +74,23 @@ async def unpacked(
 
 
 def on_task(connection: FastLane, engine: Serves, model: Model, work: Coroutine[Any, Any, None]) -> None:
-    """Begin what takes more than one step; a version that is swapped meanwhile stays until it is through."""
+    """Start work that takes more than one step; a version that is replaced meanwhile stays loaded until it ends."""
     engine.hold(model)
     connection.task = task = connection.loop.create_task(work)
     task.add_done_callback(lambda _: engine.release(model))
 
 
 def off_task(connection: FastLane) -> None:
-    """Note that this task has given its answer, which may have begun the next request of the connection."""
+    """Record that the current task has answered; the answer may already have begun the connection's next request."""
     if connection.task is asyncio.current_task(connection.loop):
         connection.task = None
 
 
 class Promise:
-    """The promise of one answer of a connection, which a Trip keeps.
+    """The future-like object through which a Trip answers one request of a connection.
 
-    `answer` and `fail` are told the connection, what is `said` here, and what has come of it; of an answer that fails
-    both are.
+    `answer` and `fail` are called with the connection, the arguments in `said`, and the result or the error. If
+    `answer` raises, `fail` is called as well.
     """
 
     __slots__ = ("_answer", "_connection", "_fail", "_said")
@@ -104,25 +104,25 @@ class Promise:
         self._said = said
 
     def done(self) -> bool:
-        """Whether nobody waits any more: its Trip is cancelled then."""
+        """Return whether the client has gone, which would cancel the Trip; here always False."""
         return False
 
     def set_result(self, result: Any, /) -> None:
-        """Answer with what the hooks have made."""
+        """Answer with the result of the hooks."""
         self._connection.task = None  # first: the answer may begin the connection's next request
         try:
             self._answer(self._connection, *self._said, result)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer
+        except Exception as error:  # noqa: BLE001 - the client always gets an answer
             self._fail(self._connection, *self._said, error)
 
     def set_exception(self, error: BaseException, /) -> None:
-        """Answer with why there is nothing."""
+        """Answer with the error."""
         self._connection.task = None
         self._fail(self._connection, *self._said, error)
 
 
 def answer_coded(connection: FastLane, body: Body, content_type: bytes, extra: bytes, coding: bytes) -> None:
-    """Answer 200, compressed if a coding is given and it is worth it."""
+    """Answer 200, compressed if a coding is given and the body is large enough to benefit."""
     if not coding or len(body) < MIN_BYTES:
         connection.answer(200, body, content_type, extra)
         return
@@ -133,10 +133,10 @@ def answer_coded(connection: FastLane, body: Body, content_type: bytes, extra: b
 
 
 class CodedAnswer:
-    """A large answer that waits for a thread which compresses it.
+    """A large answer that is being compressed on a thread.
 
-    Invariants: `_body` is the answer for as long as that is of use, and counted in `shared.untaken` so long.
-    Threads: the event loop's, but for the compression.
+    Invariants: `_body` is set, and counted in `shared.untaken`, until the answer is sent.
+    Threads: the event loop's, except for the compression.
     """
 
     __slots__ = ("_body", "_coding", "_connection", "_content_type", "_extra")
@@ -149,7 +149,7 @@ class CodedAnswer:
         self._coding = coding
 
     def begin(self) -> None:
-        """Have it compressed; where no thread is to be had it goes as it is."""
+        """Start compression; send the body uncompressed if no thread is available."""
         body = self._body
         try:
             packed = asyncio.get_running_loop().run_in_executor(None, self._compress)
@@ -161,7 +161,7 @@ class CodedAnswer:
             self._connection.shared.untaken.keep(self, len(body))
 
     def give_up(self) -> None:
-        """Answer with what there is: too much waits, and from then on it is the client's to take."""
+        """Send the body uncompressed: too much is waiting, and it then counts as waiting for the client."""
         body = self._let_go()
         if body is not None:
             self._connection.answer(200, body, self._content_type, self._extra)
@@ -187,7 +187,7 @@ class CodedAnswer:
 
 
 def internal(error: BaseException, model: str, request_id: str) -> InferError:
-    """Log what happened under an id, and tell the client the id only."""
+    """Log the error under an id, and give the client only the id."""
     request_id = request_id or uuid.uuid4().hex
     logger.error("request failed", exc_info=error, extra={"request_id": request_id, "model": model})
     return InferError(Code.INTERNAL, f"internal error, request id {request_id}")

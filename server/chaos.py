@@ -1,6 +1,6 @@
-"""Chaos: which faults a server under test makes, and when. `--chaos` says how many; `faults.py` makes them.
+"""Fault injection: which faults `--chaos` causes, and when. `faults.py` carries them out.
 
-Pure: it is told the time, and its chance is seeded.
+Pure logic: the time is passed in, and the random generators are seeded.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import TypeVar
 PROCESSES = ("worker", "front", "engine")
 DEEDS = ("kill", "stop")
 DUE = tuple(f"{deed}-{what}" for what in PROCESSES for deed in DEEDS)
-"""The faults that processes have, so many a second."""
+"""Process faults, given as a rate per second."""
 FAR = tuple(fault for fault in DUE if not fault.endswith("worker"))
-"""Those of processes that there are with --http-workers only."""
+"""Process faults that exist only with --http-workers."""
 REQUESTS = ("fail", "slow")
-"""Those that requests have, so many of all."""
+"""Request faults, given as a share of all requests."""
 MOST_PER_S = 1000.0
 SLOW_MS = 100.0
 _WANTED = f"one of {', '.join(DUE)} (each =RATE, per second), fail=SHARE, slow=SHARE:MS (0 to 1 of all), seed=NUMBER"
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """How many faults to make. Units: `per_s` by fault; `fail` and `slow` of all requests, 0 to 1."""
+    """How many faults to cause. Units: `per_s` is per second by fault; `fail` and `slow` are shares, 0 to 1."""
 
     per_s: Mapping[str, float] = field(default_factory=dict)
     fail: float = 0.0
@@ -47,7 +47,7 @@ class Rates:
 
 
 def parse(rules: Iterable[str]) -> Rates:
-    """Read what --chaos was given. Raises: ValueError."""
+    """Parse the values of --chaos. Raises: ValueError."""
     per_s: dict[str, float] = {}
     shares = dict.fromkeys(REQUESTS, 0.0)
     slow_ms, seed = SLOW_MS, 0
@@ -71,7 +71,7 @@ def parse(rules: Iterable[str]) -> Rates:
 
 
 def lacks(rules: Sequence[str], *, allowed: bool, fronts: bool) -> str:
-    """Say which other setting --chaos lacks, "" for none."""
+    """Return an error if --chaos cannot be used with the other settings, "" if it can."""
     if rules and not allowed:
         return "--chaos makes requests and processes fail, for tests: it needs --allow-chaos too"
     far = [] if fronts else [rule for rule in rules if rule.strip().startswith(FAR)]
@@ -80,31 +80,31 @@ def lacks(rules: Sequence[str], *, allowed: bool, fronts: bool) -> str:
 
 def _number(text: str, most: float) -> float:
     number = float(text)
-    if not 0 <= number <= most:  # nan is not
+    if not 0 <= number <= most:  # also rejects nan
         raise ValueError
     return number
 
 
 class Chaos:
-    """The faults of one process: `due` gives those of other processes, `spoil` those of requests.
+    """The faults of one process: `due` returns those of other processes, `spoil` those of requests.
 
-    `whose` are the kinds of processes that it can reach, and `salt` tells it from others of its kind: with one seed
-    each has faults of its own, the same in each run. The faults of a kind come at random, at their rate on average.
-    Units: `next_ns` is when the next is due, monotonic nanoseconds, as `now_ns` everywhere; inf for never.
+    `whose` lists the kinds of processes it can reach. `salt` distinguishes it from others of its kind: with one seed,
+    each has its own faults, the same in every run. Faults of a kind occur at random, at the configured rate on average.
+    Units: `next_ns` is when the next fault is due, in monotonic nanoseconds like every `now_ns`; inf for never.
     """
 
     def __init__(self, rates: Rates, whose: Sequence[str], now_ns: int, salt: str = "") -> None:
         self.rates = rates
         self.made: dict[str, int] = {}
         mine = [fault for fault in DUE if fault in rates.per_s and fault.partition("-")[2] in whose]
-        self._chances = {fault: Random(f"{rates.seed} {salt} {fault}") for fault in mine}  # noqa: S311 - for repetition
+        self._chances = {fault: Random(f"{rates.seed} {salt} {fault}") for fault in mine}  # noqa: S311 - reproducible
         self._request_chance = Random(f"{rates.seed} {salt} requests")  # noqa: S311
         self._choice = Random(f"{rates.seed} {salt} choice")  # noqa: S311
         self._due = dict.fromkeys(mine, 0.0)
         self.begin(now_ns)
 
     def begin(self, now_ns: int) -> None:
-        """Let the time run from here."""
+        """Restart the schedule from this time."""
         self._due = {fault: now_ns + self._gap_ns(fault) for fault in self._due}
 
     def _gap_ns(self, fault: str) -> float:
@@ -116,7 +116,7 @@ class Chaos:
         return min(self._due.values(), default=math.inf)
 
     def due(self, now_ns: int) -> list[str]:
-        """Give the faults whose time has come, in its order."""
+        """Return the faults that have become due, in order."""
         found = []
         while self.next_ns <= now_ns:
             fault = min(self._due, key=self._due.__getitem__)
@@ -125,11 +125,11 @@ class Chaos:
         return found
 
     def choose(self, victims: Sequence[T]) -> T:
-        """Choose one."""
+        """Choose one at random."""
         return self._choice.choice(victims)
 
     def spoil(self) -> tuple[bool, float]:
-        """Decide about one request: whether it fails, and if not how late it is. Units: seconds."""
+        """Decide whether a request fails, and if not by how much it is delayed. Units: seconds."""
         draw = self._request_chance.random()
         if draw < self.rates.fail:
             return True, 0.0
@@ -137,5 +137,5 @@ class Chaos:
         return False, self.rates.slow_ms / 1000 * late
 
     def count(self, fault: str) -> None:
-        """Note one that was made."""
+        """Count a fault that was caused."""
         self.made[fault] = self.made.get(fault, 0) + 1

@@ -1,6 +1,6 @@
 """The command line: `penstock serve`, `check`, `doctor`, `probe`, `plan`, `perf` and `version`.
 
-Imports nothing heavy before it must.
+Heavy modules are imported only when needed.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _open_closed_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, which is this
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free descriptor, which is this one
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 

@@ -1,6 +1,7 @@
-"""Dialects: what a server does its own way where its PATHs are of another format. One is made by the composition root.
+"""Dialect: how a server behaves for one format of PATH. The composition root makes one per server.
 
-A format has a package of its own, with a Dialect in its `dialect.py`; all of it is reached through that.
+Each format other than model repositories has a package with a subclass of Dialect in its `dialect.py`; nothing else of
+the package is imported from outside.
 """
 
 from __future__ import annotations
@@ -34,27 +35,27 @@ if TYPE_CHECKING:
 
 
 class Sources(Protocol):
-    """The PATHs: model repositories and their copies (Mirrors), or projects."""
+    """The PATHs: model repositories and their local copies (Mirrors), or projects."""
 
     def wrong(self) -> Finding | None:
-        """Say which path is not what it has to be; None if all are."""
+        """Return a Finding for a path that is not valid; None if all are."""
 
     def repository(self, defaults: Defaults) -> Repository:
-        """Give the Repository of these paths."""
+        """Return the Repository of these paths."""
 
     def open(self) -> None:
-        """Reach what is elsewhere, and check what must be right as a whole; it blocks.
+        """Connect to remote paths, and check what must hold across all of them. Blocks.
 
         Raises: RemoteError, MistakesError.
         """
 
     def close(self) -> None:
-        """Remove what was copied."""
+        """Remove local copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class DialectParts:
-    """What of a server its Dialect works with. `ready` tells whether the server is."""
+    """The parts of a server that its Dialect uses. `ready` reports whether the server is ready."""
 
     engine: Engine
     environments: Environments
@@ -65,12 +66,12 @@ class DialectParts:
 
 
 class Dialect:
-    """How model repositories are served; the other formats' descend from it, and say what is otherwise.
+    """The Dialect of model repositories, and the base class of the others, which override what differs.
 
-    `nothing` is what a command line without PATHs is told, "" if it needs none. `alone` is what those served are
-    called where their containers ended with what they served: so does the server, if it can serve none of them. `late`:
-    the ports open when everything is loaded, as probes take an open port for a server that is ready. `loud`: answers
-    name the server's software and the date.
+    `nothing` is the error for a command line without PATHs, "" if none are needed. `alone` names what is served, for
+    formats whose original container exits if it cannot serve it; the server then exits too if none can be served.
+    `late` opens the ports only after everything is loaded, for probes that take an open port for a ready server. `loud`
+    makes answers name the server's software and the date.
     """
 
     nothing = (
@@ -86,13 +87,13 @@ class Dialect:
         self.settings = settings
 
     def sources(self) -> Sources:
-        """Give the PATHs."""
+        """Return the PATHs."""
         return Mirrors.of(self.settings.model_repository)
 
     def check(self, *, invariance: bool) -> tuple[str, int]:
-        """Say what would be served, and every mistake; it blocks.
+        """Report what would be served, and every mistake. Blocks.
 
-        Returns: that, and the exit status. Raises: RemoteError.
+        Returns: the report and the exit status. Raises: RemoteError.
         """
         from penstock.backends.loading import LOADERS
 
@@ -113,39 +114,39 @@ class Dialect:
             mirrors.close()
 
     def failure(self, text: str) -> bytes:
-        """Write the body of what is refused as no request."""
+        """Return the error body for input rejected before it is a request."""
         return error_body(text)
 
     def refusal(self, error: HttpError) -> tuple[int, bytes, bytes]:
-        """Give the status, the content type and the body of the answer to what is refused as no request."""
+        """Return the status, content type and body for input rejected before it is a request."""
         return error.status, b"application/json", self.failure(error.text)
 
     def service(self, parts: DialectParts) -> Service:
-        """Take the parts of the server, and make what answers the requests of its HTTP port. Called first, and once."""
+        """Return the Service that answers HTTP requests, made from the server's parts. Called first, and only once."""
         return parts.inference
 
     def grpc_methods(self, restricted: Restricted) -> Mapping[str, Method]:
-        """Make further RPCs, by their paths."""
+        """Return additional RPCs by path."""
         return {}
 
     def grpc_files(self) -> tuple[Any, ...]:
-        """Give the FileDescriptorProtos of these, for reflection."""
+        """Return the FileDescriptorProtos of those RPCs, for reflection."""
         return ()
 
     def ports(self, app: ASGIApp) -> Iterable[Port]:
-        """Make further ports. `app` answers what is Penstock's own over HTTP."""
+        """Return additional ports. `app` answers Penstock's own HTTP requests."""
         return ()
 
     def render(self) -> Iterable[str]:
-        """Give further lines for the metrics page."""
+        """Return additional lines for the metrics page."""
         return ()
 
     async def close(self) -> None:
-        """End what is neither a model nor a port, as the server drains."""
+        """Close what is neither a model nor a port, as the server drains."""
 
 
 def dialect_of(settings: Settings) -> Dialect:
-    """Make the Dialect of the settings. Imports no other format's package."""
+    """Make the Dialect for the settings, importing no other format's package."""
     if settings.dialect == DIALECTS[0]:
         return Dialect(settings)
     module = importlib.import_module(f"{__package__}.{settings.dialect}.dialect")

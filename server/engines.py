@@ -1,4 +1,4 @@
-"""Serves: what dialects need of an Engine, which may be another process's (remote_engine.py)."""
+"""Serves: the part of an Engine that dialects use. The Engine may be in another process (remote_engine.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Serves(SubmitsSoon, Protocol):
-    """The Engine, or what stands for it. `generation` changes whenever what `model` answers may change."""
+    """An Engine or its stand-in. `generation` changes whenever the result of `model` may change."""
 
     generation: int
 
@@ -24,7 +24,7 @@ class Serves(SubmitsSoon, Protocol):
 
 
 def served(engine: Serves, name: str, said: str) -> Model:
-    """Give the model of a format's own, which `said` names in its words. Raises: InferError (NOT_READY)."""
+    """Return the model of a dialect; `said` names it in error texts. Raises: InferError (NOT_READY)."""
     try:
         return engine.model(name)
     except InferError:

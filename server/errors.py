@@ -1,4 +1,4 @@
-"""The one table from error codes to protocols, and the error body that Triton's protocols share."""
+"""The table from error codes to protocol statuses, and the error body shared by Triton's protocols."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HTTP_STATUS: dict[Code, int] = {
     Code.INTERNAL: 500,
     Code.UNKNOWN: 400,
 }
-"""Source: Triton's HTTP front end, which answers a full queue and an expired one with 503."""
+"""Source: Triton's HTTP front end, which answers 503 for a full queue and for an expired request."""
 
 GRPC_STATUS: dict[Code, Status] = {
     Code.INVALID: Status.INVALID_ARGUMENT,
@@ -39,36 +39,36 @@ GRPC_STATUS: dict[Code, Status] = {
 
 
 _FOR_NOW = frozenset((Code.NOT_READY, Code.OVERLOADED))
-"""What is otherwise in a moment, even if nobody says in which. What has expired may do so again."""
+"""Errors that are likely to pass soon, even if the delay is unknown. An expired request may expire again."""
 
 
 def retry_after_s(error: InferError) -> int:
-    """Tell after how many whole seconds a call is worth repeating, for HTTP; 0 for not at all.
+    """Return after how many whole seconds to retry, for HTTP; 0 means do not retry.
 
-    Source: RFC 9110 10.2.3. 1 stands for "soon" where nobody knows better.
+    Source: RFC 9110 10.2.3. If the delay is unknown, 1 stands for "soon".
     """
     after_ns = error.retry_after_ns
     return -(-after_ns // 1_000_000_000) if after_ns > 0 else int(after_ns == 0 and error.code in _FOR_NOW)
 
 
 def retry_after_line(error: InferError) -> bytes:
-    """Give the header line that says so, empty for none."""
+    """Return the Retry-After header line, or b"" if there is none."""
     seconds = retry_after_s(error)
     return b"retry-after: %d\r\n" % seconds if seconds else b""
 
 
 def pushback_ms(error: InferError) -> int:
-    """Tell after how many milliseconds a call is worth repeating, for gRPC; -1: never, 0: nobody knows.
+    """Return after how many milliseconds to retry, for gRPC; -1 means never, 0 means unknown.
 
-    Source: gRFC A6, grpc-retry-pushback-ms. Where nobody knows, the client's own backoff is better than a guess.
+    Source: gRFC A6, grpc-retry-pushback-ms. If the delay is unknown, the client's own backoff is better than a guess.
     """
     return -1 if error.retry_after_ns < 0 else -(-error.retry_after_ns // 1_000_000)
 
 
 def error_body(text: str) -> bytes:
-    """Write an error as Triton does. What is no Unicode (a lone surrogate) is replaced, since JSON cannot carry it.
+    """Return an error body in Triton's format, with lone surrogates replaced because JSON cannot carry them.
 
-    A text may quote what the client sent: of a very long one the middle is left out.
+    A text may quote what the client sent, so the middle of a very long one is left out.
     """
     if len(text) > MAX_TEXT_CHARS:
         half = MAX_TEXT_CHARS // 2

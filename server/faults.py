@@ -1,4 +1,4 @@
-"""Faults: the shells of Chaos. One kills and stops processes, one fails and slows requests; none is there unasked."""
+"""The side effects of Chaos: killing and stopping processes, failing and delaying requests. Off unless configured."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ LONGEST_S = 3600.0
 
 
 class Faults:
-    """The faults that one process makes. Without --chaos it does nothing, and its Engine is the Engine.
+    """Causes the faults of one process. Without --chaos it does nothing, and `engine` returns a plain Engine.
 
-    `victims` gives the pids of those that it reaches, by kind: "worker", "front", "engine". `salt` tells it from other
-    processes of its kind. Threads: the event loop's.
+    `victims` returns the pids that can be hit, by kind: "worker", "front", "engine". `salt` distinguishes this process
+    from others of its kind. Threads: the event loop's.
     """
 
     def __init__(
@@ -45,16 +45,16 @@ class Faults:
         self._making: asyncio.Task[Never] | None = None
 
     def engine(self, loop: asyncio.AbstractEventLoop, loaders: Mapping[str, Loader]) -> Engine:
-        """Make the Engine, one that fails and slows requests where that is asked for."""
+        """Return the Engine: one that fails and delays requests if that is configured."""
         spoils = self._rates.fail or self._rates.slow
         return ChaoticEngine(loop, loaders, self._chaos) if spoils else Engine(loop, loaders)
 
     def counts(self) -> dict[str, Callable[[], int]]:
-        """Give what the metrics page shows, by the name of its family; nothing without --chaos."""
+        """Return the counters for the metrics page by metric family; empty without --chaos."""
         return {"penstock_chaos_faults_total": lambda: sum(self._chaos.made.values())} if self._rates else {}
 
     def begin(self) -> None:
-        """Say that faults are made on purpose, and begin with those of processes."""
+        """Log that faults are injected on purpose, and start causing process faults."""
         if self._rates:
             logger.warning("--chaos is on, faults are made on purpose: %s", self._rates)
         if math.isfinite(self._chaos.next_ns) and self._making is None:
@@ -62,13 +62,13 @@ class Faults:
             self._making = asyncio.ensure_future(make_faults(self._chaos, self._victims))
 
     def end(self) -> None:
-        """Make no more."""
+        """Stop causing faults."""
         if self._making is not None:
             self._making.cancel()
 
 
 async def make_faults(chaos: Chaos, victims: Mapping[str, Callable[[], Sequence[int]]]) -> Never:
-    """Make the faults of processes as they are due, until cancelled."""
+    """Cause process faults as they become due, until cancelled."""
     while True:
         wait_s = (chaos.next_ns - time.monotonic_ns()) / 1e9
         await asyncio.sleep(min(max(0.0, wait_s), LONGEST_S))
@@ -81,7 +81,7 @@ async def make_faults(chaos: Chaos, victims: Mapping[str, Callable[[], Sequence[
 
 
 def _hit(pid: int, number: signal.Signals) -> int:
-    """Send a signal, to all of its group where it leads one. Returns: the pid, 0 if it is gone."""
+    """Send a signal to a process, or to its group if it leads one. Returns: the pid, 0 if the process is gone."""
     with contextlib.suppress(ProcessLookupError):
         if os.getpgid(pid) == pid:
             os.killpg(pid, number)
@@ -92,11 +92,11 @@ def _hit(pid: int, number: signal.Signals) -> int:
 
 
 def own_workers() -> list[int]:
-    """Give the pids of this process's workers, as the system knows them."""
+    """Return the pids of this process's workers, read from /proc."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
-            # it may end while it is looked at
+            # the process may end while it is inspected
             with contextlib.suppress(OSError, IndexError, ValueError):
                 parent = int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1])
                 if parent == os.getpid() and _WORKER in (folder / "cmdline").read_bytes().split(b"\0"):
@@ -105,9 +105,9 @@ def own_workers() -> list[int]:
 
 
 class ChaoticEngine(Engine):
-    """An Engine some of whose requests fail, or come late to their queue. Made in its place where that is asked for.
+    """An Engine that fails some requests and delays others before they are queued. Made only if configured.
 
-    Invariant: as the Engine's: what `submit` accepted is delivered once, unless it is cancelled.
+    Invariant: as for Engine, each request accepted by `submit` is delivered once unless it is cancelled.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, loaders: Mapping[str, Loader], chaos: Chaos) -> None:
@@ -117,7 +117,7 @@ class ChaoticEngine(Engine):
         self.submit_soon = self.submit
 
     def submit(self, request: InferRequest) -> None:
-        """Accept a request, or refuse it at the door, some for no reason. Raises: InferError."""
+        """Accept a request or reject it, in some cases on purpose. Raises: InferError."""
         if is_step(request):
             super().submit(request)
             return
@@ -133,7 +133,7 @@ class ChaoticEngine(Engine):
         self._late[request] = self._loop.call_later(late_s, self._submit_late, request)
 
     def cancel(self, request: InferRequest) -> None:
-        """Take a request back while it waits."""
+        """Withdraw a waiting request."""
         if (timer := self._late.pop(request, None)) is not None:
             timer.cancel()
             self.release(request.model)
@@ -141,7 +141,7 @@ class ChaoticEngine(Engine):
         super().cancel(request)
 
     async def stop(self, grace_s: float) -> int:
-        """Refuse new work, finish what was accepted, and close every model. Returns: how many were dropped."""
+        """Reject new work, finish accepted requests, and close every model. Returns: the number dropped."""
         for request, timer in list(self._late.items()):
             timer.cancel()
             self._submit_late(request)

@@ -1,8 +1,8 @@
-"""Health: whether the server is live and ready, asked by every protocol that has a probe.
+"""Health: whether the server is live and ready, used by every protocol that has a health check.
 
-Made by the composition root, which sets `draining` when the server is on its way out, `leaving` when --drain-delay-secs
-is over too, and who is connected is to go, and `spent` when its process has lost a device for good: only another
-process can use that again, so whoever watches over it has to start it anew.
+Made by the composition root, which sets `draining` when shutdown begins, `leaving` when --drain-delay-secs has passed
+and clients are to disconnect, and `spent` when the process has lost a device for good: only another process can use
+that device again, so the supervisor or orchestrator must restart this one.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ EXITING = "Server exiting"
 
 
 class Readiness(Protocol):
-    """The part of the Repository that is read here."""
+    """The part of the Repository used here."""
 
     def ready(self, strict: bool = True) -> bool: ...
 
 
 class Served(Protocol):
-    """The part of the Engine that is read here."""
+    """The part of the Engine used here."""
 
     def models(self) -> Sequence[Model]: ...
 
 
 class Health:
-    """`strict` is --strict-readiness: ready only when every model is, and has an Instance that can run."""
+    """`strict` is --strict-readiness: ready only if every model is ready and has an Instance that can run."""
 
     def __init__(self, repository: Readiness, engine: Served, *, strict: bool = True) -> None:
         self._repository = repository
@@ -41,11 +41,11 @@ class Health:
         self.spent = False
 
     def live(self) -> bool:
-        """Whether the server runs, and is not on its way out, nor to be started anew."""
+        """Whether the server is running, not shutting down, and does not need a restart."""
         return not self.draining and not self.spent
 
     def ready(self) -> bool:
-        """Whether inference can be asked for. Never true while draining."""
+        """Whether inference requests can be sent. Never true while draining."""
         if self.draining or not self._repository.ready(self._strict):
             return False
         return not self._strict or all(model.ready for model in self._engine.models())

@@ -1,7 +1,7 @@
-"""JSON texts, looked at before they are parsed: how deep they are nested, how many values and which numbers they hold.
+"""Checks on JSON texts before they are parsed: nesting depth, number of values, long integers.
 
-Called by whatever reads JSON that a client sends; the workers of Seldon, DEEPaaS and ABEJA set no bounds: the originals
-take any. Large texts are looked at piece by piece, which holds neither the GIL for long nor memory of their size.
+Used wherever client JSON is read. The workers of Seldon, DEEPaaS and ABEJA set no limits, like the originals. Large
+texts are scanned in pieces, which neither holds the GIL for long nor allocates memory of their size.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ from collections.abc import Iterator
 import numpy as np
 
 MOST_VALUES = 1 << 22
-"""A value of 2 bytes takes up to 120 as a Python object, and 64 MiB of them, which 62 KiB of gzip may be, seconds."""
+"""A 2-byte value takes up to 120 bytes as a Python object; 64 MiB of them, which 62 KiB of gzip can hold, take
+seconds."""
 TOO_MANY_VALUES = f"JSON has more than {MOST_VALUES} values, send tensors as binary data"
 _PIECE_BYTES = 1 << 20
 _SHORT_BYTES = 4096
-"""Up to here `bytes.count` is as fast as numpy. It takes 1 ns a byte, seven times as much, and keeps the GIL."""
+"""Up to this size `bytes.count` is as fast as numpy. It takes 1 ns per byte, seven times as long, and holds the GIL."""
 _QUOTE = b'"'[0]
 _BUT_BRACKETS = bytes(set(range(256)) - set(b'"[]{}'))
 _BUT_BEGINNINGS = bytes(set(range(256)) - set(b'",[{'))
-"""What is left out of a text: all but quotes and what is looked for."""
+"""The bytes to delete from a text: all but quotes and the bytes that are counted."""
 _DIGITS = bytes(b"0"[0] if 0x30 <= byte <= 0x39 else b"."[0] if byte == 0x2E else b" "[0] for byte in range(256))
 _LONG, _FRACTION = b"0" * 19, b"." + b"0" * 19
-"""Looked for in what `_DIGITS` makes of a text: 0.25 us for 80 bytes where a regular expression takes 0.9."""
+"""Searched for in the output of `_DIGITS`: 0.25 us for 80 bytes, where a regular expression takes 0.9 us."""
 
 
 def depth_of(text: bytes) -> int:
-    """Tell how deep a JSON text in UTF-8 is nested."""
+    """Return the nesting depth of a JSON text in UTF-8."""
     depth = deepest = 0
     for left in _outside_strings(text, _BUT_BRACKETS):
         # '[' and '{' have bit 2 clear, ']' and '}' have it set
@@ -37,23 +38,24 @@ def depth_of(text: bytes) -> int:
 
 
 def may_have_long_integers(text: bytes) -> bool:
-    """Tell whether there may be an integer of 19 digits: a run of so many that is no fraction, or is twice as long.
+    """Return whether there may be an integer of 19 digits: a run of 19 not in a fraction, or of twice that length.
 
-    orjson makes floats of integers above 64 bits; all else that it takes, Python's json takes to be the same.
+    orjson turns integers above 64 bits into floats. For all other input that orjson accepts, Python's json agrees with
+    it.
     """
     digits = text.translate(_DIGITS)
     return _LONG in digits and digits.count(_LONG) != digits.count(_FRACTION)
 
 
 def has_more_values(text: bytes, most: int = MOST_VALUES) -> bool:
-    """Tell whether a JSON text has more values than `most`."""
+    """Return whether a JSON text has more than `most` values."""
     return may_have_more_values(text, most) and values_in(text, most) > most
 
 
 def values_in(text: bytes, most: int = MOST_VALUES) -> int:
-    """Count the commas and opening brackets that a JSON text has outside its strings, until they are more than `most`.
+    """Count the commas and opening brackets outside strings, stopping once there are more than `most`.
 
-    There are about as many values, members of objects counted without their names.
+    This is about the number of values, not counting the names of object members.
     """
     count = 0
     for left in _outside_strings(text, _BUT_BEGINNINGS):
@@ -64,18 +66,18 @@ def values_in(text: bytes, most: int = MOST_VALUES) -> int:
 
 
 def may_have_more_values(text: bytes, most: int = MOST_VALUES) -> bool:
-    """Tell the same as if nothing were a string, which takes less time."""
+    """Return the same without excluding strings, which is faster and may overcount."""
     return len(text) > most and _count(text, b",[{") > most
 
 
 def brackets_in(text: bytes) -> int:
-    """Count the opening brackets of a JSON text, those in its strings too."""
+    """Count the opening brackets of a JSON text, including those in strings."""
     return text.count(b"[") + text.count(b"{") if len(text) <= _SHORT_BYTES else _count(text, b"[{")
 
 
 def has_more_names(text: bytes, name: bytes, most: int) -> bool:
-    """Tell whether a JSON text has a name, which comes in its quotes, more often than `most`."""
-    # to look for words takes 0.6 ns a byte, and for quotes, of which numbers have none, 0.1
+    """Return whether a name, given with its quotes, occurs more than `most` times in a JSON text."""
+    # finding words takes 0.6 ns per byte, counting quotes, of which numbers have none, 0.1 ns
     if len(text) > 4 * _SHORT_BYTES and _count(text, b'"') <= 2 * most:
         return False
     return text.count(name) > most
@@ -90,17 +92,17 @@ def _count(text: bytes, looked_for: bytes) -> int:
 
 
 def _outside_strings(text: bytes, others: bytes) -> Iterator[bytes]:
-    """Give what a JSON text has outside its strings, without the `others`, in pieces that are not empty."""
+    """Yield the parts of a JSON text outside its strings, without the bytes in `others`, in non-empty pieces."""
     at = inside = 0
     while at < len(text):
         piece = text[at : at + _PIECE_BYTES]
         if piece.endswith(b"\\") and (len(piece) - len(piece.rstrip(b"\\"))) % 2 and at + len(piece) < len(text):
-            piece = piece[:-1]  # it escapes what follows
+            piece = piece[:-1]  # the backslash escapes the next byte
         at += len(piece)
         if b"\\" in piece:
             piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
         piece = piece.translate(None, others)
-        # strings with nothing in them are pairs of quotes, taken out from the left; others leave some
+        # empty strings are pairs of quotes, removed from the left; other strings leave quotes behind
         left = b'"' if inside else piece.replace(b'""', b"")
         if b'"' in left and piece:
             letters = np.frombuffer(piece, np.uint8)

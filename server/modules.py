@@ -1,4 +1,4 @@
-"""Modules: what a file of Python makes, without running it. Asked by what checks user code before it is served."""
+"""Static inspection of Python files: what a module defines, without running it. Used to check user code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def names_of(path: Path) -> set[str]:
-    """Give what a module's lines make: classes, functions, and what it imports or assigns; "*" where it imports all.
+    """Return the names a module defines: classes, functions, imports and assignments; "*" for a star import.
 
     Raises: OSError, SyntaxError, ValueError.
     """
@@ -17,7 +17,7 @@ def names_of(path: Path) -> set[str]:
 
 
 def made_in(tree: ast.AST) -> set[str]:
-    """Give what the lines below a node make."""
+    """Return the names defined at or below a node."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -30,12 +30,12 @@ def made_in(tree: ast.AST) -> set[str]:
 
 
 def parsed(path: Path) -> ast.Module:
-    """Read a file. Raises: as `names_of`."""
+    """Read and parse a file. Raises: as `names_of`."""
     return ast.parse(path.read_bytes(), path)
 
 
 def file_of(module: str, places: Iterable[str]) -> Path | None:
-    """Find a module's file, and import nothing; None where it is no file. Raises: ModuleNotFoundError."""
+    """Find a module's file without importing it; None if it has no file. Raises: ModuleNotFoundError."""
     within = list(places)
     so_far: list[str] = []
     spec = None

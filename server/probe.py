@@ -1,8 +1,8 @@
-"""Probe: asks a server on this machine whether it is ready, as the HEALTHCHECK of the images does.
+"""Health probe: asks a server on this machine whether it is ready, as the HEALTHCHECK of the images does.
 
-`penstock probe` takes the flags, the environment and the settings file of `penstock serve`, so that it asks where that
-listens; without any, in a container, the flags of the server there. Nothing heavy is imported: it runs every few
-seconds.
+`penstock probe` takes the flags, environment and settings file of `penstock serve`, to know where that server listens.
+Without arguments in a container, it uses the flags of the server there. Nothing heavy is imported, because it runs
+every few seconds.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 PATH = "/v2/health/ready"
 TIMEOUT_S = 3.0
-_EVERY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what is listened on, to ask on this machine
+_EVERY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - listening address to local address
 _OK = 200
 _FIRST = "/proc/1/cmdline"
 _SERVES = ("serve", "tritonserver")
 
 
 def words_of_container() -> list[str]:
-    """Give what the first process was told, if that serves, as it does in a container; [] elsewhere."""
+    """Return the arguments of process 1 if it is a server, as in a container; [] otherwise."""
     try:
-        with open(_FIRST, encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 - pathlib is 5 ms
+        with open(_FIRST, encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 - pathlib takes 5 ms
             words = file.read().split("\0")[:-1]
     except OSError:
         return []
     names = [os.path.basename(word) for word in words]  # noqa: PTH119
-    # `tini -- penstock serve ...`, or a link named as Triton's program, and Python before either
+    # `tini -- penstock serve ...`, or a link with the name of Triton's program; Python may come before either
     for at, (name, before) in enumerate(zip(names, ["", *names], strict=False)):
         if name == _SERVES[1] or (name == _SERVES[0] and before == "penstock"):
             return words[at + 1 :]
@@ -38,9 +38,9 @@ def words_of_container() -> list[str]:
 
 
 def probe(settings: Settings, timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
-    """Ask; it blocks for a few times `timeout_s` at most.
+    """Ask the server; blocks for at most a few times `timeout_s`.
 
-    Returns: the exit status, 0 if the server is ready and otherwise 1, and one line that says so.
+    Returns: the exit status, 0 if the server is ready and 1 otherwise, and one line that explains it.
     """
     if not (settings.allow_http or settings.allow_sagemaker or settings.allow_vertex_ai):
         return 1, "not asked: this asks over HTTP, and --allow-http is false"
@@ -58,7 +58,7 @@ def probe(settings: Settings, timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
 
 
 def _place(settings: Settings) -> tuple[str, int, str]:
-    """Give whom to ask and for what: the HTTP port, or else that of a cloud."""
+    """Return the address, port and path to ask: those of the HTTP port, or else of a cloud's port."""
     if settings.allow_http:
         return settings.http_address, settings.http_port, PATH
     if settings.allow_sagemaker:

@@ -1,6 +1,6 @@
-"""Process: the shell around one Server, or around a Supervisor: loop, signals, logs and exit status.
+"""Process: runs one Server or Supervisor, with its event loop, signals, logs and exit status.
 
-Called by the command line; the processes of a supervisor share what is public here.
+Called by the command line; a supervisor's processes use the public parts.
 """
 
 from __future__ import annotations
@@ -30,98 +30,98 @@ from .threads import new_loop
 logger = logging.getLogger("penstock.serve")
 
 _SERVICES = {"gRPC": "GRPCInferenceService", "HTTP": "HTTPService", "metrics": "Metrics Service"}
-"""How Triton calls what listens, by the name it has here."""
+"""Triton's names for the services, by the name used here."""
 FORCE_AFTER_S = 0.3
-"""A second signal counts from here on: `timeout`, `make` and init systems send the first one twice."""
+"""A second signal counts only after this time: `timeout`, `make` and init systems send the first one twice."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CANCEL_GRACE_S = 1.0
-"""How long what a signal interrupts may take to notice."""
+"""How long interrupted work may take to end."""
 GC_THRESHOLD = (20_000, 20, 50)
-"""Requests make no cycles; the default would look for some every hundred requests, and among all modules at times."""
+"""Requests create no cycles; the defaults would run a collection every hundred requests, some over all modules."""
 OPEN_FILES = 65_536
-"""Connections by the ten thousand, and what models and workers hold besides."""
+"""Enough for tens of thousands of connections, and for what models and workers open."""
 SWITCH_S = 0.0005
-"""How soon a thread that computes gives way to one that waits; Python's own 5 ms are longer than most runs of a model.
-mlp at 32 connections: 10% more requests/s, p99 12 ms instead of 53; while it refuses 20,000 requests/s: 12% more."""
+"""How soon a computing thread yields to a waiting one; Python's default of 5 ms is longer than most model runs. With
+mlp at 32 connections: 10% more requests/s, p99 12 ms instead of 53; while rejecting 20,000 requests/s: 12% more."""
 
 KEPT_BYTES = 64 << 20
-"""How much freed memory the allocator keeps at hand."""
+"""How much freed memory the allocator keeps."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _LARGEST_MMAP_THRESHOLD = 32 << 20
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep what large requests free for those that follow.
+    """Make glibc keep the memory that large requests free, for later requests.
 
-    By default it gives the memory of a body back after each request, or does not, by the luck of what lies above it;
-    the next one then takes a page fault for every 4 KiB. 600 kB over HTTP: 60 to 360 faults and 1.1 to 2.7 ms of CPU a
-    request without this, none and 0.3 to 0.4 ms with it (docs/adr/0008).
+    By default glibc may return the memory of a body to the system after each request, depending on what lies above it
+    on the heap; the next request then takes a page fault for every 4 KiB. 600 kB over HTTP: 60 to 360 faults and 1.1 to
+    2.7 ms of CPU per request without this, none and 0.3 to 0.4 ms with it (docs/adr/0008).
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
-        return  # another C library, which has its own ways
+        return  # another C library, with its own behavior
     mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
     mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
 
 
 class Servable(Protocol):
-    """What a process has around it: a Server, or a Supervisor."""
+    """What a process runs: a Server or a Supervisor."""
 
     @property
     def places(self) -> dict[str, str] | None:
-        """The URLs where it listens, by what listens there; None if it does once it has loaded."""
+        """The URLs it listens on, by name; None if it starts listening only once loaded."""
 
     @property
     def serves(self) -> str:
-        """What it serves, in words, once it has loaded: "ready, serving m/1"."""
+        """What it serves, in words, once loaded: "ready, serving m/1"."""
 
     async def open(self) -> None:
-        """Listen. Raises: StartError."""
+        """Start listening. Raises: StartError."""
 
     async def load(self) -> list[str]:
-        """Load what there is. Returns: why what is not served is not."""
+        """Load the models. Returns: the reasons for what is not served."""
 
     def hang_up(self) -> None:
-        """Do what SIGHUP asks for."""
+        """Handle SIGHUP."""
 
     async def drain(self) -> int:
-        """Finish what was accepted. Returns: how much was dropped."""
+        """Finish accepted work. Returns: how much was dropped."""
 
     async def close(self) -> None:
-        """End at once whatever is left."""
+        """End whatever is left at once."""
 
     def force(self) -> None:
-        """End what this process's own end would not."""
+        """Kill what would survive this process."""
 
 
 def prepare() -> None:
-    """Set this process up for serving, before it imports and makes what serves."""
-    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # as some programs leave it to those that they start
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or the system would not say how children end
-    gc.set_threshold(*GC_THRESHOLD)  # or a sixth of its imports would be walks over what they have made so far
+    """Configure this process for serving, before the serving modules are imported."""
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # inherited from some parent programs
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # otherwise the exit status of children is lost
+    gc.set_threshold(*GC_THRESHOLD)  # otherwise collections would take a sixth of the import time
     sys.setswitchinterval(SWITCH_S)
     allow_open_files()
     keep_freed_memory()
 
 
 def allow_open_files() -> None:
-    """Have as many open files as the hard limit allows, up to OPEN_FILES.
+    """Raise the limit of open files to the hard limit, at most OPEN_FILES.
 
-    Shells and systemd begin with 1024, for the sake of select(); past that libuv drops connections without a word.
+    Shells and systemd default to 1024 for the sake of select(); beyond the limit libuv drops connections silently.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     wanted = OPEN_FILES if hard == unlimited else min(OPEN_FILES, hard)
     if soft != unlimited and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # a system may allow less than it says
+        with contextlib.suppress(OSError, ValueError):  # the system may allow less than it reports
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def run(settings: Settings) -> int:
-    """Serve until a signal says otherwise, and leave SIGINT and SIGTERM ignored: the process is about to end.
+    """Serve until a signal arrives. SIGINT and SIGTERM are left ignored, because the process is about to exit.
 
-    Returns: the exit status, 0 only if nothing accepted was lost.
+    Returns: the exit status, 0 only if no accepted work was lost.
     """
     try:
         logs = Logs(settings, sys.stderr, "supervisor" if settings.http_workers else "")
@@ -138,7 +138,7 @@ def run(settings: Settings) -> int:
     try:
         return loop.run_until_complete(_Process(settings, logs).run())
     finally:
-        # with the default action, one signal more would end the process with a status of its own
+        # with the default action, another signal would end the process with a different status
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         loop.close()
@@ -158,10 +158,10 @@ class _Process:
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
-            # not the loop's own handlers: between the loop's end and the process's there would be none
+            # not the loop's own handlers, which would be removed before the process exits
             listen(number, lambda number: loop.call_soon_threadsafe(self._signalled, number))
         server = self._made()
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup has it ignored
             listen(signal.SIGHUP, lambda _: loop.call_soon_threadsafe(server.hang_up))
         serving = asyncio.ensure_future(self._serve(server))
         if await first(serving, self._forced.wait()):
@@ -175,7 +175,7 @@ class _Process:
             from .supervisor.supervisor import Supervisor
 
             return Supervisor(self._settings)
-        from .serve import Server  # a second, which a supervisor does not need
+        from .serve import Server  # takes a second, which a supervisor does not need
 
         server = Server(self._settings)
         server.observing.logging.apply = self._logs.apply
@@ -209,7 +209,7 @@ class _Process:
         return status
 
     async def _until_asked(self, server: Servable) -> bool:
-        """Serve until a signal comes. Returns: whether it ends for what could not be loaded."""
+        """Serve until a signal arrives. Returns: whether it stops early because loading failed."""
         await server.open()
         listens = self._tell_places(server)
         loading = asyncio.ensure_future(server.load())
@@ -231,7 +231,7 @@ class _Process:
 
     @staticmethod
     def _tell_places(server: Servable) -> bool:
-        """Log where a server listens, if it does. Returns: whether."""
+        """Log the URLs it listens on, if any. Returns: whether it is listening."""
         if server.places is None:
             return False
         places = ", ".join(f"{name} on {url}" for name, url in server.places.items()) or "nowhere"
@@ -240,9 +240,9 @@ class _Process:
 
 
 def as_triton_says(urls: Mapping[str, str]) -> Iterator[str]:
-    """Say where a server listens in Triton's words, for which scripts and containers' waiting strategies look in logs.
+    """Yield Triton's log lines for the listening services, which scripts and container wait strategies look for.
 
-    Source: Triton server, grpc_server.cc and http_server.cc, which say so once models have loaded.
+    Source: Triton server, grpc_server.cc and http_server.cc, which log them once models are loaded.
     """
     for name, service in _SERVICES.items():
         if name in urls:
@@ -250,16 +250,16 @@ def as_triton_says(urls: Mapping[str, str]) -> Iterator[str]:
 
 
 def settle_memory() -> None:
-    """Keep the collector from walking, again and again, over what lives as long as the process.
+    """Exclude objects that live as long as the process from garbage collection.
 
-    A full collection would walk over every module for tens of milliseconds.
+    A full collection would otherwise walk every module for tens of milliseconds.
     """
     gc.collect()
     gc.freeze()
 
 
 async def first(work: asyncio.Future[Any], signal_given: Coroutine[Any, Any, Any]) -> bool:
-    """Wait for work or a signal, cancel the other, and tell whether it was the work that ended."""
+    """Wait for the work or the signal, cancel the other, and return whether the work ended."""
     waiting = asyncio.ensure_future(signal_given)
     await asyncio.wait((work, waiting), return_when=asyncio.FIRST_COMPLETED)
     ended = work.done()

@@ -1,7 +1,6 @@
-"""Protobuf: the generated modules that tritonclient ships, loaded without its gRPC client, and messages of our own.
+"""Protobuf: the generated modules that tritonclient ships, loaded without its gRPC client, and Penstock's own messages.
 
-Called by the repository (ModelConfig) and by `server/v2/rpc` (the messages of gRPC). Nothing else imports protobuf's
-descriptors.
+Used by the repository (ModelConfig) and `server/v2/rpc` (gRPC messages). Nothing else imports protobuf descriptors.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ _PACKAGE = "tritonclient.grpc"
 
 
 def model_config_pb2() -> Any:
-    """Give the generated module of config.pbtxt's messages."""
+    """Return the generated module for config.pbtxt messages."""
     return _generated("model_config_pb2")
 
 
 def service_pb2() -> Any:
-    """Give the generated module of GRPCInferenceService's messages.
+    """Return the generated module for GRPCInferenceService messages.
 
-    It imports its neighbour from its package. Where nobody has imported that, an empty one with that neighbour stands
-    in for it meanwhile.
+    It imports a sibling from its package. If the package has not been imported, an empty package with that sibling
+    stands in for it temporarily.
     """
     name = f"{_PACKAGE}.service_pb2"
     if name in sys.modules:
@@ -42,9 +41,9 @@ def service_pb2() -> Any:
 
 
 def _generated(stem: str) -> Any:
-    """Load a generated module by its path, because importing its package needs grpcio, which Penstock does without.
+    """Load a generated module by path, because importing its package needs grpcio, which Penstock does not require.
 
-    It is entered in `sys.modules` under its own name, so that whoever imports it later gets the same message classes.
+    It is registered in `sys.modules` under its own name, so that a later import gets the same message classes.
     """
     name = f"{_PACKAGE}.{stem}"
     if name in sys.modules:

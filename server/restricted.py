@@ -1,7 +1,7 @@
-"""Restricted APIs: groups of endpoints that answer only requests with a certain header.
+"""Restricted APIs: groups of endpoints that require a certain request header.
 
-Made by the composition root from --http-restricted-api and --grpc-restricted-protocol, one for each protocol; asked by
-the fast lane once per remembered head, by the control plane's endpoints, and by gRPC's methods.
+Made by the composition root from --http-restricted-api and --grpc-restricted-protocol, one per protocol. Checked by the
+fast lane once per remembered head, by the control plane's endpoints, and by gRPC methods.
 Source: Triton server, restricted_features.h and command_line_parser.cc.
 """
 
@@ -24,7 +24,7 @@ CATEGORIES = (
     "logging",
 )  # fmt: skip
 GRPC_PREFIX = "triton-grpc-protocol-"
-"""What stands before a gRPC rule's key in the metadata."""
+"""The prefix of a gRPC rule's key in the metadata."""
 
 _FORM = "<category>[,<category>...]:<header>=<value>"
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
@@ -67,7 +67,7 @@ HeaderOf = Callable[[str], str | None]
 
 
 class Restricted:
-    """The rules of one protocol: by category, the header that a request must bring and the header's value."""
+    """The rules of one protocol: by category, the required header and its value."""
 
     def __init__(self, rules: Mapping[str, tuple[str, str]] | None = None) -> None:
         self._rules = dict(rules or {})
@@ -78,9 +78,9 @@ class Restricted:
 
     @classmethod
     def parse(cls, entries: Iterable[str], prefix: str = "") -> Restricted:
-        """Read what the flags say. `prefix` is put before each header's name.
+        """Parse the flags. `prefix` is prepended to each header name.
 
-        Raises: ValueError; it quotes no value, which is a secret.
+        Raises: ValueError; its text never includes a value, which is a secret.
         """
         rules: dict[str, tuple[str, str]] = {}
         kind = "protocol" if prefix else "api"
@@ -104,9 +104,9 @@ class Restricted:
         return cls(rules)
 
     def check(self, category: str, header_of: HeaderOf) -> str | None:
-        """Give None if a request may pass, else the name of the header that was expected.
+        """Return None if a request may pass, or the name of the required header.
 
-        `header_of` gives a request's header by its name in lower case. The time it takes tells nothing of the value.
+        `header_of` returns a request header by its lower-case name. The comparison takes constant time.
         """
         rule = self._rules.get(category)
         if rule is None:
@@ -118,7 +118,7 @@ class Restricted:
         return name
 
     def demand(self, category: str, fields: Mapping[bytes, bytes]) -> None:
-        """Let a request of the fast lane pass by its header fields. Raises: HttpError (403)."""
+        """Check a request of the fast lane by its header fields. Raises: HttpError (403)."""
         if category in self._rules:
             header = self.check(category, lambda name: fields.get(name.encode(), b"").decode("latin-1"))
             if header is not None:
@@ -126,7 +126,7 @@ class Restricted:
 
 
 def category_of(path: str) -> str | None:
-    """Give the category of an HTTP path or of a route's pattern; None for pages that tell nothing of models."""
+    """Return the category of an HTTP path or route pattern; None for pages that reveal nothing about models."""
     for pattern, category in _PATHS:
         if pattern.fullmatch(path):
             return category
@@ -134,21 +134,21 @@ def category_of(path: str) -> str | None:
 
 
 def http_text(header: str) -> str:
-    """Say why a request is answered with 403."""
+    """Return the text of a 403 answer."""
     return f"This API is restricted, expecting header '{header}'"
 
 
 def guarded(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """Put the check before an endpoint of the control plane. `path` is its route's pattern.
+    """Wrap a control plane endpoint with the check. `path` is its route's pattern.
 
-    By the pattern, not by what a request says: there is no path that a route takes for its own and this does not.
-    The rules are the application's `state.restricted`, if it has any.
+    The check uses the route's pattern, so no spelling of a request path can avoid it. The rules are the application's
+    `state.restricted`, if set.
     """
     category = category_of(path)
     if category is None:
         return endpoint
 
-    # settings are read without it
+    # not imported at the top, because reading the settings does not need it
     from starlette.requests import Request
     from starlette.responses import Response
 
@@ -161,7 +161,7 @@ def guarded(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Ca
             return Response(error_body(http_text(header)), 403, media_type="application/json")
         return await endpoint(request)
 
-    # what FastAPI reads: annotations, which it finds by name in this module, and what the page calls it
+    # read by FastAPI: annotations, resolved by name in this module, and the name and description for the page
     checked.__annotations__ = {"request": Request, "return": Response}
     checked.__name__, checked.__doc__ = getattr(endpoint, "__name__", "checked"), endpoint.__doc__
     return checked
@@ -170,14 +170,14 @@ def guarded(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Ca
 def restricted_methods(
     methods: Mapping[str, Method], restricted: Restricted, categories: Mapping[str, str] = GRPC_CATEGORIES
 ) -> dict[str, Method]:
-    """Put the check before every method that has a category; an unrestricted server's methods stay as they are."""
+    """Wrap every method that has a category with the check; return the methods unchanged if nothing is restricted."""
     if not restricted:
         return dict(methods)
     return {path: _checked(method, restricted, categories.get(path)) for path, method in methods.items()}
 
 
 class _Gate:
-    """The check of one method. Metadata that has passed is known again: calls of one header block share it."""
+    """The check of one method. It remembers metadata that passed, as calls with the same header block share it."""
 
     __slots__ = ("_category", "_passed", "_restricted")
 
@@ -187,7 +187,7 @@ class _Gate:
         self._passed: Any = None
 
     def closed(self, call: Call) -> bool:
-        """Refuse a call that must not pass."""
+        """Refuse a call that must not pass; return whether it was refused."""
         metadata = call.metadata
         if metadata is self._passed:
             return False
@@ -200,13 +200,13 @@ class _Gate:
 
 
 class _Deaf:
-    """The Reader of a stream that was refused."""
+    """The Reader of a refused stream."""
 
     def message(self, message: bytes) -> None:
-        """Drop it."""
+        """Drop the message."""
 
     def half_closed(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing."""
 
 
 def _checked(method: Method, restricted: Restricted, category: str | None) -> Method:

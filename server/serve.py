@@ -1,6 +1,6 @@
-"""Serve: the composition root. Everything is made and wired here, and nowhere else.
+"""Serve: the composition root, where everything is made and wired.
 
-`Server` is one server on the running loop, made and ended as often as a test likes; `process.py` is what is around it.
+`Server` is one server on the running loop, which tests can make and close repeatedly; `process.py` wraps it.
 """
 
 from __future__ import annotations
@@ -74,23 +74,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.serve")
 
 METRICS_GRACE_S = 1.0
-"""How long the metrics port may take to finish a scrape, once all else has ended."""
+"""How long the metrics port may take to finish a scrape after everything else has ended."""
 
 
 class Models(Opens, Protocol):
-    """What opens and publishes models, and has their Hooks."""
+    """What opens and publishes models, and provides their Hooks."""
 
     def hooks_of(self, model: Model) -> Hooks: ...
     async def stop(self, grace_s: float) -> int: ...
 
 
 class Server:
-    """One server on the running event loop: `open`, `load`, and in the end `drain` and `close`.
+    """One server on the running event loop: `open`, `load`, and finally `drain` and `close`.
 
-    Invariants: it answers from `open` on, or from the end of `load`, and is ready once that has ended well. From the
-    start of `drain` on it is not ready; whatever was sent on a connection that it had accepted is still answered, and
-    who connects later is told why not.
-    `spent` is called when a device is lost for its whole process: from then on it is not live.
+    Invariants: it answers from `open` on, or from the end of `load`, and is ready once `load` has succeeded. From the
+    start of `drain` it is not ready: requests on accepted connections are still answered, and later ones get an error.
+    `spent` is called when the whole process loses a device; from then on the server is not live.
     """
 
     def __init__(
@@ -145,14 +144,14 @@ class Server:
         share_totals(self.metrics.totals, self._serving)
 
     def _inference(self, kind: type[Inference] = Inference, forwarded: str = "") -> Inference:
-        """Make what answers inference over HTTP; `forwarded`: the pattern of header fields that are parameters."""
+        """Return the inference Service for HTTP; `forwarded` is the pattern of header fields that become parameters."""
         regions, limits = self.shared_memory.regions, self._settings.limits()
         inference = kind(self.engine, limits, self._models.hooks_of, regions, Forwarding.of(forwarded))
         inference.restricted = self.observing.http_restricted
         return inference
 
     def _service(self) -> Service:
-        """Make what answers requests over HTTP."""
+        """Return the Service that answers HTTP requests."""
         inference = self._inference(forwarded=self._settings.http_header_forward_pattern)
         return self._dialect.service(
             DialectParts(
@@ -161,20 +160,20 @@ class Server:
         )
 
     def _lost(self) -> None:
-        with suppress(RuntimeError):  # the loop has ended before
+        with suppress(RuntimeError):  # the loop has already ended
             self._loop.call_soon_threadsafe(self._spend)
 
     def _spend(self) -> None:
-        """Say that only another process can use the devices again, and go on with what runs without them."""
+        """Report that only another process can use the devices again, and keep running what does not need them."""
         self.health.spent = True
         self.spent()
 
     def _connected(self) -> Iterable[Connected | None]:
-        """Give what has the connections over HTTP and over gRPC: `elsewhere`, where those are other processes'."""
+        """Return the holders of HTTP and gRPC connections: `elsewhere` if those belong to other processes."""
         return self.elsewhere or (self._http, self._grpc)
 
     def app(self) -> Starlette:
-        """Make the control plane's application."""
+        """Return the control plane's application."""
         repository = RepositoryEndpoints(self.control, self._settings.http_max_input_size)
         generate = Generate(self.engine, self._settings.limits(), self._models.hooks_of)
         control = control_routes(self.engine, self.repository, self.metrics, self.health, name=self._settings.id)
@@ -184,7 +183,7 @@ class Server:
         return app
 
     def grpc_methods(self) -> dict[str, Method]:
-        """Give the RPCs by path."""
+        """Return the RPCs by path."""
         own = methods(
             RpcParts(
                 engine=self.engine,
@@ -208,22 +207,22 @@ class Server:
 
     @property
     def http_port(self) -> int:
-        """The port that HTTP is served on, 0 for none."""
+        """The port for HTTP, 0 if disabled."""
         return self._http.port if self._http else 0
 
     @property
     def grpc_port(self) -> int:
-        """The port that gRPC is served on, 0 for none."""
+        """The port for gRPC, 0 if disabled."""
         return self._grpc.port if self._grpc else 0
 
     @property
     def metrics_port(self) -> int:
-        """The port that metrics are served on, 0 for none."""
+        """The port for metrics, 0 if disabled."""
         return self._metrics.port if self._metrics else 0
 
     @property
     def places(self) -> dict[str, str] | None:
-        """The URLs where it listens, by what listens there; None while it does not."""
+        """The URLs it listens on, by name; None if it is not listening."""
         return {each.name: each.url for each in self._ports} if self._listens else None
 
     @property
@@ -242,22 +241,22 @@ class Server:
         return f"{word}, serving {names}"
 
     def hang_up(self) -> None:
-        """Say that one process cannot be replaced by another without a moment in which nobody serves."""
+        """Log that a single process cannot be replaced without downtime."""
         logger.warning("SIGHUP: nothing is done, only a server with --http-workers replaces its processes")
 
     def force(self) -> None:
-        """Kill the workers. They would end with this process; what user code has started there would not."""
+        """Kill the workers. They would end with this process; processes started by user code would not."""
         for pid in own_workers():
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
 
     async def open(self) -> None:
-        """Listen, and answer: live, not yet ready; where that is late, `load` does.
+        """Listen and answer: live, not yet ready. Ports that open late are opened by `load`.
 
         Raises: StartError.
         """
-        # numpy's error state goes with the context, which connections inherit: a number that no float32 can hold is
-        # the client's infinity, and not worth a warning per request
+        # numpy's error state is part of the context that connections inherit: a number that float32 cannot hold becomes
+        # infinity, which is not worth a warning per request
         np.seterr(all="ignore")
         if wrong := self._sources.wrong():
             raise StartError(str(wrong))
@@ -273,23 +272,23 @@ class Server:
         await self._listen(late=False)
 
     async def _listen(self, *, late: bool) -> None:
-        """Open the ports whose turn it is: before or after everything is loaded. Raises: StartError."""
+        """Open the ports that open before or after loading. Raises: StartError."""
         for port in self._ports:
             if self._is_late(port) == late:
                 await port.open()
             elif not late:
-                await port.bind()  # that it is taken is told before everything is loaded
+                await port.bind()  # so a port in use is reported before everything is loaded
         self._listens = late or not any(map(self._is_late, self._ports))
 
     def _is_late(self, port: Port) -> bool:
-        """Whether a port opens once everything is loaded: who shares it with others is asked in their place."""
+        """Whether a port opens only after loading: until then, processes that share it receive its connections."""
         shared = self._settings.reuse_http_port, self._settings.reuse_grpc_port
         return self._dialect.late or (port is self._http and shared[0]) or (port is self._grpc and shared[1])
 
     async def load(self) -> list[str]:
-        """Read the repository and load what is in it.
+        """Read the repository and load its models.
 
-        Returns: why each version that is not served is not. Raises: StartError, where one is that must be.
+        Returns: the reason for each version that is not served. Raises: StartError if a required one is not.
         """
         failures = await self.control.start()
         self.engine.await_more(coming=False)
@@ -297,16 +296,16 @@ class Server:
             raise StartError("\n".join([lacking, *failures]))
         if failures and self._dialect.alone and not self.engine.models():
             raise StartError("\n".join([f"no {self._dialect.alone} can be served:", *failures]))
-        if not (failures and self._settings.exit_on_error):  # which ends at once, and takes no requests from others
+        if not (failures and self._settings.exit_on_error):  # the server exits at once, and must not take requests
             await self._listen(late=True)
         self.faults.begin()
         return failures
 
     async def drain(self) -> int:
-        """Stop being ready, begin no work for who connects from now on, and finish what was accepted.
+        """Stop being ready, turn away new connections, finish accepted work, and close the ports.
 
-        All of that within the exit timeout; the ports close when it is done.
-        Returns: how much was dropped: requests, or connections that had not finished theirs.
+        Accepted work gets at most the exit timeout, which starts after the drain delay.
+        Returns: how many were dropped: requests, or connections with unfinished requests.
         """
         self.health.draining = True
         self.faults.end()
@@ -318,14 +317,14 @@ class Server:
                 logger.info(
                     "Model '%s' (version %s) has %d in-flight inferences", model.name, model.version, model.inflight
                 )
-        self.engine.hurry()  # or connections would wait for batches that wait for more of them
+        self.engine.hurry()  # otherwise connections would wait for batches that wait for more requests
         for port in self._serving:
-            if port.reuse_port:  # whoever shares it may take those who connect
+            if port.reuse_port:  # processes that share the port take new connections
                 await port.stop_accepting()
         unfinished = sum(await asyncio.gather(*(port.finish(deadline) for port in self._serving)))
         self._stopped = True
         await self._dialect.close()
-        self.environments.close()  # or a load that makes one would be waited for
+        self.environments.close()  # otherwise the drain would wait for a load that is making an environment
         await self.control.stop()
         dropped = await self._models.stop(max(0.0, deadline - self._loop.time()))
         await asyncio.gather(*(port.leave() for port in self._serving))
@@ -335,7 +334,7 @@ class Server:
         return max(unfinished, dropped)
 
     async def close(self) -> None:
-        """End at once whatever is left."""
+        """End whatever is left at once."""
         self.environments.close()
         self.faults.end()
         await asyncio.gather(*(port.close() for port in self._ports))

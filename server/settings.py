@@ -40,7 +40,7 @@ from .v2.forwarding import Forwarding
 
 CONFIG_NAME = PREFIX + "CONFIG"
 
-# What Kubernetes injects into every pod for a Service called "penstock" or "penstock-...". Not meant for us.
+# Variables that Kubernetes injects into every pod for a Service called "penstock" or "penstock-...". They are ignored.
 _SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")
 _SERVICE_VALUE = re.compile(r"(tcp|udp|sctp)://")
 
@@ -81,7 +81,7 @@ class Settings(
     RunningSettings,
     ModelSettings,
 ):
-    """One server's settings, checked. Names are Triton's where the meaning is the same.
+    """The settings of one server, checked. Names are Triton's where the meaning is the same.
 
     The base classes are independent of each other. A dataclass lists the fields of its last base first, which is the
     order of the page.
@@ -148,13 +148,13 @@ def _from_environment(known: Mapping[str, Setting], environ: Mapping[str, str]) 
 
 
 def _from_file(known: Mapping[str, Setting], path: Path) -> dict[str, Any]:
-    import tomllib  # only when a file is given: 10 ms
+    import tomllib  # imported only if a file is given: takes 10 ms
 
     try:
         table = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise SettingError(f"{path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # TOMLDecodeError, which names the place, and UnicodeDecodeError
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, which gives the position, and UnicodeDecodeError
         raise SettingError(f"{path}: {error}") from error
     values = {}
     for name, value in table.items():
@@ -180,7 +180,7 @@ def _parsed(known: Setting, text: str | Sequence[str], where: str) -> Any:
         if isinstance(known.default, bool):
             value = {**dict.fromkeys(TRUE_WORDS, True), **dict.fromkeys(FALSE_WORDS, False)}[word.lower()]
         elif known.unit == "level":
-            value = int({"true": "1", "false": "0"}.get(word.lower(), word))  # Triton's --log-verbose takes either
+            value = int({"true": "1", "false": "0"}.get(word.lower(), word))  # Triton's --log-verbose accepts either
         elif isinstance(known.default, (int, float)):
             value = type(known.default)(word)
         elif known.choices:

@@ -1,6 +1,6 @@
-"""Signals: told to the process that listens, and to none that the user's code has forked from it.
+"""Signals: delivered to the process that installed the handler, and not to processes forked from it by user code.
 
-Called by the processes that end when they are asked to: the server's, and those of a supervisor.
+Used by processes that stop on a signal: the server's, and those of a supervisor.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 
 def listen(number: int, told: Callable[[int], object]) -> None:
-    """Have a signal told to this process, by its number.
+    """Call `told` with the signal number when this process receives the signal.
 
-    A fork of it (multiprocessing's, in a hook) has the same handler and no loop that would hear of it. There the signal
-    does what it does anywhere: without that, `Process.terminate` and the end of a Pool would wait for ever.
+    A fork of it (by multiprocessing in a hook) inherits the handler, but no loop that would react. In the fork the
+    signal has its default action; otherwise `Process.terminate` and the end of a Pool would wait forever.
     Threads: the main one.
     """
     owner = os.getpid()

@@ -1,7 +1,7 @@
-"""Threads: pools that go on with the threads they have, where the system (pids.max, RLIMIT_NPROC) gives no more.
+"""Thread pools that keep working with the threads they have if the system (pids.max, RLIMIT_NPROC) allows no more.
 
-Made for the event loops of a server's processes, and for what a loop has done on threads of its own kind. And locks of
-threads, by name.
+Used for the event loops of a server's processes, and for work that a loop hands to dedicated threads. Also locks by
+name.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 
 class Threads(ThreadPoolExecutor):
-    """A pool whose work waits for the threads that there are, where no other can be had.
+    """A pool whose work waits for existing threads if no new thread can be started.
 
-    `submit` raises RuntimeError only where there is none at all, and then the work is not done.
+    `submit` raises RuntimeError only if there is no thread at all; the work is then not done.
     """
 
     def _adjust_thread_count(self) -> None:
@@ -28,26 +28,26 @@ class Threads(ThreadPoolExecutor):
             super()._adjust_thread_count()
         except RuntimeError:
             if not self._threads:
-                self._work_queue.get_nowait()  # what has just been put there, for which nobody would come
+                self._work_queue.get_nowait()  # the item just queued, which no thread would take
                 raise
 
 
 class StripedLocks:
-    """Locks by name, of which there are always the same few: names that clients make up cost no memory.
+    """A fixed number of locks, chosen by name, so that client-defined names cost no memory.
 
-    Two names may share a lock, so a thread holds one of these at a time.
+    Two names may share a lock, so a thread must hold only one at a time.
     """
 
     def __init__(self) -> None:
         self._locks = tuple(threading.Lock() for _ in range(64))
 
     def of(self, name: str) -> threading.Lock:
-        """Give the lock of a name."""
+        """Return the lock for a name."""
         return self._locks[hash(name) % len(self._locks)]
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """Make the event loop of a process, with a thread from the start: whatever the limits are later, a server ends.
+    """Make the event loop of a process with one thread already started, so it can shut down even at the thread limit.
 
     Raises: RuntimeError.
     """
@@ -59,7 +59,7 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 def begin(pool: Executor | None, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
-    """Have a pool do something, or the running loop's own threads, if it has none and gets none."""
+    """Run a function on a pool; on the running loop's own threads if there is no pool or it cannot start a thread."""
     loop = asyncio.get_running_loop()
     try:
         return loop.run_in_executor(pool, function, *args)

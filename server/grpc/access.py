@@ -1,4 +1,4 @@
-"""The access log of the gRPC lane, for --access-log: a line for each call that is answered, once it is."""
+"""The access log of the gRPC lane, for --access-log: one line per answered call."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 _TRITON = "/inference.GRPCInferenceService/"
 _NAMES = ((f"{_TRITON}RepositoryModel", 2), (f"{_TRITON}Model", 1))
-"""Which field of a message has the name of a model, by how the path begins."""
+"""The field number of the model name in a message, by the prefix of the path."""
 _ID = {f"{_TRITON}ModelInfer": 3}
 
 
 class LoggedCall(GrpcCall):
-    """A call that is logged. `_said` is its status, `_sent` the bytes of its messages, before they are compressed."""
+    """A call that is logged. `_said` is its status, `_sent` the size of its messages before compression."""
 
     def __init__(self, connection: GrpcConnection, stream_id: int, request: Request) -> None:
         super().__init__(connection, stream_id, request)
@@ -40,8 +40,8 @@ class LoggedCall(GrpcCall):
         self._said, self._sent = Status.OK, 0
 
     def note(self, message: bytes, name: int, request_id: int) -> None:
-        """Note the model that a message names, and the id that it has, in these fields."""
-        with suppress(IndexError, KeyError):  # it is none of protobuf's
+        """Record the model name and the request id of a message, from these fields."""
+        with suppress(IndexError, KeyError):  # not a valid protobuf message
             for head, start, stop in fields(message, 0, len(message)):
                 if head == name << 3 | 2:
                     self._model = message[start:stop].decode("utf-8", "replace")
@@ -49,14 +49,14 @@ class LoggedCall(GrpcCall):
                     self._request_id = message[start:stop].decode("utf-8", "replace")
 
     def begin(self) -> None:
-        """Begin, and log what is refused before that."""
+        """Begin, and log a call that is rejected by its header."""
         super().begin()
         if self.request.refusal is not None:
             self._said = self.request.refusal.status
             self._tell()
 
     def answer(self, message: Body) -> None:
-        """Send the one message of a unary answer, and OK."""
+        """Send the single message of a unary answer, and OK."""
         self.send(message)
         self.finish()
 
@@ -73,14 +73,14 @@ class LoggedCall(GrpcCall):
         super().refuse(status, text, pushback_ms)
 
     def send_held(self) -> None:
-        """Send the refusal that is held, if there is still somebody to have it."""
+        """Send the held rejection, if the call is still open."""
         there = self.connection.streams.get(self.stream_id) is self
         super().send_held()
         if there:
             self._tell()
 
     def lost(self, code: Fault) -> None:
-        """Learn that there is nobody to answer any more; what was sent before is told."""
+        """Handle the loss of the call; what was sent before is logged."""
         if self.begun and not self.ended:
             self._said = Status.CANCELLED
             self._tell()
@@ -97,11 +97,11 @@ class LoggedCall(GrpcCall):
 
 
 class LoggedCodedCall(LoggedCall, CodedCall):
-    """One of a port that compresses its answers."""
+    """A logged call on a port that compresses its answers."""
 
 
 def noted(methods: Mapping[str, Method]) -> dict[str, Method]:
-    """Have calls note which models their messages name."""
+    """Wrap methods so that calls record the model that their messages name."""
     return {path: _noted(method) for path, method in methods.items()}
 
 

@@ -1,6 +1,7 @@
-"""Answering: the half of a call that its method uses: one answer or a stream of them, the status, the pace.
+"""Answering: the part of a call that its method uses: one answer or a stream, the status, backpressure.
 
-Part of GrpcCall, which adds what arrives and how the call ends; where answers are compressed, CodedCall has its own.
+Base class of GrpcCall, which adds the receiving part and the end of the call; CodedCall overrides it for compressed
+answers.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ logger = logging.getLogger("penstock.grpc")
 
 
 class Answering(Stream):
-    """What a method sends.
+    """The sending side of a call.
 
-    Invariants: `begun` when the response's headers are out. Once `ended`, nothing is sent but what already waits; that
-    may be `held`, a refusal (listening/pace.py), which is all that is left of its call.
+    Invariants: `begun` once the response headers are sent. Once `ended`, nothing is sent except what is pending; that
+    may be `held`, a delayed rejection (listening/pace.py), which is then all that is left of the call.
     """
 
     __slots__ = ("begun", "cancelled", "context", "deadline_ns", "ended", "held", "request", "waiter")
@@ -47,11 +48,11 @@ class Answering(Stream):
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """Give the request's header fields."""
+        """The request's header fields."""
         return self.request.metadata
 
     def let_go(self) -> Callable[[], None] | None:
-        """Mark the call as ended, and let go of all it has. Returns: what wanted to learn of it."""
+        """Mark the call as ended, and release its resources. Returns: the callback for its end."""
         raise NotImplementedError
 
     def expire(self) -> None:
@@ -61,7 +62,7 @@ class Answering(Stream):
     # -- answers -----------------------------------------------------------------------------------------------
 
     def answer(self, message: Body) -> None:
-        """Send the one message of a unary answer, and OK."""
+        """Send the single message of a unary answer, and OK."""
         if self.ended:
             return
         connection, stream_id, length = self.connection, self.stream_id, len(message)
@@ -89,7 +90,7 @@ class Answering(Stream):
         self.finish()
 
     def send(self, message: Body, flag: int = 0, coding: bytes = b"") -> None:
-        """Send one message of a stream. `coding` is a CodedCall's to say, which may have ended; flag 1: it is on it."""
+        """Send one message of a stream. Only a CodedCall, which may have ended, sets `coding`; flag 1: compressed."""
         if self.ended and not coding:
             return
         outbox, stream_id = self.connection.outbox, self.stream_id
@@ -137,7 +138,7 @@ class Answering(Stream):
         return connection.is_early() and shared.pace.holds(self, shared.loop)
 
     def send_held(self) -> None:
-        """Send the refusal that is held, if there is still somebody to have it."""
+        """Send the held rejection, if the call is still open."""
         connection = self.connection
         if connection.streams.get(self.stream_id) is self:
             self.erred(Status.UNAVAILABLE)
@@ -145,7 +146,7 @@ class Answering(Stream):
             connection.end(self, self.held)
 
     def erred(self, status: Status) -> None:
-        """Count an error that is told, in the place of the call's status or in a message."""
+        """Count an error, sent as the call's status or in a message."""
         self.connection.shared.tally.error(status.name)
 
     def _last(self, last: bytes) -> None:
@@ -159,11 +160,11 @@ class Answering(Stream):
         else:
             self.unsent.last = last
 
-    # -- the pace ----------------------------------------------------------------------------------------------
+    # -- backpressure ------------------------------------------------------------------------------------------
 
     @property
     def writable(self) -> bool:
-        """Whether what was sent has left or nearly so."""
+        """Whether all or nearly all that was sent has left."""
         return self.unsent is None or self.unsent.size <= LOW_BYTES
 
     async def drained(self) -> None:
@@ -174,14 +175,14 @@ class Answering(Stream):
             await asyncio.shield(self.waiter)
 
     def wake(self) -> None:
-        """Let whoever waits look again."""
+        """Wake the waiter, which checks again."""
         waiter, self.waiter = self.waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
 
 def tell_of_end(cancelled: Callable[[], None] | None) -> None:
-    """Call what wanted to learn of a call's end, if anything did. What fails there keeps no other call from its own."""
+    """Call the callback for a call's end, if there is one. Its errors are logged, so they affect no other call."""
     if cancelled is not None:
         try:
             cancelled()

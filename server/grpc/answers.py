@@ -1,4 +1,4 @@
-"""Answers: the header blocks and trailers of gRPC's answers. Called by `call.py`; the constant ones are made once.
+"""Answers: the header blocks and trailers of gRPC answers. Used by `call.py`; constant ones are made once.
 
 Source: grpc/doc/PROTOCOL-HTTP2.md; gRFC A6 for `grpc-retry-pushback-ms`.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ENCODINGS = b"identity, deflate, gzip"
 _MOST_TEXT_BYTES = 4096
-"""Of a status text, encoded. A client's limit for all trailers together is 8 KiB."""
+"""The maximum size of an encoded status text. Clients limit all trailers together to 8 KiB."""
 
 _CONTENT_TYPE = (b"content-type", b"application/grpc")
 _BEGIN_BLOCK = encode([(b":status", b"200"), _CONTENT_TYPE])
@@ -33,13 +33,13 @@ _OK_WORD = len(_OK_BLOCK) << 8 | HEADERS
 
 _stream = struct.Struct(">I").pack
 _KIND = struct.Struct(">IB")
-"""A frame's head up to the stream: length and type in one word, flags."""
+"""A frame header up to the stream: length and type in one word, flags."""
 _BEGIN_KIND = _KIND.pack(len(_BEGIN_BLOCK) << 8 | HEADERS, END_HEADERS)
 _OK_KIND = _KIND.pack(_OK_WORD, END_HEADERS | END_STREAM)
 
 
 def whole(stream_id: int, message: Body, size: int) -> tuple[Body, ...]:
-    """Build the answer of a call that went well, of one message in one frame: HEADERS, DATA, the trailers of `ok`."""
+    """Build a successful answer with one message in one frame: HEADERS, DATA, the trailers of `ok`."""
     stream = _stream(stream_id)
     block, prefix = _around(size)
     return (_BEGIN_KIND, stream, block, stream, prefix, message, _OK_KIND, stream, _OK_BLOCK)
@@ -47,20 +47,20 @@ def whole(stream_id: int, message: Body, size: int) -> tuple[Body, ...]:
 
 @lru_cache(1024)
 def _around(size: int) -> tuple[bytes, bytes]:
-    """Give what stands on both sides of the stream in the head of a DATA frame, by its message's size.
+    """Return what precedes and follows the stream id in the head of a DATA frame, by the size of its message.
 
-    A method's answers have few sizes, and to pack it all for each takes a quarter longer.
+    A method's answers have few sizes, and packing all of it for each answer takes a quarter longer.
     """
     return _BEGIN_BLOCK + _KIND.pack((size + PREFIX_BYTES) << 8 | DATA, 0), PREFIX.pack(0, size)
 
 
 def before_message(stream_id: int, size: int, flag: int) -> bytes:
-    """Build what goes before another message that fits one frame; flag 1 is for a compressed one."""
+    """Build the head of another message that fits in one frame; flag 1 means compressed."""
     return _MESSAGE.pack((size + PREFIX_BYTES) << 8 | DATA, 0, stream_id, flag, size)
 
 
 def ok(stream_id: int) -> bytes:
-    """Build the trailers of a call that went well."""
+    """Build the trailers of a successful call."""
     return _ENDING.pack(_OK_WORD, END_HEADERS | END_STREAM, stream_id, _OK_BLOCK)
 
 
@@ -71,12 +71,12 @@ def begin(stream_id: int, encoding: bytes = b"") -> bytes:
 
 
 def trailers(stream_id: int, status: Status, text: str, pushback_ms: int = 0) -> bytes:
-    """Build the trailers of a call that has begun to answer."""
+    """Build the trailers of a call whose answer has begun."""
     return frame(HEADERS, END_HEADERS | END_STREAM, stream_id, encode(_status(status, text, pushback_ms)))
 
 
 def trailers_only(stream_id: int, status: Status, text: str, http: int = 200, pushback_ms: int = 0) -> bytes:
-    """Build the whole answer of a call that is refused; `http` is for clients that are not gRPC's."""
+    """Build the complete answer of a rejected call; `http` is the status for clients that do not speak gRPC."""
     fields = [(b":status", b"%d" % http), _CONTENT_TYPE, *_status(status, text, pushback_ms)]
     if status is Status.UNIMPLEMENTED:
         fields.append((b"grpc-accept-encoding", ENCODINGS))
@@ -93,7 +93,7 @@ def _status(status: Status, text: str, pushback_ms: int) -> list[tuple[bytes, by
 
 
 def percent_encoded(text: str) -> bytes:
-    """Write a status text as gRPC does; of a very long one the end is left out."""
+    """Percent-encode a status text as gRPC does; the end of a very long one is cut off."""
     raw = text[:_MOST_TEXT_BYTES].encode("utf-8", "replace")
     parts: list[bytes] = []
     size = 0

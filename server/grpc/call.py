@@ -1,7 +1,7 @@
-"""GrpcCall: one RPC on its stream, what `method.Call` promises. Made by the lane's connection.
+"""GrpcCall: one RPC on its stream, which implements `method.Call`. Made by the lane's connection.
 
-A unary call whose message came in one frame and whose answer fits one takes a straight way through `received` and
-`answer`; all else goes through the methods below them.
+A unary call whose message arrives in one frame and whose answer fits in one takes a fast path through `received` and
+`answer`; everything else goes through the methods below them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _head_of = PREFIX.unpack_from
 class GrpcCall(Answering):
     """One RPC.
 
-    Invariants: once `ended`, nothing is sent but what already waits for its window, and `cancelled` is not called.
-    What `_incoming` holds is counted in `shared.held_bytes`. So is a message that a thread has decompressed: till it is
-    handed over where the call is a stream, else as long as that lasts.
+    Invariants: once `ended`, nothing is sent except what waits for its window, and `cancelled` is not called. What
+    `_incoming` holds is counted in `shared.held_bytes`. So is a message decompressed on a thread: until it is delivered
+    if the call is a stream, otherwise until the call ends.
     """
 
     __slots__ = ("_given", "_incoming", "_reader", "_stalled_s", "_unpacking")
@@ -60,10 +60,10 @@ class GrpcCall(Answering):
         self._reader: Reader | None = None
         self._stalled_s = 0.0
 
-    # -- what arrives ------------------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------------------------
 
     def received(self, payload: bytes, ended: int) -> None:
-        """Take a DATA frame's payload; a whole message goes straight to its method."""
+        """Process a DATA frame's payload; a complete message goes directly to its method."""
         request = self.request
         size, unary = len(payload) - PREFIX_BYTES, request.unary
         if (
@@ -78,13 +78,13 @@ class GrpcCall(Answering):
                 self.remote_ended = True
                 try:
                     unary(self, payload[PREFIX_BYTES:])
-                except Exception as error:  # noqa: BLE001 - a method may raise anything, and its client gets an answer
+                except Exception as error:  # noqa: BLE001 - whatever a method raises, its client gets an answer
                     self.failed(error)
                 return
         self._receive(payload, ended)
 
     def part(self, payload: memoryview, ended: int) -> None:
-        """Take the payload of a long DATA frame, or a part of it."""
+        """Process the payload of a long DATA frame, or a part of it."""
         incoming = self._incoming
         if incoming is None and ended:
             self.received(bytes(payload), ended)
@@ -92,7 +92,7 @@ class GrpcCall(Answering):
             self._receive(payload, ended)
 
     def _keep(self, incoming: Incoming, payload: memoryview) -> bool:
-        """Keep what is of a message's middle, most of what comes of a large one. Returns: False where it is not."""
+        """Store a middle part of a message, the most common kind of a large one. Returns: False if it is not one."""
         size, connection = len(payload), self.connection
         shared, left = connection.shared, self.in_left - size
         if (
@@ -119,18 +119,18 @@ class GrpcCall(Answering):
         self._look(incoming, ended)
 
     def room(self) -> memoryview | None:
-        """Give where the next payload may be written instead: in the message under way, if it is large."""
+        """Return the buffer for the next payload: inside the current message, if it is large."""
         return None if self._incoming is None else self._incoming.room()
 
     def landed(self, size: int, ended: int) -> None:
-        """Learn that so much has been written there."""
+        """Process `size` bytes written to that buffer."""
         incoming = self._incoming
         if self._admits(size, ended) and incoming is not None:
             incoming.landed(size)
             self._look(incoming, ended)
 
     def _admits(self, size: int, ended: int) -> bool:
-        """Count what has come. Returns: whether it is of interest."""
+        """Account for received bytes. Returns: whether they are still needed."""
         self.in_left -= size
         self._stalled_s = 0.0
         if self.in_left < 0:
@@ -138,11 +138,11 @@ class GrpcCall(Answering):
             return False
         if ended:
             self.remote_ended = True
-        # once it has ended, its answer waits for its window
+        # after the end, its answer is only waiting for its window
         return not self.ended
 
     def _look(self, incoming: Incoming, ended: int) -> None:
-        """Look at what has come as a whole."""
+        """Process what has arrived so far."""
         length = self.request.length
         if length >= 0 and (incoming.total > length or (ended and incoming.total < length)):
             # RFC 9113 8.1.1
@@ -151,7 +151,7 @@ class GrpcCall(Answering):
         self._take_messages()
 
     def _take_messages(self) -> None:
-        """Hand over what has arrived whole, as long as the answers to it find room."""
+        """Deliver complete messages, as long as answers to them can be sent."""
         incoming = self._incoming
         if incoming is None or self.ended:
             return
@@ -165,18 +165,18 @@ class GrpcCall(Answering):
                     self._unpack(message)
                 else:
                     self._deliver(message)
-            # an end needs no room: who learned of it only when all is sent would not end in a drain
+            # the end needs no room: a stream told of it only when all is sent would not end in a drain
             if self.remote_ended and self._listens():
                 self._all_received(incoming)
         except MessageError as fault:
             self._abandon(fault.status, fault.text)
-        except Exception as error:  # noqa: BLE001 - a method may raise anything, and its client gets an answer
+        except Exception as error:  # noqa: BLE001 - whatever a method raises, its client gets an answer
             self.failed(error)
         if not self.ended:
             self._account(incoming)
 
     def _takes(self) -> bool:
-        """Whether the next message may be handed over."""
+        """Whether the next message may be delivered."""
         return self.writable and self._listens()
 
     def _listens(self) -> bool:
@@ -191,7 +191,7 @@ class GrpcCall(Answering):
             raise MessageError(Status.UNIMPLEMENTED, "more than one message for a method that takes one")
 
     def _unpack(self, message: bytes) -> None:
-        """Decompress, and deliver: what becomes large on a thread, as it would hold the loop."""
+        """Decompress and deliver a message; on a thread if it becomes large, which would block the event loop."""
         coding, shared = self.request.coding, self.connection.shared
         if not coding:
             raise MessageError(Status.INTERNAL, "compressed message without grpc-encoding")
@@ -212,12 +212,12 @@ class GrpcCall(Answering):
             self._deliver(message)
         except MessageError as fault:
             self._abandon(fault.status, fault.text)
-        except Exception as failure:  # noqa: BLE001 - a method may raise anything, and its client gets an answer
+        except Exception as failure:  # noqa: BLE001 - whatever a method raises, its client gets an answer
             self.failed(failure)
         self._take_messages()
 
     def _all_received(self, incoming: Incoming) -> None:
-        """Take the end of what the client sends."""
+        """Process the end of the client's data."""
         if incoming.have:
             if incoming.have >= incoming.need:
                 return
@@ -234,7 +234,7 @@ class GrpcCall(Answering):
             self.request.unary(self, message)
 
     def _account(self, incoming: Incoming) -> None:
-        """Count what is kept, and let the client go on sending."""
+        """Update the count of stored bytes, and let the client continue sending."""
         if self._incoming is None:
             return
         shared = self.connection.shared
@@ -249,16 +249,16 @@ class GrpcCall(Answering):
             self.refill()
 
     def _release(self) -> None:
-        """Give up what was kept."""
+        """Release stored messages."""
         if self._incoming is not None:
             self.connection.shared.held_bytes -= self._incoming.held
             self._incoming = None
         self._given = None
 
-    # -- how it ends -------------------------------------------------------------------------------------------
+    # -- end of the call ---------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin what is not a plain unary call: a deadline, a stream, a refusal."""
+        """Begin a call other than a plain unary one: a deadline, a stream, a rejection."""
         request = self.request
         if request.refusal is not None:
             self.let_go()
@@ -276,11 +276,11 @@ class GrpcCall(Answering):
         if method is not None and method.streaming is not None:
             try:
                 self._reader = method.streaming(self)
-            except Exception as error:  # noqa: BLE001 - a method may raise anything, and its client gets an answer
+            except Exception as error:  # noqa: BLE001 - whatever a method raises, its client gets an answer
                 self.failed(error)
 
     def failed(self, error: Exception) -> None:
-        """End the call with what its method raised; what a Reader has begun besides is cancelled."""
+        """End the call with the error its method raised; other work that a Reader has begun is cancelled."""
         end = self.refuse if self.request.unary is not None else self._abandon
         if isinstance(error, InferError):
             end(GRPC_STATUS[error.code], error.message, pushback_ms(error))
@@ -294,7 +294,7 @@ class GrpcCall(Answering):
         self._abandon(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     def lost(self, code: Fault) -> None:
-        """Learn that there is nobody to answer any more."""
+        """Handle the loss of the call: it cannot be answered."""
         if self.ended:
             self._release()
             self.wake()
@@ -308,7 +308,7 @@ class GrpcCall(Answering):
             tell_of_end(cancelled)
 
     def let_go(self) -> Callable[[], None] | None:
-        """Mark the call as ended, and let go of all it has. Returns: what wanted to learn of it."""
+        """Mark the call as ended, and release its resources. Returns: the callback for its end."""
         self.ended = True
         cancelled, self.cancelled = self.cancelled, None
         self._reader = None
@@ -321,7 +321,7 @@ class GrpcCall(Answering):
         return cancelled
 
     def tick(self, elapsed_s: float) -> None:
-        """Count the time without progress."""
+        """Count time without progress."""
         limits = self.connection.limits
         unsent = self.unsent
         if unsent is not None:
@@ -340,7 +340,7 @@ class GrpcCall(Answering):
             self._abandon(Status.DEADLINE_EXCEEDED, text)
 
     def left(self) -> None:
-        """Go on: what was sent has left."""
+        """Continue: what was sent has left."""
         self.wake()
         if self._incoming is not None and not self.ended:
             self.connection.shared.loop.call_soon(self._take_messages)

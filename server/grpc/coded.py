@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class CodedCall(GrpcCall):
-    """One RPC whose answers are compressed, where its client takes that.
+    """One RPC whose answers are compressed, if its client accepts that.
 
-    Invariants: while there is a `packing`, what is sent goes there; the response's headers are out then.
+    Invariants: while `packing` is set, messages are sent through it, and the response headers have been sent.
     """
 
     __slots__ = ("packing",)
@@ -34,7 +34,7 @@ class CodedCall(GrpcCall):
         self.packing: Packing | None = None
 
     def answer(self, message: Body) -> None:
-        """Send the one message of a unary answer, and OK."""
+        """Send the single message of a unary answer, and OK."""
         self.send(message)
         self.finish()
 
@@ -57,11 +57,11 @@ class CodedCall(GrpcCall):
             self.packing.go_on()
 
     def pass_on(self, message: Body, flag: int, coding: bytes) -> None:
-        """Send what a Packing has made ready."""
+        """Send a message that a Packing has prepared."""
         super().send(message, flag, coding)
 
     def packed(self, last: bytes) -> None:
-        """Learn that nothing waits for a thread any more; `last` ends the stream, if it is known."""
+        """Handle the end of a Packing; `last` ends the stream, if it is set."""
         self.packing = None
         if not last:
             if self.writable:
@@ -81,23 +81,23 @@ class CodedCall(GrpcCall):
 
     @property
     def writable(self) -> bool:
-        """Whether what was sent has left or nearly so."""
+        """Whether all or nearly all that was sent has left."""
         return self.packing is None and super().writable
 
     def uncount(self) -> None:
-        """Count what waits no longer, nor what is compressed."""
+        """Stop counting pending data, including messages being compressed."""
         super().uncount()
         if self.packing is not None:
             self.packing.drop()
 
     def lost(self, code: Fault) -> None:
-        """Learn that there is nobody to answer any more."""
+        """Handle the loss of the call: it cannot be answered."""
         if self.packing is not None:
             self.packing.drop()
             self.packing = None
         super().lost(code)
 
     def tick(self, elapsed_s: float) -> None:
-        """Count the time without progress; none of the client's while a thread compresses."""
+        """Count time without progress; not while a thread compresses, which is not the client's fault."""
         if self.packing is None or self.unsent is not None:
             super().tick(elapsed_s)

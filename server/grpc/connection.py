@@ -1,6 +1,6 @@
-"""The gRPC lane: GrpcShared, one for a port, and GrpcConnection, the asyncio protocol that serves its connections.
+"""The gRPC lane: GrpcShared, one per port, and GrpcConnection, the asyncio protocol of its connections.
 
-Made by `listening.py` for the composition root. A unary call costs 5 us here where grpc.aio takes 100 and more
+Made by `listening.py` for the composition root. A unary call costs 5 us here, and 100 or more with grpc.aio
 (docs/adr/0007-grpc-lane.md).
 """
 
@@ -32,10 +32,10 @@ _TO_HTTP1 = (
 
 
 class GrpcShared(Http2Shared):
-    """What the connections of one port share: methods by path, limits, deadlines.
+    """The common state of a port's connections: methods by path, limits, deadlines.
 
-    `calls` are the kinds of calls, without and with compressed answers. `asking` are the paths of methods that begin no
-    work: they are answered to who comes while the port is drained, too.
+    `calls` are the classes of calls, without and with compressed answers. `asking` are the paths of read-only methods,
+    which are also answered on connections accepted while draining.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class GrpcConnection(Http2Connection):
         super().__init__(shared)
 
     def resolve(self, fields: Fields) -> Request | None:
-        """Read a header list."""
+        """Convert a header list to a Request."""
         request = read(fields, self.shared.methods)
         if self.drain.late and request is not None:
             request.turn_away(self.shared.asking)
@@ -82,7 +82,7 @@ class GrpcConnection(Http2Connection):
 
     def open(self, stream_id: int, head: Request, ended: int) -> None:
         """Open a call."""
-        make = self._call  # called as an attribute it would be looked for as a method first
+        make = self._call  # as a direct call it would first be looked up as a method
         call = self.streams[stream_id] = make(self, stream_id, head)
         if head.quick and not ended:
             return
@@ -92,11 +92,11 @@ class GrpcConnection(Http2Connection):
             call.received(b"", END_STREAM)
 
     def is_early(self) -> bool:
-        """Note that a call is refused for now. Returns: whether another was just before: its client did not wait."""
+        """Record a temporary rejection. Returns: whether it follows another so soon that the client did not wait."""
         now_s = self.shared.loop.time()
         early, self._told_s = now_s < self._told_s, now_s + TOLD_S
         return early
 
     def greet(self, data: bytes) -> bytes:
-        """Tell a client of HTTP/1 what it has reached; one that begins TLS would not understand."""
+        """Return an error for an HTTP/1 client; one that begins TLS would not understand it."""
         return b"" if data[0] == _TLS_HELLO else _TO_HTTP1

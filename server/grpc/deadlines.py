@@ -1,7 +1,7 @@
-"""Deadlines: ends calls whose time is up. One timer for all calls of a port. Called by calls as they begin and end.
+"""Deadlines: ends calls whose deadline has passed, with one timer per port. Called by calls when they begin and end.
 
-A call goes into a slot of the time when it is due, and out of it when it ends, so that neither costs more for many
-calls, and nothing stays behind of those that have ended.
+A call is added to the time slot in which it is due, and removed when it ends, so neither costs more with many calls,
+and nothing is left of calls that have ended.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Protocol
 logger = logging.getLogger("penstock.grpc")
 
 _SHIFTS = (22, 28, 34)
-"""Slots of 4 ms, 0.3 s and 17 s: what is due later is looked at again when its slot comes."""
+"""Slots of 4 ms, 0.3 s and 17 s: calls in the longer ones are placed again when their slot comes."""
 _NEAR_NS = 1 << 10
 """How many slots of one size lie ahead before the next size is used."""
 
 
 class Due(Protocol):
-    """What has a deadline."""
+    """Something with a deadline."""
 
     deadline_ns: int
 
@@ -29,7 +29,7 @@ class Due(Protocol):
 
 
 class Deadlines:
-    """Slots by the time at which they end."""
+    """Time slots, by the time at which they end."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], int]) -> None:
         self._loop = loop
@@ -47,7 +47,7 @@ class Deadlines:
 
     def _place(self, due: Due, now: int) -> None:
         ahead = max(0, due.deadline_ns - now)
-        # the slot that ends at or after the deadline; of the coarse ones the one before, to look again
+        # the slot that ends at or after the deadline; for longer slots the previous one, to place the call again
         shift = _SHIFTS[0]
         slot = ((due.deadline_ns >> shift) + 1) << shift
         for coarse in _SHIFTS[1:]:
@@ -85,7 +85,7 @@ class Deadlines:
         now = self.clock()
         while self._order and self._order[0] <= now:
             for due in list(self._slots.pop(heapq.heappop(self._order))):
-                # one that ends may have ended others
+                # ending one may have ended others
                 if self._places.pop(due, None) is None:
                     continue
                 if due.deadline_ns > now:
@@ -93,7 +93,7 @@ class Deadlines:
                     continue
                 try:
                     due.expire()
-                except Exception:  # those behind it are due, too
+                except Exception:  # the remaining ones are due too
                     logger.exception("a call whose time is up could not be ended")
         self._arm()
 

@@ -1,4 +1,4 @@
-"""Framing: gRPC's messages, put together from what DATA frames hold, and their compression. Called by the calls.
+"""Framing: assembles gRPC messages from DATA frames, and compresses them. Used by the calls.
 
 Source: grpc/doc/PROTOCOL-HTTP2.md, compression.md.
 """
@@ -22,17 +22,17 @@ PREFIX_BYTES = PREFIX.size
 GZIP, DEFLATE = b"gzip", b"deflate"
 WINDOW = {GZIP: 31, DEFLATE: 15}
 MIN_COMPRESSED = 256
-"""Answers below this are sent as they are."""
+"""Smaller answers are not compressed."""
 _EARNEST_BYTES = 4096
-"""A message from here on is put where it stays as it comes, once so much of it has: memory is not had for a word."""
+"""A large message gets its own memory only once this much of it has arrived: the announced length cannot be trusted."""
 
 _MOST_PARTS = 1024
-"""Parts of messages that are kept apart; more of them, of a client that sends crumbs, are put together: each takes some
-fifty bytes, which nobody counts."""
+"""The most message parts that are kept separate; beyond this, for a client that sends tiny pieces, they are joined,
+because each takes about fifty bytes that are not counted."""
 
 
 class MessageError(Exception):
-    """A message that cannot be taken: the status and text of the answer."""
+    """A message that cannot be accepted: the status and text of the answer."""
 
     def __init__(self, status: Status, text: str) -> None:
         super().__init__(text)
@@ -43,10 +43,10 @@ class MessageError(Exception):
 class Incoming:
     """What has arrived of a call's messages.
 
-    Invariants: `have` bytes are kept, in `_parts`, of the first of which `_at` are used up. `need` is how many a whole
-    message takes with its prefix, or a prefix alone while it is not known. A large one goes to `_landing`, and `_parts`
-    have what follows it. Once `settled`, more of it is kept and that is all, until it is whole. `held` is the owner's,
-    for its accounts. `total` is all that has ever come.
+    Invariants: `have` bytes are stored in `_parts`, of whose first one `_at` bytes are consumed. `need` is the size of
+    the message with its prefix, or of the prefix alone while the size is unknown. A large message goes to `_landing`,
+    and `_parts` hold what follows it. Once `settled`, further bytes are only stored until the message is complete.
+    `held` is for the owner's accounting. `total` counts everything that has arrived.
     """
 
     __slots__ = ("_at", "_flag", "_known", "_landing", "_parts", "have", "held", "most", "need", "settled", "total")
@@ -64,7 +64,7 @@ class Incoming:
         self._landing: Landing | None = None
 
     def feed(self, payload: bytes | memoryview) -> None:
-        """Take what came."""
+        """Store received bytes."""
         landing, size = self._landing, len(payload)
         self.have += size
         self.total += size
@@ -81,18 +81,18 @@ class Incoming:
                 self._parts = deque((b"".join(self._parts),))
 
     def room(self) -> memoryview | None:
-        """Give where the next bytes may be written instead, if a message has its place; then they are `landed`."""
+        """Return the buffer for the next bytes, if the current message has one; otherwise None. Then call `landed`."""
         return self._landing.room() if self._landing is not None and self._landing.missing else None
 
     def landed(self, size: int) -> None:
-        """Take that so many bytes have been written there."""
+        """Account for `size` bytes written to that buffer."""
         if self._landing is not None:
             self._landing.have += size
         self.have += size
         self.total += size
 
     def next(self) -> tuple[int, bytes] | None:
-        """Give the next whole message, and whether it is compressed; None while it is not there.
+        """Return whether the next message is compressed, and the message; None if it is incomplete.
 
         Raises: MessageError.
         """
@@ -126,7 +126,7 @@ class Incoming:
             raise MessageError(Status.RESOURCE_EXHAUSTED, text)
 
     def _land(self) -> None:
-        """Give a large message its place, once some of it has come."""
+        """Allocate memory for a large message, once some of it has arrived."""
         if self.settled or not self._known:
             return
         self.settled = self.have >= _EARNEST_BYTES or self.need < LARGE_BYTES
@@ -144,7 +144,7 @@ class Incoming:
     def _prefix(self) -> bytes:
         first, at = self._parts[0], self._at
         if len(first) - at < PREFIX_BYTES:
-            # crumbs: put together what is there
+            # tiny pieces: join them
             first, at = b"".join(self._parts)[at:], 0
             self._parts = deque((first,))
             self._at = 0
@@ -180,6 +180,6 @@ class Incoming:
 
 
 def compress(message: Body, coding: bytes, level: int) -> bytes:
-    """Put a coding on a message."""
+    """Compress a message."""
     encoder = zlib.compressobj(level, wbits=WINDOW[coding])
     return encoder.compress(message) + encoder.flush()

@@ -1,6 +1,6 @@
-"""Inflation: a compressed message that becomes a plain one step by step; and Unpacking, which counts what it becomes.
+"""Inflation: decompresses one message step by step; and Unpacking, which accounts for the results.
 
-Called by the calls. Source: grpc/doc/compression.md.
+Used by the calls. Source: grpc/doc/compression.md.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from .connection import GrpcShared
 
 _LITTLE_BYTES = 1 << 18
-"""What is decompressed on the loop. How much was sent says little: it may grow a thousandfold."""
+"""The most that is decompressed on the event loop. The compressed size says little: it may grow a thousandfold."""
 _LITTLE_PACKED_BYTES = 1 << 15
 _STEP_BYTES = 16 << 20
-"""What is decompressed on a thread before it is counted."""
+"""The most that is decompressed on a thread before it is counted."""
 _PIECE_BYTES = 1 << 16
 
 
 class Inflation:
-    """One message that is being decompressed: `size` bytes of it are there, and never more than `most` and one.
+    """One message being decompressed: `size` bytes are done, at most `most` plus one.
 
     Threads: one at a time.
     """
@@ -44,7 +44,7 @@ class Inflation:
         self._decoder = zlib.decompressobj(wbits=WINDOW[coding])
 
     def step(self, most_bytes: int) -> bool:
-        """Decompress so much more, or all there is. Returns: whether that was all. Raises: MessageError."""
+        """Decompress up to `most_bytes` more. Returns: whether the message is complete. Raises: MessageError."""
         decoder, end = self._decoder, min(self.size + most_bytes, self.most + 1)
         while self.size < end and not decoder.eof:
             if not self._rest:
@@ -70,7 +70,7 @@ class Inflation:
         return decoder.eof
 
     def whole(self) -> bytes:
-        """Give the message, once that was all."""
+        """Return the message, once it is complete."""
         return self._parts[0]
 
     def _broken(self) -> MessageError:
@@ -78,7 +78,7 @@ class Inflation:
 
 
 def decompress(message: bytes, coding: bytes, most: int) -> bytes:
-    """Take a message's coding off at once; it may have up to `most` bytes then. Raises: MessageError."""
+    """Decompress a message in one go, to at most `most` bytes. Raises: MessageError."""
     inflation = Inflation(message, coding, most)
     while not inflation.step(_STEP_BYTES):
         pass
@@ -88,9 +88,9 @@ def decompress(message: bytes, coding: bytes, most: int) -> bytes:
 class Unpacking:
     """The compressed messages of one call, one after another.
 
-    Invariants: `busy` while a thread has one. `counted` is what that has become, and in `shared.held_bytes` until it is
-    `passed_on`, or the call ends: who is to answer the one message of a call keeps it so long.
-    Threads: the event loop's, but for the steps.
+    Invariants: `busy` while a thread has one. `counted` is its decompressed size, included in `shared.held_bytes` until
+    it is `passed_on` or the call ends: the service holds the single message of a unary call that long.
+    Threads: the event loop's, except for the steps.
     """
 
     __slots__ = ("_coding", "_done", "_ended", "_shared", "busy", "counted")
@@ -104,7 +104,7 @@ class Unpacking:
         self.busy = False
 
     def take(self, message: bytes) -> bytes | None:
-        """Decompress a message. Returns: it; None if a thread does it, and `done` is told. Raises: MessageError."""
+        """Decompress a message. Returns: it; None if a thread does it and `done` is called. Raises: MessageError."""
         inflation = Inflation(message, self._coding, self._shared.grpc.max_message_bytes)
         if len(message) < _LITTLE_PACKED_BYTES and inflation.step(_LITTLE_BYTES):
             return inflation.whole()
@@ -113,11 +113,11 @@ class Unpacking:
         return None
 
     def passed_on(self) -> None:
-        """Count the message no more: somebody else has it, and counts what he keeps."""
+        """Stop counting the message: its new owner counts what it keeps."""
         self._count(0)
 
     def end(self) -> None:
-        """Count nothing any more: the call has ended."""
+        """Stop counting: the call has ended."""
         self._ended = True
         self._count(0)
 
@@ -126,7 +126,7 @@ class Unpacking:
         step.add_done_callback(partial(self._stepped, inflation))
 
     def _stepped(self, inflation: Inflation, step: asyncio.Future[bool]) -> None:
-        error = None if step.cancelled() else step.exception()  # one that nobody asks for would be logged
+        error = None if step.cancelled() else step.exception()  # an exception that is never retrieved would be logged
         if self._ended or step.cancelled():
             return
         shared = self._shared
@@ -146,5 +146,5 @@ class Unpacking:
 
 
 def kept_text(most: int) -> str:
-    """Say that too much is kept."""
+    """Return the error text for too much stored data."""
     return f"the server keeps {most} bytes of requests that have not arrived whole, and no more"

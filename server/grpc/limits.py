@@ -1,4 +1,4 @@
-"""Limits: what a gRPC call may cost, beside what its connection may. Read by the lane; made from the settings."""
+"""Limits: what a gRPC call may use, besides its connection's limits. Read by the lane; made from the settings."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ INT32_MAX = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class GrpcLimits:
-    """Bounds of messages.
+    """Limits of messages.
 
-    Units: bytes. `max_message_bytes` holds for a message as sent and again decompressed. `receive_bytes` is what all
-    calls together may keep of messages that have not arrived whole; the call that passes it is refused.
-    `compression` is the zlib level of answers, 0 for none, for clients that accept any.
+    Units: bytes. `max_message_bytes` applies to a message as sent and again decompressed. `receive_bytes` is what all
+    calls together may hold of incomplete messages; the call that exceeds it is rejected. `compression` is the zlib
+    level of answers to clients that accept compression, 0 for none.
     """
 
     max_message_bytes: int = INT32_MAX

@@ -12,7 +12,7 @@ from .connection import GrpcConnection, GrpcShared
 
 
 class GrpcListener(Port):
-    """The port that gRPC is served on."""
+    """The gRPC port."""
 
     def __init__(self, address: str, port: int, shared: GrpcShared) -> None:
         super().__init__("gRPC", address, port, shared)
@@ -25,11 +25,11 @@ class GrpcListener(Port):
         return "grpc" if self.tls is None else "grpcs"
 
     def make_protocol(self) -> asyncio.BaseProtocol:
-        """Make the lane's connection."""
+        """Make a connection of the lane."""
         return GrpcConnection(self._grpc)
 
     def open_connections(self) -> Collection[Any]:
-        """Give the lane's connections."""
+        """Return the lane's connections."""
         return self._grpc.connections
 
     def keep_connections(self, connections: set[Any]) -> None:

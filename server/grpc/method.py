@@ -1,6 +1,6 @@
-"""Method: what a service registers under one RPC path, and Call, what the gRPC lane hands to it.
+"""Method: what a service registers under an RPC path, and Call, the interface it gets from the gRPC lane.
 
-The lane (`connection.py`) implements Call; services (`server/v2/rpc`, health, reflection) see no more than this.
+The lane (`connection.py`) implements Call; services (`server/v2/rpc`, health, reflection) use nothing else of it.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ class Status(enum.IntEnum):
 
 
 class Call(Protocol):
-    """One RPC under way. Threads: the event loop's, like everything here.
+    """One RPC in progress. Threads: the event loop's, like everything here.
 
-    Units: `deadline_ns` is monotonic, from `grpc-timeout`; 0 for none. The lane itself answers DEADLINE_EXCEEDED when
-    it passes. `metadata` holds the request's header fields, names in lower case, several values of one name joined
-    with a comma, `-bin` values still in base64. It is shared by all calls with the same header block: read only.
-    `context` is the service's own. `cancelled`, when the service sets it, is called once if the call ends before the
-    service has ended it: reset, deadline, connection lost. Whatever is sent on a call that has ended is dropped.
+    Units: `deadline_ns` is monotonic, from `grpc-timeout`; 0 if there is none. The lane itself answers
+    DEADLINE_EXCEEDED when it passes. `metadata` holds the request's header fields, with lower-case names, values of a
+    repeated name joined by commas, and `-bin` values still in base64. It is shared by all calls with the same header
+    block: read only. `context` is the service's own. `cancelled`, if set by the service, is called once if the call
+    ends before the service has ended it: reset, deadline, connection lost. Whatever is sent on a call that has ended is
+    dropped.
     """
 
     deadline_ns: int
@@ -51,50 +52,50 @@ class Call(Protocol):
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """Give the request's header fields."""
+        """The request's header fields."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing can be sent any more."""
+        """Whether nothing more can be sent."""
 
     def answer(self, message: Body) -> None:
-        """Send the one message of a unary answer, and OK. All answers of a loop turn leave in one write."""
+        """Send the single message of a unary answer, and OK. All answers of a loop turn leave in one write."""
 
     def refuse(self, status: Status, text: str, pushback_ms: int = 0) -> None:
         """End the call with a status other than OK; before any message it is a trailers-only answer.
 
-        Units: `pushback_ms` is when the client may try again, 0: as it likes, -1: never.
+        Units: `pushback_ms` is when the client may retry, 0: at its discretion, -1: never.
         """
 
     def erred(self, status: Status) -> None:
-        """Count an error that a message of a stream tells; `refuse` does so itself."""
+        """Count an error that is sent in a stream message; `refuse` does so itself."""
 
     def send(self, message: Body) -> None:
-        """Send one message of a stream. It is kept until flow control lets it go; see `writable`."""
+        """Send one message of a stream. It is buffered until flow control permits; see `writable`."""
 
     def finish(self) -> None:
         """End a stream with OK."""
 
     @property
     def writable(self) -> bool:
-        """Whether what was sent has left or nearly so. A service that makes messages on its own should wait."""
+        """Whether nearly all that was sent has left. A service that produces messages by itself should wait for it."""
 
     async def drained(self) -> None:
         """Wait until `writable`, or until the call has ended."""
 
 
 class Reader(Protocol):
-    """Where the messages of a client's stream go."""
+    """Receives the messages of a client's stream."""
 
     def message(self, message: bytes) -> None:
-        """Take one whole message, decompressed."""
+        """Process one complete message, decompressed."""
 
     def half_closed(self) -> None:
-        """Learn that no more messages will come."""
+        """Handle the end of the client's messages."""
 
 
 class Unary(Protocol):
-    """Takes a call's one message; answers now or later. The lane makes sure that there is exactly one."""
+    """Takes a call's single message and answers now or later. The lane ensures that there is exactly one."""
 
     def __call__(self, call: Call, message: bytes) -> None: ...
 
@@ -108,7 +109,7 @@ class Streaming(Protocol):
 class Method:
     """One RPC: exactly one of `unary` (one message in, answered once or by a stream) and `streaming`.
 
-    Raised InferErrors become their status; anything else is logged under an id and answered INTERNAL.
+    A raised InferError becomes its status; anything else is logged under an id and answered INTERNAL.
     """
 
     __slots__ = ("path", "streaming", "unary")

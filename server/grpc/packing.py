@@ -1,4 +1,4 @@
-"""Packing: the messages of one call that a thread compresses, and what is sent after them, in order.
+"""Packing: the messages of one call that are compressed on a thread, and what is sent after them, in order.
 
 Made by a CodedCall. Source: grpc/doc/compression.md.
 """
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from .coded import CodedCall
 
 LARGE_BYTES = 1 << 18
-"""Messages from here on are compressed on a thread: at the highest level this takes some 8 ms, and all others wait."""
+"""Messages of at least this size are compressed on a thread: at the highest level this takes about 8 ms."""
 _PIECE_BYTES = 1 << 20
 
 logger = logging.getLogger("penstock.grpc")
 
 
 class Packing:
-    """What of one call waits for a thread: its first message is on one, and the others follow one after another.
+    """The messages of one call that wait for compression: the first is on a thread, and the others follow in order.
 
-    Invariants: there is one for as long as something waits, and all of that is counted in `shared.untaken`. `last` ends
-    the stream once all of it has been sent. Nothing becomes of it any more once it is dropped. `_now` is what a thread
-    has, None once its work is of no use.
-    Threads: the event loop's, but for the compression.
+    Invariants: it exists as long as something waits, and all of that is counted in `shared.untaken`. `last` ends the
+    stream once everything has been sent. Once it is dropped, nothing more is sent. `_now` is the message on a thread,
+    None once the result is not needed.
+    Threads: the event loop's, except for the compression.
     """
 
     __slots__ = ("_call", "_coding", "_dropped", "_now", "_size", "_waiting", "last")
@@ -56,14 +56,14 @@ class Packing:
         self._call.connection.shared.untaken.keep(self, self._size)
 
     def drop(self) -> None:
-        """Forget all of it: there is nobody to send it to."""
+        """Discard everything: there is nobody to send it to."""
         self._dropped = True
         self._waiting.clear()
         self._now = None  # a thread may come to it much later
         self._call.connection.shared.untaken.lessen(self)
 
     def give_up(self) -> None:
-        """Send what waits as it is: there is too much of it, and from then on it is the client's to take."""
+        """Send what waits uncompressed: there is too much of it, and it then counts as waiting for the client."""
         message, self._now = self._now, None
         if message is not None:
             self._waiting.appendleft(message)
@@ -74,7 +74,7 @@ class Packing:
             self._call.packed(self.last)
 
     def go_on(self) -> None:
-        """Send what needs no thread, up to a message that does: small ones too, of which any number may wait."""
+        """Send messages that need no thread, up to one that does: any number of small ones may be waiting."""
         while self._waiting:
             message = self._waiting.popleft()
             if len(message) >= MIN_COMPRESSED and self._begin(message):
@@ -84,7 +84,7 @@ class Packing:
             self._call.packed(self.last)
 
     def _begin(self, message: Body) -> bool:
-        """Have a message compressed. Returns: False where no thread is to be had: it goes as it is."""
+        """Start compressing a message. Returns: False if no thread is available, and it must be sent uncompressed."""
         connection = self._call.connection
         self._now = message
         try:
@@ -96,13 +96,13 @@ class Packing:
         return True
 
     def _send(self, size: int, message: Body, flag: int) -> None:
-        """Send what has taken so much here."""
+        """Send a message that counted as `size` here."""
         self._call.pass_on(message, flag, self._coding)
         self._size -= size
         self._call.connection.shared.untaken.lessen(self, self._size)
 
     def _go_on_with(self, packed: asyncio.Future[bytes]) -> None:
-        error = None if packed.cancelled() else packed.exception()  # one that nobody asks for would be logged
+        error = None if packed.cancelled() else packed.exception()  # an exception never retrieved would be logged
         message, self._now = self._now, None
         if message is None or packed.cancelled():
             return
@@ -115,7 +115,7 @@ class Packing:
             self.go_on()
 
     def _compress(self, level: int) -> bytes:
-        """Compress, on a thread; not to the end if nobody waits for that any more."""
+        """Compress, on a thread; stop early if the result is not needed."""
         message, parts = self._now, []
         if message is None:
             return b""

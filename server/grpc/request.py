@@ -1,4 +1,4 @@
-"""Request: what the header block of a call says, made once per block. Called by the lane's connection.
+"""Request: the meaning of a call's header block, parsed once per block. Used by the lane's connection.
 
 Source: grpc/doc/PROTOCOL-HTTP2.md; RFC 9113 8.2 and 8.3 for what makes a request malformed.
 """
@@ -19,7 +19,7 @@ _UNITS = {b"H": 3600 * 10**9, b"M": 60 * 10**9, b"S": 10**9, b"m": 10**6, b"u": 
 _LENGTH = re.compile(rb"[0-9]{1,18}\Z")
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+\Z")
 _FORBIDDEN_VALUE = re.compile(rb"[\0\r\n]")
-# RFC 9113 also forbids a space at either end; grpcio's clients send it, and gRPC's servers take it
+# RFC 9113 also forbids a space at either end; grpcio clients send it, and gRPC servers accept it
 _PSEUDO = {b":method", b":scheme", b":path", b":authority"}
 _CONNECTION_FIELDS = {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 _CONTENT_TYPE = b"application/grpc"
@@ -28,7 +28,7 @@ SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requ
 
 
 class Refusal(NamedTuple):
-    """How a call is refused by its header alone."""
+    """How a call is rejected because of its header."""
 
     http: int
     status: Status
@@ -39,11 +39,11 @@ _TURNED_AWAY = Refusal(200, Status.UNAVAILABLE, SHUTTING_DOWN)
 
 
 class Request:
-    """One header block's meaning. Shared by all calls that send the same: read only.
+    """One parsed header block, shared by all calls that send the same bytes: read only.
 
-    `quick` says that nothing but the message is awaited: a unary method, no deadline, no codings. `coding` is that of
-    the client's messages; `wanted` the one that answers may have; `length` what the client said of its whole body,
-    or -1.
+    `quick`: nothing but the message is awaited, because the method is unary and there is no deadline. `coding` is that
+    of the client's messages, `wanted` the one that answers may have, `length` the announced body length, -1 if there is
+    none.
     """
 
     __slots__ = ("coding", "length", "metadata", "method", "path", "quick", "refusal", "timeout_ns", "unary", "wanted")
@@ -61,14 +61,14 @@ class Request:
         self.quick = False
 
     def turn_away(self, asking: Collection[str]) -> None:
-        """Refuse it, but for the methods of these paths: those that only ask."""
+        """Reject the call, unless its method's path is among these read-only ones."""
         if self.method is not None and self.method.path not in asking:
             self.refusal = self.refusal or _TURNED_AWAY
             self.quick = False
 
 
 def read(fields: Fields, methods: Mapping[str, Method]) -> Request | None:
-    """Make a Request; None where RFC 9113 calls the header list malformed."""
+    """Make a Request; None if RFC 9113 considers the header list malformed."""
     pseudo: dict[bytes, bytes] = {}
     regular: dict[bytes, bytes] = {}
     for name, value in fields:

@@ -14,7 +14,7 @@ class TlsError(Exception):
 
 
 def context_for(settings: GrpcSettings) -> ssl.SSLContext | None:
-    """Make the context that the settings ask for, None for plain TCP.
+    """Return the TLS context for the settings, None for plain TCP.
 
     Raises: TlsError.
     """
@@ -25,7 +25,7 @@ def context_for(settings: GrpcSettings) -> ssl.SSLContext | None:
     if settings.grpc_use_ssl_mutual and not settings.grpc_root_cert:
         raise TlsError("--grpc-use-ssl-mutual needs --grpc-root-cert")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # RFC 9113 9.2: TLS 1.2 at least, no compression; a client that offers no h2 gets as far as its preface
+    # RFC 9113 9.2: TLS 1.2 or later, no compression; a client that does not offer h2 is rejected at its preface
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["h2"])
@@ -41,5 +41,5 @@ def context_for(settings: GrpcSettings) -> ssl.SSLContext | None:
 
 
 def _no_passphrase() -> str:
-    """Stand in for OpenSSL's own question, for which a server would wait at whatever terminal it has."""
+    """Replace OpenSSL's passphrase prompt, at which a server would wait on whatever terminal it has."""
     raise OSError("the key has a passphrase, which nobody is here to give: take it off with `openssl pkey`")

@@ -1,1 +1,1 @@
-"""The user's code before and after inference. Worker processes import parts of it: nothing is imported here."""
+"""The user's code before and after inference. Worker processes import parts of it, so nothing is imported here."""

@@ -1,4 +1,4 @@
-"""Bench: the threads that run the calls of a replica, or of several. Made by `replicas.py`, used by `replica.py`."""
+"""Bench: the threads that run the calls of one or more replicas. Made by `replicas.py`, used by `replica.py`."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from .replica import Replica
 
 SLOW_NS = 50_000_000
-"""A call that runs for so long has its thread to itself, where replicas share threads."""
+"""From this run time a call keeps its thread to itself, if replicas share threads."""
 _RETRY_NS = 100_000_000
-"""Between looks at a hook that has just been abandoned, or is to be."""
+"""The interval between checks of a hook that has been or is to be abandoned."""
 
 
 class Bench:
-    """Threads that take calls from one line, each the next that there is.
+    """Threads that take calls from one queue, in order.
 
-    Invariants: every call that was put is settled by its replica on the event loop, or handed back. Of each replica one
-    call is put at a time, unless it has the bench to itself; then there is one thread. A thread whose hook is past its
-    limit is abandoned, with the replica whose hook it is and no other: a fresh one takes its place.
-    What comes in one turn of the loop is begun at the turn's end: woken sooner, the threads would only wait for the
-    interpreter. `wanted` is how many threads there are to be while so many calls wait; `stopped`: they end.
-    Threads: the event loop's, but for what `_run` calls. An `async` hook runs on an asyncio loop that the thread keeps
-    running, so that its tasks live on between calls.
+    Invariants: every call put is settled by its replica on the event loop, or handed back. At most one call per replica
+    is put at a time, unless the replica has the bench to itself; then there is one thread. A thread whose hook exceeds
+    its limit is abandoned, together with the replica of that hook and no other; a new thread takes its place. Calls put
+    during one turn of the loop begin at the end of the turn: woken earlier, the threads would only wait for the
+    interpreter. `wanted` is how many threads there should be while that many calls wait; if `stopped`, threads end.
+    Threads: the event loop's, except for what `_run` calls. An `async` hook runs on an asyncio loop that its thread
+    keeps running, so that its tasks survive between calls.
     """
 
     def __init__(self, model: str, version: str, loop: asyncio.AbstractEventLoop) -> None:
@@ -55,23 +55,23 @@ class Bench:
 
     @property
     def awaited(self) -> bool:
-        """Whether a call waits for one that runs to end. Threads: any."""
+        """Whether a call is waiting for a running one to end. Threads: any."""
         return bool(self._line)
 
     def join(self, replica: Replica) -> None:
-        """Run the calls of a replica from now on."""
+        """Start running the calls of a replica."""
         self._replicas.append(replica)
         if self._timer is not None and len(self._replicas) == 2:
-            self._timer.cancel()  # it was set to look at one, which nobody waited behind
+            self._timer.cancel()  # it was set for a single replica, behind which nothing waits
             self._look_in(min(SLOW_NS, replica.limit_ns))
         if not self._seats:
             self._seat()
 
     def _seat(self) -> None:
-        """Have one thread more; where none can be had those that there are go on. Raises: RuntimeError without any."""
+        """Add a thread; if none can be started, the others continue. Raises: RuntimeError if there are no others."""
         seat = Seat(self._run, self._name)
         try:
-            with self._lock:  # which it takes before it ends
+            with self._lock:  # which the thread takes before it ends
                 seat.thread.start()
                 self._open += 1
         except RuntimeError:
@@ -81,7 +81,7 @@ class Bench:
             self._seats.append(seat)
 
     def put(self, call: HookCall, *, at_once: bool) -> None:
-        """Have a call run; `at_once`: no other comes in this turn of the loop."""
+        """Run a call; `at_once`: no other call is coming in this turn of the loop."""
         self._line.append(call)
         if at_once:
             self._ring()
@@ -109,7 +109,7 @@ class Bench:
             count -= 1
 
     def leave(self, replica: Replica) -> None:
-        """Run no more calls of a replica; without any, the threads end when they have done what they were asked."""
+        """Stop running calls of a replica; after the last replica, the threads end when their calls are done."""
         if replica in self._replicas:
             if len(self._replicas) == 1:
                 self._stop()
@@ -122,15 +122,15 @@ class Bench:
         self.stopped = True
         for seat in tuple(self._seats):
             seat.ring()
-        if self._timer is not None and not self._lost:  # what spins is still to be ended
+        if self._timer is not None and not self._lost:  # a hook that spins must still be ended
             self._timer.cancel()
 
     def take_one(self) -> HookCall | None:
-        """Give the call that has waited longest, if any waits."""
+        """Take the call that has waited longest, if any."""
         return self._line.popleft() if self._line else None
 
     def take_back(self, replica: Replica) -> list[HookCall]:
-        """Give the calls of a replica that have not begun."""
+        """Take back the calls of a replica that have not begun."""
         back = []
         for call in [each for each in tuple(self._line) if each.replica is replica]:
             with contextlib.suppress(ValueError):  # a thread may take it first
@@ -139,7 +139,7 @@ class Bench:
         return back
 
     def _drain(self) -> None:
-        # cleared first: a call that ends while this runs asks for another turn
+        # cleared first: a call that ends meanwhile schedules another turn
         self._woken = False
         done = self._done
         while done:
@@ -152,7 +152,7 @@ class Bench:
                     self._ended(seat)
 
     def _ended(self, seat: Seat) -> None:
-        """Go on without a thread that the user's code has ended."""
+        """Continue without a thread that user code has ended."""
         replica = seat.running.replica if seat.running is not None else self._replicas[0]
         running, seat.running = seat.running, None
         self._forsake(replica)
@@ -168,12 +168,12 @@ class Bench:
             except RuntimeError:
                 others, self._replicas = self._replicas, []
                 self._stop()
-                for each in others:  # whose calls are handed back, and refused where no replica can be made
+                for each in others:  # their calls are handed back, and rejected if no replica can be made
                     each.died(None)
                     each.shut()
 
     def _look(self) -> None:
-        """Look after the running hooks. One timer, however many calls; it goes off now and then."""
+        """Check the running hooks. One timer for any number of calls, which fires at intervals."""
         self._timer = None
         now_ns = time.monotonic_ns()
         for seat in self._seats:
@@ -187,9 +187,9 @@ class Bench:
         self._timer = self._loop.call_later(after_ns / 1e9, self._look)
 
     def watch(self, now_ns: int) -> int:
-        """Abandon the hooks that are past their limit by `now_ns`.
+        """Abandon the hooks that have exceeded their limit at `now_ns`.
 
-        Returns: in how many nanoseconds to look again; 0 for not before the next call.
+        Returns: in how many nanoseconds to check again; 0 means not before the next call.
         """
         self._drain()
         waits = [self._watch(seat, now_ns) for seat in tuple(self._seats)]
@@ -229,7 +229,7 @@ class Bench:
         return 0
 
     def _make_way(self, seat: Seat) -> None:
-        """Have another thread run what waits behind a call that takes long."""
+        """Let another thread run what waits behind a slow call."""
         seat.slow = True
         if self._line and all(each.slow for each in self._seats):
             self._seat()
@@ -240,7 +240,7 @@ class Bench:
         stays = False
         try:
             stays = self._serve(seat)
-        except BaseException as error:  # noqa: BLE001 - a task of the user's may raise SystemExit through the loop
+        except BaseException as error:  # noqa: BLE001 - a user's task may raise SystemExit
             if seat.guilty is None:
                 log("the thread of the hooks ended", {"model": self._model}, error)
         finally:
@@ -251,7 +251,7 @@ class Bench:
             self.wake()
 
     def _abandoned_with(self, seat: Seat) -> Sequence[Replica]:
-        """Give the replicas that nothing of runs any more when a thread ends."""
+        """Return the replicas of which nothing runs once a thread has ended."""
         with seat.lock:
             if seat.guilty is not None:
                 return (seat.guilty,)
@@ -260,13 +260,13 @@ class Bench:
             return () if self._open else tuple(self._replicas)
 
     def _serve(self, seat: Seat) -> bool:
-        """Run calls. Returns: whether the bench goes on without this thread."""
+        """Run calls. Returns: whether the bench continues without this thread."""
         while (call := self._next(seat)) is not None:
             replica: Replica = call.replica
             if seat.begin(call):
                 try:
                     call.result = call.made(replica.bound, call.invoke(replica.bound))
-                except BaseException as error:  # noqa: BLE001 - sys.exit in a hook harms its own request only
+                except BaseException as error:  # noqa: BLE001 - sys.exit in a hook must only affect its own request
                     replica.refuse(call, error, kept=seat.guilty is None)
             if not self._end(seat, call):
                 return False
@@ -274,7 +274,7 @@ class Bench:
                 with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
                     runner.run(self._serve_async(seat))
                 return False
-            del call  # or what it brought would stay until the next one comes
+            del call  # otherwise its value would be kept until the next call
         return not self.stopped
 
     def _next(self, seat: Seat) -> HookCall | None:
@@ -286,7 +286,7 @@ class Bench:
                 if self.stopped or (len(self._seats) > 1 and self._is_spare(seat)):
                     return None
             seat.asleep = True
-            if not line and not self.stopped:  # what was put before that rings nobody
+            if not line and not self.stopped:  # a call put before that wakes no thread
                 seat.bell.get()
             seat.asleep = False
 
@@ -326,13 +326,13 @@ class Bench:
                 except BaseException as error:  # noqa: BLE001 - as in _serve
                     replica.refuse(call, error, kept=seat.guilty is None)
             if not self._end(seat, call) or (task is not None and task.cancelling()):
-                # abandoned; or a task of the user's has ended the loop, which cancels all others on its way out
+                # abandoned; or a user's task has ended the loop, which cancels all others on exit
                 return
             del call
             result = made = None
 
     def _end(self, seat: Seat, call: HookCall) -> bool:
-        """Report a call; False: the thread has been abandoned, and is to end."""
+        """Report a finished call; False if the thread has been abandoned and must end."""
         if not seat.end(call):
             return False
         self._done.append(call)
@@ -340,7 +340,7 @@ class Bench:
         return True
 
     def wake(self) -> None:
-        """Have what is done settled."""
+        """Schedule the settling of finished calls."""
         if not self._woken:
             self._woken = True
             try:

@@ -1,4 +1,4 @@
-"""BoundHooks: what the calls of one instance of a hook file run with. Made in the process where that is loaded."""
+"""BoundHooks: what calls of one instance of a hook file need. Made in the process that loads the file."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .convert import to_tensors
 from .loading import HookFunction, HookModule
 
 Maker = Callable[[Any, Mapping[str, Any]], Any]
-"""Makes something of a value, by the rules of the model and with the request's parameters."""
+"""Converts a value by the rules of the model, given the request's parameters."""
 
 
 class BoundHooks(NamedTuple):
-    """The hooks with what stays the same on every call, and the rules that their values go by.
+    """The hooks with their constant arguments, and the rules for their values.
 
-    `makers` give what is made of a result, by packing.INPUTS, JSON and TENSORS.
+    `makers` convert a result, indexed by packing.INPUTS, JSON and TENSORS.
     """
 
     functions: Mapping[str, HookFunction | None]
@@ -27,14 +27,14 @@ class BoundHooks(NamedTuple):
     makers: tuple[Maker, Maker, Maker]
 
     def words(self, hook: str, error: BaseException) -> InferError | None:
-        """Give what the dialect says of what user code has raised; None: what ours says."""
+        """Return the dialect's error for an exception of user code; None for the default one."""
         try:
             return self.rules.failure(hook, error)
-        except Exception:  # noqa: BLE001 - the user's class, the user's __str__
+        except Exception:  # noqa: BLE001 - __str__ is user code
             return None
 
 
 def bind(module: HookModule, rules: Conversions, signature: Signature, metadata: Any) -> BoundHooks:
-    """Give each hook the arguments that stay the same; tensors for an infer answer are alike in all dialects."""
+    """Bind each hook to its constant arguments; tensors of an infer answer are made the same way in all dialects."""
     makers = rules.inputs, rules.answer, lambda result, _: to_tensors(result, signature)
     return BoundHooks(module.bound(*rules.signatures, metadata), rules, makers)

@@ -1,4 +1,4 @@
-"""HookCall: one call of a hook, and what the client is told when it fails. Made by `runner.py`, run by a replica."""
+"""HookCall: one call of a hook, and the client's error if it fails. Made by `runner.py`, run by a replica."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from .packing import (
 Written = tuple[int, bytes, list[Array | None] | None]
 """What a worker process is sent: kind, body, tensors."""
 STATISTICS_NAMES = {PRE: "pre", POST: "post"}
-"""How statistics call the hooks."""
+"""The names of the hooks in statistics."""
 _TELL_NS = 1_000_000_000
 
 logger = logging.getLogger("penstock.hooks")
 
 
 class MovedError(Exception):
-    """The replica is gone and the call has not begun: another one may take it."""
+    """The replica is gone and the call has not begun: another replica may take it."""
 
 
 class FutureLike(Protocol):
-    """Who waits for a call, or for a Trip: a future, say. `done`: nobody does any more, and is to be told nothing."""
+    """What waits for a call or a Trip, such as a future. If `done`, it no longer waits and must not be completed."""
 
     def done(self) -> bool: ...
     def set_result(self, result: Any, /) -> None: ...
@@ -48,10 +48,10 @@ class FutureLike(Protocol):
 
 
 class ReplicaOwner(Protocol):
-    """Whoever keeps replicas. Threads: called on the event loop, but for `measures`: each call's processor time counts.
+    """The owner of replicas. Threads: called on the event loop, except for `measures`: CPU times are required.
 
     `several`: other replicas take the same calls. `quiet`: no other call is likely to come in this turn of the loop.
-    `few`: so few requests are under way that a thread would be woken for nearly each.
+    `few`: there are so few requests that a thread would be woken for almost each of them.
     """
 
     @property
@@ -67,23 +67,23 @@ class ReplicaOwner(Protocol):
     def several(self) -> bool: ...
 
     def took(self, call: HookCall, took_ns: int) -> None:
-        """Hear of a call that took long, or of any while `measures`."""
+        """Handle the duration of a slow call, or of any call while `measures`."""
 
     def idle(self, replica: Any) -> None:
-        """Hear that nothing waits for the replica, where there are `several`."""
+        """Handle that nothing waits for the replica, if there are `several`."""
 
     def freed(self, replica: Any) -> None:
-        """Hear that the replica was given back, and that no hook of it runs any more."""
+        """Handle that the replica was given back, and that none of its hooks is running."""
 
     def lost(self, replica: Any) -> None:
-        """Hear that the replica hangs, or that its thread has ended."""
+        """Handle that the replica hangs, or that its thread has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """One way to answer: what is made where there is no hook, of a sample and of the outputs `wanted`.
+    """One way to answer: how to convert a sample or the outputs `wanted` if there is no hook.
 
-    `asked_as` is the call that wants one answer in this way; `code` is what to make of a hook's result.
+    `asked_as` is the method that returns one such answer; `code` is the conversion of a hook's result.
     """
 
     asked_as: str
@@ -96,13 +96,12 @@ class AnswerForm:
 class HookCall:
     """One call of a hook, or the load of the file.
 
-    `value` is a sample, or a model's outputs. `form` says what is to be made of the hook's result, on the replica's
-    thread as well (packing.INPUTS and so on). `parameters` are the request's own. `in_hook`: what is raised is the
-    user's.
-    Units: stamps in monotonic nanoseconds; `deadline_ns` 0 is none, and counts until the hook begins. `since_ns` is
-    when what its time limit is for began: the call, or the step of a generator. `begun`: no other replica can take it.
-    `small`: its value is known to be. `replica` is who runs it. For a worker process, `number` says which request it is
-    of.
+    `value` is a sample, or a model's outputs. `form` is the conversion of the hook's result, done on the replica's
+    thread as well (packing.INPUTS and so on). `parameters` are the request's own. `in_hook`: user code is running, so
+    exceptions are its own.
+    Units: stamps in monotonic nanoseconds; `deadline_ns` applies until the hook begins, 0 means none. `since_ns` is the
+    start of what its time limit covers: the call, or a generator's step. `begun`: no other replica can take it.
+    `small`: its value is known to be small. `replica` runs it. For a worker process, `number` identifies the request.
     """
 
     __slots__ = (
@@ -129,7 +128,7 @@ class HookCall:
         self.future: FutureLike
 
     def begins(self, now_ns: int) -> bool:
-        """Note that its turn has come; False: it is not to be run any more. Threads: called on the replica's."""
+        """Record that its turn has come; False if it must not be run. Threads: called on the replica's."""
         if self.future.done():
             return False
         if self.deadline_ns and now_ns >= self.deadline_ns:
@@ -140,20 +139,20 @@ class HookCall:
         return True
 
     def invoke(self, bound: BoundHooks) -> Any:
-        """Run the hook; of an `async` one it gives what is to be awaited. Threads: called on the replica's."""
+        """Run the hook; for an `async` one return an awaitable. Threads: called on the replica's."""
         value = self.value if self.hook == PRE else bound.rules.prediction(self.value, self.parameters)
         self.in_hook = True
         return bound.functions[self.hook](value, self.parameters)  # type: ignore[misc]
 
     def made(self, bound: BoundHooks, result: Any) -> Any:
-        """Give what the caller wants of what the hook has returned. Threads: called on the replica's."""
+        """Convert the hook's result for the caller. Threads: called on the replica's."""
         self.in_hook = False
         return bound.makers[self.form](result, self.parameters)
 
     def written(self, takes: Sequence[bool]) -> Written:
-        """Write the call for a worker process; `takes`: whether either hook is given parameters.
+        """Encode the call for a worker process; `takes`: whether each hook accepts parameters.
 
-        Raises: TypeError or ValueError for what cannot travel.
+        Raises: TypeError or ValueError for values that cannot be sent.
         """
         position = 0 if self.hook == PRE else 1
         text, how, arrays = write_outputs(self.value) if position else write_sample(self.value)
@@ -164,19 +163,19 @@ class HookCall:
         return CALL, ASKED.pack(position, self.form, how, len(parameters), self.number) + parameters + text, arrays
 
     def taken(self, text: bytes, arrays: list[Array | None], ended_ns: int) -> Any:
-        """Read what a worker process has answered."""
+        """Decode a worker process's answer."""
         return read_made(self.form, text, arrays)
 
 
 def about_of(model: Model, call: HookCall) -> dict[str, str]:
-    """Give what goes with the log lines of a call."""
+    """Return the context of a call's log lines."""
     return {"model": model.name} | ({"request_id": call.request_id} if call.request_id else {})
 
 
 def log(message: str, about: Mapping[str, str], error: BaseException | None = None) -> None:
-    """Log a warning, with the error's traceback if at all possible.
+    """Log a warning, with the error's traceback if possible.
 
-    Python 3.11 parses source to write a traceback, and raises SystemError when two threads do so at once.
+    Python 3.11 parses source to format a traceback, and raises SystemError if two threads do so at once.
     """
     for raised in (error, error, error, None):
         try:
@@ -187,7 +186,7 @@ def log(message: str, about: Mapping[str, str], error: BaseException | None = No
 
 
 def log_lines(message: str, about: Mapping[str, str], lines: str) -> None:
-    """Log a warning with a traceback that another process has written, "" for none."""
+    """Log a warning with a traceback formatted by another process, "" for none."""
     if logger.isEnabledFor(logging.WARNING):
         record = logger.makeRecord(logger.name, logging.WARNING, "", 0, "%s", (message,), None, extra=dict(about))
         record.exc_text = lines.rstrip() or None
@@ -195,9 +194,9 @@ def log_lines(message: str, about: Mapping[str, str], lines: str) -> None:
 
 
 def refusal(call: HookCall, error: BaseException, bound: BoundHooks) -> InferError:
-    """Make what the client is told when a hook raised; give the request an id if the rest is in the log only.
+    """Return the client's error for an exception in a hook; set a request id if only the log has the details.
 
-    A hook may raise InferError itself, and so choose code and text, where the dialect has no words of its own.
+    A hook may raise InferError itself to choose code and text, unless the dialect has its own text.
     """
     worded = bound.words(call.hook, error) if call.in_hook else None
     if worded is not None:
@@ -211,19 +210,19 @@ def refusal(call: HookCall, error: BaseException, bound: BoundHooks) -> InferErr
 
 
 def blame(call: HookCall, text: str, *, sample: bool) -> InferError:
-    """Make what the client is told when a hook raised `text`; `sample`: the sample may be to blame, if it is read."""
+    """Return the client's error for a hook that raised `text`; `sample`: a bad sample may be the cause."""
     if call.hook == PRE and sample:
-        # mostly a sample that lacks something, so it says what; of the others a client can do nothing about
+        # usually a bad sample, so the client gets the text; it can do nothing about other errors
         return InferError(Code.INVALID, f"{call.hook}: {text}")
     call.request_id = call.request_id or secrets.token_hex(4)
     return InferError(Code.INTERNAL, f"{call.hook} failed; the log has the rest under request id {call.request_id}")
 
 
 def tell(call: HookCall, error: BaseException, about: Mapping[str, str], told_ns: int) -> int:
-    """Log what a hook raised, in full unless it is about the sample and the last such was told just before.
+    """Log what a hook raised, with a traceback unless the sample may be the cause and the last one was just logged.
 
-    A traceback takes 0.5 ms to write: a client that sends nothing but bad samples must not slow down the others.
-    Returns: when it was last told in full, as `told_ns`.
+    A traceback takes 0.5 ms to format: a client that sends only bad samples must not slow down others.
+    Returns: when a traceback was last logged, as `told_ns`.
     """
     if error is call.error:
         if call.error.code is Code.INTERNAL:

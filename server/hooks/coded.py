@@ -1,4 +1,4 @@
-"""Coded: the answers of a model of user code that gives any number of them, as dialects take them from Hooks."""
+"""Coded: the answers of a user-code model that may give any number of them, as dialects take them from Hooks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class HookRequest(NamedTuple):
-    """A request as dialects give it to Hooks. `wanted`: the outputs that are asked for, None: all."""
+    """A request as dialects pass it to Hooks. `wanted`: the requested outputs, None for all."""
 
     inputs: Mapping[str, Array]
     id: str = ""
@@ -34,7 +34,7 @@ class HookRequest(NamedTuple):
 async def told(
     engine: Any, model: Model, asked: HookRequest, counted: AnswerStatistics
 ) -> AsyncGenerator[Answer, None]:
-    """Submit a request, give its answers and count them; to be closed by who does not take all. Raises: InferError."""
+    """Submit a request, and yield and count its answers. Close it if not all are taken. Raises: InferError."""
     inputs = to_inputs(asked.inputs, model.signature)
     wanted = model.all_outputs if asked.wanted is None else asked.wanted
     request = request_for(model, inputs, wanted, asked.terms, asked.parameters)

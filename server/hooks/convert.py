@@ -1,8 +1,8 @@
-"""What hooks hold and what models hold, turned into each other.
+"""Conversion between the values of hooks and those of models.
 
-`to_inputs`: what pre_inference returned (or a bare sample) as model inputs; `to_prediction`: a model's outputs as
-post_inference sees them; `to_tensors`: what post_inference returned as the named tensors of an infer answer.
-Called on a replica's thread, or on the event loop where a model lacks the hook or it is swift.
+`to_inputs`: the result of pre_inference (or a bare sample) to model inputs; `to_prediction`: a model's outputs to the
+argument of post_inference; `to_tensors`: the result of post_inference to the named tensors of an infer answer.
+Called on a replica's thread, or on the event loop if a model lacks the hook or it is swift.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _SEEN_OTHERWISE = frozenset(("BYTES", "BF16"))
 
 
 def to_inputs(value: Any, signature: Signature) -> list[Array | None]:
-    """Make a model's inputs, in its order: of a dict by name, or of anything array-like where there is one input.
+    """Return a model's inputs, in order, from a dict by name, or from an array-like value if there is one input.
 
-    Shapes: an array that has the input's rank and fits it is taken as it is, as many rows as it has. Anything else is
-    one row: reshaped to the input's shape with 1 for every free axis, or given its row axis.
+    Shapes: an array with the input's rank that fits it is used as it is, with any number of rows. Anything else is one
+    row: reshaped to the input's shape with 1 for every free axis, or given its row axis.
     Raises: InferError (INVALID), which names the input, what it takes and what was found.
-    Source: Cortex 0.10, onnx_serve (conversion), which knows one row only.
+    Source: Cortex 0.10, onnx_serve (conversion), which supports only one row.
     """
     inputs = signature.inputs
     if len(inputs) == 1 and not isinstance(value, Mapping):
@@ -61,7 +61,7 @@ def _input(value: Any, spec: TensorSpec) -> Array | None:
     except InferError:
         raise
     except Exception as error:
-        # whatever numpy, or the value's own __array__, says
+        # whatever numpy or the value's own __array__ raises
         takes = f"{spec.datatype} [{','.join(map(str, spec.shape))}]"
         raise InferError(Code.INVALID, f"input '{spec.name}' takes {takes}: {error}") from error
 
@@ -74,7 +74,7 @@ def _typed(value: Any, spec: TensorSpec) -> Array:
     dtype = spec.type.dtype
     if not isinstance(value, np.ndarray):
         return np.array(value, dtype=dtype)
-    array: Array = np.asarray(value)  # a masked array would be written with fillers
+    array: Array = np.asarray(value)  # a masked array would be written with fill values
     if array.dtype == dtype:
         return array
     if np.issubdtype(array.dtype, np.number) is not np.issubdtype(dtype, np.number):
@@ -97,7 +97,7 @@ def _shaped(array: Array, shape: tuple[int, ...]) -> Array:
 
 @lru_cache(1024)
 def _one_row(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-    """Give a shape with 1 for every free axis, and how many elements that has."""
+    """Return a shape with 1 for every free axis, and its number of elements."""
     row = tuple(1 if dim < 0 else dim for dim in shape)
     return row, math.prod(row)
 
@@ -107,7 +107,7 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 
 
 def change_each(array: Array, change: Callable[[Any], Any]) -> Array:
-    """Make an array of objects of what becomes of each element."""
+    """Return an object array with a function applied to each element."""
     changed = np.empty(array.size, np.object_)
     changed[:] = [change(element) for element in array.ravel().tolist()]
     return changed.reshape(array.shape)
@@ -122,7 +122,7 @@ def _bytes(element: Any) -> bytes:
 
 
 def _to_bfloat16(value: Any) -> Array:
-    """Round to nearest even, on the bits; `uint16` arrays are bits already, as the house carries them."""
+    """Round to nearest even, on the bits; `uint16` arrays already hold the bits, as everywhere in Penstock."""
     if isinstance(value, np.ndarray):
         if value.dtype == np.uint16:
             return value
@@ -137,10 +137,10 @@ def _to_bfloat16(value: Any) -> Array:
 
 
 def to_prediction(outputs: Sequence[Any], signature: Signature) -> list[Any]:
-    """Give outputs as hooks know them from ONNX Runtime: arrays, of `str` where they hold text; lists of dicts.
+    """Convert outputs to what hooks know from ONNX Runtime: arrays, with `str` for text; lists of dicts.
 
     Ownership: the list is new, its arrays are the request's own. BF16 is widened to FP32. A BYTES output that is not
-    UTF-8 throughout is left as `bytes`.
+    all UTF-8 stays `bytes`.
     """
     return [
         _seen(output, spec) if spec.datatype in _SEEN_OTHERWISE else output
@@ -158,12 +158,12 @@ def _seen(output: Any, spec: TensorSpec) -> Any:
 
 
 def to_tensors(result: Any, signature: Signature) -> dict[str, Array]:
-    """Make what post_inference returned the named tensors of an infer answer.
+    """Convert the result of post_inference to the named tensors of an infer answer.
 
-    A dict names them, in names of its own if it likes; a list or tuple holds them in the model's order; anything else
-    is the first. An array keeps its type. Numbers take the type of the output they are named as, if they are of its
-    kind; a string is BYTES. A scalar has shape [1].
-    Raises: InferError (INVALID): the hook answers what tensors cannot carry, and predict is the way to ask.
+    A dict names them, possibly with its own names; a list or tuple holds them in the model's order; anything else is
+    the first output. An array keeps its type. Numbers take the type of the output with their name, if they are of its
+    kind; a string is BYTES. A scalar gets the shape [1].
+    Raises: InferError (INVALID) if tensors cannot represent the result; clients must then use predict.
     """
     outputs = signature.outputs
     if isinstance(result, Mapping):
@@ -187,11 +187,11 @@ def _tensor(name: str, value: Any, spec: TensorSpec | None) -> Array:
     try:
         try:
             array = np.asarray(value)
-        except UnicodeDecodeError:  # of text beside bytes numpy makes text, as if the bytes were ASCII
+        except UnicodeDecodeError:  # for text mixed with bytes, numpy makes text as if the bytes were ASCII
             array = np.asarray(value, dtype=np.object_)
         if array.dtype.kind in "USO":
             array = change_each(np.asarray(value, dtype=np.object_), _bytes)
-    except Exception as error:  # a ragged list, a dict, None, or the value's own __array__
+    except Exception as error:  # a ragged list, a dict, None, or an error in the value's own __array__
         raise _unfit(f"'{name}' as {_kind(value)}, which is no tensor: {error}") from error
     if array.ndim == 0:
         array = array.reshape(1)
@@ -207,7 +207,7 @@ def _tensor(name: str, value: Any, spec: TensorSpec | None) -> Array:
 
 
 def datatype_of(array: Array) -> str:
-    """Give the v2 datatype of one of `to_tensors`' arrays."""
+    """Return the v2 datatype of an array from `to_tensors`."""
     return BY_DTYPE[array.dtype].name
 
 

@@ -1,8 +1,8 @@
-"""JSON for what post_inference returned, or for a prediction as it is.
+"""JSON encoding of post_inference results, and of predictions without it.
 
-Called on a replica's thread, or on the event loop where a model has no post_inference or it is swift.
-Source: Cortex 0.10 with json_tricks: arrays are nested lists, float32 is printed as its double, sets are lists, dates
-ISO strings, complex numbers pairs, NaN and infinities the bare words that Python's json reads.
+Called on a replica's thread, or on the event loop if a model has no post_inference or it is swift.
+Source: Cortex 0.10 with json_tricks: arrays become nested lists, float32 is printed as its double, sets are lists,
+dates ISO strings, complex numbers pairs, NaN and infinities the bare words that Python's json reads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import orjson
 
 from penstock.backends.errors import Code, InferError
 
-# Passed through, so that `_plain` is the one place that knows them.
+# Passed through, so that `_plain` alone handles them.
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 _LISTS = (AbstractSet, Sequence, ValuesView)
 
@@ -29,21 +29,21 @@ _LISTS = (AbstractSet, Sequence, ValuesView)
 def to_json(value: Any) -> bytes:
     """Encode a value.
 
-    Raises: InferError (INTERNAL), naming the type that JSON cannot carry.
+    Raises: InferError (INTERNAL), naming the type that JSON cannot represent.
     """
     try:
         text = orjson.dumps(value, _plain, _OPTIONS)
         if b"null" not in text:
             return text
-        # orjson writes null for NaN and infinities too, so this may have been one
+        # orjson also writes null for NaN and infinities, so this may have been one
         return _by_the_book(value)
     except InferError:
         raise
     except TypeError as error:
-        # orjson hides what `_plain` raised behind its own error
+        # orjson hides the exception of `_plain` behind its own
         if isinstance(error.__cause__, InferError):
             raise error.__cause__ from None
-        # what orjson refuses and JSON can say: big integers, lone surrogates, keys that are numpy integers
+        # what orjson rejects but JSON can represent: big integers, lone surrogates, keys that are numpy integers
         return _by_the_book(value)
 
 
@@ -56,7 +56,7 @@ def _by_the_book(value: Any) -> bytes:
 
 
 def _plain_keys(value: Any) -> Any:
-    """Make numpy scalars among the keys of dicts plain; the rest is left to `_plain`."""
+    """Convert numpy scalars in dict keys; everything else is left to `_plain`."""
     if isinstance(value, dict):
         return {_key(key): _plain_keys(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -73,13 +73,13 @@ def _key(key: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Give what JSON knows for what it does not: one level, the encoder asks again for what is inside."""
+    """Convert one level of a value to JSON types; the encoder calls this again for its contents."""
     if isinstance(value, np.ndarray | np.generic):
         plain = value.tolist()
-        # a type that Python lacks, such as longdouble, comes back as itself
+        # a type that Python lacks, such as longdouble, is returned unchanged
         if type(plain) is not type(value):
             return plain
-    elif isinstance(value, float | complex):  # a float of a class of its own, which orjson leaves to us
+    elif isinstance(value, float | complex):  # a float of a subclass, which orjson passes through
         return [value.real, value.imag] if isinstance(value, complex) else float(value)
     elif isinstance(value, dt.date | dt.time):
         return value.isoformat()

@@ -1,4 +1,4 @@
-"""HookedEngine: the Engine, and the Hooks of each Model. ModelControl loads with it; dialects ask it for Hooks."""
+"""HookedEngine: the Engine, and the Hooks of each Model. Used by ModelControl to load, and by dialects for Hooks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .runner import Hooks, close_all
 class HookedEngine:
     """Opens, publishes and retires Models with their Hooks.
 
-    Invariant: a Model that can be found has its Hooks. One whose hooks cannot be loaded is closed again.
+    Invariant: a Model that can be found has its Hooks. If its hooks cannot be loaded, it is closed again.
     Threads: the event loop's.
     """
 
@@ -31,7 +31,7 @@ class HookedEngine:
         self._retiring: set[asyncio.Task[None]] = set()
 
     async def open(self, spec: ModelSpec) -> Model:
-        """Load a model and its hooks; nobody finds it before it is published. Raises: InferError."""
+        """Load a model and its hooks; it cannot be found before it is published. Raises: InferError."""
         model = await opened(self._engine, spec, self.retire)
         start = time.monotonic()
         try:
@@ -45,18 +45,18 @@ class HookedEngine:
         return model
 
     async def change(self, model: Model, spec: ModelSpec) -> Change | None:
-        """Make what Instances a Model lacks, as `Engine.change`; its hooks are what they were. Raises: InferError."""
+        """Make the Instances a Model lacks, as `Engine.change`; its hooks stay unchanged. Raises: InferError."""
         return await self._engine.change(model, spec)
 
     def publish(self, name: str, models: Iterable[Model], absent: Iterable[str] = ()) -> asyncio.Task[None]:
-        """Put opened Models in the place of all versions of a name, at once; none at all takes the name away.
+        """Replace all versions of a name with opened Models, at once; without any, the name is removed.
 
-        `absent` are versions that should be there too, and cannot be. Returns: the retirement of those that gave way.
+        `absent` are versions that should be served too, and cannot be. Returns: the retirement of the replaced ones.
         """
         return self.retire(self._engine.publish(name, models, absent))
 
     def retire(self, models: Iterable[Model]) -> asyncio.Task[None]:
-        """Close Models that nobody finds, once they have finished what they had accepted."""
+        """Close Models that can no longer be found, once they have finished accepted requests."""
         task = asyncio.ensure_future(self._retire(tuple(models)))
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
@@ -76,14 +76,14 @@ class HookedEngine:
         await let_go(model)
 
     def hooks_of(self, model: Model) -> Hooks:
-        """Give a model's Hooks, which may be none at all. Raises: InferError (NOT_READY) when it is gone."""
+        """Return a model's Hooks, which may have no functions. Raises: InferError (NOT_READY) when it is gone."""
         hooks = self._hooks.get(model)
         if hooks is None:
             raise InferError(Code.NOT_READY, f"model '{model.name}' is being unloaded")
         return hooks
 
     async def stop(self, grace_s: float) -> int:
-        """Finish what was accepted, hooks first. Returns: how many requests were dropped."""
+        """Finish accepted requests, hooks first. Returns: how many requests were dropped."""
         deadline = time.monotonic() + grace_s
         unfinished = await close_all(self._hooks.values(), grace_s)
         self._hooks.clear()
@@ -94,7 +94,7 @@ class HookedEngine:
 
 
 async def opened(engine: Engine, spec: ModelSpec, retire: Callable[[Iterable[Model]], object]) -> Model:
-    """Load a model; `retire` gets it if nobody waits for it any more, as the thread that loads it cannot be stopped.
+    """Load a model; if the caller is cancelled, `retire` gets it, because the loading thread cannot be stopped.
 
     Raises: InferError.
     """
@@ -110,5 +110,5 @@ async def opened(engine: Engine, spec: ModelSpec, retire: Callable[[Iterable[Mod
         opening.add_done_callback(unwanted)
         raise
     finally:
-        # its error has this frame, and those of the load with all that was read, until the collector comes
+        # its error holds this frame, and those of the load with all data read, until a garbage collection
         del opening

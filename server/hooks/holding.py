@@ -1,6 +1,6 @@
-"""Holding: whether the hooks of a model hold the interpreter for so long that they belong into processes of their own.
+"""Holding: whether a model's hooks hold the GIL for so long that they belong in separate processes.
 
-Called by `place.py` and by replicas whose hooks run in the server's process.
+Used by `place.py` and by replicas whose hooks run in the server's process.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import time
 from collections.abc import Callable
 
 LONG_NS = 2_000_000
-"""What a call of a hook may compute, on average."""
+"""How long a call of a hook may compute, on average."""
 LATE_NS = 1_000_000
-"""What the event loop may be late while a hook runs, on average, for no reason of its own."""
+"""How late the event loop may be while a hook runs, on average, other than by its own computation."""
 ENOUGH = 20
-"""Of how many calls, and of how many looks at the loop, an average is taken."""
+"""The number of calls, or of checks of the loop, in an average."""
 LOOK_S = 0.005
 
 Found = Callable[[str, int, int], None]
-"""Called with a hook, what it computes for on average, and how late the loop is meanwhile. Units: nanoseconds."""
+"""Called with a hook, its average computing time, and how late the loop is meanwhile. Units: nanoseconds."""
 
 
 class Average:
-    """The mean of every so many values, begun anew after them."""
+    """The mean of consecutive groups of values."""
 
     __slots__ = ("_count", "_sum")
 
@@ -30,7 +30,7 @@ class Average:
         self._count = self._sum = 0
 
     def add(self, value: int) -> int | None:
-        """Take a value. Returns: the mean, when enough have come."""
+        """Add a value. Returns: the mean, at the end of a group."""
         self._count += 1
         self._sum += value
         if self._count < ENOUGH:
@@ -41,12 +41,12 @@ class Average:
 
 
 class Holding:
-    """Says, once, that a model's hooks hold up the event loop.
+    """Reports, once, that a model's hooks delay the event loop.
 
-    Calls that take long by the clock are a reason to measure what they compute: the processor time of their thread.
-    That is no proof: numpy gives the interpreter away while it computes. So the loop is looked at as well, from when a
-    hook computes for long until it does not: how late its timer goes off while a hook runs, less what the loop itself
-    has computed since the timer was set. `measures`: every call's processor time is to be told.
+    Calls with a long duration make it measure their CPU time. A high CPU time proves nothing yet: numpy releases the
+    GIL while it computes. So while a hook computes for long, the loop is checked as well: how late its timer fires
+    while a hook runs, minus what the loop itself has computed since the timer was set. `measures`: every call's CPU
+    time must be reported.
     Threads: the event loop's.
     """
 
@@ -64,11 +64,11 @@ class Holding:
 
     @property
     def looks(self) -> bool:
-        """Whether the loop is being looked at."""
+        """Whether the loop is being checked."""
         return self._timer is not None
 
     def took(self, hook: str, cpu_ns: int) -> None:
-        """Hear of a call, and the processor time that it took; 0: that was not measured, and it took long."""
+        """Record a call and its CPU time; 0 means that this was not measured, and that the call was slow."""
         if self._ended:
             return
         if not cpu_ns:
@@ -103,9 +103,9 @@ class Holding:
             self._look_again()
 
     def late(self, late_ns: int, own_ns: int, all_ns: int) -> None:
-        """Take one look: how late the loop was, and what it and the process have computed since the timer was set.
+        """Record one check: how late the loop was, and what it and the process have computed since the timer was set.
 
-        Where the machine stands still for a moment nobody computes, and it is not the hook.
+        If the machine stops for a moment nothing computes, and the hook is not the cause.
         """
         mean_ns = self._late.add(max(min(late_ns, all_ns) - own_ns, 0))
         if mean_ns is not None and mean_ns > LATE_NS and self._long and not self._ended:
@@ -114,7 +114,7 @@ class Holding:
             self._found(hook, self._long[hook], mean_ns)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         self._ended, self.measures = True, False
         if self._timer is not None:
             self._timer.cancel()

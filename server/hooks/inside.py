@@ -1,6 +1,6 @@
-"""Inside: a model's hooks in a worker process. The service that `worker_replica.py` has opened there.
+"""Inside: a model's hooks in a worker process, as the service opened there by `worker_replica.py`.
 
-What this imports, any Python with numpy and orjson can import.
+Any Python with numpy and orjson can import everything this module imports.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ _TELL_NS = 1_000_000_000
 _ASKED_BYTES = ASKED.size
 _PACK_REPLIED, _UNPACK_ASKED, _LOADS = REPLIED.pack, ASKED.unpack_from, orjson.loads
 _OURS = (str(Path(__file__).parent), "<frozen importlib", importlib.__file__)
-"""Whose code comes before the user's in a traceback."""
+"""The code whose frames precede the user's in a traceback."""
 Reply = tuple[bytes, Sequence[Array | None] | None]
 
 
 def open_service(settings: dict[str, Any], channel: Channel) -> Inside:
-    """Load the hook file. Raises: InferError (INVALID) for what is wrong with it."""
-    # before any of the user's code is there, which stays for the life of the process
+    """Load the hook file. Raises: InferError (INVALID) if it is invalid."""
+    # before any user code is loaded; it stays for the life of the process
     install(settings["mounts"])
     path, roots = Path(settings["path"]), tuple(map(Path, settings["roots"]))
     on_path = FolderOnPath(*(roots or (path.parent,)))
@@ -80,7 +80,7 @@ def open_service(settings: dict[str, Any], channel: Channel) -> Inside:
 
 
 def _traceback(error: BaseException) -> str:
-    """Write a traceback that begins in the user's code."""
+    """Format a traceback that begins in user code."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
         frames = frames.tb_next
@@ -88,11 +88,11 @@ def _traceback(error: BaseException) -> str:
 
 
 class Inside:
-    """One instance of the hook file, and its generators under way.
+    """One instance of the hook file, and its active generators.
 
-    `_kept` are the parameters of requests whose pre_inference has run here and whose post_inference will: it may have
-    left there what no other process could have.
-    Threads: hooks run on the main one. `told` may be called on another, and does no more than note.
+    `_kept` are the parameters of requests whose pre_inference has run here and whose post_inference will: user code may
+    have added objects to them that cannot be sent between processes.
+    Threads: hooks run on the main one. `told` may be called on another, and only records.
     """
 
     awaits = False
@@ -120,12 +120,12 @@ class Inside:
         self.listens = module.yields and not self.awaits
 
     def opened(self) -> Reply:
-        """Say what the file has."""
+        """Describe the hooks in the file."""
         has = {"pre": self._hooks[0] is not None, "post": self._hooks[1] is not None, "yields": self._module.yields}
         return json.dumps(has | {"takes": self._takes, "keeps": self._keeps}).encode(), None
 
     def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Any:
-        """Run a hook, or some steps of a generator. What goes wrong is part of the reply."""
+        """Run a hook, or some steps of a generator. Errors are part of the reply."""
         start_ns, self._in_hook = 0, False
         try:
             if kind == CALL:
@@ -133,7 +133,7 @@ class Inside:
                 start_ns = time.monotonic_ns()
                 self._in_hook = True
                 result = hook(value, parameters)
-                if form == INPUTS:  # as `_made`, for what every small request needs
+                if form == INPUTS:  # inlined from `_made`, for what every small request needs
                     self._in_hook = False
                     made = self._makers[INPUTS](result, parameters)
                     return _PACK_REPLIED(DONE, time.monotonic_ns() - start_ns, 0), made
@@ -145,7 +145,7 @@ class Inside:
             else:
                 self._shut(NUMBER.unpack(body)[0])
             return self._done(start_ns)
-        except BaseException as error:  # noqa: BLE001 - sys.exit in a hook harms its own request only
+        except BaseException as error:  # noqa: BLE001 - sys.exit in a hook must only affect its own request
             return self._wrong(start_ns, error, body if kind == CALL else b"")
 
     def _done(self, start_ns: int, text: bytes = b"", tensors: Sequence[Array | None] | None = None) -> Reply:
@@ -179,7 +179,7 @@ class Inside:
         return (made, None) if form == JSON else (orjson.dumps(list(made)), list(made.values()))
 
     def _wrong(self, start_ns: int, error: BaseException, body: bytes) -> Reply:
-        """Write what was raised, in full unless it is about the sample and the last such was told just before."""
+        """Encode an exception, with a traceback unless the sample may be the cause and the last one was just sent."""
         now_ns, is_pre = time.monotonic_ns(), body[:1] == b"\0"
         if is_pre:
             self._kept.pop(ASKED.unpack_from(body)[-1], None)
@@ -197,7 +197,7 @@ class Inside:
     # -- generators --------------------------------------------------------------------------------------------
 
     def _turn(self, body: bytes, arrays: list[Array | None]) -> Iterator[None]:
-        """Step until enough is ahead, another call waits, or it ends; pause after each. Raises what a step raises."""
+        """Step until enough is ahead, another call waits, or it ends; pause after each. Raises: what a step raises."""
         number, turn, form, most, room_bytes = STEPS.unpack_from(body)
         steps = made_bytes = 0
         try:
@@ -241,16 +241,16 @@ class Inside:
         return nbytes
 
     def _shut(self, number: int) -> None:
-        """Close a generator, if it is under way: its `finally` runs. Raises what that raises."""
+        """Close a generator, if it is active: its `finally` runs. Raises: what that raises."""
         self._hushed.discard(number)
         close = getattr(self._generators.pop(number, (None,))[0], "close", None)
         if close is not None:
             close()
 
-    # -- what is told ------------------------------------------------------------------------------------------
+    # -- notifications -----------------------------------------------------------------------------------------
 
     def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
-        """Note what is to be known while a hook runs."""
+        """Record a notification that arrives while a hook runs."""
         if kind == GIVE_WAY:
             self._give_way = number
         elif kind == HUSH:
@@ -259,23 +259,23 @@ class Inside:
             self._kept.pop(number, None)
 
     def close(self) -> None:
-        """Close what is under way."""
+        """Close active generators."""
         for number in tuple(self._generators):
             try:
                 self._shut(number)
-            except BaseException as error:  # noqa: BLE001 - the user's code, and nobody to tell
+            except BaseException as error:  # noqa: BLE001 - an error of user code that nobody waits for
                 traceback.print_exception(error)
         self._module.close()
         self._on_path.close()
 
 
 class AwaitingInside(Inside):
-    """One of a file with an `async` hook: its tasks live on between calls, on the loop that awaits `call`."""
+    """One for a file with an `async` hook: its tasks survive between calls, on the loop that awaits `call`."""
 
     awaits = True
 
     async def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Reply:
-        """Run a hook, or some steps of a generator, between which the loop hears what is told."""
+        """Run a hook, or some steps of a generator; between steps the loop receives notifications."""
         start_ns, self._in_hook = time.monotonic_ns(), False
         try:
             if kind == CALL:
@@ -287,7 +287,7 @@ class AwaitingInside(Inside):
                     result = await result
                 return self._done(start_ns, *self._made(form, result, parameters))
             if kind == TURN:
-                import asyncio  # which a worker that awaits has
+                import asyncio  # already imported by a worker that awaits
 
                 for _ in self._turn(body, arrays):
                     await asyncio.sleep(0)

@@ -1,8 +1,8 @@
-"""Whether hooks may keep anything between two of their calls: read in their source, in doubt they may.
+"""Finds whether hooks may keep anything between two calls, from their source; in doubt they may.
 
-Called by `writes.py` for dialects that promise that a request has its replica to itself. Where `writes.py` looks for
-what writes, this looks for what is known not to: from the two hooks on, through the functions of the project that they
-call, a module-level object may be used only in ways that are known to read it, and only if it is of a known kind.
+Used by `writes.py` for dialects that guarantee each request exclusive use of its replica. While `writes.py` looks for
+writes, this looks for what is known not to be one: from the two hooks on, through the functions of the project that
+they call, a module-level object may be used only in ways known to only read it, and only if it is of a known kind.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .writes import HOOK_NAMES, INSTANCE, PROCESS, GlobalWrite, files_of
 
 _STORES = (ast.Store, ast.Del)
 _REWRITES = {"__builtins__", "delattr", "eval", "exec", "globals", "locals", "setattr", "vars"}
-"""What may make a name stand for something else than its module says, wherever it is called."""
+"""What may rebind a module's name, wherever it is called."""
 _OF_LOGGING = ("Handler", "Filter", "Formatter")
 
 
 def kept(path: Path, roots: Sequence[Path]) -> list[GlobalWrite]:
-    """Find the places where the hooks of a file may keep something, or find what another call has kept.
+    """Find the places where the hooks of a file may keep something, or see what another call has kept.
 
     Raises: OSError, SyntaxError, ValueError.
     """
@@ -37,7 +37,7 @@ def kept(path: Path, roots: Sequence[Path]) -> list[GlobalWrite]:
             if isinstance(node, ast.Name) and node.id in _REWRITES:
                 keeping.note(SourceFile(file, source.scope), node.lineno, node.id, PROCESS)
             if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith(_OF_LOGGING) for base in node.bases):
-                # a logger, which all instances share, calls it
+                # it is called by a logger, which all instances share
                 keeping.note(SourceFile(file, source.scope), node.lineno, node.name, PROCESS)
     for name in HOOK_NAMES:
         for what in source.bound.get(name, ()):
@@ -51,7 +51,7 @@ def kept(path: Path, roots: Sequence[Path]) -> list[GlobalWrite]:
 
 
 class Keeping(Reading):
-    """One reading of a project: statements; expressions are Reading's. `found` is what may keep something."""
+    """One analysis of a project: statements; Reading handles expressions. `found` is what may keep something."""
 
     def __init__(self, project: SourceTree) -> None:
         super().__init__(project)
@@ -59,7 +59,7 @@ class Keeping(Reading):
         self._waiting: list[tuple[Any, SourceFile, str]] = []
 
     def begin(self, name: str, what: Any, source: SourceFile) -> None:
-        """Take up what is bound to the name of a hook."""
+        """Start with what is bound to the name of a hook."""
         if isinstance(what, Value) and what.kind == "OWN" and isinstance(what.of, tuple):
             elsewhere, inside = what.of
             for other in elsewhere.bound.get(inside, ()) or [None]:
@@ -73,12 +73,12 @@ class Keeping(Reading):
             self.note(source, getattr(what, "lineno", 1), name, INSTANCE)
 
     def reach(self, value: Value) -> None:
-        """Have a function of the project read too."""
+        """Schedule a function of the project for analysis."""
         node, source = value.of
         self._waiting.append((node, source, ""))
 
     def run(self) -> None:
-        """Read all that can be reached."""
+        """Analyze everything reachable."""
         while self._waiting:
             node, source, hook = self._waiting.pop()
             if id(node) not in self._seen:
@@ -136,7 +136,7 @@ class Keeping(Reading):
                     self.goes_out(self.value(each, source, scope), each, source)
                 self._function(node, source, scope, top=False)
             case ast.ClassDef():
-                # one that a call makes and forgets; what its methods see of the outside is read as any function's
+                # the class lives for one call; what its methods use from outside is analyzed as for any function
                 for each in (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)):
                     self.goes_out(self.value(each, source, scope), each, source)
                 self._statements(node.body, source, scope, is_hook=False)
@@ -144,11 +144,11 @@ class Keeping(Reading):
                 self._plain(node, source, scope)
 
     def _plain(self, node: ast.stmt, source: SourceFile, scope: Any) -> None:
-        """Read a statement's own expressions: what is stored, and where to."""
+        """Analyze a statement's own expressions: what is stored, and where."""
         stored, target_values = self._parts(node, source, scope)
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             before = self.value(ast.copy_location(ast.Name(node.target.id, ast.Load()), node.target), source, scope)
-            if before.held and before.kind != "FIXED":  # in place for a list or an array
+            if before.held and before.kind != "FIXED":  # modifies a list or an array in place
                 self.note(source, node.lineno, before.held, INSTANCE)
             for value in target_values:
                 if value.kind == "PLAIN":
@@ -157,7 +157,7 @@ class Keeping(Reading):
             self.store(target, target_values, source, scope)
 
     def _parts(self, node: ast.stmt, source: SourceFile, scope: Any) -> tuple[list[ast.expr], list[Value]]:
-        """Give what a statement stores to, and the values of its other expressions."""
+        """Return the targets of a statement, and the values of its other expressions."""
         stored: list[ast.expr] = []
         target_values: list[Value] = []
         for name, part in ast.iter_fields(node):
@@ -170,13 +170,13 @@ class Keeping(Reading):
                     stored.append(each)
                 elif isinstance(each, ast.expr) and name != "annotation":
                     target_values.append(self.value(each, source, scope))
-        if isinstance(node, ast.Match):  # patterns bind parts of it
+        if isinstance(node, ast.Match):  # patterns bind parts of the subject
             for value in target_values:
                 self.goes_out(value, node, source)
         return stored, target_values
 
     def store(self, target: ast.expr, values: Sequence[Value], source: SourceFile, scope: Any) -> None:
-        """Read a target: nothing that is held may be changed, nor go where it is lost sight of."""
+        """Analyze a target: held objects may not be changed, or stored where they cannot be tracked."""
         for each in ast.walk(target):
             if isinstance(each, ast.Attribute | ast.Subscript) and isinstance(each.ctx, _STORES):
                 owner = self.value(each.value, source, scope)

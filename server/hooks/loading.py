@@ -1,6 +1,6 @@
-"""A user's hook file: what its two functions must look like, and loading it, as often as wanted, each time anew.
+"""Loading of a user's hook file, each time as a separate instance, and the rules for its two functions.
 
-Called on a replica's thread when a model is loaded, and by `penstock check`, which runs none of the user's code.
+Used on a replica's thread when a model is loaded, and by `penstock check`, which runs no user code.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .writes import HOOK_NAMES, PICKLES, parsed
 
 PRE, POST = HOOK_NAMES
 
-# The argument names tell the generations apart: with three, `metadata` is the configuration's table; with two, it is
-# the model's signature. Source: Cortex 0.10 and 0.9. `parameters` is ours.
+# The argument names distinguish the generations: with three, `metadata` is the configuration's table; with two, it is
+# the model's signature. Source: Cortex 0.10 and 0.9. `parameters` is Penstock's.
 _MORE = ("signature", "metadata", "parameters")
 FORMS: dict[str, tuple[tuple[str, ...], ...]] = {
     name: ((value, *_MORE[:2]), (value, "metadata"), (value, *_MORE))
@@ -31,21 +31,21 @@ FORMS: dict[str, tuple[tuple[str, ...], ...]] = {
 _CORTEX_FORMS = {name: forms[:2] for name, forms in FORMS.items()}
 
 HookFunction = Callable[[Any, Any], Any]
-"""A hook with its signature and metadata filled in: takes the sample or prediction, and the request's parameters."""
+"""A hook bound to its signature and metadata: takes the sample or prediction, and the request's parameters."""
 
 
 class HookModule:
-    """One instance of a hook file, with globals of its own.
+    """One instance of a hook file, with its own globals.
 
-    `is_async`: at least one of the hooks is `async def`. `yields`: post_inference is a generator function, which only
-    a decoupled model may have. `functions` are the hooks by their names.
+    `is_async`: at least one of the hooks is `async def`. `yields`: post_inference is a generator function, which is
+    allowed only for a decoupled model. `functions` maps names to hooks.
     """
 
     def __init__(self, path: Path, *, decoupled: bool = False, roots: Sequence[Path] = (), dialect: str = "") -> None:
-        """Run the file and find its hooks. Its own modules are those of `roots`, or else those beside it.
+        """Run the file and find its hooks. Its own modules are those in `roots`, or without these the ones beside it.
 
-        `dialect` says which forms hooks may have, and in whose words they are refused.
-        Raises: InferError (INVALID); the file's own exception, if it raised one, is the cause.
+        `dialect` determines the allowed forms of hooks, and the error texts.
+        Raises: InferError (INVALID), caused by the file's own exception if it raised one.
         """
         rules = _rules(dialect)
         self._siblings = Siblings(path, roots, rules.folders)
@@ -61,7 +61,7 @@ class HookModule:
         )
 
     def bind(self, name: str, signature: Any, metadata: Any) -> HookFunction | None:
-        """Give a hook as a function of what changes from call to call; None where the file has no such hook."""
+        """Return a hook as a function of its per-call arguments; None if the file does not have it."""
         function = self.functions.get(name)
         if function is None:
             return None
@@ -73,21 +73,21 @@ class HookModule:
         return lambda value, _: function(value, signature)
 
     def bound(self, inputs: Sequence[Any], outputs: Sequence[Any], metadata: Any) -> dict[str, HookFunction | None]:
-        """Give both, with what describes the model on their side of it."""
+        """Return both hooks, each with the description of its side of the model."""
         return {PRE: self.bind(PRE, inputs, metadata), POST: self.bind(POST, outputs, metadata)}
 
     def takes_parameters(self, name: str) -> bool:
-        """Tell whether the file has a hook that is given the request's own parameters."""
+        """Return whether the file has this hook and it accepts the request's parameters."""
         function = self.functions.get(name)
         return function is not None and len(inspect.signature(function).parameters) == len(_MORE) + 1
 
     def close(self) -> None:
-        """Forget the instance."""
+        """Discard the instance."""
         self._siblings.close()
 
 
 class _Rules:
-    """What the hooks of a file may look like, and what is said of those that do not."""
+    """The allowed forms of hooks, and the error texts for others."""
 
     forms = FORMS
     folders: tuple[Path, ...] = ()
@@ -95,15 +95,15 @@ class _Rules:
     tells_where = False
 
     def wrong_form(self, name: str, found: str, *, plain: bool = True) -> str:
-        """Say what arguments a hook was to have; `plain`: it has nothing but plain ones."""
+        """Return the error for wrong arguments of a hook; `plain`: all of them are plain."""
         return f"function {name}: expected function arguments {self._wanted(name)} but found {found}"
 
     def no_function(self, name: str, found: Any) -> str:
-        """Say that a name is none."""
+        """Return the error for a name that is not a function."""
         return f"{name} is no function: {type(found).__name__}"
 
     def wrong_kind(self, name: str, *, is_async: bool, yields: bool, decoupled: bool) -> str:
-        """Say why a hook may not be what it is; "" if it may."""
+        """Return the error for a disallowed kind of hook, "" if it is allowed."""
         if not yields:
             return ""
         if name == PRE:
@@ -120,7 +120,7 @@ class _Rules:
 
 
 class _CortexRules(_Rules):
-    """Cortex's, of both generations. Source: Cortex 0.10, which knew the longer form; the texts begin as its do."""
+    """Cortex's, of both generations. Source: Cortex 0.10, which had the longer form; the texts begin like its own."""
 
     forms = _CORTEX_FORMS
     folders = (Path(__file__).parents[1] / "cortex" / "importable",)
@@ -156,7 +156,7 @@ def _found(path: Path, siblings: Siblings, rules: _Rules) -> dict[str, Callable[
         raise InferError(Code.INVALID, f"hooks file {path}: {where}, line {error.lineno}: {error.msg}") from error
     except InferError:
         raise
-    except BaseException as error:  # a module may well call sys.exit
+    except BaseException as error:  # a module may call sys.exit
         text = f"hooks file {path} cannot be loaded: {brief(error)}"
         text += _place(error, siblings) if rules.tells_where else ""
         raise InferError(Code.INVALID, text) from error
@@ -173,7 +173,7 @@ def _found(path: Path, siblings: Siblings, rules: _Rules) -> dict[str, Callable[
 
 
 def _unpickled(path: Path) -> SimpleNamespace:
-    """Read a dict of functions. Raises: InferError (INVALID), and whatever reading raises."""
+    """Read a pickled dict of functions. Raises: InferError (INVALID), and whatever unpickling raises."""
     try:
         dill = importlib.import_module("dill")
     except ModuleNotFoundError as error:
@@ -188,7 +188,7 @@ def _unpickled(path: Path) -> SimpleNamespace:
 
 
 def _place(error: BaseException, siblings: Siblings) -> str:
-    """Say where in the user's files it was raised, the innermost place; "" where that is not theirs."""
+    """Return the innermost place in the user's files where the error was raised, "" if there is none."""
     frames, place = error.__traceback__, ""
     while frames is not None:
         if siblings.has(Path(frames.tb_frame.f_code.co_filename)):
@@ -198,7 +198,7 @@ def _place(error: BaseException, siblings: Siblings) -> str:
 
 
 def _yields(path: Path, functions: Mapping[str, Callable[..., Any]], rules: _Rules, *, decoupled: bool) -> bool:
-    """Tell whether post_inference is a generator function. Raises: InferError (INVALID) where none may be."""
+    """Return whether post_inference is a generator function. Raises: InferError (INVALID) if that is not allowed."""
     any_yields = False
     for name, function in functions.items():
         own = (function, inspect.unwrap(function))
@@ -212,7 +212,7 @@ def _yields(path: Path, functions: Mapping[str, Callable[..., Any]], rules: _Rul
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], bool, str]:
-    """Give a function's argument names, whether they are all plain, and how they were written."""
+    """Return a function's argument names, whether all are plain, and their source form."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -230,16 +230,16 @@ def _neither(path: Path) -> str:
 
 
 def brief(error: BaseException) -> str:
-    """Write an exception on one line, type first, for somebody who cannot see the traceback."""
+    """Format an exception on one line, type first, for a reader who cannot see the traceback."""
     try:
         text = " ".join(str(error).split())
-    except Exception:  # noqa: BLE001 - the user's class, the user's __str__
+    except Exception:  # noqa: BLE001 - __str__ is user code
         text = ""
     return f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__
 
 
 def check_file(path: Path, *, decoupled: bool = False, dialect: str = "") -> list[str]:
-    """Find what would keep a hook file from loading, as `file:line: problem`, without running it."""
+    """Return what would prevent a hook file from loading, as `file:line: problem`, without running it."""
     rules = _rules(dialect)
     if path.suffix in PICKLES:
         return [] if path.is_file() else [f"{path}: no such file"]
@@ -270,7 +270,7 @@ def check_file(path: Path, *, decoupled: bool = False, dialect: str = "") -> lis
 
 
 def hooks_in(path: Path) -> list[str]:
-    """Name the hooks that a file may define, without running it; of what cannot be read as source none."""
+    """Return the hooks that a file may define, without running it; none if it cannot be parsed."""
     try:
         nodes = list(_module_level(parsed(path.read_bytes()).body))
     except (OSError, SyntaxError, ValueError):
@@ -289,7 +289,7 @@ def _joined(names: tuple[str, ...]) -> str:
 
 
 def _written(arguments: ast.arguments) -> str:
-    """Write a function's parameters without annotations; positional-only ones are as good as plain ones."""
+    """Format a function's parameters without annotations; positional-only ones count as plain."""
     plain = ast.arguments(
         [], [ast.arg(each.arg) for each in (*arguments.posonlyargs, *arguments.args)],
         arguments.vararg and ast.arg(arguments.vararg.arg), [ast.arg(each.arg) for each in arguments.kwonlyargs],
@@ -299,7 +299,7 @@ def _written(arguments: ast.arguments) -> str:
 
 
 def _module_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Give the statements that run at import, those under `if`, `try`, `with` and loops included."""
+    """Yield the statements that run at import, including those under `if`, `try`, `with` and loops."""
     for node in body:
         yield node
         for part in ("body", "orelse", "finalbody", "handlers", "cases"):
@@ -308,7 +308,7 @@ def _module_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _may_bind(node: ast.stmt, names: set[str]) -> bool:
-    """Tell whether a statement other than `def` may make one of the names, so that only running it can tell."""
+    """Return whether a statement other than `def` may bind one of the names, which only running it would show."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         return any((alias.asname or alias.name) in {*names, "*"} for alias in node.names)
     return any(isinstance(inner, ast.Name) and inner.id in {*names, "globals", "exec"} for inner in ast.walk(node))

@@ -1,4 +1,4 @@
-"""What users' modules leave behind when a model's hooks have ended. Called by who keeps Models with their Hooks."""
+"""Frees what user modules leave behind when a model's hooks are closed. Used by the holders of Models with Hooks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from penstock.batching.model import Model
 
 
 async def let_go(model: Model) -> None:
-    """Free what the modules of a model's hooks have, once the hooks are closed and nobody has them any more.
+    """Free the objects of a model's hook modules, once the hooks are closed and no longer referenced.
 
-    Functions and the globals that they lie among are a cycle, tables and encoders of any size included, and the
-    collector comes seldom in a server (`settle_memory`): one that is loaded again and again would hold all of them.
-    On a thread, since users' finalizers may wait for something.
+    Functions and their module globals form cycles, which may include tables and encoders of any size, and a server
+    collects garbage rarely (`settle_memory`): without this, repeated reloads would keep all of them.
+    Done on a thread, because user finalizers may wait.
     """
     spec = model.spec.hooks
     if spec is not None and spec.has_file and not spec.workers:

@@ -1,11 +1,11 @@
-"""Mounts: folders that user code finds at other paths than those where they are, in the process that runs it.
+"""Mounts: redirects paths of user code to other folders, within the process that runs it.
 
-Installed in a worker process before the user's code is loaded. Where the system allows it, the process has a mount
-namespace of its own already (server/workers/child.py), which holds for all code there is, and nothing is done here.
-Otherwise Python's own ways to a file are led there: what `open`, `os`, and all that stands on them (pathlib, shutil,
-glob, tempfile, zipfile, numpy, PIL, ...) are given, the import system, and the arguments and folder of programs that
-are started. Not led there: C libraries that open files by themselves (sqlite3, cv2.imread, h5py, a runtime that is
-given a model's path), `io.FileIO`, command lines for a shell, and the listing of the folder above.
+Installed in a worker process before user code is loaded. If the system allows it, the process already has a mount
+namespace (server/workers/child.py), which applies to all code, and nothing is done here. Otherwise Python's own access
+to files is redirected: `open`, `os`, and everything built on them (pathlib, shutil, glob, tempfile, zipfile, numpy,
+PIL, ...), the import system, and the arguments and working folder of started programs. Not redirected are C libraries
+that open files themselves (sqlite3, cv2.imread, h5py, a runtime that is given a model's path), `io.FileIO`, shell
+command lines, and the listing of the parent folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from importlib.abc import PathEntryFinder
 from pathlib import Path
 from typing import Any
 
-# Functions of os, by how many paths they begin with.
+# Functions of os, by the number of leading path arguments.
 _PATHS = {
     1: (
         "access", "chdir", "chmod", "chown", "getxattr", "lchown", "listdir", "listxattr", "lstat", "mkdir", "mkfifo",
@@ -36,16 +36,16 @@ _SUPPORTS = ("supports_dir_fd", "supports_effective_ids", "supports_fd", "suppor
 
 
 class Redirect:
-    """Where paths lead: below a key of `mounts` to the same below its value, everywhere else to where they say."""
+    """The path mapping: below a key of `mounts` to the same path below its value; other paths are unchanged."""
 
     def __init__(self, mounts: Mapping[str, str]) -> None:
-        # the innermost first
+        # innermost first
         self._mounts = sorted(
             ((os.path.normpath(key), os.path.normpath(value)) for key, value in mounts.items()), reverse=True
         )
 
     def __call__(self, path: Any) -> Any:
-        """Give the path to use: what it was given, unless that is below a mount. Descriptors stay what they are."""
+        """Return the path to use: the argument itself unless it is below a mount. Descriptors are unchanged."""
         if isinstance(path, str):
             return self._of(path)
         if isinstance(path, bytes):
@@ -70,7 +70,7 @@ class Redirect:
 
 
 class _Led:
-    """A function whose paths are led; no descriptor, as the built-in functions that it stands for are none."""
+    """A function with redirected paths; not a descriptor, like the built-in functions that it replaces."""
 
     def __init__(self, function: Callable[..., Any], lead: Redirect, count: int) -> None:
         self.__wrapped__ = function
@@ -92,7 +92,7 @@ class _Led:
 
 
 class _LedScandir(_Led):
-    """os.scandir, whose entries below a mount have the paths that were asked for: os.walk and pathlib go on there."""
+    """os.scandir whose entries below a mount have the requested paths, so that os.walk and pathlib continue there."""
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         entries = super().__call__(*args, **named)
@@ -101,7 +101,7 @@ class _LedScandir(_Led):
 
 
 class _Entries:
-    """What os.scandir has given for a folder, with each entry's path below the one that was asked for."""
+    """The result of os.scandir, with each entry's path below the requested folder."""
 
     def __init__(self, entries: Any, folder: Any) -> None:
         self._entries = entries
@@ -140,7 +140,7 @@ class _Entry:
 
 
 class Mounts:
-    """What has been installed, until `close`. In a worker it stays until the process ends."""
+    """The installed redirections, until `close`. In a worker they stay until the process ends."""
 
     def __init__(self, mounts: Mapping[str, str]) -> None:
         self._lead = Redirect(mounts)
@@ -158,10 +158,10 @@ class Mounts:
         self._prepare(io.open, 1)
         self._prepare(io.open_code, 1)
         for module in list(sys.modules.values()):
-            # whoever has imported one of them by its name has it in its own names
+            # modules that imported one of the functions by name hold it in their own namespace
             if type(module) is type(os) and not str(getattr(module, "__name__", "")).startswith(__name__):
                 self._replace_in(vars(module))
-        # pathlib's own, from Python 3.13 on
+        # pathlib's own, since Python 3.13
         self._replace_static(getattr(glob, "_StringGlobber", None))
         openers = getattr(sys.modules.get("numpy.lib._datasource"), "_file_openers", None)
         self._replace_in(getattr(openers, "_file_openers", {}))
@@ -173,11 +173,11 @@ class Mounts:
         fork = getattr(subprocess, "_fork_exec", None)
         if fork is not None:
             self._replace(vars(subprocess), "_fork_exec", self._forked(fork))
-            # and never past it: from Python 3.13 on, most programs named by their path are spawned
+            # always use it: since Python 3.13, most programs named by path are spawned instead
             self._replace(vars(subprocess), "_USE_POSIX_SPAWN", False)
 
     def _prepare(self, function: Any, count: int) -> None:
-        self._originals.append(function)  # while it is here, nothing else has its id
+        self._originals.append(function)  # keeps it alive, so that no other object gets its id
         kind = _LedScandir if function is os.scandir else _Led
         self._led[id(function)] = kind(function, self._lead, count)
 
@@ -199,7 +199,7 @@ class Mounts:
                 setattr(kind, name, staticmethod(led))
 
     def _support(self) -> None:
-        """Have os say of them what it says of those they stand for."""
+        """Add the replacements to os.supports_* sets that contain the originals."""
         for name in _SUPPORTS:
             functions: set[Any] = getattr(os, name)
             for function in list(functions):
@@ -230,14 +230,14 @@ class Mounts:
             del cache[entry]
 
     def close(self) -> None:
-        """Take it all back."""
+        """Undo everything."""
         self._undo.close()
 
 
 def install(mounts: Mapping[str, str]) -> Mounts:
-    """Have this process find at each key what is at its value. Does nothing where the system does so already.
+    """Make the value of each mount visible at its key in this process; does nothing if the system already does.
 
-    Raises: ValueError for a key that is no absolute path, or is the root.
+    Raises: ValueError for a key that is not an absolute path, or is the root.
     """
     for key in mounts:
         if not key.startswith("/") or not os.path.normpath(key).strip("/"):

@@ -1,6 +1,6 @@
-"""Our own Conversions.
+"""Penstock's own Conversions.
 
-Called on a replica's thread or in its process, and on the event loop where a model lacks the hook or it is swift.
+Called on a replica's thread or in its process, and on the event loop if a model lacks the hook or it is swift.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ class Native:
 
     def __init__(self, described: Described) -> None:
         self._signature = described.signature
-        # who has Nodes has hooks, and is given what pre_inference has returned; others are given what a client has sent
+        # if there are Nodes there are hooks, and the value comes from pre_inference; otherwise it comes from a client
         self._said = "pre_inference returned what the model cannot take: " if described.inputs else ""
         self.signatures: tuple[Any, Any] = (list(described.inputs), list(described.outputs))
 
     def inputs(self, value: Any, _: Mapping[str, Any]) -> list[Array | None]:
-        """See `Conversions`, as the others."""
+        """Convert a value; see `Conversions`, also for the other methods."""
         try:
             return to_inputs(value, self._signature)
         except InferError as error:
             raise InferError(error.code, f"{self._said}{error.message}") from error
 
     def prediction(self, outputs: Sequence[Any], _: Mapping[str, Any]) -> Any:
-        """Give a list of arrays, and of dicts."""
+        """Return a list of arrays and dicts."""
         return to_prediction(outputs, self._signature)
 
     def answer(self, result: Any, _: Mapping[str, Any]) -> bytes:
-        """Give JSON."""
+        """Return JSON."""
         return to_json(result)
 
     def failure(self, hook: str, error: BaseException) -> InferError | None:
-        """Leave the words to `call.py`."""
+        """Leave the error to `call.py`."""
 
 
 def conversions(described: Described) -> Conversions:
-    """Give our own rules for a model."""
+    """Return Penstock's own rules for a model."""
     return Native(described)

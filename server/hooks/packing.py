@@ -1,7 +1,6 @@
-"""Packing: what a hook's call and its answer look like on their way to a worker process and back.
+"""Packing: the encoding of hook calls and their answers for worker processes.
 
-Written and read on both sides (`call.py` and `worker_replica.py`; `inside.py`), so it needs no more than numpy and
-orjson.
+Used on both sides (`call.py` and `worker_replica.py`; `inside.py`), so it needs only numpy and orjson.
 """
 
 from __future__ import annotations
@@ -19,45 +18,45 @@ from penstock.backends.backend import Array
 from penstock.backends.signature import Signature, TensorSpec
 
 CALL = 32
-"""A hook is called. Body: ASKED, the parameters, the value."""
+"""A hook call. Body: ASKED, the parameters, the value."""
 TURN = 33
-"""A generator takes steps. Body: STEPS, and what CALL has where it is to begin."""
+"""A generator takes steps. Body: STEPS, followed by the body of CALL if it is to begin."""
 SHUT = 34
-"""A generator that nobody listens to is closed. Body: NUMBER, the generator's."""
+"""Close a generator whose answers are no longer wanted. Body: NUMBER, the generator's."""
 ANSWER = 64
-"""The worker tells what a generator has yielded. Number: the generator's. Body: YIELDED, and what REPLIED precedes."""
+"""From the worker: a generator has yielded. Number: the generator's. Body: YIELDED, then what follows REPLIED."""
 GIVE_WAY = 65
-"""The server tells that a call waits. Number: of the last turn that is to end after the step that it is in."""
+"""From the server: a call is waiting. Number: the last turn that must end after its current step."""
 HUSH = 66
-"""The server tells that nobody takes the answers of the generator of that number any more."""
+"""From the server: the answers of the generator with this number are no longer wanted."""
 FORGET = 67
-"""The server tells that the request of that number has ended: what pre_inference left for the other is not needed."""
+"""From the server: the request with this number has ended, and what pre_inference left for it is not needed."""
 
 ASKED = struct.Struct("<BBBIQ")
-"""Which hook (0: pre_inference), what to make of its result, how the value is written, bytes of parameters, request."""
+"""Which hook (0: pre_inference), result conversion, value encoding, size of the parameters, request number."""
 STEPS = struct.Struct("<QQBIQ")
-"""The generator, the turn, what to make of answers, the most steps, the bytes of answers from which none is begun."""
+"""Generator, turn, answer conversion, maximum steps, and the size of answers from which no step begins."""
 NUMBER = struct.Struct("<Q")
 REPLIED = struct.Struct("<BQQ")
-"""How it went, nanoseconds that the hook took; of a turn's end: 1 + those of the step that found no more answers."""
+"""Outcome, nanoseconds of the hook; at the end of a turn: 1 + those of the step that found no more answers."""
 YIELDED = struct.Struct("<BQQQ")
-"""How it went, nanoseconds it was computed and converted, bytes."""
+"""Outcome, nanoseconds of computation and of conversion, size in bytes."""
 
 INPUTS, JSON, TENSORS = 0, 1, 2
-"""What to make of a hook's result: the model's inputs, the body of a JSON answer, named tensors."""
+"""Result conversions: the model's inputs, the body of a JSON answer, named tensors."""
 PLAIN_JSON, FULL_JSON, NAMED, PACKED = 0, 1, 2, 3
-"""How a value is written: as orjson does, as Python's json does, as names of the tensors beside it, by `pack`."""
+"""Value encodings: orjson's JSON, Python's json, names of the accompanying tensors, `pack`."""
 FULL_PARAMETERS = 16
-"""Added to how the value is written where the parameters are written as Python's json does."""
+"""Added to the value encoding if the parameters are encoded by Python's json."""
 DONE, REFUSED, RAISED = 0, 1, 2
-"""How a call went: its result follows; an InferError, as JSON; what else the hook raised, as JSON."""
+"""Outcomes: a result follows; an InferError as JSON; another exception of the hook as JSON."""
 
 
 def write_json(value: Any) -> tuple[bytes, int]:
-    """Write a value that came as JSON, and say how."""
+    """Encode a value that came as JSON. Returns: the text and its encoding."""
     try:
         text = orjson.dumps(value)
-        # orjson writes null for NaN and infinities too, so this may have been one
+        # orjson also writes null for NaN and infinities, so this may have been one
         if b"null" not in text:
             return text, PLAIN_JSON
     except TypeError:
@@ -66,14 +65,14 @@ def write_json(value: Any) -> tuple[bytes, int]:
 
 
 def read_json(text: bytes, how: int) -> Any:
-    """Read what `write_json` has written."""
+    """Decode the output of `write_json`."""
     return json.loads(text) if how == FULL_JSON else orjson.loads(text)
 
 
 def write_sample(sample: Any) -> tuple[bytes, int, list[Array | None] | None]:
-    """Write a sample, which came as JSON or as arrays by name: text, how it is written, and tensors.
+    """Encode a sample that came as JSON or as arrays by name. Returns: text, encoding and tensors.
 
-    Raises: TypeError or ValueError for what cannot travel.
+    Raises: TypeError or ValueError for values that cannot be sent.
     """
     if type(sample) is dict and sample and type(next(iter(sample.values()))) is np.ndarray:
         arrays: list[Array | None] = list(sample.values())
@@ -84,7 +83,7 @@ def write_sample(sample: Any) -> tuple[bytes, int, list[Array | None] | None]:
 
 
 def write_outputs(outputs: list[Any]) -> tuple[bytes, int, list[Array | None] | None]:
-    """Write a model's outputs, as `write_sample` does."""
+    """Encode a model's outputs, like `write_sample`."""
     if all(type(each) is np.ndarray for each in outputs):
         return b"", NAMED, list(outputs)
     arrays: list[Array | None] = []
@@ -92,7 +91,7 @@ def write_outputs(outputs: list[Any]) -> tuple[bytes, int, list[Array | None] | 
 
 
 def read_value(text: bytes, how: int, arrays: list[Array | None]) -> Any:
-    """Read what `write_sample` or `write_outputs` has written."""
+    """Decode the output of `write_sample` or `write_outputs`."""
     if how == NAMED:
         return dict(zip(orjson.loads(text), arrays, strict=True)) if text else arrays
     if how == PACKED:
@@ -101,16 +100,16 @@ def read_value(text: bytes, how: int, arrays: list[Array | None]) -> Any:
 
 
 def read_made(form: int, text: bytes, arrays: list[Array | None]) -> Any:
-    """Read what was made of a hook's result: inputs, a JSON body, tensors by name."""
+    """Decode a converted hook result: inputs, a JSON body, tensors by name."""
     if form == INPUTS:
         return arrays
     return text if form == JSON else dict(zip(orjson.loads(text), arrays, strict=True))
 
 
 def pack(value: Any, arrays: list[Array | None]) -> Any:
-    """Give a value as JSON, of which `unpack` makes the same again: maps with keys of any type, arrays, dates.
+    """Return a JSON representation that `unpack` reverses: maps with keys of any type, arrays, dates.
 
-    Arrays are appended to `arrays`. Raises: TypeError for what it does not know.
+    Arrays are appended to `arrays`. Raises: TypeError for unknown types.
     """
     if isinstance(value, np.generic) and value.dtype.kind not in "biuf":
         value = value.item()
@@ -132,7 +131,7 @@ def pack(value: Any, arrays: list[Array | None]) -> Any:
 
 
 def unpack(packed: Any, arrays: Sequence[Array | None] = ()) -> Any:
-    """Make a value of what `pack` has given."""
+    """Decode the output of `pack`."""
     if isinstance(packed, list):
         return [unpack(item, arrays) for item in packed]
     if not isinstance(packed, dict):
@@ -151,19 +150,19 @@ def unpack(packed: Any, arrays: Sequence[Array | None] = ()) -> Any:
 
 
 def write_signature(signature: Signature) -> list[Any]:
-    """Write what conversions need of a Signature, as JSON."""
+    """Encode what conversions need of a Signature, as JSON."""
     sides = (signature.inputs, signature.outputs)
     return [[[each.name, each.datatype, each.shape, each.optional] for each in side] for side in sides]
 
 
 def read_signature(written: list[Any]) -> Signature:
-    """Read what `write_signature` has written."""
+    """Decode the output of `write_signature`."""
     inputs, outputs = (tuple(TensorSpec(row[0], row[1], tuple(row[2]), row[3]) for row in side) for side in written)
     return Signature(inputs, outputs)
 
 
 def tensor_bytes(arrays: Iterable[Array | None]) -> int:
-    """Measure what tensors hold."""
+    """Return the size of tensors in bytes."""
     return sum(
         sum(map(len, array.ravel().tolist())) if array.dtype.hasobject else array.nbytes
         for array in arrays

@@ -1,4 +1,4 @@
-"""HookPlacement: where a model's hooks run, in the server's process or in workers, and the move to the other.
+"""HookPlacement: where a model's hooks run, in the server's process or in workers, and the move to workers.
 
 Called by `runner.py`, on the event loop.
 """
@@ -24,23 +24,23 @@ from .visit import Visit
 from .worker_replicas import Interpreters, WorkerReplicas
 
 MOST_WORKERS = 4
-"""Where nobody has said how many."""
+"""The most workers, if no number is configured."""
 
 logger = logging.getLogger("penstock.hooks")
 
 
 def own_interpreter(spec: WorkerSpec, label: str) -> str:
-    """Give the interpreter that is named, where nobody can make an environment. Raises: InferError."""
+    """Return the configured interpreter, for callers that cannot make environments. Raises: InferError."""
     if spec.requirements is not None:
         raise InferError(Code.UNSUPPORTED, f"{label}: nothing here can make the environment of {spec.requirements}")
     return spec.interpreter
 
 
 class HookPlacement:
-    """The replicas that new requests go to, and those that finish the requests they have.
+    """The replicas for new requests, and those that finish their requests.
 
-    Invariant: hooks move at most once, from the server's process into workers, and only where nobody has said how many
-    workers there are to be.
+    Invariant: hooks move at most once, from the server's process to workers, and only if the number of workers is not
+    configured.
     """
 
     def __init__(self, model: Model, spec: HookSpec, interpreters: Interpreters) -> None:
@@ -57,13 +57,13 @@ class HookPlacement:
 
     @property
     def replicas(self) -> Replicas:
-        """Those that new requests go to. Raises: InferError when it is closed."""
+        """The replicas for new requests. Raises: InferError once it is closed."""
         if self._replicas is None:
             raise InferError(Code.NOT_READY, f"model '{self._model.name}' is being unloaded")
         return self._replicas
 
     async def open(self) -> Any:
-        """Load the file. Returns: a replica, which tells what the file has. Raises: InferError."""
+        """Load the file. Returns: a replica, which describes the file's hooks. Raises: InferError."""
         decided = self._decided = await self._loop.run_in_executor(None, plan, self._spec)
         if self._spec.workers:
             self._replicas, first = await self._in_workers(self._spec.workers, decided)
@@ -105,11 +105,11 @@ class HookPlacement:
             raise
 
     def admit(self) -> Visit:
-        """Let a request in. Raises: InferError (OVERLOADED, NOT_READY)."""
+        """Admit a request. Raises: InferError (OVERLOADED, NOT_READY)."""
         return self.replicas.admit()
 
     def watch(self, now_ns: int) -> None:
-        """Fail what is past its limit by `now_ns`."""
+        """Fail calls that have exceeded their limit at `now_ns`."""
         for replicas in filter(None, (self._replicas, self._leaving)):
             replicas.watch(now_ns)
 
@@ -117,7 +117,7 @@ class HookPlacement:
 
     def _found(self, hook: str, computed_ns: int, late_ns: int) -> None:
         count = self._sensible()
-        # another dialect's projects have no penstock.toml
+        # projects of other dialects have no penstock.toml
         way = f". hooks.workers = {count} in penstock.toml has them there from the start, 0 keeps them"
         logger.warning(
             "%s of model '%s' computes for %.1f ms a call, and holds up the server's event loop by %.1f ms: the hooks "
@@ -128,7 +128,7 @@ class HookPlacement:
         self._moving = asyncio.ensure_future(self._move(count))
 
     def _sensible(self) -> int:
-        """Give how many workers there are to be: no more instances of the file than its owner has allowed."""
+        """Return a sensible number of workers: at most the configured number of instances of the file."""
         said = self._spec.replicas
         alone = self._decided is not None and self._decided.alone
         allowed = 1 if alone or said == "shared" else said if isinstance(said, int) else MOST_WORKERS
@@ -139,7 +139,7 @@ class HookPlacement:
             return
         try:
             replicas, first = await self._in_workers(count, self._decided)
-        except Exception as error:  # noqa: BLE001 - whatever it is, nobody waits for this task
+        except Exception as error:  # noqa: BLE001 - nobody waits for this task
             text = error.message if isinstance(error, InferError) else brief(error)
             logger.warning(
                 "the hooks of model '%s' stay where they are: %s", self._model.name, text,
@@ -152,10 +152,10 @@ class HookPlacement:
             self._leaving.retire()
         logger.info("hooks of %s: now in %s", self._model.name, _processes(count))
 
-    # -- its end -----------------------------------------------------------------------------------------------
+    # -- end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End all replicas when they have done what they were asked; whoever still waits is refused."""
+        """End all replicas once they have finished; waiting requests are rejected."""
         if self._holding is not None:
             self._holding.close()
         if self._moving is not None:
@@ -167,7 +167,7 @@ class HookPlacement:
         self._on_path = None
 
     async def ended(self) -> None:
-        """Wait for the end of the workers, after `close`."""
+        """Wait for the workers to end, after `close`."""
         waits = [replicas.ended() for replicas in (self._replicas,) if isinstance(replicas, WorkerReplicas)]
         self._replicas = self._leaving = None
         if self._moving is not None:
@@ -175,7 +175,7 @@ class HookPlacement:
         await asyncio.gather(*waits)
 
     async def kill(self) -> None:
-        """End the workers now, whatever they do; after `close`."""
+        """Kill the workers now; after `close`."""
         replicas = self._replicas
         if isinstance(replicas, WorkerReplicas):
             replicas.kill()

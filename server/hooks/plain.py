@@ -1,4 +1,4 @@
-"""Plain: what is nothing but numbers, texts, arrays and containers of them, and how much that is. For `swift.py`."""
+"""Plain values: numbers, texts, arrays and containers of them, and how large they are. Used by `swift.py`."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 
 MANY = 2048
-"""Of what a global has, for it to be gone through, again and again by a comprehension: as much as a sample has."""
+"""The most members of a global that a comprehension may traverse repeatedly: as many as a sample may have."""
 _LOOKED_INTO = 1 << 18
-"""Of what one has that is only looked into: a vocabulary."""
+"""The most members of a container used only for lookups, such as a vocabulary."""
 _DEEP = 8
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _SCALARS = frozenset(np.sctypeDict.values())
 
 
 def is_small(settings: Any) -> bool:
-    """Tell whether what hooks are told of their configuration is plain, and little."""
+    """Return whether the configuration passed to hooks is plain and small."""
     return members(settings) <= MANY
 
 
 def has_small(value: Any) -> bool:
-    """Tell whether each of what a large container has is plain and little."""
+    """Return whether every member of a large container is plain and small."""
     left: float = _LOOKED_INTO
     for each in (*value, *value.values()) if type(value) is dict else value:
         count = members(each)
@@ -33,7 +33,7 @@ def has_small(value: Any) -> bool:
 
 
 def members(value: Any, depth: int = 0) -> float:
-    """Count what a value has; infinite where that is not numbers, texts and containers of them, or too much."""
+    """Count the members of a value; infinite if it is not made of numbers, texts and containers, or is too large."""
     if type(value) is np.ndarray:
         return math.inf if value.dtype.hasobject else 1 + value.nbytes // 8
     if type(value) in PLAIN or (type(value) in _SCALARS and not value.dtype.hasobject):

@@ -1,6 +1,6 @@
-"""ReplicaPlan: how many instances of a hook file there are to be, by what is said and by what the file does.
+"""ReplicaPlan: the number of instances of a hook file, from the configuration and from what the file does.
 
-Called when a model is loaded and by `penstock check`.
+Used when a model is loaded and by `penstock check`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .writes import INSTANCE, MACHINE, PICKLES, files_of, written_globals
 
 DEFAULT_REPLICAS = 8
 LIGHT_REPLICAS = 32
-"""Where a dialect promises an instance to every request, and they are light: as many requests can share a batch, and be
-on their way to a model that is far."""
+"""For dialects that guarantee each request its own instance, if instances are light: as many as requests can share a
+batch and be in transit to a remote model."""
 
 _OF_THREADS = re.compile(
     r"\b_?(threading|thread|greenlet|gevent|eventlet|contextvars|asyncio|decimal|sqlite3|local|scoped_session|signal"
@@ -27,11 +27,11 @@ _OF_THREADS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlan:
-    """How a hook file is instantiated, and why. `shared`: one instance for all requests, called once at a time.
+    """How a hook file is instantiated, and why. `shared`: one instance for all requests, called one at a time.
 
-    `light`: how many there may be while they are light; of a shared one, beside it, while its hooks wait. `together`:
-    they need no thread each. `alone`: what they write, other processes see, so that there can be no other instance
-    anywhere. `constant`: the file was read, and writes no globals.
+    `light`: the maximum number while instances are light; for a shared one, the number of others while its hooks wait.
+    `together`: they do not each need a thread. `alone`: their writes are visible to other processes, so there can be no
+    other instance anywhere. `constant`: the file was analyzed, and writes no globals.
     """
 
     replicas: int
@@ -44,7 +44,7 @@ class ReplicaPlan:
 
 
 def plan(spec: HookSpec) -> ReplicaPlan:
-    """Decide by what the configuration says, and where it is silent by whether the file writes globals.
+    """Decide by the configuration, or if it is silent by whether the file writes globals.
 
     Raises: InferError (INVALID) for a file that does not parse or a setting out of range.
     """
@@ -58,7 +58,7 @@ def plan(spec: HookSpec) -> ReplicaPlan:
         text = f'hooks file {spec.path}: replicas: got {spec.replicas!r}, takes an integer above 0 or "shared"'
         raise InferError(Code.INVALID, text)
     try:
-        # what only an instance of its own can keep apart, and nothing short of that, where one is promised
+        # where an instance per request is guaranteed, find everything that only separate instances can isolate
         writes = written_globals(spec.path, roots=spec.roots, strict=spec.dialect == "cortex")
     except SyntaxError as error:
         raise InferError(Code.INVALID, f"hooks file {spec.path}: line {error.lineno}: {error.msg}") from error
@@ -70,7 +70,7 @@ def plan(spec: HookSpec) -> ReplicaPlan:
     listed = ", ".join(map(str, writes[:5])) + (f" and {len(writes) - 5} more" if len(writes) > 5 else "")
     reaches = {write.reach for write in writes} - {INSTANCE} if spec.dialect else set()
     if reaches:
-        # instances in one process would not keep it apart; processes would, where it stays in them
+        # separate instances in one process would not isolate it; separate processes would, if it stays within them
         reason = f"one request at a time in each process, what others see is written: {listed}"
         return ReplicaPlan(1, shared=False, reason=reason, alone=MACHINE in reaches)
     light = LIGHT_REPLICAS if spec.dialect else DEFAULT_REPLICAS
@@ -80,7 +80,7 @@ def plan(spec: HookSpec) -> ReplicaPlan:
 
 
 def knows_threads(spec: HookSpec) -> bool:
-    """Tell whether the user's files name something that is another thing in another thread."""
+    """Return whether the user's files use anything that is thread-specific."""
     if spec.path.suffix in PICKLES:
         return True
     return any(_OF_THREADS.search(ast.unparse(tree)) for _, tree in files_of(spec.path, spec.roots))

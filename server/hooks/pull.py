@@ -1,6 +1,6 @@
-"""Pull: the answers of a post_inference that yields: run a little ahead on its replica, taken on the event loop.
+"""Pull: the answers of a post_inference that yields, produced a little ahead on its replica, taken on the event loop.
 
-Made by `runner.py`, one for a request. What gives answers in another way (a response sender) may fill a queue like it.
+Made by `runner.py`, one per request. Other sources of answers (a response sender) may fill a queue like it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 AHEAD = 8
 AHEAD_BYTES = 256 << 10
-"""How far a generator runs ahead of whoever takes its answers: so many, or the one that makes them so large."""
+"""How far a generator runs ahead of its consumer: this many answers, or up to the one that reaches this size."""
 CLOSING = f"closing {POST}"
 
 
 class Answer(NamedTuple):
-    """One answer of several: its outputs as the caller wants them, or why this one failed; more may come after it.
+    """One answer of several: its outputs as the caller wants them, or its error; more may follow.
 
-    `final`: it is known to be the last. `more`: the next one is there already, so that both may be sent together.
-    `parameters` are what a model of user code has said with it. Units: `infer_ns` is how long it was computed,
-    `output_ns` made tensors; `nbytes` is what those hold, of an answer that waits here; 0 of others.
+    `final`: it is known to be the last. `more`: the next one is available, so both may be sent together. `parameters`
+    were set on it by user code. Units: `infer_ns` is the time to compute it, `output_ns` the time to convert it;
+    `nbytes` is its size if it waits here, otherwise 0.
     """
 
     outputs: Any
@@ -48,13 +48,13 @@ class Answer(NamedTuple):
 
 
 class Pull(HookCall):
-    """One generator. It is a HookCall that begins anew whenever there is room for answers, and ends when there is none.
+    """One generator: a HookCall that is submitted again whenever there is room for answers, until there are no more.
 
     Invariants: the generator begins, steps and is closed on one replica's thread. It is closed exactly once, unless
-    that thread never comes back from it. At most AHEAD answers wait, and no step is begun with AHEAD_BYTES of them.
-    Threads: the event loop's; `invoke` and `abandon` are the replica's. `_lock` decides between a generator that pauses
-    and a client that goes away. The time limit is for each step.
-    Units: `ended_ns` is how long the step took that found no more answers, -1 before.
+    that thread never returns from it. At most AHEAD answers wait, and no step begins with AHEAD_BYTES of them.
+    Threads: the event loop's; `invoke` and `abandon` run on the replica's. `_lock` decides between a pausing generator
+    and a disconnecting client. The time limit is per step.
+    Units: `ended_ns` is the time of the step that found no more answers, -1 before.
     """
 
     __slots__ = (
@@ -63,7 +63,7 @@ class Pull(HookCall):
     )  # fmt: skip
 
     def __init__(self, outputs: list[Any], form: int, request_id: str) -> None:
-        # a deadline is for waiting: what the model has run for is finished
+        # a deadline is for waiting: once the model has run, the request is finished
         super().__init__(POST, outputs, form, 0, request_id)
         self.ended_ns = -1
         self._turn: asyncio.Future[Any] | None = None
@@ -78,9 +78,9 @@ class Pull(HookCall):
     # -- on the event loop -------------------------------------------------------------------------------------
 
     async def next(self, replica: Any) -> Answer | None:
-        """Give the next answer, None after the last; `replica` is the same each time, once it has begun.
+        """Return the next answer, None after the last; once begun, `replica` must stay the same.
 
-        Raises: InferError, when what was yielded before has been given; MovedError, when the replica is gone.
+        Raises: InferError, after the earlier answers; MovedError, if the replica is gone.
         """
         while not self._ahead:
             if self._turn is None or self._turn.done():
@@ -91,18 +91,18 @@ class Pull(HookCall):
                     return None
                 self._go_on(replica)
             self._arrived.clear()
-            # what was put before the clearing wakes nobody
+            # an answer put before `clear` does not wake the wait
             if not self._ahead:
                 await self._arrived.wait()
         answer = self._ahead.popleft()
         turn = self._turn
         if turn is not None and turn.done() and turn.exception() is None and self._has_room():
-            with contextlib.suppress(MovedError):  # which is told when what is ahead has been given
+            with contextlib.suppress(MovedError):  # reported after the answers that are ahead
                 self._go_on(replica)
         return answer._replace(more=True) if self._ahead else answer
 
     def _has_room(self) -> bool:
-        """Whether to go on already: not after each answer, or two threads would wait for each other all the time."""
+        """Whether to continue already: not after each answer, or two threads would constantly wait for each other."""
         return self.ended_ns < 0 and len(self._ahead) <= AHEAD // 2 and not self._is_full()
 
     def _go_on(self, replica: Any) -> None:
@@ -112,7 +112,7 @@ class Pull(HookCall):
 
     def _turn_ended(self, turn: asyncio.Future[Any]) -> None:
         if not turn.cancelled():
-            # an error is for `next` to tell, if anybody still asks
+            # an error is reported by `next`, if it is called again
             turn.exception()
         self._arrived.set()
 
@@ -121,7 +121,7 @@ class Pull(HookCall):
         self._arrived.set()
 
     def close(self) -> None:
-        """Have the generator closed, after the step that it is in: nobody takes its answers any more."""
+        """Close the generator after its current step: its answers are no longer wanted."""
         with self._lock:
             self._closed = True
             waits = self._paused and self._generator is not None
@@ -133,7 +133,7 @@ class Pull(HookCall):
     # -- on the replica's own thread ---------------------------------------------------------------------------
 
     def invoke(self, bound: BoundHooks) -> None:
-        """Step until enough is ahead, another call waits, or it ends. Raises what a step raises."""
+        """Step until enough is ahead, another call waits, or it ends. Raises: what a step raises."""
         steps = 0
         try:
             while not self._pauses(steps):
@@ -166,7 +166,7 @@ class Pull(HookCall):
         self._replica.pulls.add(self)  # type: ignore[union-attr]
 
     def _pauses(self, steps: int) -> bool:
-        """Whether no further step is to be begun in this turn."""
+        """Whether no further step may begin in this turn."""
         with self._lock:
             if not self._closed:
                 self._paused = self._is_full() or (steps > 0 and self._replica.awaited)  # type: ignore[union-attr]
@@ -195,7 +195,7 @@ class Pull(HookCall):
                 self._closed = True
 
     def shut(self) -> None:
-        """Close the generator: its `finally` runs. Raises what that raises."""
+        """Close the generator: its `finally` runs. Raises: what that raises."""
         generator = self._generator
         self._forget()
         close = getattr(generator, "close", None)
@@ -203,10 +203,10 @@ class Pull(HookCall):
             close()
 
     def abandon(self) -> None:
-        """Close the generator, whatever it says to that: the replica's thread ends."""
+        """Close the generator, ignoring errors: the replica's thread ends."""
         try:
             self.shut()
-        except BaseException:  # noqa: BLE001 - the user's code, and nobody to tell
+        except BaseException:  # noqa: BLE001 - an error of user code that nobody waits for
             return
 
     def _forget(self) -> None:
@@ -216,7 +216,7 @@ class Pull(HookCall):
 
 
 class _Closing(HookCall):
-    """The call that closes a generator which had paused."""
+    """The call that closes a paused generator."""
 
     __slots__ = ("_pull",)
 
@@ -232,5 +232,5 @@ class _Closing(HookCall):
 
 
 def size_of(outputs: Any) -> int:
-    """Measure an answer, as JSON or as tensors."""
+    """Return the size of an answer, as JSON or as tensors."""
     return len(outputs) if isinstance(outputs, bytes) else tensor_bytes(outputs.values())

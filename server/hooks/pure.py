@@ -1,6 +1,6 @@
-"""What is known of Python's own functions and of common packages: which keep nothing of what they are given.
+"""Knowledge about Python's own functions and common packages: which of them do not keep their arguments.
 
-Read by what `keeping.py` calls. What is not listed here counts as keeping something, or as a library's function that
+Used by the analysis in `keeping.py`. A name not listed here counts as keeping something, or as a library function that
 does not.
 """
 
@@ -21,19 +21,19 @@ MUTATORS = frozenset((
     "symmetric_difference_update", "update", "heapify", "heappop", "heappush", "insort", "copyto", "fill_diagonal",
     "place", "putmask", "shuffle", "setitem", "delitem", "iadd", "iconcat", "setattr", "delattr",
 ))  # fmt: skip
-"""Methods that change what they are called on, and functions that change their first argument."""
+"""Methods that modify their object, and functions that modify their first argument."""
 
 KEEPS_NOTHING = frozenset((
     "abs", "all", "any", "ascii", "bin", "bool", "bytearray", "bytes", "callable", "chr", "complex", "divmod", "float",
     "format", "frozenset", "hash", "hex", "id", "int", "isinstance", "issubclass", "len", "object", "oct", "ord", "pow",
     "print", "range", "repr", "round", "slice", "str",
 ))  # fmt: skip
-"""Builtins whose result has no part of what they were given."""
+"""Builtins whose result contains no part of their arguments."""
 PASSES_ON = frozenset((
     "dict", "enumerate", "filter", "list", "map", "max", "min", "reversed", "set", "sorted", "sum",
     "tuple", "zip",
 ))  # fmt: skip
-"""Builtins whose result may have parts of what they were given."""
+"""Builtins whose result may contain parts of their arguments."""
 PLAIN_NAMES = frozenset(("__file__", "__name__", "__doc__", "Ellipsis", "NotImplemented", "__debug__"))
 
 READS = frozenset((
@@ -42,18 +42,18 @@ READS = frozenset((
     "max", "mean", "min", "prod", "rfind", "rstrip", "startswith", "std", "strip", "sum", "title", "tobytes", "upper",
     "var", "zfill",
 ))  # fmt: skip
-"""Methods of texts, containers and arrays whose result has no part of them."""
+"""Methods of texts, containers and arrays whose result contains no part of them."""
 GIVES_PART = frozenset((
     "astype", "copy", "difference", "flatten", "get", "intersection", "items", "keys", "partition", "ravel", "replace",
     "repeat", "reshape", "rpartition", "rsplit", "split", "splitlines", "squeeze", "swapaxes", "take", "tolist",
     "transpose", "union", "values", "view", "symmetric_difference", "expandtabs", "encode",
 )) - MUTATORS  # fmt: skip
-"""Methods of theirs whose result may have parts of them."""
+"""Methods of texts, containers and arrays whose result may contain parts of them."""
 READ_ATTRIBUTES = frozenset(
     ("dtype", "itemsize", "name", "nbytes", "ndim", "shape", "size", "type", "T", "real", "imag")
 )
 TAKES = READS | frozenset(("get", "intersection", "difference", "union", "isin", "matmul", "replace", "split"))
-"""Methods of any object that may be given containers, and keep nothing of them."""
+"""Methods of any object that may be passed containers, and do not keep them."""
 
 LOGS = frozenset((
     "debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log", "isEnabledFor",
@@ -68,7 +68,7 @@ PURE_STDLIB = frozenset((
     "textwrap", "time", "traceback", "typing", "unicodedata", "urllib", "uuid", "zipfile", "zlib", "zoneinfo",
     "__future__", "abc", "bz2", "lzma", "tarfile", "email", "http", "xml", "ast", "keyword", "reprlib", "array",
 ))  # fmt: skip
-"""Modules of Python whose functions, but for those that SETS names, keep nothing. All others may."""
+"""Standard modules whose functions keep nothing, except those matched by SETS. All others may."""
 OF_OS = re.compile(
     r"os\.(path\.\w+|environ\.get|environ\.items|environ\.keys|getenv|getpid|cpu_count|urandom|fspath|fsencode|fsdecode"
     r"|listdir|scandir|walk|stat|access|getcwd|sched_getaffinity)"
@@ -79,7 +79,7 @@ SETS = re.compile(
     r"|remember|save_state|restore|getcontext|setcontext|localcontext|field_size_limit|install_opener|addLevelName"
     r"|captureWarnings|pack_into|shutdown|capture|warn|warn_explicit|register_error|setstate)(?![a-z])"
 )
-"""Names of functions that set something: what a library would keep, another call may find."""
+"""Names of functions that set something: what a library keeps, another call may see."""
 NOT_SETS = re.compile(r"(numpy|operator|cv2|tensorflow|torch)\.(math\.)?(add\w*|append|put\w*)")
 COPIES = re.compile(
     r"json\.dumps|copy\.deepcopy|math\.\w+|numpy\.(array|sum|mean|dot|matmul|argmax|argmin|argsort|max|min|exp|log|sqrt"
@@ -87,9 +87,9 @@ COPIES = re.compile(
     r"|where|isin|allclose|array_equal|float\d+|int\d+|uint8|linalg\.\w+)|re\.\w+|os\.path\.\w+|base64\.\w+|hashlib\.\w+"
     r"|datetime\.\w+(\.\w+)?|time\.\w+|statistics\.\w+|struct\.(pack|unpack|iter_unpack|unpack_from|calcsize)|string\.\w+|urllib\.parse\.\w+"
 )
-"""Functions whose result has no part of what they were given."""
+"""Functions whose result contains no part of their arguments."""
 CONSTANTS = re.compile(r"(numpy|math|string|tensorflow)\.\w+$")
-"""What of libraries is known not to change, where it is no function that is called."""
+"""Library attributes known to be constant, if they are not called."""
 FILE_WRITERS = frozenset((
     "write_text", "write_bytes", "touch", "mkdir", "makedirs", "unlink", "rmdir", "rename", "symlink_to", "hardlink_to",
     "tofile", "savetxt", "savez", "savez_compressed", "to_csv", "to_json", "to_pickle", "to_parquet", "imwrite",
@@ -97,7 +97,7 @@ FILE_WRITERS = frozenset((
     "urlretrieve", "extractall", "extract", "mkfifo", "mknod", "link", "symlink", "truncate", "rmtree", "copyfile",
     "copytree", "dump", "mkstemp", "mkdtemp",
 ))  # fmt: skip
-"""Methods and functions that leave something on the disk, or elsewhere outside the process."""
+"""Methods and functions that leave something on disk, or elsewhere outside the process."""
 
 FIXED_MAKERS = re.compile(
     r"re\.compile|math\.\w+|os\.path\.\w+|os\.getenv|os\.environ\.get|os\.getcwd|datetime\.\w+(\.\w+)?|time\.\w+|uuid\.\w+"
@@ -117,7 +117,7 @@ TEXT_METHODS = {
     "format": "FIXED", "join": "FIXED", "readlines": "FLAT", "split": "FLAT", "splitlines": "FLAT",
     "read_text": "FIXED", "read_bytes": "FIXED", "json": "PLAIN", "tolist": "PLAIN",
 }  # fmt: skip
-"""What kind of value these methods give, of whatever object."""
+"""The kind of value that these methods return, for any object."""
 TEXT_ATTRIBUTES = frozenset(("text", "content", "status_code"))
 SAFE_DUNDERS = frozenset(("__name__", "__doc__", "__len__", "__version__", "__file__"))
 SIMPLE_BASES = re.compile(r"(\w+\.)*(\w*(Error|Exception|Warning)|NamedTuple|Enum|IntEnum|TypedDict|Protocol)")
@@ -125,7 +125,7 @@ SIMPLE_BASES = re.compile(r"(\w+\.)*(\w*(Error|Exception|Warning)|NamedTuple|Enu
 
 @functools.cache
 def place_of_out(path: str) -> int:
-    """Tell at which place a function of numpy takes the array that it is to write to; none has so many."""
+    """Return the position of the output array among a numpy function's arguments; sys.maxsize if there is none."""
     function: Any = np
     for name in path.split(".")[1:]:
         function = getattr(function, name, None)

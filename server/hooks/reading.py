@@ -1,4 +1,4 @@
-"""Reading: what the expressions of a project's functions give, and which of them may keep something.
+"""Reading: the values of expressions in a project's functions, and which expressions may keep something.
 
 Used by `keeping.py`.
 """
@@ -18,9 +18,10 @@ from .writes import INSTANCE, PROCESS, GlobalWrite
 
 
 class Reading(ReadingCalls):
-    """Gives the Value of expressions, and notes each use of something held that is not known to only read it.
+    """Returns the Value of expressions, and records each use of a held object that is not known to only read it.
 
-    `loading`: what is read runs when the module is loaded, where everything may be used, and nothing is noted.
+    `loading`: the code being analyzed runs when its module is loaded, where everything is allowed and nothing is
+    recorded.
     """
 
     def __init__(self, project: SourceTree) -> None:
@@ -31,16 +32,16 @@ class Reading(ReadingCalls):
         self._asked: set[tuple[int, str]] = set()
 
     def store(self, target: ast.expr, values: Sequence[Value], source: SourceFile, scope: Scope) -> None:
-        """Read a target."""
+        """Analyze an assignment target."""
         raise NotImplementedError
 
     def note(self, source: SourceFile, line: int, name: str, reach: str) -> None:
-        """Note a place that may keep something."""
+        """Record a place that may keep something."""
         if not self.loading and not self._quiet:
             self.found.add(GlobalWrite(name, line, source.path.name, reach))
 
     def goes_out(self, value: Value, node: Any, source: SourceFile) -> None:
-        """Note something held that can be changed, and goes where it is lost sight of."""
+        """Record a held, mutable object that is passed to where it cannot be tracked."""
         if value.kind == "MODULE":
             if not _is_constant(value):
                 self.note(source, node.lineno, value.path, PROCESS)
@@ -48,7 +49,7 @@ class Reading(ReadingCalls):
             self.note(source, node.lineno, value.held, INSTANCE)
 
     def at_load(self, node: ast.expr, source: SourceFile, scope: Scope) -> Value:
-        """Give what a module's own expression gives."""
+        """Return the value of an expression at module level."""
         before, self.loading = self.loading, True
         try:
             return self.value(node, source, scope)
@@ -56,7 +57,7 @@ class Reading(ReadingCalls):
             self.loading = before
 
     def value(self, node: ast.expr, source: SourceFile, scope: Scope) -> Value:  # noqa: C901 - one case for each kind
-        """Give what an expression gives."""
+        """Return the value of an expression."""
         match node:
             case ast.Constant():
                 return Value("FIXED")
@@ -166,13 +167,13 @@ class Reading(ReadingCalls):
             what for node in where.imported for bound, what in self.project.bindings(node, source) if bound == name
         ]
         values = [consumed(self._resolved(value)) for value in values]
-        # of a local name it matters only whether it may stand for something held; unpacking gives parts
+        # for a local name it only matters whether it may refer to something held; unpacking yields parts
         if not values:
             return Value("CODE") if name in where.functions else FRESH
         return join(values, loading=self.loading)
 
     def module_name(self, name: str, source: SourceFile) -> Value:
-        """Give what a module's name stands for, builtins included."""
+        """Return the value of a module's name, including builtins."""
         if name in source.bound or name in source.scope.bound:
             if (id(source), name) in self._asked:
                 return Value("UNKNOWN", name)
@@ -223,7 +224,7 @@ class Reading(ReadingCalls):
         return first._replace(held=name)
 
     def _resolved(self, value: Value) -> Value:
-        """Give what a name of another module of the project stands for."""
+        """Return the value of a name in another module of the project."""
         if value.kind == "OWN" and isinstance(value.of, tuple):
             source, name = value.of
             return (
@@ -238,7 +239,7 @@ class Reading(ReadingCalls):
         return self.attribute(owner, node, source)
 
     def attribute(self, owner: Value, node: ast.Attribute, source: SourceFile) -> Value:
-        """Give an attribute that is not called."""
+        """Return the value of an attribute that is not called."""
         name = node.attr
         if name.startswith("__") and name not in SAFE_DUNDERS:
             self.note(source, node.lineno, name, PROCESS)
@@ -252,7 +253,7 @@ class Reading(ReadingCalls):
                 return value if self.loading else FRESH
             return value
         if owner.kind == "FIXED":
-            if owner.held and name in MUTATORS:  # a method that is called later, of a hash or of part of an array
+            if owner.held and name in MUTATORS:  # a method called later, of a hash or of part of an array
                 self.note(source, node.lineno, owner.held, INSTANCE)
             return owner
         if owner.kind in CONTAINED and owner.held:
@@ -279,13 +280,13 @@ class Reading(ReadingCalls):
         return owner
 
     def goes_out_of_items(self, value: Value, node: ast.expr, source: SourceFile) -> None:
-        """Note what is given to an object as the key of an item."""
+        """Record what is passed to an object as the key of an item."""
         if value.kind not in CONTAINED:
             self.goes_out(value, node, source)
 
 
 def join(values: Sequence[Value], *, loading: bool = False) -> Value:
-    """Give what is any of several values; when not loading, only what is held counts."""
+    """Return a value that covers several possible ones; unless loading, only held ones count."""
     counted = values if loading else [value for value in values if value.held]
     if not counted:
         return values[0] if values and len({value.kind for value in values}) == 1 else FRESH
@@ -298,18 +299,18 @@ def join(values: Sequence[Value], *, loading: bool = False) -> Value:
 
 
 def consumed(value: Value) -> Value:
-    """Give what the items of an iterator are."""
+    """Return the value for the items of an iterator."""
     return Value(value.of, value.held) if value.kind == "LAZY" else value
 
 
 def item(value: Value) -> Value:
-    """Give what a loop over something is about."""
+    """Return the value of a loop variable over something."""
     value = consumed(value)
     return Value("FIXED", value.held) if value.kind == "FLAT" else value
 
 
 def _is_constant(value: Value) -> bool:
-    """Tell whether something of a library, or of Python itself, is known not to change: numpy.float32, int."""
+    """Return whether something of a library or a builtin is known to be constant: numpy.float32, int."""
     if value.kind == "MODULE":
         return CONSTANTS.match(value.path) is not None or value.path.rpartition(".")[2].isupper()
     return value.kind == "BUILTIN"

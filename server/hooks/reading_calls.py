@@ -1,6 +1,6 @@
-"""ReadingCalls: what a call in a project's function gives, and whether what is called may keep something.
+"""ReadingCalls: the values of calls in a project's functions, and whether the called function may keep something.
 
-The base of `reading.py`.
+The base class of `reading.py`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LAZY = {"enumerate", "filter", "map", "reversed", "zip"}
 
 
 class Given:
-    """The arguments of one call, read."""
+    """The analyzed arguments of one call."""
 
     def __init__(self, call: ast.Call, values: list[Value], named: dict[str, Value]) -> None:
         self.call = call
@@ -58,17 +58,17 @@ class Given:
 
     @property
     def key(self) -> list[ast.expr]:
-        """What is given by name."""
+        """The expressions passed by keyword."""
         return [each.value for each in self.call.keywords]
 
     @property
     def held(self) -> list[Value]:
-        """Those that can be changed and are kept by something."""
+        """The arguments that are mutable and held."""
         return [value for value in self if value.held and value.kind not in {"FIXED", "MODULE", "BUILTIN"}]
 
     @property
     def parts(self) -> Value:
-        """What a result has that may have parts of any of them."""
+        """The value of a result that may contain parts of any argument."""
         held = [value for value in self.held if value.kind in CONTAINED]
         if not held:
             return FRESH
@@ -77,7 +77,7 @@ class Given:
 
 
 class ReadingCalls:
-    """Reads calls. The rest is Reading's."""
+    """Analyzes calls. Reading does the rest."""
 
     loading: bool
 
@@ -90,7 +90,7 @@ class ReadingCalls:
         def reach(self, value: Value) -> None: ...
 
     def call(self, node: ast.Call, source: SourceFile, scope: Scope) -> Value:
-        """Give what a call gives."""
+        """Return the value of a call."""
         values = [self.value(each, source, scope) for each in node.args]
         named = {each.arg or "**": self.value(each.value, source, scope) for each in node.keywords}
         given = Given(node, values, named)
@@ -130,16 +130,16 @@ class ReadingCalls:
             self.reach(function)
 
     def _take_functions(self, given: Given, source: SourceFile) -> None:
-        """Read the functions that are given to who calls them and forgets them."""
+        """Analyze functions passed to a callee that calls them and does not keep them."""
         if any(value.kind in {"FUNCTION", "CODE"} for value in given):
-            for value in given.held:  # what they are called with may be part of it
+            for value in given.held:  # they may be called with parts of it
                 if value.kind in {"ARRAY", "PLAIN"}:
                     self.goes_out(value, given.call, source)
         for value in given:
             if value.kind == "FUNCTION":
                 self._reach(value)
             elif value.kind == "MODULE":
-                continue  # who gets it is a library
+                continue  # it is passed to a library
             elif value.kind not in CONTAINED:
                 self.goes_out(value, given.call, source)
 
@@ -166,7 +166,7 @@ class ReadingCalls:
 
     def _of_known(self, owner: Value, name: str, given: Given, source: SourceFile) -> Value:
         line = given.call.lineno
-        if owner.kind == "BUILTIN":  # str.join, dict.fromkeys, int.from_bytes; list.append(x, y) is none of them
+        if owner.kind == "BUILTIN":  # str.join, dict.fromkeys, int.from_bytes are allowed; list.append(x, y) is not
             if name in MUTATORS or name not in READS | GIVES_PART | {"fromkeys", "from_bytes", "maketrans", "fromhex"}:
                 self.note(source, line, f"{owner.held}.{name}", PROCESS)
             return given.parts
@@ -177,7 +177,7 @@ class ReadingCalls:
     def _of_held(self, owner: Value, name: str, given: Given, source: SourceFile) -> Value:
         self._take_functions(given, source)
         if owner.kind == "FIXED":
-            if name in MUTATORS or SETS.match(name):  # it may be part of an array; Struct.pack_into changes another
+            if name in MUTATORS or SETS.match(name):  # may be part of an array; Struct.pack_into changes another object
                 self.note(source, given.call.lineno, owner.held, INSTANCE)
             return Value(TEXT_METHODS.get(name, "FIXED"))
         if name in READS:
@@ -189,7 +189,7 @@ class ReadingCalls:
         return owner
 
     def _given_to_any(self, name: str, given: Given, source: SourceFile) -> None:
-        """Read what a method of an object that nothing holds is given: it may keep it, unless it is known not to."""
+        """Analyze the arguments of a method of an untracked object, which may keep them unless it is known not to."""
         if name in TAKES or (name == "sort" and not given.values):
             self._take_functions(given, source)
         else:
@@ -269,7 +269,7 @@ class ReadingCalls:
 
 
 def _writes_a_file(call: ast.Call) -> bool:
-    """Tell whether a call is given a mode in which files are written, or is to leave a temporary one."""
+    """Return whether a call has a mode argument that writes files, or makes a permanent temporary file."""
     texts = [each.value for each in call.args if isinstance(each, ast.Constant)]
     texts += [each.value.value for each in call.keywords if each.arg == "mode" and isinstance(each.value, ast.Constant)]
     stays = any(each.arg == "delete" for each in call.keywords)
@@ -277,7 +277,7 @@ def _writes_a_file(call: ast.Call) -> bool:
 
 
 def _is_simple(node: Any) -> bool:
-    """Tell whether a class has nothing but fields: an exception, a named tuple, a dataclass."""
+    """Return whether a class has only fields: an exception, a named tuple, a dataclass."""
     if not isinstance(node, ast.ClassDef):
         return False
     based = bool(node.bases) and all(SIMPLE_BASES.fullmatch(ast.unparse(base)) for base in node.bases)
@@ -293,7 +293,7 @@ def _is_simple(node: Any) -> bool:
 
 
 def _made_at_load(name: str, given: Given) -> Value:
-    """Give what list, dict, sorted and such make of their arguments."""
+    """Return the value that list, dict, sorted and the like make of their arguments."""
     kinds = {value.of if value.kind == "LAZY" else value.kind for value in given}
     if name in {"map", "filter"} and given.values:
         casts = given.values[0].kind == "BUILTIN" and given.values[0].path in KEEPS_NOTHING
@@ -306,7 +306,7 @@ def _made_at_load(name: str, given: Given) -> Value:
 
 
 def _made_by(path: str, given: Given) -> Value:
-    """Give what a library's function makes when a module is loaded."""
+    """Return the value that a library function makes when a module is loaded."""
     path = re.sub(r"^np\.", "numpy.", path)
     if path in {"logging.getLogger", "cortex.lib.log.get_logger"}:
         return Value("LOGGER")

@@ -31,26 +31,25 @@ if TYPE_CHECKING:
     from .pull import Pull
 
 LOAD_LIMIT_S = 300.0
-"""A hook file that takes longer to load has failed. Files may fetch encoders and vocabularies as they load."""
+"""A hook file that takes longer to load has failed. Files may fetch encoders and vocabularies while loading."""
 
 SLOW_NS = 1_000_000
-"""A swift hook has done before, unless the machine was at something else, as the processor's time tells."""
+"""A swift hook ends sooner, unless the machine was busy, which the CPU time shows."""
 DOUBTED = 16
-"""Of so many calls that is looked at after one that took longer."""
+"""The number of calls whose CPU time is checked after a slow one."""
 _LOAD = "load"
 
 
 class Replica:
-    """One instance of the user's module; its hooks run one at a time, in the order they were called.
+    """One instance of the user's module; its hooks run one at a time, in call order.
 
-    Invariant: every call's future is settled, exactly once: by the hook's result or error, by the limit, by
+    Invariant: every call's future is completed exactly once: by the hook's result or error, by the limit, by
     `MovedError`, or by its own cancellation.
-    `has_pre`, `has_post`, `yields`, `is_async`, once `ready`: what the file has; its post_inference is a generator
-    function, one of them is an `async def`. `load_bytes` is about what the process has grown by. `pulls` are the
-    generators that it has begun. `waiting` counts the calls that have not ended. `swift` names the hooks that are run
-    at once, on the event loop, whatever else runs, where their values are small: they can neither wait nor change
-    anything (swift.py).
-    Threads: the event loop's, but for what a Bench calls on its own, and `pulls`.
+    Once `ready`: `has_pre` and `has_post`, which hooks the file has; `yields`, post_inference is a generator function;
+    `is_async`, a hook is an `async def`. `load_bytes` is approximately how much the process has grown. `pulls` are the
+    generators that it has begun. `waiting` counts unfinished calls. `swift` names the hooks that, for small values, run
+    at once on the event loop, whatever else is running: they can neither wait nor modify anything (swift.py).
+    Threads: the event loop's, except for what a Bench calls itself, and `pulls`.
     """
 
     def __init__(
@@ -83,31 +82,31 @@ class Replica:
 
     @property
     def load_ns(self) -> int:
-        """How long it took to load, once `ready`."""
+        """How long loading took, once `ready`."""
         return self._load.end_ns - self._load.start_ns
 
     @property
     def serves(self) -> bool:
-        """Whether a call given to it will be run; its owner may hear of the end later."""
+        """Whether a call given to it will run; its owner may learn later that it has stopped."""
         return not self._stopping
 
     @property
     def hangs(self) -> bool:
-        """Whether it was abandoned and its thread still runs."""
+        """Whether it was abandoned and its thread is still running."""
         return self._stuck is not None and self._stuck.thread.is_alive()
 
     @property
     def awaited(self) -> bool:
-        """Whether a call waits for the one that runs to end. Threads: any."""
+        """Whether a call is waiting for the running one to end. Threads: any."""
         return self.bench.awaited
 
     @property
     def measures(self) -> bool:
-        """Whether the processor time of calls is to be told. Threads: any."""
+        """Whether the CPU time of calls must be reported. Threads: any."""
         return self._owner.measures
 
     def submit(self, call: HookCall) -> asyncio.Future[Any]:
-        """Have one hook run; cancelling its future lets a hook that runs run on, and skips one that waits.
+        """Run a hook; if its future is cancelled, a running hook continues, and a waiting one is skipped.
 
         Raises: MovedError.
         """
@@ -116,7 +115,7 @@ class Replica:
         return future
 
     def put(self, call: HookCall) -> None:
-        """Have one hook run whose future is there already. Raises: MovedError."""
+        """Run a hook whose future already exists. Raises: MovedError."""
         if self._stopping:
             raise MovedError
         call.replica = self
@@ -127,16 +126,16 @@ class Replica:
             self.bench.put(call, at_once=self._owner.quiet)
 
     def _run(self, call: HookCall) -> None:
-        """Run a hook here and now."""
+        """Run a hook inline."""
         start_ns = time.monotonic_ns()
         cpu_ns = time.thread_time_ns() if self._doubted else 0
         if call.begins(start_ns):
             try:
                 call.result = call.made(self.bound, call.invoke(self.bound))
-            except BaseException as error:  # noqa: BLE001 - whatever it is, it is the request's
+            except BaseException as error:  # noqa: BLE001 - any error becomes the request's
                 self.refuse(call, error, kept=True)
                 if call.hook != PRE:
-                    self.swift -= {call.hook}  # to log each of them takes longer than a thread
+                    self.swift -= {call.hook}  # logging each failure takes longer than using a thread
         call.end_ns = time.monotonic_ns()
         if call.end_ns - start_ns > SLOW_NS:
             self._doubted = DOUBTED
@@ -147,7 +146,7 @@ class Replica:
         self.settle(call)
 
     def relieve(self, other: Replica) -> None:
-        """Run the call that has waited longest for another replica, which is as good."""
+        """Take over the call that has waited longest for another, equivalent replica."""
         call = other.bench.take_one()
         if call is not None:
             other.waiting -= 1
@@ -156,28 +155,28 @@ class Replica:
             self.bench.put(call, at_once=self._owner.quiet)
 
     def leave(self) -> None:
-        """Give the replica back to its owner, once no hook of it runs any more."""
+        """Give the replica back to its owner, once none of its hooks is running."""
         if self.waiting:
             self._leaving = True
         else:
             self._owner.freed(self)
 
     def stop(self) -> None:
-        """Let go of the instance when it has done what was asked; it is not waited for."""
+        """Release the instance once its calls are done, without waiting for that."""
         if not self._stopping:
             self._stopping = True
             self.bench.leave(self)
 
     def watch(self, now_ns: int) -> int:
-        """Abandon the replica if its hook is past the limit by `now_ns`, and others on its threads likewise."""
+        """Abandon the replica if its hook exceeds its limit at `now_ns`, and others on its threads likewise."""
         return self.bench.watch(now_ns)
 
     def limit_of(self, call: HookCall) -> int:
-        """Give how long a call may take, in nanoseconds."""
+        """Return the time limit of a call, in nanoseconds."""
         return int(LOAD_LIMIT_S * 1e9) if call is self._load else self.limit_ns
 
     def settle(self, call: HookCall) -> None:
-        """Tell whoever waits for a call how it has ended."""
+        """Complete a call's future."""
         self.waiting -= 1
         name = STATISTICS_NAMES.get(call.hook)
         if name is not None and call.start_ns:
@@ -205,17 +204,17 @@ class Replica:
             self._owner.idle(self)
 
     def abandoned(self, running: HookCall, seat: Seat, limit_ns: int) -> None:
-        """Fail the call that is past its limit, and hand back those that have not begun."""
+        """Fail the call that has exceeded its limit, and hand back those that have not begun."""
         self._stuck, self._stopping = seat, True
         what = "loading the hooks" if running is self._load else running.hook
         text = f"{what} of model '{self._model.name}' took longer than its limit of {limit_ns / 1e9:g} s"
         log(text, about_of(self._model, running))
-        self._owner.lost(self)  # first: who is told of it looks for another at once
+        self._owner.lost(self)  # first, because the callers look for another replica at once
         self._fail(running, InferError(Code.EXPIRED, text))
         self._lose()
 
     def died(self, running: HookCall | None) -> None:
-        """Hear that the user's code has ended the thread, in the middle of `running` if that is one."""
+        """Handle that user code has ended the thread, in the middle of `running` if it is set."""
         if self._stopping:
             return
         self._stopping = True
@@ -238,7 +237,7 @@ class Replica:
                 call.future.set_exception(MovedError())
 
     def ending(self) -> HookCall:
-        """Make the call that lets go of the instance, where the thread goes on."""
+        """Make the call that releases the instance, if its thread continues."""
         call = _Ending("end", None, INPUTS, 0, "")
         call.future = self._loop.create_future()
         call.replica = self
@@ -263,18 +262,18 @@ class Replica:
         self.load_bytes = resident_bytes() - before_bytes
 
     def shut(self) -> None:
-        """Forget the instance, its generators with it."""
+        """Discard the instance and its generators."""
         for pull in tuple(self.pulls):
             pull.abandon()
         if self._module is not None:
             self._module.close()
 
     def interrupt(self, thread: threading.Thread) -> bool:
-        """End a hook of it that spins; tell whether it was in the user's code, where alone that may be done."""
+        """End a hook that spins; return whether its thread was in user code, the only place where that is possible."""
         return interrupt(thread.ident or 0, self._spec.path.parent, *self._spec.roots)
 
     def refuse(self, call: HookCall, error: BaseException, *, kept: bool) -> None:
-        """Say why a call has failed; `kept`: somebody may still want to know."""
+        """Set the error of a failed call; `kept`: it may still be wanted."""
         if call is not self._load:
             call.error = refusal(call, error, self.bound)
             if kept:
@@ -289,7 +288,7 @@ class Replica:
 def _swift(path: Path, module: HookModule) -> frozenset[str]:
     try:
         tree = parsed(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # it is a pickle; or it has been loaded, and is being changed
+    except (OSError, SyntaxError, ValueError):  # it is a pickle; or it was changed after loading
         return frozenset()
     return frozenset(name for name, function in module.functions.items() if is_swift(function, tree))
 
@@ -307,7 +306,7 @@ class _Load(HookCall):
 
 
 class _Ending(_Load):
-    """The end of an instance whose thread goes on with others."""
+    """The end of an instance whose thread continues with others."""
 
     __slots__ = ()
 

@@ -28,15 +28,16 @@ from .waits import Waits
 
 LIGHT_LOAD_NS = 100_000_000
 LIGHT_BYTES = 8 << 20
-"""What loading an instance more may take, of time and of memory, for it to be light."""
+"""The most time and memory that loading another instance may take for it to be light."""
 SLOW_LOADS = 2
-"""So many in a row that take longer are no accident; one may have met a machine that stood still."""
+"""This many slow loads in a row are not a coincidence; a single one may be due to a stopped machine."""
 FIRST_BYTES = 256 << 20
-"""What the first one may take for a second to be tried where one would do: it brings the libraries too."""
+"""A shared instance gets others beside it only if loading it took at most this much, which includes the libraries."""
 FEW = 32
-"""So many requests under way on average go through swift hooks on the loop for less than by a thread (ADR 0023)."""
+"""Up to this many concurrent requests on average, running swift hooks on the loop costs less than a thread (ADR
+0023)."""
 MAX_HANGING = 8
-"""Abandoned replicas whose threads have not ended; past that many, no fresh one is made until one of them ends."""
+"""The most abandoned replicas with unfinished threads; beyond it, no new replica is made until one of them ends."""
 
 logger = logging.getLogger("penstock.hooks")
 waiting_of = attrgetter("waiting")
@@ -46,10 +47,11 @@ class Replicas:
     """The replicas of one model.
 
     Invariant: unless the plan is shared, a replica is held by at most one request, from `take` or `wait` to `leave`.
-    A replica more is made when a request has to wait, one at a time. One that hangs or dies is replaced likewise.
-    A shared one has others beside it, as good, while its hooks wait (waits.py) and are light; they go when they idle
-    and it no longer does. Where the plan has replicas together, they share threads: as many as the hooks wait.
-    `guests` are the requests under way. `holding`, where there is one, hears what each call has computed.
+    Another replica is made when a request has to wait, one at a time. One that hangs or dies is replaced the same way.
+    A shared one gets equivalent others while its hooks wait (waits.py) and loading is light; these are removed when
+    they are idle and its hooks no longer wait. Where the plan has replicas together, they share as many threads as the
+    waiting of the hooks makes worthwhile.
+    `guests` are the active requests. `holding`, if set, is told how long each call has computed.
     """
 
     def __init__(self, model: Model, spec: HookSpec, decided: ReplicaPlan, loop: asyncio.AbstractEventLoop) -> None:
@@ -79,7 +81,7 @@ class Replicas:
         self._waiters: deque[asyncio.Future[Any]] = deque()
 
     async def start(self) -> Any:
-        """Make the first replica, so that what is wrong with the file fails the load of the model.
+        """Make the first replica, so that an error in the file fails the load of the model.
 
         Raises: InferError.
         """
@@ -88,7 +90,7 @@ class Replicas:
         return first
 
     def admit(self) -> Visit:
-        """Let a request in, or refuse it at the door when too many wait. Raises: InferError (OVERLOADED)."""
+        """Admit a request, or reject it on arrival if too many are waiting. Raises: InferError (OVERLOADED)."""
         waiting = len(self._waiters)
         if self.shared:
             for replica in self._live:
@@ -103,7 +105,7 @@ class Replicas:
             raise InferError(Code.OVERLOADED, text)
 
     def take(self) -> Any:
-        """Take a replica if one is free; of shared ones, that which the fewest calls wait for."""
+        """Take a replica if one is free; if they are shared, the one with the fewest waiting calls."""
         if self.shared:
             live = self._live
             replica = live[0] if live else None
@@ -121,7 +123,7 @@ class Replicas:
         if len(live) > self._waits.wanted:
             idle = [replica for replica in live if not replica.waiting]
             if len(idle) > self._waits.wanted:
-                # one that hangs is no reason to do without the others
+                # a hanging one is no reason to remove the others
                 live.remove(idle[-1])
                 idle[-1].stop()
         replica = min(live, key=waiting_of, default=None)
@@ -130,21 +132,21 @@ class Replicas:
         return replica
 
     async def wait(self, deadline_ns: int) -> Any:
-        """Wait for a replica; requests are served in the order they came.
+        """Wait for a replica; requests are served in order of arrival.
 
-        Raises: InferError (EXPIRED, OVERLOADED, or why no replica can be made).
+        Raises: InferError (EXPIRED, OVERLOADED, or the reason why no replica can be made).
         """
         future = self.line_up(deadline_ns)
         try:
             return await future
         except asyncio.CancelledError:
             if not future.cancelled() and future.exception() is None:
-                # handed over in the loop turn in which its request was cancelled
+                # handed over in the same loop turn in which its request was cancelled
                 self.leave(future.result())
             raise
 
     def line_up(self, deadline_ns: int) -> asyncio.Future[Any]:
-        """Wait likewise; it may be cancelled, and until that is known it may have been given a replica."""
+        """Return a future for a replica; if it is cancelled, it may already have been given one."""
         future: asyncio.Future[Any] = self._loop.create_future()
         self._waiters.append(future)
         timer = None
@@ -162,17 +164,17 @@ class Replicas:
                 self._waiters.remove(future)
 
     def leave(self, replica: Any) -> None:
-        """Give a replica back. It is handed on when the hook that may still run in it has ended."""
+        """Give a replica back. It is handed on once a hook still running in it has ended."""
         if not self.shared:
             replica.leave()
 
     def watch(self, now_ns: int) -> None:
-        """Abandon the replicas whose hooks are past their limit by `now_ns`; they do so themselves in time."""
+        """Abandon replicas whose hooks have exceeded their limit at `now_ns`; otherwise a timer does so."""
         for replica in list(self._live):
             replica.watch(now_ns)
 
     def close(self) -> None:
-        """End the threads of all replicas; whoever still waits is refused."""
+        """End the threads of all replicas; waiting requests are rejected."""
         self._closing = True
         self._refuse(InferError(Code.NOT_READY, f"model '{self._model.name}' is being unloaded"))
         for replica in self._live:
@@ -182,17 +184,17 @@ class Replicas:
         self._live, self._free = [], []
 
     def runs(self) -> bool:
-        """Whether a hook runs in any of them now."""
+        """Whether any of them is running a hook."""
         return any(replica.waiting for replica in self._live)
 
     def retire(self) -> None:
-        """Close when the requests under way have ended; no more come."""
+        """Close once the active requests have ended; no new ones come."""
         self._retired = True
         if not self.guests:
             self.close()
 
     def departed(self) -> None:
-        """Hear that a request has ended."""
+        """Handle the end of a request."""
         self.guests -= 1
         if self._retired and not self.guests:
             self.close()
@@ -201,7 +203,7 @@ class Replicas:
 
     @property
     def measures(self) -> bool:
-        """Whether each call's processor time is to be told. Threads: any."""
+        """Whether each call's CPU time must be reported. Threads: any."""
         return self._waits.measures or (self.holding is not None and self.holding.measures)
 
     @property
@@ -211,7 +213,7 @@ class Replicas:
 
     @property
     def few(self) -> bool:
-        """Whether a thread would be woken for nearly each of the requests that come of late."""
+        """Whether a thread would recently have been woken for almost each request."""
         return self._crowd <= FEW
 
     @property
@@ -231,7 +233,7 @@ class Replicas:
                 self._grow_shared()
 
     def idle(self, replica: Any) -> None:
-        """Have a replica that nothing waits for do what waits for another."""
+        """Let an idle replica take over a waiting call of another."""
         if replica in self._live:
             replica.relieve(max(self._live, key=waiting_of))
 
@@ -263,7 +265,7 @@ class Replicas:
     # -- growing -----------------------------------------------------------------------------------------------
 
     def _grow_shared(self) -> None:
-        """Make another that is as good, if it is worth it and the first was no heavy one to load."""
+        """Make another equivalent replica, if it is worthwhile and the first was light enough."""
         live = self._live
         worth = self.shared and live and len(live) < self._waits.wanted
         if worth and not live[0].yields and live[0].load_bytes <= FIRST_BYTES:
@@ -283,7 +285,7 @@ class Replicas:
         bench = None if self._bench is None or self._bench.stopped else self._bench
         try:
             self._making = Replica(self._model, self._spec, self._loop, self, bench, constant=self._constant)
-        except RuntimeError as error:  # at the system's limit of threads
+        except RuntimeError as error:  # the system's limit of threads
             if not self._live:
                 self._refuse(InferError(Code.OVERLOADED, f"no thread for the hooks of '{self._model.name}': {error}"))
             return
@@ -316,23 +318,23 @@ class Replicas:
             elif self._waiters:
                 self._grow()
         elif self._live:
-            # those there are will do: a file that cannot be loaded again is not tried at every request
+            # make do with the existing ones: a file that fails to load again is not retried at every request
             self._limit, self._light_limit = len(self._live), 0
             logger.warning("staying at %d replicas", self._limit, extra={"model": self._model.name})
         elif isinstance(error, InferError):
-            # a file that has gone wrong is not the client's mistake
+            # a file that has become invalid is not the client's mistake
             self._refuse(self._told(InferError(Code.NOT_READY, error.message)) if self._started else error)
         else:  # the bench has lost its last thread meanwhile
             self._grow()
 
     def _weigh(self, replica: Replica) -> None:
-        """Make no more than there have to be, if this one was heavy to load."""
+        """Stop making optional replicas if this one was heavy to load."""
         self._slow_loads = self._slow_loads + 1 if replica.load_ns > LIGHT_LOAD_NS else 0
         if self._slow_loads >= SLOW_LOADS or replica.load_bytes > LIGHT_BYTES:
             self._light_limit = 0
 
     def _told(self, error: InferError) -> InferError:
-        """Leave out where the user's files are: that goes to clients. The log has the whole place."""
+        """Remove the location of the user's files from a text sent to clients. The log has it in full."""
         folder = self._spec.roots[0] if self._spec.roots else self._spec.path.parent
         return InferError(error.code, error.message.replace(f"{folder}/", ""))
 

@@ -1,4 +1,4 @@
-"""Hooks: a request's way through pre_inference, the Engine and post_inference. What the fast lane calls."""
+"""Hooks: passes requests through pre_inference, the Engine and post_inference. Called by the dialects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .visit import Visit
 from .worker_replicas import Interpreters
 
 Parameters = Mapping[str, Any] | None
-"""What a request says beside its sample: its own parameters and forwarded headers."""
+"""A request's own parameters and forwarded headers."""
 
 _NOT_ONE = (
     "expects model to produce exactly 1 response, use generate stream for model that generates various number of "
@@ -39,12 +39,12 @@ _NOT_ONE = (
 
 
 class Hooks:
-    """One loaded model with its hooks, or without any: then a sample goes to the model as it is.
+    """One loaded model with its hooks; without hooks, a sample goes to the model as it is.
 
     Invariant: a replica that writes globals handles one request at a time, from before pre_inference until after
     post_inference or its last answer, while other replicas' requests share the model's batches.
-    `yields`: post_inference is a generator function, so that a request may have any number of answers.
-    Threads: the event loop's; hooks run on their replicas' threads, but for swift ones.
+    `yields`: post_inference is a generator function, so a request may have any number of answers.
+    Threads: the event loop's; hooks run on their replicas' threads, except swift ones.
     """
 
     def __init__(self, engine: SubmitsSoon, model: Model) -> None:
@@ -82,10 +82,10 @@ class Hooks:
 
     @classmethod
     async def load(cls, engine: SubmitsSoon, model: Model, interpreters: Interpreters = own_interpreter) -> Hooks:
-        """Load what the model's spec says of hooks; mistakes in the file fail here.
+        """Load the hooks in the model's spec; errors in the file are raised here.
 
-        `interpreters` gives the Python that workers run on. Raises: InferError (INVALID; EXPIRED when the file takes
-        too long; NOT_READY where a worker ends as it loads the file).
+        `interpreters` returns the Python for workers. Raises: InferError (INVALID; EXPIRED if loading the file takes
+        too long; NOT_READY if a worker ends while loading the file).
         """
         hooks = cls(engine, model)
         if model.spec.hooks is not None and model.spec.hooks.has_file:
@@ -99,7 +99,7 @@ class Hooks:
         return hooks
 
     async def close(self) -> None:
-        """Finish what was accepted, then end the replicas; if cancelled, at once, and their generators with them.
+        """Finish accepted requests, then end the replicas; if cancelled, end them and their generators at once.
 
         To be called before the model is unloaded.
         """
@@ -117,7 +117,7 @@ class Hooks:
                 await (place.kill() if at_once else place.ended())
 
     def watch(self, now_ns: int) -> None:
-        """Fail what is past its limit by `now_ns`; it happens by itself when the time comes."""
+        """Fail calls that have exceeded their limit at `now_ns`; otherwise a timer does so."""
         if self._place is not None:
             self._place.watch(now_ns)
 
@@ -125,10 +125,10 @@ class Hooks:
         self, promise: FutureLike, sample: Any, request_id: str, terms: Terms = NO_TERMS, parameters: Parameters = None,
         *, nbytes: int,
     ) -> Trip:  # fmt: skip
-        """Do as `predict` without a task, and tell a promise, unless the Trip is cancelled. Not where it `yields`.
+        """Do the same as `predict` without a task, and complete a promise unless it is cancelled. Not if it `yields`.
 
-        `nbytes`: of the sample as it was sent.
-        Raises: InferError (OVERLOADED, NOT_READY); then the promise is told nothing.
+        `nbytes`: the size of the sample as sent.
+        Raises: InferError (OVERLOADED, NOT_READY); the promise is then not completed.
         """
         trip = Trip(self, self._as_json, promise)
         trip.begin(sample, request_id, terms, parameters, small=nbytes <= SMALL_BYTES)
@@ -137,7 +137,7 @@ class Hooks:
     def predict(
         self, sample: Any, request_id: str = "", terms: Terms = NO_TERMS, parameters: Parameters = None
     ) -> Coroutine[Any, Any, bytes]:
-        """Take any JSON value; answer what post_inference returns, or else the list of outputs, as JSON.
+        """Take any JSON value; return the result of post_inference, or without it the list of outputs, as JSON.
 
         Raises: InferError.
         """
@@ -146,9 +146,9 @@ class Hooks:
     def infer(
         self, inputs: Mapping[str, Array], request_id: str = "", terms: Terms = NO_TERMS, parameters: Parameters = None
     ) -> Coroutine[Any, Any, dict[str, Array]]:
-        """Take tensors by name; answer what post_inference returns as tensors by name, or else the outputs.
+        """Take tensors by name; return the result of post_inference as tensors by name, or without it the outputs.
 
-        Ownership: the arrays are given to the hook as they are, and may be views of the request's body.
+        Ownership: the arrays are passed to the hook as they are, and may be views of the request's body.
         Raises: InferError.
         """
         return self._pass(self._as_tensors, dict(inputs), request_id, terms, parameters)
@@ -157,11 +157,11 @@ class Hooks:
         self, inputs: Mapping[str, Array], request_id: str = "", terms: Terms = NO_TERMS, parameters: Parameters = None,
         wanted: tuple[int, ...] | None = None,
     ) -> AsyncGenerator[Answer, None]:  # fmt: skip
-        """Take tensors by name; give each answer as it comes: what post_inference yields, or the one that there is.
+        """Take tensors by name; yield each answer as it comes: those that post_inference yields, or the single one.
 
-        `wanted`: the outputs that a model which streams is asked for, None: all. Hooks have all, and name their own.
-        To be closed by who does not take all of them, which closes the user's generator too.
-        Ownership: as `infer`. Raises: InferError, when the answers before it have been given.
+        `wanted`: the requested outputs of a model that streams, None for all. Hooks get all, and name their own. A
+        consumer that stops early must close it, which closes the user's generator too.
+        Ownership: as `infer`. Raises: InferError, after the earlier answers.
         """
         if self.streams:
             call = HookRequest(dict(inputs), request_id, terms, parameters, wanted)
@@ -182,7 +182,7 @@ class Hooks:
                 yield answer
 
     async def _several(self, form: AnswerForm, *said: Any) -> AsyncGenerator[Answer, None]:
-        """Carry one request from its sample to whatever answers post_inference yields."""
+        """Pass one request from its sample to the answers that post_inference yields."""
         promise: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         trip = Trip(self, form, promise, whole=False)
         try:
@@ -194,7 +194,7 @@ class Hooks:
             self.leave(trip.visit)
 
     async def _pull(self, outputs: list[Any], form: AnswerForm, trip: Trip) -> AsyncGenerator[Answer, None]:
-        """Give what post_inference yields for a prediction, and count it."""
+        """Yield what post_inference yields for a prediction, and count it."""
         counted, number = self._counted, 0
         pull = trip.held.pull(outputs, form, trip.request_id)
         pull.parameters = trip.parameters
@@ -218,17 +218,17 @@ class Hooks:
             pull.close()
 
     async def _pass(self, form: AnswerForm, *said: Any) -> Any:
-        """Carry one request from its sample to its answer. `said`: as Trip.begin has it."""
+        """Pass one request from its sample to its answer. `said`: the arguments of Trip.begin."""
         if self.yields:
             return await self._only(form, *said)
         promise: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         try:
             return await _kept(promise, Trip(self, form, promise), *said)
         finally:
-            del promise  # its error, if it is one, has this frame
+            del promise  # if it is an error, it holds this frame
 
     async def _only(self, form: AnswerForm, *said: Any) -> Any:
-        """Give the one answer of a post_inference that yields. Raises: InferError, where there are more or none."""
+        """Return the single answer of a post_inference that yields. Raises: InferError if there are several or none."""
         found: Answer | None = None
         not_one = InferError(Code.INTERNAL, f"{form.asked_as} {_NOT_ONE}")
         async with contextlib.aclosing(self._several(form, *said)) as answers:
@@ -243,7 +243,7 @@ class Hooks:
         return found.outputs
 
     def admit(self) -> Visit | None:
-        """Count a request in, and give its way through the replicas, where there are any. Raises: InferError."""
+        """Count a request in, and return its Visit if there are hooks. Raises: InferError."""
         if self._drained is not None:
             raise InferError(Code.NOT_READY, f"model '{self.model.name}' is being unloaded")
         visit = None if self._place is None else self._place.admit()
@@ -251,7 +251,7 @@ class Hooks:
         return visit
 
     def leave(self, visit: Visit | None) -> None:
-        """Count a request out that `admit` has let in."""
+        """Count a request out that `admit` has counted in."""
         if visit is not None:
             visit.leave()
         self._in_flight -= 1
@@ -260,7 +260,7 @@ class Hooks:
 
 
 def _named(names: list[str], outputs: list[Any]) -> dict[str, Any]:
-    """Give outputs by name; of user code's those that there are, with what is said with them."""
+    """Return outputs by name; for user code only those present, with its parameters."""
     named = zip(names, outputs, strict=True)
     if type(outputs) is not OwnOutputs:
         return dict(named)
@@ -268,7 +268,7 @@ def _named(names: list[str], outputs: list[Any]) -> dict[str, Any]:
 
 
 async def _kept(promise: asyncio.Future[Any], trip: Trip, *said: Any) -> Any:
-    """Have a Trip begin, and wait for what its promise comes to."""
+    """Begin a Trip, and wait for its promise."""
     trip.begin(*said)
     try:
         return await promise
@@ -280,7 +280,7 @@ async def _kept(promise: asyncio.Future[Any], trip: Trip, *said: Any) -> Any:
 
 
 async def close_all(every: Iterable[Hooks], grace_s: float) -> int:
-    """Close the Hooks of all models, which finish what they are at. Returns: how many had not after `grace_s`."""
+    """Close the Hooks of all models, which finish their requests. Returns: how many had not after `grace_s`."""
     closing = [asyncio.ensure_future(hooks.close()) for hooks in every]
     if not closing:
         return 0

@@ -1,6 +1,6 @@
 """Scopes of Python source: which nodes belong to one, which names it binds, and to what.
 
-Called by what reads users' files: `writes.py`, `sources.py`, `reading.py`, `keeping.py`.
+Used by the modules that analyze user files: `writes.py`, `sources.py`, `reading.py`, `keeping.py`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 class Scope:
     """One namespace.
 
-    `imports`: names that `import` binds; `imported`: import statements of either form; `functions`: names that `def`
-    binds. `aliases`: local names, with the expressions they were bound to. `carried`: parameters that stand for what
-    outlives the call, with what to call it.
+    `imports`: names bound by `import`; `imported`: import statements of either form; `functions`: names bound by `def`.
+    `aliases`: local names, with the expressions they were bound to. `carried`: parameters that refer to objects that
+    outlive the call, with the name to report.
     """
 
     parent: Scope | None = None
@@ -37,7 +37,7 @@ class Scope:
     carried: dict[str, str] = field(default_factory=dict)
 
     def lookup(self, name: str) -> Scope | None:
-        """Find the scope that binds `name`; None is the module (or nobody, which is the same here)."""
+        """Return the scope that binds `name`; None is the module (or no scope, which is equivalent here)."""
         scope: Scope = self
         while scope.parent is not None:
             if name in scope.global_names:
@@ -49,7 +49,7 @@ class Scope:
 
 
 def own_nodes(roots: list[ast.stmt] | list[ast.expr]) -> Iterator[ast.AST]:
-    """Walk one scope: nested functions, classes and comprehensions are given, but not entered."""
+    """Walk one scope: nested functions, classes and comprehensions are yielded, but not entered."""
     stack: list[ast.AST] = list(reversed(roots))
     while stack:
         node = stack.pop()
@@ -66,7 +66,7 @@ def own_nodes(roots: list[ast.stmt] | list[ast.expr]) -> Iterator[ast.AST]:
 
 
 def own_comprehension(node: Comprehension) -> Iterator[ast.AST]:
-    """Walk a comprehension's own scope; its first iterable belongs to the scope around it."""
+    """Walk a comprehension's own scope; its first iterable belongs to the enclosing scope."""
     results = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
     for position, generator in enumerate(node.generators):
         yield generator
@@ -76,7 +76,7 @@ def own_comprehension(node: Comprehension) -> Iterator[ast.AST]:
 
 
 def bind(scope: Scope, nodes: list[ast.AST]) -> None:
-    """Note what the nodes of a scope bind, and to what."""
+    """Record what the nodes of a scope bind, and to what."""
     for node in nodes:
         if (name := _bound_name(node)) is not None:
             scope.bound.add(name)
@@ -87,7 +87,7 @@ def bind(scope: Scope, nodes: list[ast.AST]) -> None:
         elif isinstance(node, ast.Nonlocal):
             scope.nonlocal_names |= set(node.names)
         elif isinstance(node, COMPREHENSIONS):
-            # a walrus in a comprehension binds here
+            # a walrus in a comprehension binds in the enclosing scope
             bind(scope, [inner for inner in ast.walk(node) if isinstance(inner, ast.NamedExpr)])
         if isinstance(node, ast.Import | ast.ImportFrom):
             scope.imported.append(node)
@@ -98,7 +98,7 @@ def bind(scope: Scope, nodes: list[ast.AST]) -> None:
 
 
 def inner(scope: Scope, node: Function) -> tuple[Scope, list[ast.AST]]:
-    """Give the scope of a function, and its nodes."""
+    """Return the scope of a function, and its nodes."""
     made = Scope(scope, in_function=True)
     arguments = node.args
     made.bound.update(argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
@@ -116,13 +116,13 @@ def _bound_name(node: ast.AST) -> str | None:
             return asname or name.partition(".")[0]
         case ast.MatchMapping(rest=name):
             return name
-    # def, class, except and the patterns of match
+    # def, class, except and match patterns
     name = getattr(node, "name", None)
     return name if isinstance(name, str) else None
 
 
 def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Give the names that a node binds to (part of) the value of an expression."""
+    """Yield the names that a node binds to (part of) the value of an expression."""
     match node:
         case ast.Assign(targets=targets, value=value):
             for target in targets:

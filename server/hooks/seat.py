@@ -1,4 +1,4 @@
-"""Seat: one thread of a Bench, and what it is at. Made by `bench.py`."""
+"""Seat: one thread of a Bench, and its current call. Made by `bench.py`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class Seat:
-    """One thread of a bench. `running` is what it is at, `slow` that this takes long; `guilty` is set when abandoned.
+    """One thread of a bench. `running` is its current call, `slow` if that takes long; `guilty` is set when abandoned.
 
-    `doubt`: of a look at it that came late. `lock` decides between a hook that ends and a limit that strikes.
+    `doubt` accounts for checks that came late. `lock` decides between a hook that ends and a limit that is exceeded.
     """
 
     __slots__ = ("asleep", "bell", "doubt", "ended", "guilty", "lock", "nudge", "running", "slow", "thread")
@@ -35,15 +35,15 @@ class Seat:
         self.thread = threading.Thread(target=run, args=(self,), name=name, daemon=True)
 
     def looked(self, late_s: float) -> None:
-        """Note that a look at it came so late."""
+        """Record that a check came this late."""
         running = self.running
         self.doubt.looked(0 if running is None else running.since_ns, late_s)
 
     def interrupted(self) -> bool:
-        """End the hook of an abandoned thread if it spins, which would hold the interpreter half the time.
+        """End the hook of an abandoned thread if it spins, which would hold the GIL half of the time.
 
-        Returns: whether there is no more to do. One that waits in a C function ends when that returns, if ever; a
-        daemon thread does not keep the process.
+        Returns: whether nothing is left to do. A hook that waits in a C function ends when that returns, if ever; a
+        daemon thread does not keep the process alive.
         """
         if not self.lock.acquire(blocking=False):
             return False
@@ -54,7 +54,7 @@ class Seat:
             self.lock.release()
 
     def ring(self) -> None:
-        """Wake its thread."""
+        """Wake the thread."""
         self.asleep = False
         if self.nudge is not None:
             self.nudge()
@@ -64,7 +64,7 @@ class Seat:
     # -- on the thread -----------------------------------------------------------------------------------------
 
     def begin(self, call: HookCall) -> bool:
-        """Note what the thread is at from now on; False: it is not to be run."""
+        """Record the thread's current call; False if it must not run."""
         if not call.begins(time.monotonic_ns()):
             return False
         if call.replica.measures:
@@ -73,7 +73,7 @@ class Seat:
         return True
 
     def end(self, call: HookCall) -> bool:
-        """Note that a call has ended; False: the thread has been abandoned."""
+        """Record the end of a call; False if the thread has been abandoned."""
         call.end_ns = time.monotonic_ns()
         if call.cpu_ns:
             call.cpu_ns = max(time.thread_time_ns() - call.cpu_ns, 1)

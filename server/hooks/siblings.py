@@ -1,10 +1,9 @@
-"""Importing the modules of a hook file: for one instance of it alone, at load and inside hooks alike.
+"""Imports the modules of a hook file for one instance of it alone, both at load and inside hooks.
 
-They lie beside the file, or in the folders that are said to be its roots.
-
-Two models may each have an `encoder.py`, and a replica's globals must be its own, those of its `encoder` included. So
-the hook file and its neighbours are modules of a package whose name is unique, `import encoder` there means that
-package's `encoder`, and none of them enters `sys.modules` under its plain name.
+The modules are beside the file, or in its configured root folders. Two models may each have an `encoder.py`, and a
+replica's globals must be its own, including those of its `encoder`. So the hook file and its neighbors are modules of a
+package with a unique name, `import encoder` in them means that package's `encoder`, and none of them is in
+`sys.modules` under its plain name.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from typing import Any
 
 
 class _PrivateLoader(SourceFileLoader):
-    """Runs a source file with an import statement of its own.
+    """Runs a source file with its own import function.
 
-    It neither reads nor writes `__pycache__`, which is stale for a file that is edited twice in a second and has no
-    place in a model repository.
+    It neither reads nor writes `__pycache__`, which is stale for a file edited twice within a second, and does not
+    belong in a model repository.
     """
 
     def __init__(self, name: str, path: str, own_builtins: dict[str, Any]) -> None:
@@ -42,9 +41,9 @@ class _PrivateLoader(SourceFileLoader):
 class Siblings:
     """One instance of a hook file and of the modules beside it that it has imported.
 
-    Invariant: from construction to `close` all of them are in `sys.modules` below one name that nobody else has. They
-    lie in an empty package of that name, not in the hook file itself: the import system sets what it imports as
-    attributes of the package, and a global of the user's may have the name of a file beside it.
+    Invariant: from construction to `close` all of them are in `sys.modules` below a unique name. They are in an empty
+    package of that name, not in the hook file itself: the import system sets imported modules as attributes of the
+    package, and a user's global may have the name of a file beside it.
     """
 
     def __init__(self, path: Path, roots: Sequence[Path] = (), last: Sequence[Path] = ()) -> None:
@@ -55,23 +54,23 @@ class Siblings:
         if not roots or self._is_itself(self._stem):
             self._beside[self._stem] = True
         else:
-            self._stem += "@"  # handlers/keras.py is not what `import keras` means, there and elsewhere
+            self._stem += "@"  # `import keras` does not mean handlers/keras.py, there or elsewhere
         self._builtins = {**vars(builtins), "__import__": self._import}
         self._package = _reserve(self._stem.removesuffix("@"), self._folders)
         self._prefix = self._package + "."
         sys.meta_path.insert(0, self)
 
     def run(self) -> ModuleType:
-        """Run the hook file. Raises whatever it raises."""
+        """Run the hook file. Raises: whatever it raises."""
         importlib.invalidate_caches()
         return importlib.import_module(self._prefix + self._stem)
 
     def has(self, file: Path) -> bool:
-        """Tell whether a file is one of those that the user has written."""
+        """Return whether a file is one of the user's."""
         return file == self._path or any(Path(folder) in file.parents for folder in self._folders)
 
     def close(self) -> None:
-        """Forget the instance; what still refers to its modules may go on using them."""
+        """Forget the instance; existing references to its modules stay valid."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         for name in [name for name in list(sys.modules) if name.startswith(self._prefix)]:
@@ -95,7 +94,7 @@ class Siblings:
     def _import(
         self,
         name: str,
-        globals: Mapping[str, object] | None = None,  # noqa: A002 - the name that __import__ has
+        globals: Mapping[str, object] | None = None,  # noqa: A002 - as in __import__
         locals: Mapping[str, object] | None = None,  # noqa: A002
         fromlist: Sequence[str] | None = (),
         level: int = 0,
@@ -104,7 +103,7 @@ class Siblings:
         if level or not self._is_beside(top):
             return __import__(name, globals, locals, fromlist or (), level)
         found = __import__(self._prefix + name, globals, locals, fromlist or (), 0)
-        # without a fromlist, the statement binds the first name of the dotted ones
+        # without a fromlist, the statement binds the first of the dotted names
         return found if fromlist else sys.modules[self._prefix + top]
 
     def _is_beside(self, top: str) -> bool:
@@ -118,7 +117,7 @@ class Siblings:
         return spec is not None and spec.origin == str(self._path)
 
     def _find(self, top: str) -> bool:
-        # a file or a package beside the hook file comes first, as for a script; a mere folder comes last
+        # a file or a package beside the hook file comes first, as for a script; a plain folder comes last
         spec = PathFinder.find_spec(top, self._folders)
         if spec is None:
             return False
@@ -129,7 +128,7 @@ class Siblings:
 
 
 def _reserve(stem: str, folders: list[str]) -> str:
-    """Put an empty package into `sys.modules` under a free name; @ keeps it apart from all that `import` can say."""
+    """Put an empty package into `sys.modules` under a free name; no `import` statement can name it because of the @."""
     number = 1
     while True:
         package = ModuleType(f"{stem}@{number}")
@@ -142,8 +141,8 @@ def _reserve(stem: str, folders: list[str]) -> str:
 class FolderOnPath:
     """The folders of a hook file's modules at the end of `sys.path`, from construction to `close`.
 
-    For what finds modules by name but not by an import statement of the user's: pickle, joblib, importlib. Such a
-    module is the process's, shared by all replicas. Last on the path, it hides nothing that is installed.
+    For modules found by name without an import statement of the user's: pickle, joblib, importlib. Such a module
+    belongs to the process and is shared by all replicas. Last on the path, it hides nothing that is installed.
     """
 
     def __init__(self, *folders: Path) -> None:
@@ -152,7 +151,7 @@ class FolderOnPath:
         sys.path += map(str, folders)
 
     def close(self) -> None:
-        """Take the folders off the path, and forget what was found there, so that a later load finds it anew."""
+        """Remove the folders from the path, and forget modules found there, so that a later load finds them again."""
         for folder in reversed(self._folders):
             backwards = sys.path[::-1]
             if str(folder) in backwards:

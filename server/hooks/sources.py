@@ -1,6 +1,6 @@
-"""Sources: the files of a project that its hooks are made of, and what the names of their modules are bound to.
+"""Sources: the files of a project that its hooks consist of, and what the names of their modules are bound to.
 
-Made by `keeping.py` for one reading.
+Made by `keeping.py` for one analysis.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _FILES = 200
 
 
 class Value(NamedTuple):
-    """What an expression gives, as far as that can be read.
+    """The value of an expression, as far as it is known.
 
-    `kind`: FIXED (numbers, texts and tuples of such, which nothing can change), FLAT (a container of FIXED), ARRAY,
-    PLAIN (containers of such, at any depth), FUNCTION and CLASS (of the project), MODULE (or something in one, `path`
-    says which), OWN (a module of the project), LOGGER, BUILTIN, or UNKNOWN. `held` names what has it, or part of it,
-    between calls; "": nothing does. `of` is the definition, or the SourceFile.
+    `kind`: FIXED (immutable numbers, texts and tuples of them), FLAT (a container of FIXED), ARRAY, PLAIN (containers
+    of such, at any depth), FUNCTION and CLASS (of the project), MODULE (or something in one, given by `path`), OWN (a
+    module of the project), LOGGER, BUILTIN, or UNKNOWN. `held` names what refers to it, or to part of it, between
+    calls; "" if nothing does. `of` is the definition, or the SourceFile.
     """
 
     kind: str
@@ -36,7 +36,7 @@ class Value(NamedTuple):
 FRESH = Value("UNKNOWN")
 CHANGING = {"FLAT", "ARRAY", "PLAIN"}
 CONTAINED = {"FIXED", *CHANGING}
-"""Kinds of numbers, texts and containers of them; those of CHANGING can be changed."""
+"""The kinds of numbers, texts and containers of them; those in CHANGING are mutable."""
 Bound = list[Any]
 """What binds a name: expressions, definitions, and Values of imports."""
 
@@ -45,8 +45,8 @@ Bound = list[Any]
 class SourceFile:
     """One file.
 
-    `bound` has what binds each name of its module; `stars`: it has names that only running it tells. `iterated` has the
-    ids of the expressions in `bound` whose items the name is bound to, not their value.
+    `bound` maps each name of its module to what binds it; `stars`: it has names that only running it would show.
+    `iterated` are the ids of expressions in `bound` whose items, not values, the name is bound to.
     """
 
     path: Path
@@ -57,10 +57,10 @@ class SourceFile:
 
 
 class Filled:
-    """What the modules of a project do to their own names beside binding them, by name, whichever module's it is.
+    """What a project's modules do to names besides binding them, by name, regardless of the module.
 
-    `put`: expressions whose values become part of what it names. `changed`: it may hold anything by now. `rebound`:
-    functions give it other values.
+    `put`: expressions whose values become part of the named object. `changed`: it may contain anything. `rebound`:
+    functions assign it other values.
     """
 
     def __init__(self, roots: Sequence[Path]) -> None:
@@ -71,7 +71,7 @@ class Filled:
         self.rebound: set[str] = set()
 
     def look(self, tree: ast.Module) -> None:
-        """Read a module."""
+        """Analyze a module."""
         self._libraries = set(self._imported(tree))
         written = {write.name for write in of_tree(tree)}
         self.changed |= written
@@ -96,7 +96,7 @@ class Filled:
                     self._escape(parts)
 
     def _imported(self, tree: ast.Module) -> Iterator[str]:
-        """Give the names that modules, and what is in them, have here, but for those of the project."""
+        """Yield the names that refer to library modules and their contents, not to the project's."""
         for node in own_nodes(tree.body):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 for alias in node.names:
@@ -140,7 +140,7 @@ class Filled:
             self._escapes(value)
 
     def _escapes(self, value: ast.expr) -> None:
-        """Note a name whose object gets another one, by which it may be changed."""
+        """Record a name whose object also gets another reference, through which it may be modified."""
         inside = value.value if isinstance(value, ast.Starred) else value
         if isinstance(inside, ast.Name):
             self.changed.add(inside.id)
@@ -154,7 +154,7 @@ class Filled:
 
 
 class SourceTree:
-    """The files below `roots`, read when they are asked for; `read` alone raises OSError, SyntaxError, ValueError."""
+    """The files below `roots`, read on demand; only `read` raises OSError, SyntaxError, ValueError."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = tuple(roots)
@@ -178,7 +178,7 @@ class SourceTree:
         return source
 
     def bindings(self, node: ast.AST, source: SourceFile) -> Iterator[tuple[str, Any]]:
-        """Give the names that an import or a definition binds, and what to."""
+        """Yield the names that an import or a definition binds, and what to."""
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name, (node, source)
         elif isinstance(node, ast.Import):
@@ -198,7 +198,7 @@ class SourceTree:
         return Value("OWN", dotted, dotted, own) if own is not None else Value("MODULE", dotted, dotted)
 
     def _imported(self, module: str, name: str, roots: Sequence[Path], *, own: bool) -> Value:
-        """Give what `from module import name` binds."""
+        """Return what `from module import name` binds."""
         below = self._own(f"{module}.{name}".strip("."), roots)
         if below is not None:
             return Value("OWN", name, f"{module}.{name}", below)
@@ -216,7 +216,7 @@ class SourceTree:
         return None
 
     def _known(self, file: Path) -> SourceFile | None:
-        """Give a file that can be read; one that cannot holds names of which nothing is known."""
+        """Return a file of the project; if it cannot be read, its names are unknown."""
         if file not in self._sources:
             self._sources[file] = SourceFile(file, Scope(), stars=True)
             if len(self._sources) <= _FILES:
@@ -227,5 +227,5 @@ class SourceTree:
         return self._sources[file]
 
     def below(self, source: SourceFile, name: str) -> SourceFile | None:
-        """Give the module `name` of a package."""
+        """Return the module `name` of a package."""
         return self._own(name, (source.path.parent,)) if source.path.name == "__init__.py" else None

@@ -1,12 +1,11 @@
-"""Swift: which hooks are sure to return at once, so that the event loop may run them itself. Read by `replica.py`.
+"""Swift hooks: those certain to return at once, so that the event loop may run them itself. Used by `replica.py`.
 
-A thread for a hook keeps what waits or spins from holding up everybody. One that calculates, looks into lists and dicts
-and calls what is listed here can do neither, on a small sample, and to hand it to a thread and back takes longer.
-What is not known here goes to a thread.
-
-All that such a hook meets is plain: JSON, arrays, texts, and the names and shapes of the model. So a method is known by
-its name alone, whatever it is called on, and there is no loop but over what is there and does not grow. Nothing is
-changed but what the hook has made itself. What holds the interpreter in C, an absurd text say, would do so on a thread.
+Running a hook on a thread keeps one that waits or spins from blocking everything else. A hook that calculates, looks
+into lists and dicts and calls functions listed here can do neither with a small sample, and passing it to a thread and
+back takes longer. Anything not listed here runs on a thread.
+All values in such a hook are plain: JSON, arrays, texts, and the model's names and shapes. So a method is known by its
+name alone, on any object, and every loop is over something that exists and does not grow. It modifies only what it has
+created itself. Code that holds the GIL in C, such as for an enormous text, would do so on a thread too.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from .pure import place_of_out
 from .scopes import own_nodes
 
 SMALL_BYTES = 4096
-"""Of a sample as it was sent, and of the arrays that a hook is given: all of it is looked at within microseconds."""
+"""The size of a sample as sent, or of a hook's arrays, up to which processing all of it takes microseconds."""
 _CALLS = 64
-"""Of functions of the file by each other: none is called in a comprehension, so a hook makes no more."""
+"""The most calls between functions of the file: none is called in a comprehension, so a hook makes no more."""
 _POWER = 4
 
 _NUMBERS = frozenset(
     ("abs", "bool", "complex", "divmod", "float", "int", "isinstance", "len", "ord", "chr", "round", "str")
 )
-"""Builtins that take time by what they are given alone, however often a comprehension calls them."""
+"""Builtins whose time depends only on their arguments, even if a comprehension calls them often."""
 _BUILTINS = _NUMBERS | frozenset((
     "all", "any", "dict", "enumerate", "frozenset", "list", "max", "min", "reversed", "set", "sorted", "sum",
     "tuple", "zip",
@@ -52,7 +51,7 @@ _METHODS = frozenset((
     "rstrip", "split", "squeeze", "startswith", "strip", "sum", "title", "tolist", "transpose", "upper", "values",
 ))  # fmt: skip
 _GROWING = frozenset(("append", "extend", "insert", "update"))
-"""Methods that make something grow: not where it is gone through."""
+"""Methods that make an object grow: not allowed while it is iterated over."""
 _ATTRIBUTES = frozenset(("T", "dtype", "name", "ndim", "shape", "size", "type"))
 _STATEMENTS = (ast.Pass, ast.Return, ast.Expr, ast.Assign, ast.AnnAssign, ast.If, ast.Raise, ast.Assert)
 _EXPRESSIONS = (
@@ -70,9 +69,9 @@ class _UnknownError(Exception):
 
 
 def is_swift(hook: Callable[..., Any], tree: ast.Module) -> bool:
-    """Tell whether a hook, whose file this is, returns at once for a small sample.
+    """Return whether a hook, defined in this file, returns at once for a small sample.
 
-    To be asked of files that write no globals, when they have been loaded: what their names stand for stays.
+    Call this only for files that write no globals, and only after they are loaded: their names must keep their values.
     """
     try:
         _Functions(tree, hook).read(hook)
@@ -82,12 +81,12 @@ def is_swift(hook: Callable[..., Any], tree: ast.Module) -> bool:
 
 
 def set_here() -> Any:
-    """Give what is set on this thread alone, how numpy writes, say: a file that has set it needs its thread."""
+    """Return the settings of this thread, such as numpy's error handling: a file that changes them needs its thread."""
     return contextvars.copy_context(), np.geterr()
 
 
 def are_small(values: Any) -> bool:
-    """Tell whether tensors, in a list or by name, are few bytes or few texts. Of anything else it is not known."""
+    """Return whether tensors, in a list or by name, are few bytes or few texts. False for anything else."""
     if type(values) not in {list, dict}:
         return False
     left = SMALL_BYTES
@@ -110,12 +109,12 @@ class _Functions:
         self._calls = 0
 
     def read(self, function: Any) -> None:
-        """Read one, and those that it calls. Raises: _UnknownError."""
+        """Analyze a function and those it calls. Raises: _UnknownError."""
         if type(function) is not FunctionType or function.__globals__ is not self._globals or function in self._reading:
             raise _UnknownError
         node, code = self._written.get(function.__name__), self._codes.get(function.__name__)
         if node is None or function.__code__ != code or code.co_firstlineno != node.lineno:
-            raise _UnknownError  # decorated, say, or one of two that are written
+            raise _UnknownError  # for example decorated, or one of two with the same name
         defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         self._calls += 1
         if self._calls > _CALLS or not all(type(each) in PLAIN for each in defaults):
@@ -126,7 +125,7 @@ class _Functions:
 
 
 class _Reading:
-    """One function, read."""
+    """The analysis of one function."""
 
     def __init__(self, functions: _Functions, function: FunctionType, node: ast.FunctionDef) -> None:
         self._functions = functions
@@ -136,7 +135,7 @@ class _Reading:
         self._locals = stored | {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
         self._own = _made_here(node.body)
         self._inner: list[str] = []
-        """What the comprehensions around the place that is read have made of each element."""
+        """The names that enclosing comprehensions bind at the current place."""
 
     def read(self) -> None:
         for statement in self._body:
@@ -152,7 +151,7 @@ class _Reading:
                 self._expression(child)
 
     def _expression(self, node: ast.AST) -> None:
-        """Read one whose value may be anything but what is made as it is gone through, maybe while that grows."""
+        """Analyze an expression that may have any value except a lazy iterator, whose source might grow meanwhile."""
         if isinstance(node, ast.GeneratorExp) or (
             isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _LAZY
         ):
@@ -160,7 +159,7 @@ class _Reading:
         self._consumed(node)
 
     def _consumed(self, node: ast.AST) -> None:
-        """Read one that is gone through at once."""
+        """Analyze an expression that is consumed at once."""
         match node:
             case ast.Name():
                 if not self._is_local(node.id):
@@ -195,7 +194,7 @@ class _Reading:
         self._expression(node.slice)
 
     def _is_own(self, node: ast.expr) -> bool:
-        """Tell whether what is to be changed was made here: a prediction may be kept for others, by the cache say."""
+        """Return whether an object to be modified was created here: a prediction may be kept, as by the cache."""
         return isinstance(node, ast.Name) and node.id in self._own
 
     def _is_local(self, name: str) -> bool:
@@ -207,7 +206,7 @@ class _Reading:
             raise _UnknownError
 
     def _look_into(self, owner: ast.expr, kinds: tuple[type, ...]) -> None:
-        """Read what something is looked up in, which takes no longer where that is large."""
+        """Analyze an object used for a lookup, whose time does not depend on its size."""
         found = self._globals.get(owner.id) if isinstance(owner, ast.Name) and not self._is_local(owner.id) else None
         if type(found) not in kinds or not has_small(found):
             self._expression(owner)
@@ -223,7 +222,7 @@ class _Reading:
         self._expression(node.value)
 
     def _module(self, node: ast.expr) -> ModuleType | None:
-        """Give what module a name stands for."""
+        """Return the module that a name refers to."""
         found = self._globals.get(node.id) if isinstance(node, ast.Name) and not self._is_local(node.id) else None
         return found if isinstance(found, ModuleType) else None
 
@@ -280,7 +279,7 @@ class _Reading:
         before = len(self._inner)
         for part in node.generators:
             if part.is_async or (self._inner and _root(part.iter) not in self._inner):
-                raise _UnknownError  # over something for each of something else: more than there is
+                raise _UnknownError  # nested over something else: more iterations than elements
             self._consumed(part.iter)
             target = list(ast.walk(part.target))
             if not all(isinstance(each, _TARGETS) for each in target):
@@ -306,7 +305,7 @@ class _Reading:
 
 
 def _made_here(body: list[ast.stmt]) -> set[str]:
-    """Name what a function makes lists and dicts of its own, and nothing else."""
+    """Return the names of a function that are only bound to lists and dicts created by it."""
     made, other = set[str](), set[str]()
     for node in own_nodes(body):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.List | ast.Dict | ast.ListComp | ast.DictComp):
@@ -317,7 +316,7 @@ def _made_here(body: list[ast.stmt]) -> set[str]:
 
 
 def _root(node: ast.expr) -> str:
-    """Give the name that an expression is a part of."""
+    """Return the name that an expression is a part of."""
     while isinstance(node, ast.Subscript | ast.Attribute):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""
@@ -328,6 +327,6 @@ def _is_stored(node: ast.Name | ast.Subscript) -> bool:
 
 
 def _is_type(name: str) -> bool:
-    """Tell whether a builtin is an exception, or a type that is listed."""
+    """Return whether a builtin is an exception, or a listed type."""
     found = getattr(builtins, name, None)
     return isinstance(found, type) and (issubclass(found, Exception) or name in _BUILTINS | {"bytes"})

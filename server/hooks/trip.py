@@ -1,7 +1,7 @@
-"""Trip: one request's way through pre_inference, its model and post_inference, without a task of its own.
+"""Trip: passes one request through pre_inference, its model and post_inference, without a task of its own.
 
-Begun by `runner.py`. The end of each step begins the next: to a replica a Trip is the future of its call, to the Engine
-the context of its request. So a request costs no turn of the event loop more than it needs, and little Python.
+Begun by `runner.py`. The end of each step begins the next: for a replica a Trip is the future of its call, for the
+Engine the context of its request. So a request takes no extra turn of the event loop, and little Python.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from .runner import Hooks
 
 _BIG = 4096
-"""Values from which converting them is worth a thread, where no hook's thread does it: some 100 us to and from JSON."""
+"""From this many values conversion is done on a thread, if no hook's thread does it: about 100 us to and from JSON."""
 
 Work = Callable[[], Coroutine[Any, Any, Any]]
-"""What a step has done on a task, which may be cancelled before it begins."""
+"""A step done on a task, which may be cancelled before it begins."""
 
 
 class Trip:
-    """What goes with one request from its sample to its answer.
+    """The state of one request from its sample to its answer.
 
-    Invariant: its promise, a future or what answers at once, is kept once, unless it is `done` with before or this is
-    cancelled, which comes a turn later where a task waits; its visit is over by then, where it is `whole`. One
-    that is not ends with the model's outputs, and its visit is another's to end.
+    Invariant: its promise, a future or an object that answers at once, is completed once, unless it was `done` before
+    or the Trip is cancelled, which takes effect a turn later if a task is waiting. If it is `whole`, its visit has
+    ended by then; otherwise it ends with the model's outputs, and the caller must end its visit.
     Units: `start_ns` is monotonic. Threads: the event loop's.
     """
 
@@ -51,7 +51,7 @@ class Trip:
     )  # fmt: skip
 
     def __init__(self, hooks: Hooks, form: AnswerForm, promise: FutureLike, *, whole: bool = True) -> None:
-        """Let a request in. Raises: InferError (OVERLOADED, NOT_READY)."""
+        """Admit a request. Raises: InferError (OVERLOADED, NOT_READY)."""
         self.visit = hooks.admit()
         self._hooks = hooks
         self._form = form
@@ -65,7 +65,7 @@ class Trip:
 
     @property
     def held(self) -> Visit:
-        """The way through the replicas of one whose model has hooks."""
+        """The Visit of a request whose model has hooks."""
         if self.visit is None:
             raise InferError(Code.INTERNAL, "hooks without replicas")
         return self.visit
@@ -73,10 +73,10 @@ class Trip:
     def begin(
         self, sample: Any, request_id: str, terms: Terms, parameters: Mapping[str, Any] | None, *, small: bool = False
     ) -> None:
-        """Set out; whatever goes wrong, the promise is told. `small`: the sample is known to be."""
+        """Begin; any error completes the promise. `small`: the sample is known to be small."""
         hooks = self._hooks
         self.request_id, self._terms = request_id, terms
-        # those of a request whose like is remembered are every such request's
+        # copied, because requests remembered as alike share them
         self.parameters = dict(parameters or {})
         self.start_ns = self._since_ns = time.monotonic_ns()
         try:
@@ -88,11 +88,11 @@ class Trip:
                 self._have_run(call)
             else:
                 self._convert(self._form.of_sample, sample)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the request's
+        except Exception as error:  # noqa: BLE001 - any error becomes the request's
             self._fail(error)
 
     def cancel(self) -> None:
-        """End it: nobody waits any more. A hook that runs runs on; a call that waits is skipped."""
+        """End the Trip, because nobody waits for it. A running hook continues; a waiting call is skipped."""
         if self._ended:
             return
         request, self._request = self._request, None
@@ -103,20 +103,20 @@ class Trip:
         if request is not None:
             self._hooks.engine.cancel(request)
 
-    # -- as the future of a call -------------------------------------------------------------------------------
+    # -- future of the call ------------------------------------------------------------------------------------
 
     def done(self) -> bool:
         """Whether nobody waits for the call any more."""
         return self._ended
 
     def set_result(self, result: Any) -> None:
-        """Take what a hook's result was made."""
+        """Handle a hook's converted result."""
         self.visit.returned(self._call)  # type: ignore[arg-type, union-attr]
         self._call = None
         self._go_on(result)
 
     def set_exception(self, error: BaseException) -> None:
-        """Take why there is none: the end, unless another replica can take the call."""
+        """Handle a hook's error, which ends the Trip unless another replica can take the call."""
         if isinstance(error, MovedError) and self._call is not None:
             try:
                 self.held.moved(self._call)
@@ -129,10 +129,10 @@ class Trip:
             self._hooks.model.statistics.record_failure(OTHER, self._since_ns, time.monotonic_ns())
         self._fail(error)
 
-    # -- as the context of a request ---------------------------------------------------------------------------
+    # -- context of the request --------------------------------------------------------------------------------
 
     def ran(self, request: InferRequest) -> None:
-        """Take the model's outputs."""
+        """Handle the model's outputs."""
         self._request = None
         if self._ended:
             return
@@ -155,7 +155,7 @@ class Trip:
     # -- steps -------------------------------------------------------------------------------------------------
 
     def _have_run(self, call: HookCall) -> None:
-        """Have a hook run, as soon as a replica is free."""
+        """Run a hook, as soon as a replica is free."""
         call.parameters = self.parameters
         call.future = self
         self._call = call
@@ -171,7 +171,7 @@ class Trip:
             self.set_exception(error)
 
     def _granted(self, granted: asyncio.Future[Any]) -> None:
-        """Take a replica that was waited for."""
+        """Use a replica that was waited for."""
         self._waits = None
         if granted.cancelled():
             return
@@ -186,14 +186,14 @@ class Trip:
             self._put(self._call)
 
     def _convert(self, convert: Maker, value: Any) -> None:
-        """Make what no hook's thread does, on a thread where there is much of it."""
+        """Convert what no hook's thread converts, on a thread if it is large."""
         if _is_big(value):
             self._later(partial(asyncio.to_thread, convert, value, self.parameters))
         else:
             self._go_on(convert(value, self.parameters))
 
     def _go_on(self, made: Any) -> None:
-        """Go on with what is ready: inputs, or the answer."""
+        """Continue with a converted value: inputs, or the answer."""
         if self._past_model:
             self._end(made)
         elif self._turn is not None:
@@ -217,7 +217,7 @@ class Trip:
             self._fail(error)
             return
         if self._turn is not None:
-            # the next one wakes after this one is in the queue
+            # the next request wakes only after this one is in the queue
             self._turn.pass_on()
             self._turn = None
 
@@ -233,7 +233,7 @@ class Trip:
         self._waits = None
         then(made)
 
-    # -- its end -----------------------------------------------------------------------------------------------
+    # -- end ---------------------------------------------------------------------------------------------------
 
     def _end(self, result: Any) -> None:
         if not self._ended:
@@ -248,7 +248,7 @@ class Trip:
                 promise.set_exception(error)
 
     def _leave(self) -> FutureLike:
-        # an error's traceback has this Trip, and a promise the error: nothing is to lead from here to it
+        # an error's traceback holds this Trip, and a promise the error: break the cycle
         promise, self._promise = self._promise, _NOBODY
         turn, self._turn = self._turn, None
         self._ended, self._call = True, None
@@ -260,7 +260,7 @@ class Trip:
 
 
 class _Trips:
-    """The sink of all their requests."""
+    """The sink of all requests of Trips."""
 
     def deliver(self, requests: Sequence[InferRequest]) -> None:
         for request in requests:
@@ -272,7 +272,7 @@ _NOBODY: Any = None
 
 
 def _is_big(value: Any) -> bool:
-    """Guess, from the first element at each depth, whether there are many values in lists and dicts of them."""
+    """Estimate, from the first element at each depth, whether nested lists and dicts have many values."""
     if isinstance(value, dict):
         return any(map(_is_big, value.values()))
     count = 1

@@ -1,6 +1,6 @@
-"""SequenceTurns: a sequence's requests reach the model in the order in which they came, whatever their hooks take.
+"""SequenceTurns: makes a sequence's requests reach the model in order of arrival, however long their hooks take.
 
-Called by `runner.py`. On a stream, a client may send a sequence's next request before it has an answer to the last.
+Used by `runner.py`. On a stream, a client may send a sequence's next request before it has the answer to the last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class SequenceTurns:
         return len(self._last)
 
     def take(self, identity: int | str) -> SequenceTurn:
-        """Take the next turn of a sequence. It is to be passed on, come or not."""
+        """Take the next turn of a sequence. It must be passed on, whether or not it has come."""
         passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         before = self._last.get(identity)
         self._last[identity] = passed
@@ -34,7 +34,7 @@ class SequenceTurns:
 
 
 class SequenceTurn:
-    """One request's."""
+    """The turn of one request."""
 
     __slots__ = ("_before", "_passed")
 
@@ -43,12 +43,12 @@ class SequenceTurn:
         self._passed = passed
 
     async def come(self) -> None:
-        """Wait until all before it have been passed on."""
+        """Wait until all earlier turns have been passed on."""
         if self._before is not None and not self._before.done():
             await asyncio.wait((self._before,))
 
     def pass_on(self) -> None:
-        """Let the next one go, in the loop's next turn; or when those before have gone, if this one did not wait."""
+        """Let the next turn come in the loop's next turn, or after the earlier ones if this one has not come yet."""
         if self._before is None or self._before.done():
             self._passed.set_result(None)
         else:

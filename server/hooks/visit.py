@@ -1,4 +1,4 @@
-"""Visit: one request's way through the hooks of its model. Made by `replicas.py`, called on the event loop."""
+"""Visit: one request's use of a model's replicas. Made by `replicas.py`, called on the event loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Visit:
-    """One request's way through the hooks: the replica it holds, from its first hook until `leave`."""
+    """One request's use of the replicas: the one it holds, from its first hook until `leave`."""
 
     __slots__ = ("_begun", "_model", "_replica", "_replicas")
 
@@ -30,7 +30,7 @@ class Visit:
         replicas.guests += 1
 
     def put(self, call: HookCall) -> bool:
-        """Have one of the request's hooks run, if there is a replica for it now; its future is told how it went.
+        """Run one of the request's hooks, if a replica is available now; its future gets the result.
 
         Raises: InferError.
         """
@@ -52,14 +52,14 @@ class Visit:
                 return True
 
     def moved(self, call: HookCall) -> None:
-        """Do without the replica that was to run a call, and is gone. Raises: InferError, where no other can."""
+        """Give up the replica that was to run a call, and is gone. Raises: InferError if no other one can."""
         if call.begun or self._is_bound():
-            # what pre_inference left in that replica's globals has gone with it
+            # what pre_inference has left in that replica's globals is lost
             raise self._gone() from None
         self._replica = None
 
     def line_up(self, deadline_ns: int) -> asyncio.Future[Any]:
-        """Wait for a replica, which is to be given to `take` or `give_back`. Raises: InferError."""
+        """Wait for a replica, which must be passed to `take` or `give_back`. Raises: InferError."""
         return self._replicas.line_up(deadline_ns)  # type: ignore[no-any-return]
 
     def take(self, replica: Any) -> None:
@@ -67,23 +67,23 @@ class Visit:
         self._replica = replica
 
     def give_back(self, replica: Any) -> None:
-        """Do without a replica that was waited for."""
+        """Return a replica that was waited for."""
         self._replicas.leave(replica)
 
     def returned(self, call: HookCall) -> None:
-        """Hear that a hook has returned."""
+        """Record that a hook has returned."""
         self._begun = True
 
     def pull(self, outputs: list[Any], form: AnswerForm, request_id: str) -> Pull:
-        """Make the Pull of what the request's hook yields for a prediction."""
+        """Make the Pull for a hook that yields."""
         return Pull(outputs, form.code, request_id)
 
     def post(self, outputs: list[Any], form: AnswerForm, request_id: str) -> HookCall:
-        """Make the call of post_inference. A deadline is for waiting: what the model has run for is finished."""
+        """Make the call of post_inference. A deadline is for waiting: once the model has run, a request is finished."""
         return HookCall(POST, outputs, form.code, 0, request_id)
 
     async def next(self, pull: Pull) -> Answer | None:
-        """Give what the request's hook yields next, None after the last. Raises: InferError."""
+        """Return what the request's hook yields next, None after the last. Raises: InferError."""
         start_ns = time.monotonic_ns()
         try:
             while True:
@@ -101,15 +101,15 @@ class Visit:
             raise
 
     def _is_bound(self) -> bool:
-        """Whether no other replica can go on with the request."""
+        """Whether no other replica can continue the request."""
         return self._begun and not self._replicas.shared
 
     def _gone(self) -> InferError:
-        """Make what the client is told when the replica that it needs is gone."""
+        """Return the client's error if the replica it needs is gone."""
         return InferError(Code.INTERNAL, f"the hooks of model '{self._model.name}' ended their thread")
 
     def leave(self) -> None:
-        """Give back what is held. To be called once."""
+        """Give back the replica. To be called once."""
         if self._replica is not None:
             self._replicas.leave(self._replica)
             self._replica = None

@@ -1,25 +1,25 @@
-"""Waits: how many calls of a model's hooks are worth having under way at once. Called by `replicas.py`.
+"""Waits: how many calls of a model's hooks to run concurrently. Used by `replicas.py`.
 
-A hook that waits, for an image to be downloaded say, leaves the processor to others; one that computes does not.
+A hook that waits, for example for an image download, leaves the CPU to others; one that computes does not.
 """
 
 from __future__ import annotations
 
 LONG_NS = 2_000_000
-"""What a call may wait, on average."""
+"""The average waiting time of a call above which concurrency is worthwhile."""
 FEW = 4
-"""So many calls that wait for long are no accident."""
+"""This many calls that wait for long are not a coincidence."""
 WINDOW = 32
-"""Of how many calls an average is taken."""
+"""The number of calls in an average."""
 _SHARE = 0.8
 
 
 class Waits:
-    """Learns from what calls took by the clock and of the processor. `wanted` is how many to have at once, 1 at least.
+    """Learns from the elapsed time and the CPU time of calls. `wanted` is the number of concurrent calls, at least 1.
 
-    Invariant: `wanted` is no more than `limit`, and 1 until calls were measured to wait.
-    As many are worth it as bring the processor work, and a little less: where calls wait for each other, for the
-    interpreter's lock, that comes down to 1 again. `measures`: every call's processor time is to be told.
+    Invariant: `wanted` is at most `limit`, and 1 until calls were measured to wait.
+    It is a little less than the number that would keep the CPU busy: if calls wait for each other, for the GIL, it
+    returns to 1. `measures`: every call's CPU time must be reported.
     """
 
     def __init__(self, limit: int) -> None:
@@ -29,7 +29,7 @@ class Waits:
         self._forget()
 
     def took(self, took_ns: int, cpu_ns: int) -> bool:
-        """Hear of a call, and the processor time that it took; 0: that was not measured.
+        """Record a call and its CPU time; 0 means that this was not measured.
 
         Returns: whether `wanted` has changed.
         """

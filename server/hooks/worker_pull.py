@@ -25,9 +25,9 @@ from .pull import AHEAD, AHEAD_BYTES, CLOSING, Answer, Pull
 
 
 class WorkerPull(Pull):
-    """A Pull whose generator is in a worker process: each turn there is a call, and each answer is told as it comes.
+    """A Pull whose generator is in a worker process: each turn is a call there, and answers arrive as they are yielded.
 
-    `turn`: the number of the turn that is asked for, and `most` its steps, set by the replica. Threads: the event
+    `turn` is the number of the requested turn, and `most` its maximum steps, set by the replica. Threads: the event
     loop's.
     """
 
@@ -39,7 +39,7 @@ class WorkerPull(Pull):
         self.most = AHEAD
 
     def written(self, takes: Sequence[bool]) -> Written:
-        """Write the turn."""
+        """Encode the turn."""
         room_bytes = max(AHEAD_BYTES - sum(answer.nbytes for answer in self._ahead), 1)
         most = max(min(self.most, AHEAD - len(self._ahead)), 1)
         steps = STEPS.pack(self.number, self.turn, self.form, most, room_bytes)
@@ -49,12 +49,12 @@ class WorkerPull(Pull):
         return TURN, steps + body, arrays
 
     def taken(self, text: bytes, arrays: list[Array | None], ended_ns: int) -> None:
-        """Take the end of a turn."""
+        """Handle the end of a turn."""
         self.begun, self.value = True, None
         self.ended_ns = ended_ns
 
     def told(self, body: bytes, arrays: list[Array | None]) -> None:
-        """Take an answer."""
+        """Handle an answer."""
         how, infer_ns, output_ns, nbytes = YIELDED.unpack_from(body)
         text = body[YIELDED.size :]
         self.begun, self.value = True, None
@@ -68,7 +68,7 @@ class WorkerPull(Pull):
         self._arrived.set()
 
     def close(self) -> None:
-        """Have the generator closed, after the step that it is in: nobody takes its answers any more."""
+        """Close the generator after its current step: its answers are no longer wanted."""
         self._closed = True
         self._ahead.clear()
         if self.replica is not None and self.replica.holds(self):

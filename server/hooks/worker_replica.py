@@ -1,4 +1,4 @@
-"""WorkerReplica: one instance of a model's hook file, in a process of its own. Made by `worker_replicas.py`."""
+"""WorkerReplica: one instance of a model's hook file, in its own process. Made by `worker_replicas.py`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from .pull import AHEAD
 from .worker_pull import WorkerPull
 
 AHEAD_NS = 1_000_000
-"""What a worker has in hand beside the call that it is at: what it does in so long, so that it need not be woken for
-each, and no call waits there long that another worker could take."""
+"""The work queued at a worker besides its current call: enough for this long, so that it need not be woken for each
+call, and no call waits there that another worker could take."""
 MOST_AHEAD = 32
 _QUICK_NS = AHEAD_NS / MOST_AHEAD
 _REPLIED_BYTES = REPLIED.size
@@ -34,21 +34,20 @@ logger = logging.getLogger("penstock.hooks")
 
 
 class WorkerOwner(ReplicaOwner, Protocol):
-    """Whoever keeps replicas in processes. Threads: called on the event loop."""
+    """The owner of replicas in processes. Threads: called on the event loop."""
 
     def roomy(self) -> None:
-        """Hear that a replica can take a call more."""
+        """Handle that a replica has room for another call."""
 
 
 class WorkerReplica:
-    """One process with one instance of the user's module, seen as a `Replica` is: its hooks run one at a time.
+    """One process with one instance of the user's module, with a Replica's interface: its hooks run one at a time.
 
-    Invariants: every call's future is settled, exactly once: by the hook's result or error, by WorkerLost where the
-    process ended while it ran, by `MovedError` where it had not begun, or by its own cancellation. A call past its
-    limit ends the process. `waiting` counts the calls of its own line and those sent; `room` is
-    how many more it is to be sent, where generators that take steps do not count: they give way to any call. `keeps`:
-    what pre_inference leaves in the parameters stays there for the request's post_inference. `proved`: a call has been
-    answered.
+    Invariants: every call's future is completed exactly once: by the hook's result or error, by WorkerLost if the
+    process ended while it ran, by `MovedError` if it had not begun, or by its own cancellation. A call that exceeds its
+    limit ends the process. `waiting` counts the calls queued here and those sent; `room` is how many more may be sent,
+    not counting turns of generators, which give way to any call. `keeps`: what pre_inference leaves in the parameters
+    stays in the process for the request's post_inference. `proved`: a call has been answered.
     Threads: the event loop's.
     """
 
@@ -91,15 +90,15 @@ class WorkerReplica:
 
     @property
     def serves(self) -> bool:
-        """Whether a call given to it will be run."""
+        """Whether a call given to it will run."""
         return self._worker.serves and not self._stopping
 
     def holds(self, pull: WorkerPull) -> bool:
-        """Tell whether the generator is under way there."""
+        """Return whether the generator is active in the process."""
         return pull.number in self._generators
 
     def submit(self, call: HookCall) -> asyncio.Future[Any]:
-        """Have one hook run here; cancelling its future lets a hook that runs run on, and skips one that waits.
+        """Run a hook here; if its future is cancelled, a running hook continues, and a waiting one is skipped.
 
         Raises: MovedError.
         """
@@ -108,7 +107,7 @@ class WorkerReplica:
         return future
 
     def put(self, call: HookCall) -> None:
-        """Have one hook run whose future is there already. Raises: MovedError."""
+        """Run a hook whose future already exists. Raises: MovedError."""
         if not self.serves:
             raise MovedError
         self.waiting += 1
@@ -116,23 +115,23 @@ class WorkerReplica:
         self._go_on()
 
     def take(self, call: HookCall) -> None:
-        """Run a call that has its future already. Only where there is room, so that none is in the replica's line."""
+        """Run a call that already has its future. Only if there is room, so that none is queued here."""
         self.waiting += 1
         self._send(call)
 
     def tell(self, kind: int, number: int) -> None:
-        """Tell the worker something."""
+        """Send the worker a notification."""
         self._worker.tell(kind, number)
 
     def leave(self) -> None:
-        """Give the replica back to its owner, once no hook of it runs any more."""
+        """Give the replica back to its owner, once none of its hooks is running."""
         if self.waiting:
             self._leaving = True
         else:
             self._owner.freed(self)
 
     def stop(self) -> None:
-        """End the process when it has done what it was sent; it is not waited for."""
+        """End the process once it has done what it was sent, without waiting for that."""
         self._stopping = True
         if self.ready.done():
             self._worker.stop()
@@ -141,13 +140,13 @@ class WorkerReplica:
         self._move()
 
     def kill(self) -> None:
-        """End the process here and now."""
+        """Kill the process now."""
         self._worker.kill(f"{self._worker.order.label} were ended before they had finished")
 
     def watch(self, now_ns: int) -> int:
-        """End the process if its hook is past the limit by `now_ns`.
+        """End the process if its hook has exceeded the limit at `now_ns`.
 
-        Returns: in how many nanoseconds to look again; 0 for not before the next call.
+        Returns: in how many nanoseconds to check again; 0 means not before the next call.
         """
         if not self._sent or not self.ready.done():
             return 0
@@ -181,7 +180,7 @@ class WorkerReplica:
                 self._put(call, now_ns)
             except NotBegunError:
                 error = MovedError()
-            except Exception as problem:  # noqa: BLE001 - what cannot travel, or is nested too deeply to be written
+            except Exception as problem:  # noqa: BLE001 - cannot be encoded, or is nested too deeply
                 error = InferError(Code.INTERNAL, str(problem))
             else:
                 return
@@ -231,7 +230,7 @@ class WorkerReplica:
         self.ready.set_result(None)
 
     def _answered(self, body: bytes, arrays: list[Array | None], error: Exception | None) -> None:
-        """Hear how the call that was sent first has ended."""
+        """Handle the end of the call that was sent first."""
         call = self._sent.popleft()
         self.waiting -= 1
         if self._sent:
@@ -292,7 +291,7 @@ class WorkerReplica:
         return error
 
     def _forget(self, call: HookCall) -> None:
-        """Have the worker forget what a request that nobody waits for has left there."""
+        """Have the worker discard what it keeps for a request that nobody waits for."""
         if self.keeps:
             self.tell(FORGET, call.number)
 
@@ -300,7 +299,7 @@ class WorkerReplica:
         pull = self._generators.get(number)
         if kind == ANSWER and pull is not None:
             if self._sent:
-                self._sent[0].since_ns = time.monotonic_ns()  # the limit is for each step
+                self._sent[0].since_ns = time.monotonic_ns()  # the limit is per step
             pull.told(body, arrays)
 
     def _lost(self, worker: Worker) -> None:
@@ -320,7 +319,7 @@ class WorkerReplica:
                 call.future.set_exception(MovedError())
 
     def _look(self) -> None:
-        """Look after the running hook. One timer, however many calls; it goes off now and then."""
+        """Check the running hook. One timer for any number of calls, which fires at intervals."""
         self._timer = None
         now_ns = time.monotonic_ns()
         if self._sent:

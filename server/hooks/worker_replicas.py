@@ -1,6 +1,6 @@
-"""WorkerReplicas: the hooks of a model in processes of their own, and a request's way through them.
+"""WorkerReplicas: a model's hooks in separate processes, and a request's use of them.
 
-Made by `runner.py`, called on the event loop.
+Made by `place.py`, called on the event loop.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from .worker_pull import WorkerPull
 from .worker_replica import WorkerReplica
 
 Interpreters = Callable[[Any, str], str]
-"""Gives the Python for a WorkerSpec and whose it is. Blocks, for minutes where an environment is to be made."""
+"""Returns the Python for a WorkerSpec and its label. Blocks, for minutes if an environment must be made."""
 
 ENDED_S = 60.0
-"""More than what a hook that still runs may take, and its process to end: nobody waits for ever."""
+"""More than a running hook and the end of its process may take, so that nothing waits forever."""
 
 
 def order_of(model: Model, spec: HookSpec, interpreter: str) -> Order:
-    """Give what is to run in each worker of a model's hooks."""
+    """Return what each worker of a model's hooks must run."""
     place = spec.worker
     settings = {
         "path": str(spec.path),
@@ -63,8 +63,8 @@ def order_of(model: Model, spec: HookSpec, interpreter: str) -> Order:
 class WorkerReplicas(Replicas):
     """The replicas of one model, each a process.
 
-    Invariants: there are always so many; one that ends is replaced, at once or, if it keeps ending, later and later.
-    Where the plan is shared, any of them runs any call: the calls wait in one line, for the first that has room.
+    Invariants: their number is constant; one that ends is replaced, at once or, if it keeps ending, with growing
+    delays. If the plan is shared, any of them runs any call: the calls wait in one queue, for the first with room.
     """
 
     def __init__(self, model: Model, spec: HookSpec, decided: ReplicaPlan, loop: asyncio.AbstractEventLoop) -> None:
@@ -115,17 +115,17 @@ class WorkerReplicas(Replicas):
         else:
             self.lost(replica)
 
-    # -- a request's way ---------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------------------
 
     def admit(self) -> WorkerVisit:
-        """Let a request in, or refuse it at the door when too many wait. Raises: InferError (OVERLOADED)."""
+        """Admit a request, or reject it on arrival if too many are waiting. Raises: InferError (OVERLOADED)."""
         waiting = len(self._waiters) + len(self._line)
         if waiting:
             self._check(waiting)
         return WorkerVisit(self, self._model, next(self._numbers))
 
     def take(self) -> Any:
-        """Take a replica if one is free; of shared ones, any."""
+        """Take a replica if one is free; if they are shared, any."""
         if not self.shared:
             return super().take()
         for replica in self._live:
@@ -134,18 +134,18 @@ class WorkerReplicas(Replicas):
         return None
 
     def idlest(self) -> WorkerReplica | None:
-        """Give the replica that the fewest calls wait for."""
+        """Return the replica with the fewest waiting calls."""
         serving = [replica for replica in self._live if replica.serves]
         return min(serving, key=waiting_of, default=None)
 
     def line_up(self, deadline_ns: int) -> asyncio.Future[Any]:
-        """Wait for a replica. Raises: InferError, where the file could not be loaded again of late."""
+        """Wait for a replica. Raises: InferError if the last attempt to load the file again has failed."""
         if self._broken is not None and not self._live:
             raise InferError(self._broken.code, self._broken.message)
         return super().line_up(deadline_ns)
 
     def put(self, call: HookCall) -> None:
-        """Have a call run by whichever has room first. Raises: MovedError, where none would ever run it."""
+        """Run a call on the first replica with room. Raises: MovedError if none would ever run it."""
         replica = None if self._line else self._roomiest()
         if replica is not None:
             replica.take(call)
@@ -155,24 +155,24 @@ class WorkerReplicas(Replicas):
             raise MovedError
 
     def roomy(self) -> None:
-        """Hand out the calls that wait, each to the replica that least waits for."""
+        """Distribute waiting calls, each to the replica with the fewest waiting calls."""
         while self._line and (replica := self._roomiest()) is not None:
             call = self._line.popleft()
             if not call.future.done():
                 replica.take(call)
 
     def _roomiest(self) -> WorkerReplica | None:
-        """Give the replica with room that the fewest calls wait for."""
+        """Return the replica with room that has the fewest waiting calls."""
         found: WorkerReplica | None = None
         for replica in self._live:
             if replica.room > 0 and (found is None or replica.waiting < found.waiting) and replica.serves:
                 found = replica
         return found
 
-    # -- keeping their number ----------------------------------------------------------------------------------
+    # -- replacing replicas ------------------------------------------------------------------------------------
 
     def _grow(self) -> None:
-        """All there are to be are there, or on their way."""
+        """Do nothing: all replicas exist, or are being started."""
 
     def lost(self, replica: WorkerReplica) -> None:
         """Replace a replica that has ended."""
@@ -183,9 +183,9 @@ class WorkerReplicas(Replicas):
             if replica in among:
                 among.remove(replica)
         if replica.proved:
-            backoff.forget()  # what ended it is one call: others are not to wait for it
+            backoff.forget()  # a single call has ended it, and others should not wait because of that
         if not self._closing:
-            after_s = max(backoff.ended(self._loop.time()), 0.001)  # what uvloop gives for 0 is no timer
+            after_s = max(backoff.ended(self._loop.time()), 0.001)  # uvloop does not make a timer for 0
             self._timers.add(self._loop.call_later(after_s, self._again, backoff))
 
     def _again(self, backoff: Backoff) -> None:
@@ -210,7 +210,7 @@ class WorkerReplicas(Replicas):
             return
         if isinstance(error, InferError):
             log(error.message, {"model": self._model.name})
-            # a file that has gone wrong is not the client's mistake
+            # a file that has become invalid is not the client's mistake
             self._unmade(InferError(Code.NOT_READY, error.message))
         self.lost(replica)
 
@@ -226,7 +226,7 @@ class WorkerReplicas(Replicas):
                 call.future.set_exception(InferError(error.code, error.message))
 
     def close(self) -> None:
-        """Have all of them end; whoever still waits is refused."""
+        """End all replicas; waiting requests are rejected."""
         super().close()
         for timer in self._timers:
             timer.cancel()
@@ -235,20 +235,20 @@ class WorkerReplicas(Replicas):
             replica.stop()
 
     def kill(self) -> None:
-        """End the processes here and now; to be called after `close`."""
+        """Kill the processes now; to be called after `close`."""
         for replica in self._backoffs:
             replica.kill()
 
     async def ended(self) -> None:
-        """Wait until every process is gone, in vain for no longer than ENDED_S; to be called after `close`."""
+        """Wait until every process is gone, at most ENDED_S; to be called after `close`."""
         if self._ended:
             await asyncio.wait(set(self._ended), timeout=ENDED_S)
 
 
 class WorkerVisit(Visit):
-    """One request's way through the hooks in workers.
+    """One request's use of the hooks in workers.
 
-    Where pre_inference may leave something for post_inference in the parameters, both run in one process.
+    If pre_inference may leave something for post_inference in the parameters, both run in one process.
     """
 
     __slots__ = ("_left", "_number")
@@ -262,7 +262,7 @@ class WorkerVisit(Visit):
         replicas.guests += 1
 
     def put(self, call: HookCall) -> bool:
-        """Have one of the request's hooks run: in whichever worker has room first, unless one has what it needs."""
+        """Run one of the request's hooks: in the first worker with room, unless one holds what it needs."""
         call.number = self._number
         if call.hook == POST:
             self._left = False
@@ -275,20 +275,20 @@ class WorkerVisit(Visit):
         return True
 
     def returned(self, call: HookCall) -> None:
-        """Hear that a hook has returned."""
+        """Record that a hook has returned."""
         self._begun = True
         if call.replica.keeps and call.hook != POST:
             self._replica, self._left = call.replica, True
 
     def pull(self, outputs: list[Any], form: AnswerForm, request_id: str) -> WorkerPull:
-        """Make the Pull of what the request's hook yields for a model's outputs, which the worker converts."""
+        """Make the Pull for a hook that yields, for a model's outputs, which the worker converts."""
         pull = WorkerPull(outputs, form.code, request_id)
         pull.number = self._number
         self._left = False
         return pull
 
     async def next(self, pull: Pull) -> Answer | None:
-        """Give what the request's hook yields next, None after the last. Raises: InferError."""
+        """Return what the request's hook yields next, None after the last. Raises: InferError."""
         if not pull.begun and self._replicas.shared and not self._is_bound():
             self._replica = self._replicas.idlest()
         return await super().next(pull)
@@ -301,7 +301,7 @@ class WorkerVisit(Visit):
         return InferError(Code.NOT_READY, text)
 
     def leave(self) -> None:
-        """Give back what is held."""
+        """Give back the replica."""
         if self._left:
             self._replica.tell(FORGET, self._number)
         super().leave()

@@ -1,8 +1,8 @@
-"""Which module-level names the user's hooks may write while they serve, found in their source without running it.
+"""Finds the module-level names that the user's hooks may write while serving, from their source without running it.
 
-Called when a model is loaded and by `penstock check`. What it finds decides whether one instance of the file may serve
-requests whose hooks interleave. It errs towards finding: a write that is none costs a few instances, one that is missed
-would show one client's values to another.
+Used when a model is loaded and by `penstock check`. The result decides whether one instance of the file may serve
+requests whose hooks interleave. When in doubt a write is reported: a false positive costs a few instances, a missed one
+would expose one client's values to another.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from .scopes import COMPREHENSIONS, FUNCTIONS, Function, Scope, bind, inner, own
 
 HOOK_NAMES = ("pre_inference", "post_inference")
 PICKLES = (".pickle", ".pkl")
-"""How files end that are no source: a dict of functions, as Cortex's Python client wrote it."""
+"""File name endings of pickles, not source: a dict of functions, as written by Cortex's Python client."""
 INSTANCE, PROCESS, MACHINE = "instance", "process", "machine"
-"""What a write reaches: the instance of the file that makes it, all those in the process, or other processes too."""
+"""What a write reaches: its own instance of the file, all instances in the process, or other processes too."""
 
 _FILES = 200
 _ATTEMPTS = 10
 _CONSTRUCTORS = {"__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__setstate__"}
-# Methods of the built-in containers and of numpy arrays that change what they are called on.
+# Methods of the built-in containers and of numpy arrays that modify their object.
 _MUTATORS = {
     "add", "append", "appendleft", "clear", "difference_update", "discard", "extend", "extendleft", "fill", "insert",
     "intersection_update", "itemset", "move_to_end", "partition", "pop", "popitem", "popleft", "put", "put_nowait",
     "remove", "resize", "reverse", "rotate", "setdefault", "sort", "subtract", "symmetric_difference_update", "update",
     "__delattr__", "__delitem__", "__setattr__", "__setitem__",
 }  # fmt: skip
-# Functions that change their first argument.
+# Functions that modify their first argument.
 _FIRST_ARGUMENT = {
     "copyto", "delattr", "fill_diagonal", "heapify", "heappop", "heappush", "insort", "place", "put", "putmask",
     "setattr", "shuffle",
 }  # fmt: skip
-# Methods whose result is part of what they are called on.
+# Methods whose result is part of their object.
 _ACCESSORS = {"get", "items", "pop", "setdefault", "values"}
 
 
@@ -54,18 +54,18 @@ class GlobalWrite:
 
 
 def writes_globals(source: str | bytes) -> list[GlobalWrite]:
-    """Find writes to module-level names in functions, methods, lambdas and what is nested in them.
+    """Find writes to module-level names in functions, methods, lambdas and anything nested in them.
 
-    Found are: `global` statements; assignment, augmented assignment, deletion and loop targets that are attributes or
-    items of a module-level name, directly or through a local name bound to it; calls of the container methods that
-    change their object; and methods, constructors apart, that write attributes of their own instance.
+    Reported are: `global` statements; assignment, augmented assignment, deletion and loop targets that are attributes
+    or items of a module-level name, directly or through a local name bound to it; calls of container methods that
+    modify their object; and methods, except constructors, that write attributes of their own instance.
     Raises: SyntaxError, ValueError (source with null bytes).
     """
     return of_tree(parsed(source))
 
 
 def parsed(source: str | bytes) -> ast.Module:
-    """Parse, although another thread may be parsing, or writing a traceback, which parses too.
+    """Parse, although another thread may be parsing, or formatting a traceback, which parses too.
 
     Python 3.11 keeps one recursion depth for all threads and raises SystemError when they mix (CPython gh-106905).
     """
@@ -76,10 +76,11 @@ def parsed(source: str | bytes) -> ast.Module:
 
 
 def written_globals(path: Path, *, roots: Sequence[Path] = (), strict: bool = False) -> list[GlobalWrite]:
-    """Find the same in a file and, transitively, in the modules beside it, or below `roots`, that it imports.
+    """Find writes in a file and, transitively, in the modules beside it, or below `roots`, that it imports.
 
-    `strict`: everything that may keep something is found, where it is not known to only read (keeping.py).
-    Raises: OSError, SyntaxError, ValueError for `path` itself; a module beside it that cannot be read writes nothing.
+    `strict`: report everything that may keep something, unless it is known to only read (keeping.py).
+    Raises: OSError, SyntaxError, ValueError for `path` itself; another module that cannot be read is taken to write
+    nothing.
     """
     if path.suffix in PICKLES:
         return [GlobalWrite("what it holds", 0, path.name, PROCESS)]
@@ -94,9 +95,9 @@ def written_globals(path: Path, *, roots: Sequence[Path] = (), strict: bool = Fa
 
 
 def files_of(path: Path, roots: Sequence[Path] = ()) -> Iterator[tuple[Path, ast.Module]]:
-    """Give a file and, transitively, the modules beside it, or below `roots`, that it imports.
+    """Yield a file and, transitively, the modules beside it, or below `roots`, that it imports.
 
-    Raises: OSError, SyntaxError, ValueError for `path` itself; other modules that cannot be read are left out.
+    Raises: OSError, SyntaxError, ValueError for `path` itself; other modules that cannot be read are omitted.
     """
     waiting, seen = [path], {path}
     while waiting and len(seen) <= _FILES:
@@ -115,7 +116,7 @@ def files_of(path: Path, roots: Sequence[Path] = ()) -> Iterator[tuple[Path, ast
 
 
 def _imported(tree: ast.Module, root: Path, folder: Path) -> Iterator[Path]:
-    """Give the files under `root` that a module in `folder` imports, packages on the way included."""
+    """Yield the files under `root` that a module in `folder` imports, including the packages around them."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -143,7 +144,7 @@ def of_tree(tree: ast.Module) -> list[GlobalWrite]:
 
 
 def _nested(scope: Scope, nodes: list[ast.AST], module: Scope) -> Iterator[tuple[str, int]]:
-    """Find the writes of the scopes nested in `scope`, and of its own nodes where it is (in) a function."""
+    """Find the writes of the scopes nested in `scope`, and of its own nodes if it is (in) a function."""
     for node in nodes:
         if scope.in_function:
             yield from _writes(scope, node, module)
@@ -163,13 +164,13 @@ def _nested(scope: Scope, nodes: list[ast.AST], module: Scope) -> Iterator[tuple
 
 
 def _carry(scope: Scope, node: Function) -> None:
-    """Note which parameters of a function stand for what outlives the call."""
+    """Record which parameters of a function refer to objects that outlive the call."""
     positional = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
     outer = scope.parent
     if isinstance(node, ast.Lambda) or outer is None:
         return
     if outer.is_class and positional and node.name not in _CONSTRUCTORS and not _is_static(node):
-        # writing an instance's attributes is a write if the instance may outlive the call: if the module has its class
+        # writing an attribute counts if the instance may outlive the call: if its class is at module level
         around = outer.parent
         if around is not None and not around.in_function:
             scope.carried[positional[0]] = outer.carried[""]
@@ -183,7 +184,7 @@ def _is_static(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 def _writes(scope: Scope, node: ast.AST, module: Scope) -> Iterator[tuple[str, int]]:
-    """Give the module-level names that one node of a function may write, with their line."""
+    """Yield the module-level names that one node of a function may write, with their line."""
     written: set[str] = set()
     match node:
         case ast.Global(names=names):
@@ -193,7 +194,7 @@ def _writes(scope: Scope, node: ast.AST, module: Scope) -> Iterator[tuple[str, i
         case ast.Subscript(value=owner, ctx=ast.Store() | ast.Del()):
             written = _roots(scope, owner, through_calls=True)
         case ast.AugAssign(target=ast.Name() as target):
-            # in place for a list or an array
+            # modifies a list or an array in place
             written = _roots(scope, target) if scope.lookup(target.id) is not None else set()
         case ast.Call():
             written = _written_by_call(scope, node, module)
@@ -219,7 +220,7 @@ def _written_by_call(scope: Scope, call: ast.Call, module: Scope) -> set[str]:
 
 
 def _is_module(scope: Scope, owner: ast.expr, module: Scope) -> bool:
-    """Tell whether `owner` is an imported module or an attribute of one: `np.add(a, b)` changes nothing."""
+    """Return whether `owner` is an imported module or an attribute of one: `np.add(a, b)` modifies nothing."""
     while isinstance(owner, ast.Attribute):
         owner = owner.value
     if not isinstance(owner, ast.Name):
@@ -231,7 +232,7 @@ def _is_module(scope: Scope, owner: ast.expr, module: Scope) -> bool:
 def _roots(
     scope: Scope, value: ast.expr, *, through_calls: bool = False, seen: frozenset[tuple[int, str]] = frozenset()
 ) -> set[str]:
-    """Give the module-level names whose object, or part of it, the expression's value may be."""
+    """Return the module-level names whose object, or part of it, may be the expression's value."""
     if isinstance(value, ast.Name):
         where, name = scope.lookup(value.id), value.id
         if where is None:
@@ -248,7 +249,7 @@ def _roots(
 
 
 def _parts(value: ast.expr, *, through_calls: bool) -> list[ast.expr]:
-    """Give the expressions whose value an expression may be, or be part of."""
+    """Return the expressions whose value, or part of it, may be the value of an expression."""
     match value:
         case ast.Attribute(value=inside) | ast.Subscript(value=inside) | ast.Starred(value=inside):
             return [inside]

@@ -1,4 +1,4 @@
-"""The access log of the fast lane, for --access-log: a line for each answer, once it is sent."""
+"""The access log of the fast lane, for --access-log: one line per answer, once it is sent."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _MODEL = re.compile(rb"/v2/(?:repository/)?models/([^/]+)")
 
 
 class LoggedFastLane(FastLane):
-    """A connection that logs each answer: its own as they are written, uvicorn's when they are whole.
+    """A connection that logs each answer: its own when they are written, uvicorn's when they are complete.
 
-    `request` notes the id of what a Service submits, which is in a body that nobody else reads.
+    `request` records the id of what a Service submits, because the id is in a body that only the Service reads.
     """
 
     __slots__ = ("_began_s", "_request", "_request_id", "_sent")
@@ -41,7 +41,7 @@ class LoggedFastLane(FastLane):
 
     @property
     def request(self) -> Any:
-        """What the Service has submitted, its own to say."""
+        """The request that the Service has submitted."""
         return self._request
 
     @request.setter
@@ -50,13 +50,13 @@ class LoggedFastLane(FastLane):
         self._request_id = getattr(request, "id", "") or self._request_id
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes, and note when a request begins."""
+        """Receive bytes, and record when a request begins."""
         if self._state == HEAD and not self._buffer:
             self._began_s = time.perf_counter()
         super().data_received(data)
 
     def answer_ok(self, body: Body, json_bytes: int = 0) -> None:
-        """Answer 200 by the way that logs."""
+        """Answer 200 on the path that logs."""
         self._answer_ok(body, json_bytes)
 
     def _write(self, head: bytes, body: Body) -> None:
@@ -64,18 +64,18 @@ class LoggedFastLane(FastLane):
         self._tell(int(head[9:12]), len(body), self.head if self._state != HEAD else None)
 
     def info(self, text: str, *said: Any) -> None:
-        """Stand for uvicorn's logger of accesses: an answer of its own begins, with the status that is said last."""
+        """Stand in for uvicorn's access logger, which it calls as an answer begins; the status is the last argument."""
         self.shared.heard.info(text, *said)
         if self.cycle is not None:
             self.cycle.transport = self._sent = _Sent(self.cycle.transport, said[-1])  # type: ignore[assignment]
 
     def on_response_complete(self) -> None:
-        """Log what uvicorn has answered."""
+        """Log an answer of uvicorn's."""
         self._tell_sent()
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Log what was sent of an answer that is not whole."""
+        """Log what was sent of an incomplete answer."""
         self._tell_sent()
         super().connection_lost(exc)
 
@@ -98,7 +98,7 @@ class LoggedFastLane(FastLane):
 
 
 class _Sent(InFront):
-    """Counts what is written of an answer, but for its head, which comes first."""
+    """Counts the bytes written of an answer, excluding its head, which comes first."""
 
     def __init__(self, transport: asyncio.WriteTransport, status: int) -> None:
         super().__init__(transport)
@@ -106,7 +106,7 @@ class _Sent(InFront):
         self.size = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Write, and count."""
+        """Write and count."""
         self.size += len(data) if self._begun else 0
         self._begun = True
         self._transport.write(data)

@@ -1,4 +1,4 @@
-"""Answering: the half of a connection that its Service uses. Part of FastLane, which adds what arrives."""
+"""Answering: the part of a connection that its Service uses. FastLane adds the receiving part."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from .head import Head
 
 _APART_BYTES = 64 << 10
-"""A body from this size on is not copied to stand behind its head. Both leave in one write all the same: uvloop waits
-with the head until the turn ends, or until so many bytes are to be written."""
+"""A body of at least this size is not copied behind its head. Both still leave in one write, because uvloop buffers the
+head until the turn ends or this many bytes are pending."""
 _AGAIN = b"retry-after: "
 _BODILESS = (204, 304)
-"""Statuses of answers that have no body, and so say nothing of its length. Source: RFC 9110, 8.6."""
+"""Statuses whose answers have no body and no Content-Length. Source: RFC 9110, 8.6."""
 
 
 class Answering(Connection):
-    """What is answered. `head` is that of the request under way, or of the last one.
+    """The answering side. `head` is that of the current request, or of the last one.
 
-    `_told` is which path was refused last with a Retry-After, and until when its client should not ask for it again;
-    `_held` the refusal that is held, as `answer` takes it.
+    `_told` is the path of the last rejection with a Retry-After, and the time before which the client should not repeat
+    it; `_held` is a delayed rejection, as the arguments of `answer`.
     """
 
     __slots__ = ("_held", "_port", "_told", "head")
@@ -36,10 +36,10 @@ class Answering(Connection):
         self.head: Head | None = None
         self._told: tuple[bytes, float] | None = None
         self._held: tuple[int, Body, bytes, bytes] | None = None
-        self._port = self.shared  # what is the class's takes longer to find
+        self._port = self.shared  # looking it up on the class is slower
 
     def answer_ok(self, body: Body, json_bytes: int = 0) -> None:
-        """Answer 200 with a JSON body, or so much JSON and tensors behind it: the usual answers, in one write."""
+        """Answer 200 with a JSON body, or `json_bytes` of JSON followed by tensors: the common case, in one write."""
         head, shared = self.head, self._port
         if self._state != BUSY or head is None:
             return
@@ -47,7 +47,7 @@ class Answering(Connection):
             self._answer_ok(body, json_bytes)
             return
         lines = shared.answers.ok(self.server_state.default_headers, len(body), json_bytes)
-        if len(body) < _APART_BYTES:  # as `_write` has it; a call is a hundredth of a small request
+        if len(body) < _APART_BYTES:  # inlined from `_write`, because a call costs a hundredth of a small request
             self.transport.write(lines + body)
         else:
             self._write(lines, body)
@@ -57,15 +57,15 @@ class Answering(Connection):
             self._continue()
 
     def _answer_ok(self, body: Body, json_bytes: int) -> None:
-        """Answer the same by the way of all others."""
+        """Answer the same on the general path."""
         extra = b"inference-header-content-length: %d\r\n" % json_bytes if json_bytes else b""
         self.answer(200, body, b"application/octet-stream" if json_bytes else b"application/json", extra)
 
     def answer(self, status: int, body: Body, content_type: bytes, extra: bytes = b"") -> None:
-        """Answer the request under way; `extra` is whole header lines. A second answer is ignored.
+        """Answer the current request; `extra` is whole header lines. A second answer is ignored.
 
-        An empty `content_type` is not sent. To HEAD the answer is what it would be to GET, without the body. Raises:
-        ValueError for a status that ends no answer: the client would take the next one for it.
+        An empty `content_type` is not sent. HEAD gets the same answer as GET, without the body. Raises: ValueError for
+        a status that does not end an exchange: the client would take the next answer for this one.
         """
         head = self.head
         if self._state != BUSY or head is None:
@@ -78,7 +78,7 @@ class Answering(Connection):
         if status >= FIRST_ERROR and not self.transport.is_closing():
             self.shared.tally.error(status)
         ending = self.shared.draining or self._half_closed
-        # what has arrived already is answered first
+        # what has already arrived is answered first
         keep_alive = head.keep_alive and (not ending or bool(self._buffer))
         connection = b"connection: close\r\n" if not keep_alive else b"connection: keep-alive\r\n" if head.old else b""
         lines = self.shared.answers.head(status, self.server_state.default_headers)
@@ -88,7 +88,7 @@ class Answering(Connection):
         self._write(b"".join((lines, connection, extra, length)), b"" if head.method == b"HEAD" else body)
         self._lived = True
         if not keep_alive:
-            if head.keep_alive:  # its client may be sending another
+            if head.keep_alive:  # its client may be sending another request
                 self._part()
                 self.loop.call_later(DRAIN_LINGER_S, self.transport.close)
             else:
@@ -99,13 +99,13 @@ class Answering(Connection):
             self._continue()
 
     def _is_early(self, head: Head) -> bool:
-        """Note what is refused. Returns: whether its client was told to wait, did not, and asks for nothing else."""
+        """Record a rejection. Returns: whether its client repeated it before the Retry-After, and sent nothing else."""
         told, now_s = self._told, self.loop.time()
         self._told = head.path, now_s + TOLD_S
         return told is not None and told[0] == head.path and now_s < told[1] and not self._buffer
 
     def send_held(self) -> None:
-        """Send the refusal that is held: its time has come, or its client wants something else."""
+        """Send the delayed rejection, because it is due or the client has sent another request."""
         self.shared.pace.forget(self)
         held, self._held, self._told = self._held, None, None
         if self._state == HELD and held is not None:

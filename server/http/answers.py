@@ -1,4 +1,4 @@
-"""ResponseHeads: the bytes before a body, kept between answers because they change once a second at most."""
+"""ResponseHeads: the bytes before a body, cached because they change at most once a second."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _KEPT_SIZES = 1024
 class ResponseHeads:
     """Status lines and default header fields of one server.
 
-    uvicorn keeps the default fields (the date, for one) in a list that it replaces every second; what is made from it
-    here is made again when the list is another one. The answers of a model have few sizes, so what is before a body is
-    kept for each: to write its length anew takes twice the time. `loud`: reason phrases are in capitals, as WSGI
-    servers of Werkzeug's applications send them, and some clients quote them.
+    uvicorn keeps the default fields (such as the date) in a list that it replaces every second; the cache is cleared
+    when that list is replaced. A model's answers have few sizes, so the complete head is cached per size: formatting
+    the length again takes twice as long. `loud`: reason phrases are in capitals, as WSGI servers of Werkzeug
+    applications send them, since some clients quote them.
     """
 
     def __init__(self, *, loud: bool = False) -> None:
@@ -24,14 +24,14 @@ class ResponseHeads:
         self._oks: dict[int | tuple[int, int], bytes] = {}
 
     def ok(self, fields: Fields, size: int, json_bytes: int = 0) -> bytes:
-        """Give a 200 answer with a body of `size`, up to the body: JSON, or so much of it and tensors behind it."""
+        """Return the head of a 200 answer with a body of `size`: JSON, or `json_bytes` of JSON followed by tensors."""
         if fields is not self._fields:
             self._renew(fields)
         key = (size, json_bytes) if json_bytes else size
         return self._oks.get(key) or self._ok(key, fields, size, json_bytes)
 
     def head(self, status: int, fields: Fields) -> bytes:
-        """Give the status line and the default fields, each line ended."""
+        """Return the status line and the default fields, with line ends."""
         if fields is not self._fields:
             self._renew(fields)
         lines = self._heads.get(status)

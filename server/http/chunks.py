@@ -1,4 +1,4 @@
-"""ChunkedBody: takes the chunked transfer coding off a body as it arrives. Source: RFC 9112 section 7.1."""
+"""ChunkedBody: decodes the chunked transfer coding of a body as it arrives. Source: RFC 9112 section 7.1."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(;[^\x00-\x08\x0a-\x1f\x7f]*)?\Z"
 _MAX_LINE = 4096
 _MAX_TRAILERS = 64
 _AT_ONCE = range(3 * 64)
-"""Lines and parts that are taken at once, of which a chunk has three."""
+"""The number of lines and parts processed at a time; a chunk has three."""
 
 
 class ChunkedBody:
-    """Fed with what arrives; `done` when the last chunk and the trailers have passed.
+    """Decodes what `feed` is given; `done` once the last chunk and the trailers have arrived.
 
-    `body` is what has come out so far. Bounded: body bytes, number of chunks, and the length of each line. Trailers
+    `body` is what has been decoded so far. Body size, number of chunks, and length of each line are limited. Trailers
     are read and dropped.
     """
 
@@ -30,11 +30,11 @@ class ChunkedBody:
         self._chunks = 0
         self._missing = 0
         self._trailers = 0
-        # not bound: with one of its own methods it would stay, with the body, until the collector comes
+        # not a bound method, which would keep this object and the body alive until a garbage collection
         self._state: Callable[[ChunkedBody, bytearray, int], int] = ChunkedBody._read_size
 
     def feed(self, buffer: bytearray) -> int:
-        """Take chunks from the front of `buffer`, some at a time. Returns: how many bytes that were, 0: none is whole.
+        """Decode from the front of `buffer`, a few lines at a time. Returns: the bytes consumed, 0 if more are needed.
 
         Raises: HttpError.
         """
@@ -112,7 +112,7 @@ class ChunkedBody:
 
 
 def too_large(size: int, limits: Limits) -> str:
-    """Say that a body is too large, in Triton's words."""
+    """Return Triton's error text for a body that is too large."""
     return (
         f"request JSON size of {size} bytes exceeds the maximum allowed input size of {limits.max_body_bytes} bytes. "
         "Use --http-max-input-size to increase the limit."

@@ -1,4 +1,4 @@
-"""Content codings: gzip and deflate, both ways, bounded."""
+"""Content codings: gzip and deflate, in both directions, with a size limit."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _OTHER_NAMES = {b"x-gzip": _GZIP}
 _LEVEL = 1
 _QVALUE = re.compile(rb"(0?\.\d{1,3}|0\.?|1(\.0{0,3})?)\Z")
 MIN_BYTES = 256
-"""Answers below this are sent as they are: the header field costs what compression saves."""
+"""Smaller answers are not compressed: the header field costs what compression saves."""
 
 
 def decompress(body: bytes, coding: bytes, limits: Limits) -> bytes:
-    """Take a coding off a body. `deflate` is the zlib format, as HTTP says.
+    """Decompress a body. `deflate` is the zlib format, as defined by HTTP.
 
-    Raises: HttpError when the coding is not known, the body is not what it says, or the result passes the limit.
+    Raises: HttpError if the coding is unknown, the body is invalid, or the result exceeds the limit.
     """
     coding = _OTHER_NAMES.get(coding, coding)
     window = _WINDOW.get(coding)
@@ -48,7 +48,7 @@ def decompress(body: bytes, coding: bytes, limits: Limits) -> bytes:
 
 
 def decompress_little(body: bytes, coding: bytes, limits: Limits, most: int) -> bytes | None:
-    """Take a coding off, as `decompress` does; None if there is more than `most`: it may be a thousandfold."""
+    """Decompress like `decompress`; None if the result exceeds `most`, which may be by a factor of a thousand."""
     if limits.max_body_bytes <= most:
         return decompress(body, coding, limits)
     if len(body) > most:
@@ -60,13 +60,13 @@ def decompress_little(body: bytes, coding: bytes, limits: Limits, most: int) -> 
 
 
 def compress(body: Body, coding: bytes) -> bytes:
-    """Put a coding on a body."""
+    """Compress a body."""
     encoder = zlib.compressobj(_LEVEL, wbits=_WINDOW[coding])
     return encoder.compress(body) + encoder.flush()
 
 
 def choose(accept: bytes) -> bytes:
-    """Choose the coding of an answer from an Accept-Encoding field; empty for none. Source: RFC 9110 12.5.3."""
+    """Choose the coding of an answer from an Accept-Encoding field; b"" for none. Source: RFC 9110 12.5.3."""
     weights: dict[bytes, float] = {}
     for item in accept.lower().split(b","):
         name, *parameters = item.split(b";")
@@ -75,7 +75,7 @@ def choose(accept: bytes) -> bytes:
     best, best_weight = b"", weights.get(b"identity", 0.0)
     for name in _WINDOW:
         weight = weights.get(name, rest)
-        # at equal weights a client would as soon have its answer compressed, and gzip comes first
+        # at equal weights compression is preferred, and gzip comes first
         if weight > best_weight or (weight == best_weight > 0 and not best):
             best, best_weight = name, weight
     return best

@@ -1,7 +1,7 @@
-"""Connection: the life of one connection: how it begins, what it may take of time, how it ends.
+"""Connection: the life cycle of one connection: how it begins, its time limits, how it ends.
 
-Called by the transport, by uvicorn (`shutdown`) and by `Shared.sweep` (`tick`); `fastlane.py` adds what is read and
-answered. What both rely on inside uvicorn is pinned in pyproject.toml and checked by
+Called by the transport, by uvicorn (`shutdown`) and by `Shared.sweep` (`tick`); `fastlane.py` adds reading and
+answering. The uvicorn internals that both rely on are pinned in pyproject.toml and checked by
 tests/server/http/test_uvicorn_contract.py.
 """
 
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
     from .service import Shared
 
 HEAD, BODY, CHUNKS, BUSY, HELD, FOREIGN, CLOSED = range(7)
-"""States of a connection: it awaits a head, a body of known length, or one in chunks; the Service is to answer; it has
-refused, and that waits for its time; the request is uvicorn's; no request is taken any more."""
+"""States of a connection: it is receiving a head, a body of known length, or a chunked body; the Service is answering;
+a rejection is delayed; the request is uvicorn's; no further request is accepted."""
 EOF_GRACE_S = 1.0
-"""How long a request is still answered after its client has closed its sending side, or altogether."""
+"""How long a request may still be answered after its client has closed its sending side, or the connection."""
 DRAIN_LINGER_S = 0.5
-"""How long an idle connection stays open while draining: a request that is on its way is still answered."""
+"""How long an idle connection stays open while draining, to answer a request that is on its way."""
 _LOOK_S = 0.01
-"""In so long a loop has read what had arrived."""
+"""Time enough for the loop to read what had already arrived."""
 REFUSED_LINGER_S = 5.0
-"""How long what a refused client still sends is read and dropped: closing on it would take the answer with it."""
+"""How long further input from a rejected client is read and dropped: closing at once could discard the answer."""
 
 _SOON = b"retry-after: 1\r\n"
 _ASKING = frozenset((b"GET", b"HEAD", b"OPTIONS", b"TRACE"))
-"""Source: RFC 9110, 9.2.1, of methods that are safe."""
+"""Source: RFC 9110, 9.2.1, the safe methods."""
 
 
 class Cancellable(Protocol):
-    """What works on an answer: a task, or what does without one."""
+    """What is producing an answer: a task or its equivalent."""
 
     def cancel(self) -> Any: ...
 
@@ -53,10 +53,10 @@ class Cancellable(Protocol):
 class Connection(HttpToolsProtocol):
     """The state of one connection, and how it begins and ends.
 
-    Invariants: `_state` says whose turn it is, and CLOSED is never left. A connection is in `shared.connections` from
-    `connection_made` to `connection_lost`. What is still to come of the body under way is in `_chunked`, or in
-    `_missing` where that is None. `request`, `task` and `plan` belong to the Service, which cancels the first two in
-    `abandon`. `_late` says that it came while its port was drained: no work is begun for it.
+    Invariants: `_state` says whose turn it is, and CLOSED is final. A connection is in `shared.connections` from
+    `connection_made` to `connection_lost`. The rest of the current body is in `_chunked`, or in `_missing` if that is
+    None. `request`, `task` and `plan` belong to the Service, which cancels the first two in `abandon`. `_late`: it was
+    accepted while its port was draining, so no work is started for it.
     """
 
     __slots__ = (
@@ -72,7 +72,7 @@ class Connection(HttpToolsProtocol):
         self.task: Cancellable | None = None
         self.plan: Any = None
         self._service = self.shared.service
-        self.access_log, self.access_logger = True, self.shared.heard  # type: ignore[assignment]  # told of uvicorn's
+        self.access_log, self.access_logger = True, self.shared.heard  # type: ignore[assignment]  # uvicorn's answers
         self._state = HEAD
         self._buffer = bytearray()
         self._missing = 0
@@ -85,11 +85,11 @@ class Connection(HttpToolsProtocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a Service has a request to answer. Asked by who measures it (perf/micro.py)."""
+        """Whether a Service has a request to answer. Used for measurements (perf/micro.py)."""
         return self._state == BUSY
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection, or refuse it when there are too many."""
+        """Accept the connection, or reject it if there are too many."""
         super().connection_made(transport)
         self.shared.connections.add(self)
         if len(self.shared.connections) > self.shared.limits.max_connections:
@@ -101,7 +101,7 @@ class Connection(HttpToolsProtocol):
             self.loop.call_later(DRAIN_LINGER_S, self._close_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget everything; a request under way is cancelled."""
+        """Release everything; a request in progress is cancelled."""
         busy = self._state == BUSY
         self._state = CLOSED
         self.shared.connections.discard(self)
@@ -115,10 +115,10 @@ class Connection(HttpToolsProtocol):
             super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Take the end of what the client sends for its end: what it asked for is cancelled after a moment.
+        """Treat the end of the client's data as a disconnect: its request is cancelled after a grace period.
 
-        A client that has gone and one that has only closed its sending side look the same. The second kind still gets
-        an answer that comes within the moment.
+        A client that is gone and one that has only closed its sending side look the same. The latter still gets an
+        answer that comes within the grace period.
         """
         self._half_closed = True
         if self._state in (BUSY, FOREIGN):
@@ -131,37 +131,37 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def pause_writing(self) -> None:
-        """Note that the client has fallen behind."""
+        """Record that the client does not keep up."""
         super().pause_writing()
         self._lived = True
         self.shared.untaken.keep(self, self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
-        """Go on with what has arrived, once the client has taken the answers before."""
+        """Process buffered input, once the client has read the earlier answers."""
         super().resume_writing()
         self.shared.untaken.lessen(self)
         self._lived = True
         self._continue()
 
     def _continue(self) -> None:
-        """Go on with what has arrived meanwhile."""
+        """Process buffered input."""
         raise NotImplementedError
 
     def send_held(self) -> None:
-        """Send the refusal that is held."""
+        """Send the delayed rejection."""
         raise NotImplementedError
 
     def give_up(self) -> None:
-        """Drop a client that does not take its answer."""
+        """Abort the connection of a client that does not read its answer."""
         self.transport.abort()
 
-    # -- endings -----------------------------------------------------------------------------------------------
+    # -- ending ------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Drain: answer what is under way or on its way, then close. Called by uvicorn once, for each connection."""
+        """Drain: answer what is in progress or on its way, then close. Called by uvicorn once per connection."""
         self.shared.draining = True
         if self._state == FOREIGN:
-            # an answer that has begun has said that the connection stays open: who has it may go on
+            # an answer already begun has announced keep-alive, so the client may continue
             if not getattr(self.cycle, "response_started", False) or self.cycle.response_complete:
                 super().shutdown()
         elif self._state == HEAD:
@@ -170,10 +170,10 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _close_idle(self, looked: bool = False) -> None:
-        """Close unless the client asks for more, for which it has a while once it has taken the answer before.
+        """Close an idle connection, once its client has read the last answer and had time to send another request.
 
-        That one may have said that the connection stays open. `looked`: what had arrived has been read since this was
-        due. A loop that was busy calls what is due first, and to close on a request would cost its client the 503.
+        The last answer may have announced keep-alive. `looked`: the loop has since read what had arrived. A busy loop
+        runs due timers before it reads, and closing despite a waiting request would cost its client the 503.
         """
         if self._state != HEAD or self._buffer:
             return
@@ -185,7 +185,7 @@ class Connection(HttpToolsProtocol):
             self._close()
 
     def _refuse(self, error: HttpError) -> None:
-        """Answer a request that cannot be framed, and close: what follows it cannot be told from it."""
+        """Answer a request that cannot be framed, and close: what follows cannot be separated from it."""
         if self.transport.is_closing() or not self._withdraw():
             self._close()
             return
@@ -202,21 +202,21 @@ class Connection(HttpToolsProtocol):
         raise NotImplementedError
 
     def _withdraw(self) -> bool:
-        """Take a request back from uvicorn; False when it has begun to answer."""
+        """Take a request back from uvicorn; False if it has begun to answer."""
         cycle = self.cycle
         if self._state != FOREIGN or cycle is None:
             return self._state != FOREIGN
         if cycle.response_started:
             return False
-        # as uvicorn does itself when the connection is lost
+        # as uvicorn does when the connection is lost
         cycle.disconnected = True
         cycle.message_event.set()
         return True
 
     def _part(self) -> None:
-        """End by closing the sending side: what the client still sends is read and dropped till it closes, too.
+        """Close the sending side, then read and drop input until the client closes too.
 
-        Closing on it would reset the connection, and might take the last answer with it (RFC 9112, 9.6).
+        Closing at once would reset the connection, which could discard the last answer (RFC 9112, 9.6).
         """
         if self._half_closed or not self.transport.can_write_eof():
             self._close()
@@ -236,14 +236,14 @@ class Connection(HttpToolsProtocol):
     # -- time --------------------------------------------------------------------------------------------------
 
     def tick(self, elapsed_s: float) -> None:
-        """Count time without progress, and close when a limit is passed."""
+        """Count time without progress, and close when a limit is exceeded."""
         limits = self.shared.limits
         if self._lived:
             self._lived = False
             self._waited_s = 0.0
             return
         if self._resting:
-            return  # what has arrived has not been looked at: that is no time of the client's
+            return  # input is waiting to be processed, so the time is not the client's
         self._waited_s += elapsed_s
         if self.flow.write_paused or self._state == CLOSED:
             self._tick_unsent(limits)
@@ -260,21 +260,21 @@ class Connection(HttpToolsProtocol):
         unsent, before = self.transport.get_write_buffer_size(), self._unsent
         self._unsent = unsent
         if unsent and unsent < before:
-            # slow, but it takes what it is given
+            # slow, but still reading
             self._waited_s = 0.0
         elif self._waited_s > (limits.write_timeout_s if unsent else REFUSED_LINGER_S):
             self.transport.abort()
 
-    # -- what is to come ---------------------------------------------------------------------------------------
+    # -- state queries -----------------------------------------------------------------------------------------
 
     def _ended(self) -> bool:
-        """Whether no request is to come: what is left of a half-closed connection will never be a whole one."""
+        """Whether no request can follow: a half-closed connection will not complete a partial one."""
         if self._state == HEAD:
             return self._half_closed and not self.flow.write_paused
         return self._half_closed and self._receiving()
 
     def _answer_due(self) -> bool:
-        """Whether a request has arrived whole and waits for its answer."""
+        """Whether a complete request is waiting for its answer."""
         return self._state in (BUSY, HELD) or (self._state == FOREIGN and not self._receiving())
 
     def _receiving(self) -> bool:
@@ -284,6 +284,6 @@ class Connection(HttpToolsProtocol):
 
 
 def demand_asking(head: Head) -> None:
-    """Let pass what only asks, on a connection that came while its port was drained. Raises: HttpError (503)."""
+    """Accept only unclaimed safe requests on a connection accepted while draining. Raises: HttpError (503)."""
     if head.route is not None or head.method not in _ASKING:
         raise HttpError(503, STOPPING if head.route is not None else EXITING)

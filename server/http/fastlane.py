@@ -1,8 +1,8 @@
 """FastLane: the HTTP/1.1 protocol class that answers inference itself and leaves every other path to uvicorn.
 
-Given to uvicorn through its public `http=` setting by `listening/ports.py`. A request that a `Service` claims is framed
-here and answered without ASGI (at half the cost: `make bench`); any other is passed through byte for byte to uvicorn's
-httptools protocol, from which this class descends by way of Answering and Connection.
+Passed to uvicorn through its public `http=` setting by `listening/ports.py`. A request claimed by a `Service` is framed
+here and answered without ASGI (at half the cost: `make bench`); any other is passed byte for byte to uvicorn's
+httptools protocol, which this class extends by way of Answering and Connection.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ _END = b"\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _READ_AHEAD_BYTES = 65536
 _MOST_STEPS = 64
-"""After so many the others have their turn: 256 KiB may be 3000 requests that are refused, and 32 times as much is read
-in one turn of the loop."""
+"""After this many steps, other connections have their turn: 256 KiB may hold 3000 requests to reject, and up to 32
+times as much is read in one turn of the loop."""
 _TIRING = frozenset((HEAD, CHUNKS, FOREIGN))
-"""States in which there may be any number of steps: of requests, or of one in small chunks."""
+"""States with an unlimited number of steps: requests, or one request in small chunks."""
 _MOST_PARTS = 1024
-"""Parts of a body that are kept apart; more of them, from a client that sends it in crumbs, are put together."""
+"""The most parts of a body that are kept separate; beyond this, for a client that sends tiny pieces, they are
+joined."""
 
 
 class FastLane(Answering):
-    """One connection: what arrives on it.
+    """One connection: the receiving side.
 
-    Invariants: one request at a time, so answers leave in order; what arrives meanwhile waits in `_buffer`, and
-    reading pauses beyond 64 KiB of it. While a request is uvicorn's, the bytes of that request and no others are
-    passed to it. Once a large body has come, the transport reads by `room` and `filled`, until something else comes;
-    `data_received` may be called then as well. `_landing` is where the body under way goes, if it is large.
+    Invariants: one request at a time, so answers are in order; meanwhile input waits in `_buffer`, and reading pauses
+    beyond 64 KiB of it. While a request is uvicorn's, exactly the bytes of that request are passed to it. After a large
+    body, the transport reads through `room` and `filled` until something else arrives; `data_received` may still be
+    called then. `_landing` receives the current body, if it is large.
     """
 
     __slots__ = (
@@ -60,13 +61,13 @@ class FastLane(Answering):
         self._advancing = False
         self._answered = False
 
-    # -- what arrives ------------------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; a whole request with a head seen before goes straight to the Service."""
+        """Receive bytes; a whole request with a known head goes directly to the Service."""
         state = self._state
         if state == HEAD and not self._buffer and not self.flow.write_paused and not self._late:
-            raw, ended, body = data.partition(_END)  # to find the end and to slice takes twice as long
+            raw, ended, body = data.partition(_END)  # finding the end and slicing takes twice as long
             head = self._heads.get(raw)
             if head is not None and ended and head.length >= len(body):
                 if head.length == len(body):
@@ -95,7 +96,7 @@ class FastLane(Answering):
         self._advance()
 
     def _advance(self) -> None:
-        """Work through the buffer until it is empty or a request must be answered first."""
+        """Process the buffer until it is empty or a request must be answered first."""
         if self._advancing:
             return
         self._advancing = True
@@ -125,15 +126,15 @@ class FastLane(Answering):
         if self._state == FOREIGN:
             return self._pass_on()
         if self._state == HELD and self._buffer:
-            self.send_held()  # what follows is not to wait for it
+            self.send_held()  # so that what follows does not wait for it
             return True
         return False
 
     def _find_head(self) -> int:
-        """Find where the head at the front of the buffer ends; 0 while its end is not there."""
+        """Return where the head at the front of the buffer ends; 0 if it is incomplete."""
         buffer, most = self._buffer, self.shared.limits.max_header_bytes
         if buffer[:2] == b"\r\n":
-            # RFC 9112 2.2: an empty line before a request is to be ignored
+            # RFC 9112 2.2: an empty line before a request is ignored
             del buffer[:2]
         end = buffer.find(_END, self._scanned) + 4
         if end > 3 and end <= most:
@@ -175,7 +176,7 @@ class FastLane(Answering):
         return True
 
     def _expect(self, head: Head, head_bytes: int) -> None:
-        """Begin to read the body of a request."""
+        """Start reading the body of a request."""
         self.head = head
         self._parts, self._landing = [], None
         self._missing = head.length
@@ -183,7 +184,7 @@ class FastLane(Answering):
         if head.route is None:
             return
         if head.length > _READ_AHEAD_BYTES:
-            # most clients read no answer before they have sent the body, so it is read; but it is not kept
+            # most clients read no answer before they have sent the body, so it is read, but not kept
             self._refusal = self._service.turn_away(head)
             if self._refusal is None and head.length >= LARGE_BYTES:
                 self._landing = Landing(head.length)
@@ -245,22 +246,22 @@ class FastLane(Answering):
     # -- large bodies ------------------------------------------------------------------------------------------
 
     def _read_straight(self, head_bytes: int) -> None:
-        """Have the kernel write what comes where it belongs; the next head is likely as long as this one was."""
+        """Let the kernel write input directly to its destination; assume the next head is as long as this one."""
         self._head_bytes = head_bytes
         if self._straight is None:
             self._straight = Straight(self)
             self.transport.set_protocol(self._straight)
 
     def room(self) -> memoryview:
-        """Give where what comes next is written: into the body, or for a moment to a place that all share."""
+        """Return the buffer for the next read: inside the body, or the shared scratch buffer."""
         if self._landing is not None and self._state == BODY:
             return self._landing.room()
         scratch = self.shared.scratch
-        # no more than the head, and its body is read where it stays
+        # at most the size of the head, so that the body is read in place
         return scratch[: self._head_bytes] if self._state == HEAD and not self._buffer else scratch
 
     def filled(self, size: int) -> None:
-        """Take what has been written there; what is no large body goes the usual way, and so does what follows it."""
+        """Process a read; anything but a large body takes the usual path, and so does what follows it."""
         landing = self._landing
         if landing is not None and self._state == BODY:
             landing.have += size
@@ -274,14 +275,14 @@ class FastLane(Answering):
             self.transport.set_protocol(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of what was read, too."""
+        """Also release what was read."""
         self._landing = self._straight = None
         super().connection_lost(exc)
 
-    # -- requests that are uvicorn's ---------------------------------------------------------------------------
+    # -- uvicorn's requests ------------------------------------------------------------------------------------
 
     def _pass_on(self) -> bool:
-        """Give uvicorn the bytes of its request; when it is whole and answered, the connection is ours again."""
+        """Pass a request's bytes to uvicorn; once it is complete and answered, the connection is free again."""
         chunked = self._chunked
         if chunked is not None:
             raw = bytes(self._buffer[: chunked.feed(self._buffer)])
@@ -301,14 +302,14 @@ class FastLane(Answering):
         return not whole and chunked is not None and bool(raw)
 
     def on_response_complete(self) -> None:
-        """Note that uvicorn has answered."""
+        """Record that uvicorn has answered."""
         super().on_response_complete()
         self._answered = True
         if self._state == FOREIGN and not self.transport.is_closing():
             self._advance()
 
     def _rest(self) -> None:
-        """Go on in the loop's next turn."""
+        """Continue in the loop's next turn."""
         self.flow.pause_reading()
         if not self._resting:
             self._resting = True
@@ -324,11 +325,11 @@ class FastLane(Answering):
             self._advance()
 
     def _is_ahead(self) -> bool:
-        """Whether uvicorn has paused reading, until its application has taken what came."""
+        """Whether uvicorn has paused reading until its application has read the body so far."""
         cycle = self.cycle if self._state == FOREIGN else None
         return cycle is not None and not cycle.response_complete and len(cycle.body) > HIGH_WATER_LIMIT
 
-    # -- what is next -------------------------------------------------------------------------------------------
+    # -- next request -------------------------------------------------------------------------------------------
 
     def _next(self) -> None:
         self._lived = True

@@ -1,8 +1,8 @@
 """Head: the request line and headers of one HTTP/1.1 request, parsed once and remembered by their bytes.
 
-A keep-alive client sends the same head again and again, so the fast lane keeps parsed heads by their exact bytes and
-parses nothing on a hit (0.1 us against 4). llhttp, through httptools, decides what is a valid head; this module adds
-the limits, and what the fast lane must know to frame the body itself.
+A keep-alive client sends the same head repeatedly, so the fast lane caches parsed heads by their exact bytes and parses
+nothing on a hit (0.1 us instead of 4). llhttp, through httptools, decides what is a valid head; this module adds the
+limits, and what the fast lane needs to frame the body itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_LENGTH_DIGITS = 18
 
 
 class HttpError(Exception):
-    """A request refused before any dialect saw it. The connection is closed after the answer."""
+    """A request rejected before it reaches a dialect. The connection is closed after the answer."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -26,18 +26,18 @@ class HttpError(Exception):
 
 
 class TooLargeError(HttpError):
-    """The body of a request is above the limit, as sent or decompressed."""
+    """A request body exceeds the limit, as sent or decompressed."""
 
     def __init__(self, text: str) -> None:
         super().__init__(400, text)
 
 
 class Head:
-    """One parsed head. Shared by every request that sends the same bytes; never changed after `parse`.
+    """One parsed head, shared by every request that sends the same bytes. Immutable after `parse`.
 
-    `path` and `query` are as they were sent. `length` is the body's, -1 when chunked. `fields` are all header fields in
-    their order, with lower-cased names; `header` holds them by name, of a repeated one the last value. `route` is what
-    the fast lane's router gave for the target, None for paths that it does not answer.
+    `path` and `query` are as sent. `length` is the body's, -1 if it is chunked. `fields` are all header fields in
+    order, with lower-case names; `header` maps names to values, the last one if a name is repeated. `route` is what the
+    fast lane's router returned for the target, None for paths that it does not answer.
     """
 
     __slots__ = ("expects", "fields", "header", "keep_alive", "length", "method", "old", "path", "query", "route")
@@ -56,7 +56,7 @@ class Head:
 
 
 class _Collector:
-    """What httptools calls while it parses one head."""
+    """The callbacks of httptools for one head."""
 
     def __init__(self) -> None:
         self.url = b""
@@ -76,20 +76,21 @@ class _Collector:
 def parse(raw: bytes, limits: Limits) -> Head:
     """Parse the bytes up to and including the empty line.
 
-    Raises: HttpError when they are no valid HTTP/1.x request head, are ambiguous about the body, or pass a limit.
+    Raises: HttpError if they are not a valid HTTP/1.x request head, the body length is ambiguous, or a limit is
+    exceeded.
     """
     collector = _Collector()
     parser = httptools.HttpRequestParser(collector)
     try:
         parser.feed_data(raw)
     except httptools.HttpParserUpgrade:
-        # the request is valid and asks for another protocol; RFC 9110 lets a server ignore that
+        # a valid request to upgrade, which a server may ignore according to RFC 9110
         pass
     except httptools.HttpParserError as error:
         raise HttpError(400, f"invalid HTTP request: {error}") from None
     version = parser.get_http_version()
     if not collector.complete and version != "2.0":
-        # in the preface of HTTP/2 the parser stops before the end
+        # the parser stops before the end of HTTP/2's preface
         raise HttpError(400, "invalid HTTP request: incomplete head")
     if version not in ("1.0", "1.1"):
         raise HttpError(505, f"HTTP version {version} is not supported")
@@ -98,7 +99,7 @@ def parse(raw: bytes, limits: Limits) -> Head:
     head = Head()
     head.method = parser.get_method()
     if head.method == b"CONNECT":
-        # for proxies alone; uvicorn takes what follows it for another protocol's, and warns of that
+        # only for proxies; uvicorn would take what follows for another protocol, and log a warning
         raise HttpError(405, "Method Not Allowed")
     head.old = version == "1.0"
     head.path, _, head.query = collector.url.partition(b"?")
@@ -111,11 +112,11 @@ def _read_headers(head: Head, headers: list[tuple[bytes, bytes]]) -> None:
     codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
     tokens = b",".join([value.lower() for name, value in headers if name == b"connection"]).split(b",")
     connection = {token.strip() for token in tokens}
-    # not the parser's: where no body follows, it is at the next request already
+    # not from the parser, which without a body has already moved on to the next request
     head.keep_alive = b"keep-alive" in connection if head.old else b"close" not in connection
     head.fields, head.header = headers, dict(headers)
     if codings:
-        # RFC 9112 6.1: both, or a coding that is not known, is how requests are smuggled past a proxy
+        # RFC 9112 6.1: both, or an unknown coding, is how requests are smuggled past a proxy
         if lengths or codings != [b"chunked"] or head.old:
             raise HttpError(400, "invalid HTTP request: ambiguous body length")
         head.length = -1
@@ -131,20 +132,20 @@ def _read_headers(head: Head, headers: list[tuple[bytes, bytes]]) -> None:
 
 
 def check_begun(buffer: bytearray, scanned: int, most: int) -> None:
-    """Refuse a head whose end is not there yet, if it can be seen already that it is none.
+    """Reject an incomplete head that is already known to be invalid.
 
-    `scanned`: how much of it was looked at before. Raises: HttpError.
+    `scanned`: how much of it was checked before. Raises: HttpError.
     """
     if len(buffer) >= most:
         raise HttpError(431, f"request head exceeds {most} bytes")
     if buffer and buffer != b"\r" and not 65 <= buffer[0] <= 90:
-        # a TLS handshake, for one, which would wait for its answer as long as this for its end
+        # such as a TLS handshake, which would wait for an answer as long as this waits for its end
         raise HttpError(400, "invalid HTTP request: it does not begin with a method")
     if buffer.count(b"\n", scanned) != buffer.count(b"\r\n", max(0, scanned - 1)):
-        # the parser refuses such a line, too, but a client that ends all its lines so never sends an end
+        # the parser rejects such a line too, but a client that ends all lines this way never completes a head
         raise HttpError(400, "invalid HTTP request: a line ends in LF without CR")
 
 
 def without_upgrade(raw: bytes) -> bytes:
-    """Take the Upgrade field out of a head: a parser that sees it takes the body for another protocol's."""
+    """Remove the Upgrade field from a head: the parser would take the body for another protocol's."""
     return b"\r\n".join([line for line in raw.split(b"\r\n") if line[:8].lower() != b"upgrade:"])

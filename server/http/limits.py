@@ -1,4 +1,4 @@
-"""Limits: what one HTTP connection and one request may cost. Read by the fast lane; made from the settings."""
+"""Limits: what one HTTP connection and one request may use. Read by the fast lane; made from the settings."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds that hold before anything of a request is believed.
+    """Limits enforced before anything in a request is trusted.
 
-    Units: bytes, counts and seconds, as named. `max_body_bytes` holds for the body as sent and again for the body
-    decompressed. `max_header_bytes` and `max_headers` hold for the request line and headers of one request.
+    Units: bytes, counts and seconds, as named. `max_body_bytes` applies to the body as sent and again after
+    decompression. `max_header_bytes` and `max_headers` apply to the request line and headers of one request.
     `receive_timeout_s` runs from the first byte of a request to its last; `idle_timeout_s` between requests;
-    `write_timeout_s` while the client takes nothing of an answer that waits for it.
+    `write_timeout_s` while the client reads nothing of a pending answer.
     """
 
     max_body_bytes: int = 64 << 20

@@ -1,6 +1,6 @@
-"""BodyParts: how an application of uvicorn's sends several chunks at a time. Made by the fast lane.
+"""BodyParts: lets an application run by uvicorn send several chunks at a time. Made by the fast lane.
 
-An application finds them among the extensions of its scope, by the name of PARTS.
+An application finds it among the extensions of its scope, under the name PARTS.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ PARTS = "penstock.parts"
 
 
 class BodyParts:
-    """Takes parts of a body that goes in chunks, after its head and before its end, which go by uvicorn's `send`.
+    """Sends parts of a chunked body. Its head and its end are sent through uvicorn's `send`.
 
-    That would take each part alone, with a system call: of the 80 us of an event of generate_stream it is 20.
-    Ownership: the cycle's scope has it, so that it does not hold the cycle.
+    uvicorn would write each part separately, with a system call: 20 us of the 80 us that a generate_stream event takes.
+    Ownership: the cycle's scope holds this object, so it does not hold the cycle.
     """
 
     __slots__ = ("_cycle",)
@@ -29,7 +29,7 @@ class BodyParts:
         self._cycle = weakref.proxy(cycle)
 
     async def send(self, parts: Iterable[bytes]) -> None:
-        """Write them together, each as a chunk of its own, once the client has taken most of what was sent before."""
+        """Write parts together, each as its own chunk, once the client has read most of what was sent before."""
         cycle = self._cycle
         if cycle.flow.write_paused and not cycle.disconnected:
             await cycle.flow.drain()

@@ -1,6 +1,6 @@
-"""Service, which answers the requests that it claims, and Shared, what the connections of one server have in common.
+"""Service, which answers the requests that it claims, and Shared, the common state of a server's connections.
 
-One of each for a port; called by the connections.
+One of each per port; used by the connections.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ _KEPT_HEAD_BYTES = 2048
 
 
 class Service(Protocol):
-    """What answers the requests that it claims. One object per server."""
+    """Answers the requests that it claims. One object per server."""
 
     def claim(self, head: Head) -> Any:
-        """Give the route of a head, or None to leave the request to uvicorn. Kept with the head's bytes."""
+        """Return the route of a head, or None to leave the request to uvicorn. Cached with the head's bytes."""
 
     def turn_away(self, head: Head) -> Any:
-        """Give the error of a request that would be refused now, before its body; None to let it come."""
+        """Return the error of a request that would be rejected now, before its body is read; None to accept it."""
 
     def refuse(self, connection: FastLane, error: Any) -> None:
-        """Answer a request that was turned away, its body read and dropped."""
+        """Answer a request that was turned away, after its body has been read and dropped."""
 
     def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
-        """Answer a whole request, now or later, by one call of `connection.answer`."""
+        """Answer a complete request, now or later, by one call of `connection.answer`."""
 
     def abandon(self, connection: Connection) -> None:
-        """Forget the request under way: its client has gone."""
+        """Drop the current request, because its client has disconnected."""
 
 
 def refused(error: HttpError) -> tuple[int, bytes, bytes]:
-    """Give the status, the content type and the body of the answer to what is refused as no request."""
+    """Return the status, content type and body for input rejected before it is a request."""
     return error.status, b"application/json", error_body(error.text)
 
 
 class Shared:
-    """What all connections of one server share. `refusal` writes the answer to what is refused as no request.
+    """The common state of a server's connections. `refusal` makes the answer to input rejected before it is a request.
 
-    `scratch` is written and read within one call of the transport's, whoever's it is. `untaken` is that of all ports
-    together.
+    `scratch` is written and read within one call from the transport, for any connection. `untaken` is shared by all
+    ports.
     """
 
     def __init__(self, service: Service, limits: Limits, *, loud: bool = False) -> None:
@@ -77,21 +77,21 @@ class Shared:
         self.refusal: Callable[[HttpError], tuple[int, bytes, bytes]] = refused
 
     def remember(self, raw: bytes, head: Head) -> None:
-        """Keep a parsed head by its bytes, without the empty line that ends it."""
+        """Cache a parsed head by its bytes, without the empty line that ends it."""
         if len(raw) <= _KEPT_HEAD_BYTES:
             if len(self.heads) >= _KEPT_HEADS:
                 self.heads.clear()
             self.heads[raw] = head
 
     def sweep(self, elapsed_s: float) -> None:
-        """Close connections that are idle, slow to send or slow to read. Called every second or so.
+        """Close connections that are idle, slow to send or slow to read. Called about every second.
 
-        One pass over all connections instead of a timer for each request.
+        One pass over all connections replaces a timer per request.
         """
         for connection in list(self.connections):
             try:
                 connection.tick(elapsed_s)
-            except Exception:  # the others have limits, too
+            except Exception:  # the other connections must still be checked
                 logger.exception("an HTTP connection failed")
                 with suppress(Exception):
                     connection.give_up()

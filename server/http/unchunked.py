@@ -1,4 +1,4 @@
-"""Unchunked: what uvicorn writes of an answer without a length, for a client of HTTP/1.0, which knows no chunks."""
+"""Unchunked: sends uvicorn's answers without a length to HTTP/1.0 clients, which do not support chunks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _CHUNKED = b"transfer-encoding: chunked\r\n"
 
 
 class InFront(asyncio.WriteTransport):
-    """Stands before the transport for one answer of uvicorn's, which asks no more of it; `write` is a descendant's."""
+    """Wraps the transport for one answer of uvicorn's, with the methods uvicorn uses; subclasses define `write`."""
 
     def __init__(self, transport: asyncio.WriteTransport) -> None:
         super().__init__()
@@ -20,20 +20,20 @@ class InFront(asyncio.WriteTransport):
         self._transport.close()
 
     def is_closing(self) -> bool:
-        """Tell whether the transport is closing."""
+        """Return whether the transport is closing."""
         return self._transport.is_closing()
 
 
 class Unchunked(InFront):
-    """What stands before the transport for an answer that ends with the connection. Source: RFC 9112, 6.1.
+    """Wraps the transport for an answer that ends with the connection. Source: RFC 9112, 6.1.
 
-    Relies on how uvicorn writes: the head at once, then a chunk, or none, and perhaps the last one.
+    Relies on how uvicorn writes: first the head, then a chunk or nothing, possibly with the last chunk.
     """
 
     _chunked = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Write the head without its chunks, and of each chunk what is in it."""
+        """Write the head without Transfer-Encoding, and only the content of each chunk."""
         if not self._begun:
             self._begun = True
             head = bytes(data)

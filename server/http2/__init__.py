@@ -1,1 +1,1 @@
-"""HTTP/2 connections: frames, header blocks, streams and flow control. Knows nothing of what is carried."""
+"""HTTP/2 connections: frames, header blocks, streams and flow control, independent of what they carry."""

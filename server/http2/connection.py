@@ -1,9 +1,9 @@
-"""Http2Connection: one HTTP/2 connection, an asyncio protocol: its streams, and what each frame does to them.
+"""Http2Connection: one HTTP/2 connection as an asyncio protocol: its streams, and the effect of each frame on them.
 
-Its parts have one job each, and keep no reference to it, so that it is gone once it has ended: FrameReader makes frames
-of bytes, HeaderMemory decodes header blocks, ReceiveWindow and Outbox have the flow control of what comes and goes,
-FrameBudget and Timeouts bound what a peer may cost, Keepalive asks whether it is there, Drain ends it in good order.
-Its gRPC kind is in `server/grpc`. Source: RFC 9113.
+Each of its parts has one job and keeps no reference to it, so that it is freed once it has ended: FrameReader parses
+frames, HeaderMemory decodes header blocks, ReceiveWindow and Outbox do flow control in the two directions, FrameBudget
+and Timeouts limit what a peer may cost, Keepalive checks that the peer is alive, Drain does the graceful shutdown. The
+gRPC subclass is in `server/grpc`. Source: RFC 9113.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _PARDONED = 1024
 
 
 class Http2Connection(asyncio.Protocol):
-    """What a client has open.
+    """A client's connection.
 
-    Invariants: `last_id` is the highest stream that was opened; `max_streams` how many may be open, none once the final
-    GOAWAY is sent. `pardoned` are the streams that this side ended last, frames on which may have been on their way.
-    What arrives is not looked at once it is `closed`.
+    Invariants: `last_id` is the highest stream opened; `max_streams` is how many may be open, 0 once the final GOAWAY
+    is sent. `pardoned` are the streams that this side ended most recently, for which frames may still arrive. Once it
+    is `closed`, input is ignored.
     """
 
     __slots__ = (
@@ -64,24 +64,24 @@ class Http2Connection(asyncio.Protocol):
         self.timeouts = Timeouts()
         self.drain = Drain(shared.loop)
 
-    # -- what the protocol above adds --------------------------------------------------------------------------
+    # -- subclass interface ------------------------------------------------------------------------------------
 
     def greet(self, data: bytes) -> bytes:
-        """Give what is answered to a client that does not speak HTTP/2."""
+        """Return the answer to a client that does not speak HTTP/2."""
         return b""
 
     def resolve(self, fields: Fields) -> Any:
-        """Make of a header list what `open` takes; None when it is malformed. Kept with the block."""
+        """Convert a header list to the argument of `open`; None if it is malformed. Cached with the block."""
         raise NotImplementedError
 
     def open(self, stream_id: int, head: Any, ended: int) -> None:
-        """Open a stream: put it into `streams` and begin."""
+        """Open a stream: add it to `streams` and begin."""
         raise NotImplementedError
 
     # -- the transport -----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection, or drop it when there are too many."""
+        """Accept the connection, or drop it if there are too many."""
         self.transport = self.outbox.transport = transport
         connections = self.shared.connections
         if len(connections) >= self.limits.max_connections:
@@ -95,22 +95,22 @@ class Http2Connection(asyncio.Protocol):
             self.drain.come_late(self)
 
     def data_received(self, data: bytes) -> None:
-        """Take what arrives."""
+        """Process received bytes."""
         keepalive = self.keepalive
-        keepalive.heard = True  # as `received` does: a call would be a hundredth of what the lane takes for a request
+        keepalive.heard = True  # inlined from `received`: a call would be a hundredth of the lane's cost per request
         if keepalive.exact:
             keepalive.heard_at_s = self.shared.loop.time()
         try:
             self.reader.feed(self, data)
-        except Exception as error:  # noqa: BLE001 - it ends this connection, whatever it is
+        except Exception as error:  # noqa: BLE001 - any error ends this connection
             self.fail(error)
 
     def room(self) -> memoryview:
-        """Give where what comes next is written, while a large message does."""
+        """Return the buffer for the next read, while a large message arrives."""
         return self.reader.room(self)
 
     def filled(self, size: int) -> None:
-        """Take what has been written there."""
+        """Process `size` bytes written to that buffer."""
         self.keepalive.received()
         try:
             self.reader.filled(self, size)
@@ -118,19 +118,19 @@ class Http2Connection(asyncio.Protocol):
             self.fail(error)
 
     def pause_writing(self) -> None:
-        """Note that the peer has fallen behind."""
+        """Record that the peer does not keep up."""
         self.outbox.pause()
 
     def resume_writing(self) -> None:
-        """Go on with what waited."""
+        """Resume sending."""
         self.outbox.resume()
 
     def eof_received(self) -> bool:
-        """Close: a peer that sends no more cannot open windows either."""
+        """Close: a peer that sends nothing more cannot open windows either."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget everything; the calls under way are cancelled."""
+        """Release everything; calls in progress are cancelled."""
         self._drop_streams()
         self.shared.connections.discard(self)
         self.shared.untaken.lessen(self.outbox)
@@ -146,15 +146,15 @@ class Http2Connection(asyncio.Protocol):
             self.drain.announce(self)
 
     def tick(self, elapsed_s: float) -> None:
-        """Learn that time has passed."""
+        """Count elapsed time."""
         self.budget.renew()
         self.timeouts.tick(self, elapsed_s)
 
-    # -- endings -----------------------------------------------------------------------------------------------
+    # -- ending ------------------------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
-        """Whether it has ended, but for what the peer has not seen of that."""
+        """Whether it has ended, except that the peer may still have to read the end."""
         return self.outbox.closed
 
     def shutdown(self) -> None:
@@ -163,7 +163,7 @@ class Http2Connection(asyncio.Protocol):
             self.drain.begin(self)
 
     def fail(self, error: Exception) -> None:
-        """End the connection with GOAWAY and the code of what was wrong."""
+        """End the connection with a GOAWAY that carries the error's code."""
         if not isinstance(error, Http2Error):
             logger.error("an HTTP/2 connection failed", exc_info=error)
             error = Http2Error(Fault.INTERNAL_ERROR, "")
@@ -173,7 +173,7 @@ class Http2Connection(asyncio.Protocol):
             self.close()
 
     def close(self, linger_s: float = LINGER_S) -> None:
-        """Write what there is, then only read and drop until the peer has seen it."""
+        """Write what is pending, then read and drop input until the peer has read it."""
         self.timeouts.linger_s = linger_s
         self._drop_streams()
         if not self.transport.is_closing():
@@ -192,13 +192,13 @@ class Http2Connection(asyncio.Protocol):
             self.shared.untaken.lessen(stream)
             try:
                 stream.lost(Fault.CANCEL)
-            except Exception:  # the others are still to learn of it
+            except Exception:  # the other streams must still be told
                 logger.exception("a stream of an HTTP/2 connection could not be ended")
 
     # -- frames ------------------------------------------------------------------------------------------------
 
     def take_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """Take a frame that may come now. Raises: Http2Error."""
+        """Process a frame that is allowed at this point. Raises: Http2Error."""
         if kind == frames.DATA:
             take_data(self, flags, stream_id, payload)
         elif kind == frames.HEADERS:
@@ -219,7 +219,7 @@ class Http2Connection(asyncio.Protocol):
                 self._take_priority(stream_id, payload)
 
     def _take_block(self, block: bytes | None) -> None:
-        """Take a header block that is whole. It is decoded whatever becomes of its stream: the table depends on it."""
+        """Process a complete header block. It is always decoded, because the header table depends on it."""
         if block is None:
             return
         stream_id, ended = self.headers.stream_id, self.headers.ended
@@ -235,7 +235,7 @@ class Http2Connection(asyncio.Protocol):
             raise Http2Error(Fault.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which is closed")
 
     def _take_priority(self, stream_id: int, payload: bytes) -> None:
-        """Check what is not used: RFC 9113 deprecates priorities."""
+        """Validate the frame and ignore it: RFC 9113 deprecates priorities."""
         if not stream_id:
             raise Http2Error(Fault.PROTOCOL_ERROR, "PRIORITY without a stream")
         if len(payload) != 5:
@@ -278,7 +278,7 @@ class Http2Connection(asyncio.Protocol):
             self.reset(stream_id, Fault.FLOW_CONTROL_ERROR)
 
     def _take_control(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """Take a frame that is the connection's."""
+        """Process a frame that belongs to the connection."""
         if stream_id:
             raise Http2Error(Fault.PROTOCOL_ERROR, f"frame of type {kind} on a stream")
         if kind == frames.SETTINGS:
@@ -294,13 +294,13 @@ class Http2Connection(asyncio.Protocol):
         elif len(payload) < 8:
             raise Http2Error(Fault.FRAME_SIZE_ERROR, f"GOAWAY of {len(payload)} bytes")
         else:
-            # the client opens no more streams, and closes when it has its answers
+            # the client opens no more streams, and closes once it has its answers
             self.budget.charge("GOAWAY")
 
     # -- streams -----------------------------------------------------------------------------------------------
 
     def is_idle(self, stream_id: int) -> bool:
-        """Whether no such stream was opened; of those after the final GOAWAY a client need not have learned that."""
+        """Whether no such stream was opened; after the final GOAWAY a client may still open some that are ignored."""
         return not stream_id & 1 or (stream_id > self.last_id and not self.drain.leaving)
 
     def _open(self, stream_id: int, head: Any, ended: int) -> None:
@@ -317,14 +317,14 @@ class Http2Connection(asyncio.Protocol):
             self.open(stream_id, head, ended)
 
     def end(self, stream: Stream, last: bytes) -> None:
-        """Send the frame that ends a stream, and forget it; the peer's side is reset when it has not ended."""
+        """Send the frame that ends a stream, and forget it; reset the peer's side if it has not ended."""
         self.outbox.send_headers(last)
         if not stream.remote_ended:
             self.outbox.frames.append(frames.reset(stream.stream_id, Fault.NO_ERROR))
         self.forget(stream)
 
     def reset(self, stream_id: int, code: Fault) -> None:
-        """End a stream with an error; one that is open is lost to whoever serves it."""
+        """End a stream with an error; if it is open, its owner is told."""
         stream = self.streams.get(stream_id)
         if stream is None:
             self._pardon(stream_id)
@@ -334,7 +334,7 @@ class Http2Connection(asyncio.Protocol):
         self.outbox.write(frames.reset(stream_id, code))
 
     def forget(self, stream: Stream) -> None:
-        """Take a stream out of every list."""
+        """Remove a stream from every collection."""
         self.streams.pop(stream.stream_id, None)
         if stream.unsent is not None:
             self.outbox.forget(stream)
@@ -342,7 +342,7 @@ class Http2Connection(asyncio.Protocol):
             self._pardon(stream.stream_id)
 
     def _pardon(self, stream_id: int) -> None:
-        """Let frames pass that were on their way when this side ended the stream."""
+        """Accept frames for a stream that were in flight when this side ended it."""
         self.pardoned[stream_id] = None
         if len(self.pardoned) > _PARDONED:
             self.pardoned.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Drain: the graceful shutdown of an HTTP/2 connection: a GOAWAY, a PING, the final GOAWAY, and the end.
+"""Drain: the graceful shutdown of an HTTP/2 connection: a GOAWAY, a PING, the final GOAWAY, and the close.
 
 Owned by Http2Connection. Source: RFC 9113 6.8; gRPC's servers.
 """
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 DRAIN_PING = b"penstock"
 GOODBYE_S = 1.0
-"""How long a peer that has been told to go, and has had all its answers, may take to close."""
+"""How long a peer may take to close after the final GOAWAY and its last answer."""
 DRAIN_LINGER_S = 0.5
-"""How long a call that is on its way may still arrive after the first GOAWAY, if the peer does not answer its PING."""
+"""How long a call may still arrive after the first GOAWAY, if the peer does not answer the PING."""
 
 
 class Drain:
-    """How far a connection is with that.
+    """The state of a connection's shutdown.
 
     Invariants: `draining` is set with the first GOAWAY, or before it for a client that has not begun. `leaving` is set
     with the final one: no stream above `last_id` is opened any more, and the connection closes with its last stream.
-    `late` says that it came while its port was drained: no work is begun for it, and it is told to go after a moment;
-    where it is `hurried`, once it has asked something. Not before: of grpcio's clients (1.85) that got a GOAWAY just
-    after the SETTINGS, one in a thousand took the connection for good, and waited there until its deadline.
+    `late`: it was accepted while its port was draining, so no work is started for it, and it gets a GOAWAY after a
+    moment; if `hurried`, after its first call. Not before: of grpcio clients (1.85) that got a GOAWAY right after the
+    SETTINGS, one in a thousand considered the connection usable, and waited on it until the call's deadline.
     """
 
     __slots__ = ("_loop", "draining", "hurried", "late", "leaving")
@@ -38,12 +38,12 @@ class Drain:
         self.draining = self.leaving = self.late = self.hurried = False
 
     def come_late(self, connection: Http2Connection) -> None:
-        """Let a connection go soon that has come while its port was drained."""
+        """Schedule the end of a connection accepted while its port was draining."""
         self.late = True
         self._loop.call_later(DRAIN_LINGER_S, _let_go, connection)
 
     def begin(self, connection: Http2Connection) -> None:
-        """Say so, answer what was sent before the peer learned it, then close."""
+        """Announce the shutdown, answer what was sent before the peer learned of it, then close."""
         if self.draining:
             return
         if self.late and not connection.last_id:
@@ -56,17 +56,17 @@ class Drain:
             self._loop.call_later(DRAIN_LINGER_S, _drop_silent, connection)
 
     def announce(self, connection: Http2Connection) -> None:
-        """Tell the peer to open no more streams; its answer to the PING says that it knows."""
+        """Tell the peer to open no more streams; its answer to the PING shows that it knows."""
         connection.outbox.write(goaway(MAX_WINDOW, Fault.NO_ERROR) + frame(PING, 0, 0, DRAIN_PING))
         self._loop.call_later(DRAIN_LINGER_S, self._leave, connection)
 
     def acknowledged(self, connection: Http2Connection) -> None:
-        """Take the answer to its PING."""
+        """Process the peer's answer to the PING."""
         if self.draining:
             self._leave(connection)
 
     def _leave(self, connection: Http2Connection) -> None:
-        """Take no more calls: the peer has had time to learn that it should not send any."""
+        """Accept no more calls: the peer has had time to learn that it should not send any."""
         if self.leaving or connection.closed:
             return
         self.leaving = True
@@ -76,7 +76,7 @@ class Drain:
 
 
 def _let_go(connection: Http2Connection) -> None:
-    """End a connection that came late; one that has asked nothing need not be told."""
+    """End a late connection; one that has sent no call needs no GOAWAY."""
     if connection.last_id:
         connection.shutdown()
     elif not connection.closed:
@@ -89,6 +89,6 @@ def _drop_silent(connection: Http2Connection) -> None:
 
 
 def _close_unused(connection: Http2Connection) -> None:
-    """Close, once what was accepted has been answered."""
+    """Close once all accepted calls have been answered."""
     if not connection.streams:
         connection.close(GOODBYE_S)

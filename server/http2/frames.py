@@ -1,4 +1,4 @@
-"""Frames: HTTP/2's constants, and the frames that are built from them. Called by everything in this folder.
+"""Frames: HTTP/2's constants and frame builders. Used by everything in this folder.
 
 Source: RFC 9113.
 """
@@ -28,7 +28,7 @@ HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX
 )
 
 HEAD = struct.Struct(">IBI")
-"""A frame's head: length and type in one word, flags, stream."""
+"""A frame header: length and type in one word, flags, stream."""
 _SETTING = struct.Struct(">HI")
 _WORD = struct.Struct(">I")
 _TWO_WORDS = struct.Struct(">II")
@@ -61,7 +61,7 @@ _RANGES = {
 
 
 class Http2Error(Exception):
-    """What ends the whole connection: the code of its GOAWAY, and a text for whoever debugs the client."""
+    """An error that ends the connection: the code of its GOAWAY, and a text for debugging the client."""
 
     def __init__(self, code: Fault, text: str) -> None:
         super().__init__(text)
@@ -80,9 +80,9 @@ def settings(values: dict[int, int]) -> bytes:
 
 
 def read_settings(payload: bytes) -> list[tuple[int, int]]:
-    """Give what a SETTINGS frame holds, in its order.
+    """Return the settings in a SETTINGS frame, in order.
 
-    Raises: Http2Error, also where a value is none that the setting can have.
+    Raises: Http2Error, also for a value that is invalid for its setting.
     """
     if len(payload) % _SETTING.size:
         raise Http2Error(Fault.FRAME_SIZE_ERROR, f"SETTINGS of {len(payload)} bytes, not a multiple of 6")
@@ -96,7 +96,7 @@ def read_settings(payload: bytes) -> list[tuple[int, int]]:
 
 
 def read_word(payload: bytes, at: int = 0) -> int:
-    """Read 31 bits; the one above them is reserved."""
+    """Read 31 bits; the bit above them is reserved."""
     word: int = _WORD.unpack_from(payload, at)[0]
     return word & MAX_WINDOW
 
@@ -117,7 +117,7 @@ def goaway(last_id: int, code: Fault, text: str = "") -> bytes:
 
 
 def unpadded(payload: bytes) -> bytes:
-    """Take the padding off. Raises: Http2Error."""
+    """Remove the padding. Raises: Http2Error."""
     if not payload or payload[0] >= len(payload):
         raise Http2Error(Fault.PROTOCOL_ERROR, "a frame with more padding than payload")
     return payload[1 : len(payload) - payload[0]]

@@ -1,7 +1,7 @@
-"""Headers: header blocks, decoded by `hpack` and remembered by their bytes; and constant blocks, encoded once.
+"""Headers: decoding of header blocks with `hpack`, cached by their bytes; and encoding of constant blocks.
 
-A client sends the same few blocks again and again once its dynamic table has settled. What was made of a block holds
-until that table changes, so most are looked up: 0.1 us where decoding takes 30. Called by the connection.
+A client repeats the same few blocks once its dynamic table has settled. The result of decoding a block is valid until
+that table changes, so most blocks are looked up: 0.1 us, where decoding takes 30. Called by the connection.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _PRIORITY_BYTES = 5
 _KEPT_BLOCKS = 32
 _KEPT_BYTES = 4096
 _MOST_RESIZES = 2
-"""A block may begin with two changes of the table's size (RFC 7541 4.2). More only cost time."""
+"""A block may begin with two changes of the table's size (RFC 7541 4.2). More would only cost time."""
 _STATIC_NAMES = {b":status": 8, b"content-type": 31}
 _STATIC_FIELDS = {(b":status", b"200"): 8, (b":status", b"400"): 12}
 
 
 class _CountedTable(HeaderTable):
-    """hpack's table, which tells whether it has changed."""
+    """hpack's table, extended to report changes."""
 
     changed = False
 
@@ -48,11 +48,11 @@ class _CountedTable(HeaderTable):
 
 
 class HeaderMemory(Generic[T]):
-    """One connection's decoder.
+    """The header decoder of one connection.
 
-    Invariants: while `block` is not None, a header block is open and only its CONTINUATION may come; `stream_id` and
-    `ended` (END_STREAM) are of the last HEADERS. `known` holds only what decoding the same bytes now would give again,
-    without a change of the table.
+    Invariants: while `block` is not None, a header block is incomplete and only its CONTINUATION may follow;
+    `stream_id` and `ended` (END_STREAM) belong to the last HEADERS. `known` holds only results that decoding the same
+    bytes now would give again, without changing the table.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -66,7 +66,7 @@ class HeaderMemory(Generic[T]):
         self._decoder.header_table = self._table
 
     def begun(self, flags: int, stream_id: int, payload: bytes) -> bytes | None:
-        """Take HEADERS. Returns: the header block, None while it is open. Raises: Http2Error."""
+        """Process HEADERS. Returns: the header block, None if it is incomplete. Raises: Http2Error."""
         if flags & PADDED:
             payload = unpadded(payload)
         if flags & HAS_PRIORITY:
@@ -82,7 +82,7 @@ class HeaderMemory(Generic[T]):
         return None
 
     def continued(self, flags: int, payload: bytes) -> bytes | None:
-        """Take CONTINUATION. Returns: the header block, None while it is open. Raises: Http2Error."""
+        """Process CONTINUATION. Returns: the header block, None if it is incomplete. Raises: Http2Error."""
         block = self.block
         if block is None:
             raise Http2Error(Fault.PROTOCOL_ERROR, "CONTINUATION of nothing")
@@ -95,7 +95,7 @@ class HeaderMemory(Generic[T]):
         return None
 
     def decode(self, block: bytes, resolve: Callable[[Fields], T]) -> T:
-        """Decode a block, unless it is known. `resolve` makes of the fields what is kept.
+        """Decode a block, unless it is cached. `resolve` converts the fields to the cached result.
 
         Raises: Http2Error; the decoder cannot be used after that.
         """
@@ -132,17 +132,17 @@ def _check_resizes(block: bytes) -> None:
 
 
 SHRUNK = b"\x20"
-"""How a block begins after the peer has made the table smaller: it is not used at all (RFC 7541 4.2)."""
+"""The prefix of a block after the peer has reduced the table size: the table is not used at all (RFC 7541 4.2)."""
 
 
 def begun_with(notice: bytes, frame: bytes) -> bytes:
-    """Put a notice at the beginning of the block of a HEADERS frame without padding."""
+    """Insert a notice at the beginning of the block of a HEADERS frame without padding."""
     size = int.from_bytes(frame[:3], "big") + len(notice)
     return size.to_bytes(3, "big") + frame[3:9] + notice + frame[9:]
 
 
 def encode(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Encode fields without the dynamic table, so that the same bytes are right on every connection at any time."""
+    """Encode fields without the dynamic table, so that the bytes are valid on every connection at any time."""
     block = bytearray()
     for name, value in fields:
         index = _STATIC_FIELDS.get((name, value))

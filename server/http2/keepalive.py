@@ -1,4 +1,4 @@
-"""Keepalive: PINGs that ask a silent client whether it lives, and those of clients, which may not come too often.
+"""Keepalive: PINGs that check whether a silent client is alive, and limits on the PINGs of clients.
 
 Owned by Http2Connection. Source: gRPC's keepalive rules (A8, A9).
 """
@@ -14,24 +14,24 @@ from .shared import Http2Shared
 
 _KEEPALIVE_PING = b"are you?"
 _QUIET_AFTER_S = 7200.0
-"""Without calls, pings are expected this far apart, as gRPC's servers have it."""
+"""The minimum interval between a client's pings without calls, as in gRPC's servers."""
 _EXACT_BELOW_S = 60.0
-"""A client that may be silent for so long is asked a second or two after that, by the sweep. Where it is less there is
-a timer, and each read looks at the clock, which is a hundredth of a call."""
+"""With a keepalive time of at least this, the sweep sends PINGs, a second or two late. Below it there is a timer, and
+each read takes the time, which is a hundredth of the cost of a call."""
 _LEAST_S = 0.1
-"""Who has no calls is looked at no more often than this."""
+"""Clients without calls are checked at most this often."""
 _A_MOMENT_S = 0.0005
 _LATE_S, _STOOD_STILL_S = 0.05, 1.0
-"""A timer that is late tells of a loop that has read nothing meanwhile: it looks once more when that has been done. One
-that is so late tells of a process that stood still, whose client has all the time anew."""
+"""A late timer means that the loop has not read meanwhile, so the check is repeated after reading. A very late one
+means that the process was stopped, so the client's time starts again."""
 
 
 class Keepalive:
-    """Who is asked, and when.
+    """The keepalive state of one connection.
 
-    Invariants: `heard` says that something has come since the last tick, `_silent_s` how long before that nothing has;
-    `heard_at_s` is when it came, where that is to be `exact`, and there is a timer then from `begin` to `end`.
-    `_asked_s` is how long ago a PING was sent that has no answer yet, or when, if it is to be exact; else below 0.
+    Invariants: `heard`: something has been received since the last tick; `_silent_s` is the time without input before
+    it. If `exact`, `heard_at_s` is the time of the last input, and a timer runs from `begin` to `end`. `_asked_s` is
+    how long ago an unanswered PING was sent, or if `exact` when it was sent; negative if there is none.
     """
 
     __slots__ = (
@@ -60,13 +60,13 @@ class Keepalive:
         self._strikes = 0
 
     def received(self) -> None:
-        """Learn that something has come. What comes often, Http2Connection notes without a call."""
+        """Record that something has been received. Http2Connection does this inline on its hot path."""
         self.heard = True
         if self.exact:
             self.heard_at_s = self._loop.time()
 
     def take_ping(self, flags: int, payload: bytes) -> None:
-        """Answer a PING, or take the answer to one of ours.
+        """Answer a PING, or process the answer to one of ours.
 
         Raises: Http2Error.
         """
@@ -83,7 +83,7 @@ class Keepalive:
         """Count a PING that comes too soon after the last. Source: gRPC's keepalive rules (A8)."""
         limits, outbox, now = self._limits, self._outbox, self._loop.time()
         if outbox.sent_frames != self._frames_at_ping:
-            # there was something to measure the line with
+            # data was sent in between, so a PING is legitimate
             self._strikes = 0
             self._frames_at_ping = outbox.sent_frames
             self._ping_at_s = now
@@ -98,10 +98,10 @@ class Keepalive:
         if limits.max_ping_strikes and self._strikes > limits.max_ping_strikes:
             raise Http2Error(Fault.ENHANCE_YOUR_CALM, "too_many_pings")
 
-    # -- ours --------------------------------------------------------------------------------------------------
+    # -- server PINGs ------------------------------------------------------------------------------------------
 
     def tick(self, elapsed_s: float) -> None:
-        """Look whether a client is to be asked, or has not answered, where that need not be exact."""
+        """Check whether a PING is due or unanswered, if that need not be exact."""
         limits = self._limits
         self._silent_s = 0.0 if self.heard else self._silent_s + elapsed_s
         self.heard = False
@@ -117,12 +117,12 @@ class Keepalive:
             self._asked_s = 0.0
 
     def begin(self) -> None:
-        """Begin to watch a client that has said that it speaks HTTP/2."""
+        """Start watching a client that has sent its preface."""
         if self.exact:
             self._look_in(self._limits.keepalive_s)
 
     def end(self) -> None:
-        """Watch it no longer."""
+        """Stop watching."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -132,7 +132,7 @@ class Keepalive:
         self._timer = self._loop.call_later(seconds, self._look)
 
     def _look(self) -> None:
-        """Look at the same where it is to be exact."""
+        """Do the exact check."""
         limits, now = self._limits, self._loop.time()
         self._timer = None
         if 0 <= self._asked_s <= self.heard_at_s:
@@ -152,11 +152,11 @@ class Keepalive:
                 left_s = max(limits.keepalive_s, _LEAST_S)
                 if self._ask():
                     self._asked_s, left_s, self._again = now, limits.keepalive_timeout_s, False
-        # who has answered may be silent again before that is over
+        # a client that has answered may be silent again before that time is over
         self._look_in(min(left_s, max(limits.keepalive_s, _LEAST_S)))
 
     def _ask(self) -> bool:
-        """Send a PING, if that is allowed now. Returns: whether it is."""
+        """Send a PING, if allowed now. Returns: whether it is."""
         limits, outbox = self._limits, self._outbox
         if not outbox.streams and not limits.keepalive_without_calls:
             return False

@@ -1,4 +1,4 @@
-"""Limits: what one HTTP/2 connection may cost. Read by the connection; made from the settings."""
+"""Limits: what one HTTP/2 connection may use. Read by the connection; made from the settings."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Http2Limits:
-    """Bounds that hold for each connection, and `max_connections` for all of them.
+    """Limits of each connection, and `max_connections` for all of them.
 
-    Units: bytes, counts and seconds, as named; 0 s is no limit where `max_age_s`, `idle_timeout_s` and
-    `keepalive_s` are concerned. `max_header_bytes` holds for a header block as sent and again decoded, counted as
-    RFC 9113 does, 32 bytes more per field. `frame_bytes` is the largest frame of plain DATA, at least 16,384; all
-    others have no more than that. `preface_timeout_s` is for the client's first frames, `receive_timeout_s`
-    for the next byte of a request that has begun, `write_timeout_s` while the client takes nothing of what waits for
-    it. `max_resets` and `max_idle_frames` are per second: calls that a client takes back, as many as it may have under
-    way at once, whose deadline may be the same; and frames that ask for nothing. Both grow with the calls that are
-    answered, and the latter with all calls.
+    Units: bytes, counts and seconds, as named; for `max_age_s`, `idle_timeout_s` and `keepalive_s` 0 means no limit.
+    `max_header_bytes` applies to a header block as sent and again decoded, counted as in RFC 9113, 32 extra bytes per
+    field. `frame_bytes` is the largest unpadded DATA frame, at least 16,384, which is the limit for all other frames.
+    `preface_timeout_s` is for the client's first frames, `receive_timeout_s` for the next byte of a request that has
+    begun, `write_timeout_s` while the client reads nothing of what is pending. `max_resets` and `max_idle_frames` are
+    per second: calls that a client cancels, as many as it may have open at once since their deadlines may coincide; and
+    frames that request nothing. Both grow with the calls that are answered, and the latter with all calls.
     """
 
     max_connections: int = 10000

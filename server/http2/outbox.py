@@ -1,6 +1,6 @@
-"""Outbox: what leaves an HTTP/2 connection: the peer's flow control, the transport's pace, one write per loop turn.
+"""Outbox: the sending side of an HTTP/2 connection: the peer's flow control, backpressure, one write per loop turn.
 
-Owned by Http2Connection; answers that fit are put into it by the gRPC lane itself. Source: RFC 9113 (5.2, 6.9).
+Owned by Http2Connection; the gRPC lane itself adds answers that fit. Source: RFC 9113 (5.2, 6.9).
 """
 
 from __future__ import annotations
@@ -38,19 +38,21 @@ if TYPE_CHECKING:
     from .shared import Http2Shared
 
 _TURN_BYTES = 1 << 18
-"""What is put together for one write while more waits. Above it, the transport says whether the peer keeps up."""
+"""The most that is joined for one write while more is pending. Above it, the transport reports whether the peer keeps
+up."""
 _MOST_PAUSED_FRAMES = 10000
-"""Frames kept for a peer that does not read. Answers wait in their streams; only replies to frames come to this."""
+"""The most frames kept for a peer that does not read. Answers wait in their streams; only replies to frames reach
+this."""
 
 
 class Outbox:
-    """What goes out.
+    """The data to send.
 
-    Invariants: `frames` leave in their order. `window` is the connection's, `initial_window` what the peer gives each
-    stream to begin with, and `max_frame` its largest frame. `quick_bytes` is the most that an answer may have to go
-    straight to `frames`: 0 while the transport is full or anything waits in `blocked`, otherwise `max_frame`. `notice`
-    must begin the next header block. A stream with an Unsent is in `blocked`. `flushed` is called after each write, if
-    it is there. Nothing that waits is sent once it is `closed`. `streams` are the connection's.
+    Invariants: `frames` are sent in order. `window` is the connection's, `initial_window` what the peer gives each new
+    stream, and `max_frame` its largest frame. `quick_bytes` is the largest answer that may go directly to `frames`: 0
+    while the transport is full or anything is in `blocked`, otherwise `max_frame`. `notice` must begin the next header
+    block. A stream with an Unsent is in `blocked`. `flushed`, if set, is called after each write. Once it is `closed`,
+    pending data is not sent. `streams` are the connection's.
     """
 
     __slots__ = (
@@ -80,13 +82,13 @@ class Outbox:
     # -- the transport -----------------------------------------------------------------------------------------
 
     def write(self, frames: bytes) -> None:
-        """Send frames that no window holds back."""
+        """Send frames that are not subject to flow control."""
         self.frames.append(frames)
         if not self.dirty:
             self._shared.mark(self)
 
     def flush(self) -> None:
-        """Write all of `frames`; what ends with it is closed."""
+        """Write all of `frames`; then call `flushed`, which may close the connection."""
         frames = self.frames
         if self.transport.is_closing():
             frames.clear()
@@ -104,56 +106,57 @@ class Outbox:
         if not self.over_tls or len(data) <= _TURN_BYTES:
             self.transport.write(data)
             return
-        # TLS passes on all of one write before it learns that the socket is full, and that is counted nowhere
+        # TLS passes on all of one write before it learns that the socket is full, and does not report those bytes
         for at in range(0, len(data), _TURN_BYTES):
             self.transport.write(data[at : at + _TURN_BYTES])
         if self.paused:
             self._shared.untaken.keep(self, self.transport.get_write_buffer_size())
 
     def pause(self) -> None:
-        """Note that the peer has fallen behind."""
+        """Record that the peer does not keep up."""
         self.paused = True
         self.quick_bytes = 0
         self._shared.untaken.keep(self, self.transport.get_write_buffer_size())
 
     def resume(self) -> None:
-        """Go on with what waited."""
+        """Resume sending."""
         self.paused = False
         self._shared.untaken.lessen(self)
         self.pump()
 
     def close(self) -> None:
-        """Let nothing go that still waits, but for `frames`; the streams are the connection's to end."""
+        """Discard what is pending except `frames`; the connection ends the streams."""
         self.closed = True
         self.flushed = None
         self.blocked.clear()
 
     def give_up(self) -> None:
-        """Drop a peer that does not read: nor would it read why."""
+        """Drop a peer that does not read, without telling it, since it would not read that either."""
         self.transport.abort()
-        # they go when the connection is lost, in a turn to come; counted until then, they would have others dropped
+        # the streams are lost in a later turn, with the connection; counted until then, they would make others be
+        # dropped
         for stream in self.streams.values():
             stream.uncount()
 
     def unsent_bytes(self) -> int:
-        """Give how much the transport has not got rid of."""
+        """Return how many bytes the transport has not yet sent."""
         unsent: int = self.transport.get_write_buffer_size()
         return _below_tls(self.transport) if self.over_tls and not unsent else unsent
 
     # -- the peer's windows ------------------------------------------------------------------------------------
 
     def widen(self, increment: int) -> None:
-        """Take WINDOW_UPDATE of the connection. Raises: Http2Error."""
+        """Process a connection WINDOW_UPDATE. Raises: Http2Error."""
         if not increment:
             raise Http2Error(Fault.PROTOCOL_ERROR, "WINDOW_UPDATE of nothing")
         self.window += increment
         if self.window > MAX_WINDOW:
             raise Http2Error(Fault.FLOW_CONTROL_ERROR, "the connection's window is too large")
-        if self.blocked and self.window <= increment:  # before, it held back what waits
+        if self.blocked and self.window <= increment:  # the window was exhausted, and held back what is pending
             self.pump()
 
     def widen_stream(self, stream: Stream, increment: int) -> bool:
-        """Take WINDOW_UPDATE of a stream. Returns: False where its window is too large then."""
+        """Process a stream WINDOW_UPDATE. Returns: False if the window becomes too large."""
         stream.credit += increment
         if self.initial_window + stream.credit > MAX_WINDOW:
             return False
@@ -162,7 +165,7 @@ class Outbox:
         return True
 
     def configure(self, payload: bytes) -> None:
-        """Take the peer's SETTINGS, and acknowledge them. Raises: Http2Error."""
+        """Process the peer's SETTINGS, and acknowledge them. Raises: Http2Error."""
         for name, value in read_settings(payload):
             if name == INITIAL_WINDOW_SIZE:
                 self._resize_windows(value)
@@ -181,7 +184,7 @@ class Outbox:
     # -- streams -----------------------------------------------------------------------------------------------
 
     def queue(self, stream: Stream, pieces: tuple[Body, ...]) -> None:
-        """Send payload as the windows let it go."""
+        """Send payload as flow control permits."""
         unsent = stream.unsent
         if unsent is None:
             unsent = stream.unsent = Unsent()
@@ -196,9 +199,9 @@ class Outbox:
             self._shared.untaken.keep(stream, stream.unsent.kept)
 
     def pump(self, only: Stream | None = None) -> None:
-        """Send what may be sent, a turn for each stream, until the windows or the transport are full.
+        """Send pending data, in turns per stream, until the windows or the transport are full.
 
-        `only`: more has come of this one, and nothing else has changed: what else waits could not be sent before.
+        `only`: this stream has new data or window and nothing else has changed, so other streams still cannot send.
         """
         streams = list(self.blocked.values()) if only is None else [only]
         while not self.paused and streams and not self.closed:
@@ -243,7 +246,7 @@ class Outbox:
             self.window -= moved
             stream.credit -= moved
             self._shared.untaken.lessen(stream, unsent.kept)
-        # in turn: who was served goes to the end
+        # round robin: the stream moves to the end
         self.blocked.pop(stream_id, None)
         if pieces:
             self.blocked[stream_id] = stream
@@ -256,7 +259,7 @@ class Outbox:
         return moved
 
     def send_headers(self, headers: bytes) -> None:
-        """Send a HEADERS frame; with the next write, like all of `frames`."""
+        """Send a HEADERS frame, with the next write like all of `frames`."""
         if self.notice:
             headers, self.notice = begun_with(self.notice, headers), b""
         self.frames.append(headers)
@@ -265,7 +268,7 @@ class Outbox:
             self._shared.mark(self)
 
     def forget(self, stream: Stream) -> None:
-        """Drop what of a stream waits."""
+        """Discard a stream's pending data."""
         stream.unsent = None
         self._shared.untaken.lessen(stream)
         self.blocked.pop(stream.stream_id, None)
@@ -273,9 +276,10 @@ class Outbox:
 
 
 def _below_tls(transport: Any) -> int:
-    """Give the bytes that the socket below TLS has not got rid of; 0 while it takes more.
+    """Return the unsent bytes in the socket below TLS; 0 if the socket can take more.
 
-    What waits between TLS and the socket, up to one write, no transport tells; but while it does, the socket is full.
+    No transport reports what is between TLS and the socket, up to one write; but while there is any, the socket is
+    full.
     """
     socket = transport.get_extra_info("socket")
     descriptor = -1 if socket is None else socket.fileno()
@@ -287,5 +291,5 @@ def _below_tls(transport: Any) -> int:
         return 0
     try:
         return int.from_bytes(fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
-    except OSError:  # a system that does not tell
+    except OSError:  # not supported by the system
         return 0

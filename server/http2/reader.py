@@ -1,8 +1,8 @@
-"""FrameReader: makes frames of what arrives on an HTTP/2 connection. Owned by Http2Connection, which it gives them to.
+"""FrameReader: parses frames from what arrives on an HTTP/2 connection. Owned by Http2Connection, which processes them.
 
-The two frames of a plain request take a straight way through `_take_frames`, where calls would be a tenth of what they
-cost; every other frame, and every doubt, is the connection's. Long frames of DATA are handed on as they come, and what
-is still to come of one is read to where it belongs. Source: RFC 9113 (3.4, 4).
+The two frames of a plain request take a fast path in `_take_frames`, where calls would be a tenth of their cost; all
+other frames, and unclear cases, go to the connection. Long DATA frames are passed on as they arrive, and the rest of
+one is read directly to its destination. Source: RFC 9113 (3.4, 4).
 """
 
 from __future__ import annotations
@@ -36,24 +36,25 @@ if TYPE_CHECKING:
     from .stream import Stream
 
 _LONG = MIN_FRAME_BYTES << 8
-"""A frame of DATA from here on, one of many or a large one, is handed on uncopied, and before it is whole."""
+"""DATA frames of at least this size, usually part of large messages, are passed on uncopied and before they are
+complete."""
 _STRAIGHT_BYTES = 32768
-"""So much that is still to come of a frame is read to where it belongs."""
+"""If at least this much of a frame is missing, it is read directly to its destination."""
 
 _MOST_IDS = 256
-"""After so many, of which every second is a stream's, the others have their turn: 256 KiB may be 9000 calls that are
-answered at once, and 32 times as much is read in one turn of the loop."""
+"""After this many stream ids, of which clients use every second, other connections have their turn: 256 KiB may hold
+9000 calls that are answered at once, and 32 times as much is read in one turn of the loop."""
 _MOST_FRAMES = 2048
-"""Frames likewise: 256 KiB of a message in crumbs are 20,000, and take 70 ms."""
+"""The same limit for frames: 256 KiB of a message in tiny pieces are 20,000, and take 70 ms."""
 
 
 class FrameReader:
-    """What comes in. The connection is told with each call, and not kept: it is to go as soon as it has ended.
+    """The receiving side. The connection is passed to each call and not stored, so that it is freed when it ends.
 
-    Invariants: `_waiting` says that what arrives must be looked at before its frames are. `_partial` is the front of a
-    frame that has not arrived whole; of a long one of DATA all that came is handed on, and `_rest` is what is still to
-    come of it. While it is `_straight`, the transport reads by `room` and `filled`; `_target` is what the last `room`
-    is of. `_introduced` says that the client's SETTINGS have come.
+    Invariants: `_waiting`: input must be examined before its frames. `_partial` is the beginning of an incomplete
+    frame; a long DATA frame is instead passed on as it arrives, and `_rest` is the number of bytes missing. While
+    `_straight`, the transport reads through `room` and `filled`; `_target` is the stream of the last `room`.
+    `_introduced`: the client's SETTINGS have been received.
     """
 
     __slots__ = (
@@ -69,7 +70,7 @@ class FrameReader:
         self._target: Stream | None = None
 
     def feed(self, connection: Http2Connection, data: bytes) -> None:
-        """Take bytes: every whole frame, and keep what is left. Raises: Http2Error."""
+        """Process bytes: every complete frame; keep the rest. Raises: Http2Error."""
         if self._waiting:
             data = self._gather(connection, data)
         most_id = min(connection.last_id + _MOST_IDS, MAX_WINDOW)
@@ -87,7 +88,7 @@ class FrameReader:
             connection.shared.loop.call_soon(self._read_on, connection)
 
     def stop(self) -> None:
-        """Take nothing more, and let go of the stream that has room for it."""
+        """Stop processing input, and release the stream that data is read into."""
         self._waiting = True
         self._target = None
 
@@ -98,7 +99,7 @@ class FrameReader:
             connection.data_received(b"")
 
     def _gather(self, connection: Http2Connection, data: bytes) -> bytes:
-        """Put what was kept before what has come; nothing while the client has not said that it speaks HTTP/2."""
+        """Prepend what was kept; b"" until the client has sent the HTTP/2 preface."""
         if connection.closed:
             return b""
         data = self._partial + data if self._partial else data
@@ -120,7 +121,7 @@ class FrameReader:
     # -- frames ------------------------------------------------------------------------------------------------
 
     def _take_frames(self, connection: Http2Connection, data: bytes, most_id: int) -> int:
-        """Take whole frames, up to one that opens a stream above `most_id`. Returns: where the rest begins."""
+        """Process complete frames, up to one that opens a stream above `most_id`. Returns: where the rest begins."""
         at, size = self._go_on(connection, data) if self._rest and data else 0, len(data)
         streams, headers, window = connection.streams, connection.headers, connection.window
         known, unpack = headers.known, HEAD.unpack_from
@@ -165,7 +166,7 @@ class FrameReader:
         return at
 
     def _check(self, connection: Http2Connection, word: int, flags: int, stream_id: int) -> None:
-        """Refuse a frame that is too large, or that must not come now."""
+        """Reject a frame that is too large, or not allowed at this point."""
         if word >= _LONG:
             _check_size(connection, word, flags)
         kind = word & 0xFF
@@ -182,7 +183,7 @@ class FrameReader:
             raise Http2Error(Fault.PROTOCOL_ERROR, "a client sent PUSH_PROMISE")
 
     def _take_front(self, connection: Http2Connection, data: bytes, at: int) -> int:
-        """Take a frame that is not whole, if it is a long one of DATA. Returns: where the rest begins."""
+        """Process an incomplete frame if it is a long DATA frame. Returns: where the rest begins."""
         word, flags, stream_id = HEAD.unpack_from(data, at)
         start = at + HEAD_BYTES
         _check_size(connection, word, flags)
@@ -193,7 +194,7 @@ class FrameReader:
         return start + self._go_on(connection, data, start)
 
     def _go_on(self, connection: Http2Connection, data: bytes, at: int = 0) -> int:
-        """Hand on what has come of a long frame. Returns: how much that was."""
+        """Pass on what has arrived of a long frame. Returns: how many bytes."""
         size = min(self._rest, len(data) - at)
         self._rest -= size
         self._moved = True
@@ -201,10 +202,10 @@ class FrameReader:
         take_data(connection, 0 if self._rest else self._rest_flags, self._rest_id, part)
         return size
 
-    # -- what arrives where it belongs -------------------------------------------------------------------------
+    # -- direct reads ------------------------------------------------------------------------------------------
 
     def room(self, connection: Http2Connection) -> memoryview:
-        """Give where what comes next is written: into a message, or for a moment to a place that all share."""
+        """Return the buffer for the next read: inside a message, or the shared scratch buffer."""
         stream = connection.streams.get(self._rest_id) if self._rest else None
         room = None if stream is None or stream.remote_ended else stream.room()
         self._target = None if room is None else stream
@@ -214,7 +215,7 @@ class FrameReader:
         return self.room(connection) is not connection.shared.scratch
 
     def filled(self, connection: Http2Connection, size: int) -> None:
-        """Take what has been written there. Raises: Http2Error."""
+        """Process `size` bytes written to that buffer. Raises: Http2Error."""
         target, self._target = self._target, None
         if target is None:
             self.feed(connection, bytes(connection.shared.scratch[:size]))
@@ -228,20 +229,20 @@ class FrameReader:
         target.landed(size, 0 if self._rest else self._rest_flags & END_STREAM)
 
     def stuck(self, connection: Http2Connection) -> bool:
-        """Tell whether the same frame or header block has been under way since this was last asked."""
+        """Return whether the same frame or header block has made no progress since the last call."""
         moved, self._moved = self._moved, False
         return connection.headers.block is not None or ((bool(self._partial) or self._rest > 0) and not moved)
 
 
 def _check_size(connection: Http2Connection, word: int, flags: int) -> None:
-    """Refuse a frame that is too large; `word` as in HEAD."""
+    """Reject a frame that is too large; `word` is as in HEAD."""
     size = word >> 8
     if size > MIN_FRAME_BYTES and (size > connection.limits.frame_bytes or word & 0xFF != DATA or flags & PADDED):
         raise Http2Error(Fault.FRAME_SIZE_ERROR, f"a frame of {size} bytes")
 
 
 def take_data(connection: Http2Connection, flags: int, stream_id: int, payload: bytes | memoryview) -> None:
-    """Give a stream what DATA, or a part of it, has for it. Raises: Http2Error."""
+    """Pass the payload of DATA, or a part of it, to its stream. Raises: Http2Error."""
     if not stream_id:
         raise Http2Error(Fault.PROTOCOL_ERROR, "DATA without a stream")
     size = len(payload)

@@ -1,4 +1,4 @@
-"""Http2Shared: what the connections of one port have in common. Made by the composition root, one for a port."""
+"""Http2Shared: the common state of a port's connections. Made by the composition root, one per port."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.http2")
 
 _SCRATCH_BYTES = 8192
-"""Between large messages no more is read at once: what comes of the next one beyond its head is copied twice."""
+"""The size of one read between large messages; what it holds of the next one beyond its head is copied twice."""
 _A_TURN = 1024
 
 
 class Http2Shared:
-    """Connections, and the one write per connection and loop turn.
+    """Connections, and one write per connection and loop turn.
 
-    Invariants: `settings` is what each connection sends first. An Outbox with something to write is in `dirty`, and one
-    flush is on its way then. `held_bytes` is what all of them keep of messages that have not arrived whole, never more
-    than `receive_bytes` for long. `scratch` is written and read within one call of the transport's, whoever's it is.
-    `untaken` is that of all ports together.
+    Invariants: `settings` is what each connection sends first. An Outbox with data to write is in `dirty`, and then a
+    flush is scheduled. `held_bytes` is what all connections hold of incomplete messages, not above `receive_bytes` for
+    long. `scratch` is written and read within one call from the transport, for any connection. `untaken` is shared by
+    all ports.
     Threads: the event loop's.
     """
 
@@ -57,30 +57,30 @@ class Http2Shared:
         self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
 
     def mark(self, outbox: Outbox) -> None:
-        """Write what a connection has, once this loop turn is over."""
+        """Schedule a connection's write for the end of this loop turn."""
         outbox.dirty = True
         self.dirty.append(outbox)
         if len(self.dirty) == 1:
             self.loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write for all that have something to write."""
+        """Write for all connections with data to write."""
         dirty, self.dirty = self.dirty, []
         for outbox in dirty:
             outbox.dirty = False
             try:
                 outbox.flush()
             except Exception:
-                # the others have answers to write, too
+                # the other connections must still be written
                 logger.exception("an HTTP/2 connection failed")
                 outbox.transport.abort()
 
     def sweep(self, elapsed_s: float) -> None:
-        """Look after time limits, keepalive and ages: one pass a second or so, instead of timers."""
+        """Enforce time limits, keepalive and age: one pass about every second, instead of timers."""
         self._tick(list(self.connections), elapsed_s)
 
     def _tick(self, connections: list[Http2Connection], elapsed_s: float) -> None:
-        """Tell those of the time that has passed, some in each turn of the loop: their streams are told, too."""
+        """Tick the connections, some in each turn of the loop, because their streams are ticked too."""
         told = 0
         while connections and told < _A_TURN:
             connection = connections.pop()
@@ -88,7 +88,7 @@ class Http2Shared:
             if connection in self.connections:
                 try:
                     connection.tick(elapsed_s)
-                except Exception:  # as in `flush`: the others have limits, too
+                except Exception:  # as in `flush`: the other connections must still be checked
                     logger.exception("an HTTP/2 connection failed")
                     with suppress(Exception):
                         connection.transport.abort()

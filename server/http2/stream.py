@@ -1,4 +1,4 @@
-"""Stream: one HTTP/2 stream, and what of its answer waits for flow control. The gRPC lane's Call descends from it."""
+"""Stream: one HTTP/2 stream, and what flow control holds back of its answer. Base class of the gRPC lane's Call."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 LOW_BYTES = 1 << 16
-"""A stream with no more than this unsent can take the next message."""
+"""A stream with no more than this unsent can accept the next message."""
 
 
 class Unsent:
-    """What of an answer has not left: payload first, then `last`, the frame that ends the stream.
+    """The unsent part of an answer: payload first, then `last`, the frame that ends the stream.
 
-    `kept` is the memory of that: a piece keeps all of its bytes until the last of them has left.
+    `kept` is the memory it holds: a piece keeps all of its bytes until the last of them is sent.
     """
 
     __slots__ = ("kept", "last", "pieces", "size", "waited_s")
@@ -33,8 +33,8 @@ class Unsent:
 class Stream:
     """One stream, from its HEADERS until both sides have ended it or one has reset it.
 
-    Invariants: it is in `connection.streams` exactly as long. `credit` is what the peer's WINDOW_UPDATEs gave less what
-    was sent, so that with the outbox's `initial_window` it is the window, whatever becomes of the peer's setting.
+    Invariants: it is in `connection.streams` exactly that long. `credit` is the sum of the peer's WINDOW_UPDATEs minus
+    what was sent; adding the outbox's `initial_window` gives the window, even if the peer changes that setting.
     `in_left` is what the peer may still send.
     """
 
@@ -48,41 +48,41 @@ class Stream:
     unsent: Unsent | None
 
     def received(self, payload: bytes, ended: int) -> None:
-        """Take a DATA frame's payload. `in_left` is the receiver's to keep."""
+        """Process a DATA frame's payload. The receiver must update `in_left`."""
         raise NotImplementedError
 
     def part(self, payload: memoryview, ended: int) -> None:
-        """Take the payload of a long DATA frame, or a part of it. Ownership: it is lent for this call."""
+        """Process the payload of a long DATA frame, or a part of it. Ownership: valid only during this call."""
         self.received(bytes(payload), ended)
 
     def room(self) -> memoryview | None:
-        """Give where the next payload may be written instead, if there is such a place."""
+        """Return the buffer for the next payload, if there is one; otherwise None."""
         return None
 
     def landed(self, size: int, ended: int) -> None:
-        """Learn that so much has been written there; else as `received`."""
+        """Process `size` bytes written to that buffer, like `received`."""
         raise NotImplementedError
 
     def refill(self) -> None:
-        """Give back what the peer has used of its window."""
+        """Return the used part of its window to the peer."""
         increment = self.connection.limits.stream_window_bytes - self.in_left
         self.in_left += increment
         self.connection.outbox.write(window_update(self.stream_id, increment))
 
     def left(self) -> None:
-        """Learn that what waited has gone out, or that there is little left of it."""
+        """Handle that pending data has been sent, or that little is left."""
 
     def give_up(self) -> None:
-        """Drop what waits: clients take too little. Source: gRPC's clients make RESOURCE_EXHAUSTED of this code."""
+        """Drop pending data of a slow client. Source: gRPC clients map this code to RESOURCE_EXHAUSTED."""
         self.connection.reset(self.stream_id, Fault.ENHANCE_YOUR_CALM)
 
     def uncount(self) -> None:
-        """Count what waits no longer: its connection is being dropped, and the stream will be lost."""
+        """Stop counting pending data: the connection is being dropped, and the stream will be lost."""
         self.connection.shared.untaken.lessen(self)
 
     def lost(self, code: Fault) -> None:
-        """Learn that the stream is gone: reset by the peer or by the connection, which has forgotten it already."""
+        """Handle the loss of the stream: reset by the peer or by the connection, which has already forgotten it."""
         raise NotImplementedError
 
     def tick(self, elapsed_s: float) -> None:
-        """Count the time without progress."""
+        """Count time without progress."""

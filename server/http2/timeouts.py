@@ -1,6 +1,6 @@
-"""Timeouts: how long a peer may take to begin, to finish a frame, and to take answers, and how old connections become.
+"""Timeouts: how long a peer may take to begin, to finish a frame, and to read answers, and a connection's maximum age.
 
-Owned by Http2Connection, and told of the time by its sweep, once in a second or so.
+Owned by Http2Connection, whose sweep calls it about every second.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from .connection import Http2Connection
 
 LINGER_S = 5.0
-"""How long what a refused peer still sends is read and dropped: closing on it would take the GOAWAY with it."""
+"""How long further input from a rejected peer is read and dropped: closing at once could discard the GOAWAY."""
 
 
 class Timeouts:
-    """Times without progress, in seconds. `linger_s` is how long the peer of a connection that is closed may take."""
+    """Times without progress, in seconds. `linger_s` is how long the peer may take after the connection is closed."""
 
     __slots__ = ("_age_s", "_closed_s", "_idle_s", "_stuck_s", "_unfinished_s", "_unsent", "linger_s")
 
@@ -27,7 +27,7 @@ class Timeouts:
         self._unsent = 0
 
     def tick(self, connection: Http2Connection, elapsed_s: float) -> None:
-        """Count it, and close when a limit is passed."""
+        """Count elapsed time, and close when a limit is exceeded."""
         self._age_s += elapsed_s
         if connection.closed:
             self._closed_s += elapsed_s
@@ -43,7 +43,7 @@ class Timeouts:
             connection.keepalive.tick(elapsed_s)
 
     def _tick_unsent(self, connection: Http2Connection, elapsed_s: float) -> bool:
-        """Drop a peer that takes nothing of what waits for it."""
+        """Drop a peer that reads nothing of what is pending."""
         unsent, before = connection.outbox.unsent_bytes(), self._unsent
         self._unsent = unsent
         self._stuck_s = self._stuck_s + elapsed_s if unsent and unsent >= before > 0 else 0.0
@@ -53,7 +53,7 @@ class Timeouts:
         return True
 
     def _tick_unfinished(self, connection: Http2Connection, elapsed_s: float) -> bool:
-        """Refuse a frame or a header block that does not come to its end."""
+        """Reject a frame or a header block that is not completed in time."""
         if not connection.reader.stuck(connection):
             self._unfinished_s = 0.0
             return False
@@ -72,6 +72,6 @@ class Timeouts:
                 connection.transport.abort()
         elif old or 0 < limits.idle_timeout_s < self._idle_s:
             if old:
-                # its grace begins as it is told, which may be a second late
+                # the grace period begins with the GOAWAY, which may be a second late
                 self._age_s = limits.max_age_s
             connection.shutdown()

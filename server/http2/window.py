@@ -1,4 +1,4 @@
-"""ReceiveWindow: flow control of what arrives on an HTTP/2 connection as a whole. Owned by Http2Connection.
+"""ReceiveWindow: flow control of incoming data for an HTTP/2 connection as a whole. Owned by Http2Connection.
 
 A stream's own window is `Stream.in_left`. Source: RFC 9113 6.9.
 """
@@ -12,8 +12,8 @@ from .outbox import Outbox
 class ReceiveWindow:
     """What the peer may still send.
 
-    Invariant: `left` of it is given back as soon as half is used, since what is kept is bounded by
-    `shared.receive_bytes`.
+    Invariant: `left` is refilled as soon as half of the window is used, because memory is bounded by
+    `shared.receive_bytes` instead.
     """
 
     __slots__ = ("_outbox", "_size", "left", "low")
@@ -31,9 +31,9 @@ class ReceiveWindow:
             self.refill()
 
     def refill(self) -> None:
-        """Give it back.
+        """Refill the window.
 
-        Raises: Http2Error when the peer has sent more than it.
+        Raises: Http2Error if the peer has sent more than the window.
         """
         if self.left < 0:
             raise Http2Error(Fault.FLOW_CONTROL_ERROR, "more DATA than the connection's window")

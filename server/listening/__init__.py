@@ -1,1 +1,1 @@
-"""Ports: how connections are taken, kept and ended, and where large bodies are put."""
+"""Ports: how connections are accepted, kept and closed, and where large bodies are stored."""

@@ -1,6 +1,6 @@
-"""Accepting: connections of one port, each kept here or given to another process before anything of it is read.
+"""Accepting: accepts the connections of one port, and keeps each or passes it to another process before reading it.
 
-In place of the event loop's own server, for TLS and where several processes share a port. Made by a Port (listener.py).
+Replaces the event loop's own server for TLS, and if several processes share a port. Made by a Port (listener.py).
 """
 
 from __future__ import annotations
@@ -18,37 +18,36 @@ from .tally import Tally
 logger = logging.getLogger("penstock.serve")
 
 AT_ONCE = 64
-"""How many connections are accepted before the loop may do something else."""
+"""The most connections accepted before the loop may do something else."""
 AGAIN_S = 1.0
-"""How long nothing is accepted after the system has refused, as asyncio has it."""
+"""How long to pause after the system has refused to accept, as asyncio does."""
 SETTLE_S = 1.0
-"""How long a drain waits for handshakes that clients have begun."""
+"""How long a drain waits for TLS handshakes that clients have begun."""
 
 
 class Open(set[Any]):
-    """The open connections of a port: each change is told, with the connection."""
+    """The open connections of a port; `changed` is called with the connection on each change."""
 
     def __init__(self, changed: Callable[[Any], None]) -> None:
         super().__init__()
         self._changed = changed
 
     def add(self, connection: Any) -> None:
-        """Add it, and tell."""
+        """Add a connection, and report it."""
         super().add(connection)
         self._changed(connection)
 
     def discard(self, connection: Any) -> None:
-        """Take it out, and tell."""
+        """Remove a connection, and report it."""
         super().discard(connection)
         self._changed(connection)
 
 
 class Accepting:
-    """Accepts on listening sockets. `elsewhere` is asked first: where it takes a connection, this process forgets it.
+    """Accepts connections on listening sockets. If `elsewhere` takes a connection, this process closes its copy.
 
-    `counted` is told how many connections there are whenever that changes: those that are open, and those on their way
-    to `connection_made`, handshakes of TLS included. Above `most` of them, further ones are closed,
-    as `tally` counts.
+    `counted` is called with the number of connections when it changes: those open, and those not yet at
+    `connection_made`, including TLS handshakes. Above `most`, new connections are closed and counted in `tally`.
     Threads: the event loop's.
     """
 
@@ -69,7 +68,7 @@ class Accepting:
         self.open = Open(self._changed)
 
     def begin(self, listening: socket.socket, backlog: int, tls: ssl.SSLContext | None) -> None:
-        """Listen on a bound socket, and accept from now on. Raises: OSError."""
+        """Listen on a bound socket, and start accepting. Raises: OSError."""
         self._tls = tls
         listening.setblocking(False)
         listening.listen(backlog)
@@ -77,28 +76,28 @@ class Accepting:
         self._loop.add_reader(listening, self._accept, listening)
 
     def end(self) -> None:
-        """Accept no more; what has been accepted goes on."""
+        """Stop accepting; accepted connections continue."""
         for each in self._listening:
             self._loop.remove_reader(each)
         self._listening.clear()
 
     def serve(self, sock: socket.socket) -> None:
-        """Serve a connection here; the socket is this process's, and closed in the end."""
+        """Serve a connection in this process, which owns the socket and closes it in the end."""
         sock.setblocking(False)
         protocol = self._make_protocol()
         self._arriving[protocol] = self._loop.create_task(self._connect(sock, protocol))
         self._tell()
 
     async def settle(self) -> None:
-        """Wait for those on their way; of these, a client that does not finish its handshake is let go."""
+        """Wait for connections being set up; clients that do not finish their handshake in time are dropped."""
         arriving = set(self._arriving.values())
         if arriving:
             await asyncio.wait(arriving, timeout=SETTLE_S)
-        for task in arriving:  # who came meanwhile is told why it is not served, and not cut off
+        for task in arriving:  # those that came meanwhile are told why they are not served, instead of being cut off
             task.cancel()
 
     def abandon(self) -> None:
-        """Let go of those on their way."""
+        """Drop connections being set up."""
         for task in self._arriving.values():
             task.cancel()
 
@@ -112,7 +111,7 @@ class Accepting:
                 continue
             except OSError as error:
                 self._tally.exhausted()
-                logger.error("no connection can be accepted: %s", error.strerror)  # noqa: TRY400 - that is all
+                logger.error("no connection can be accepted: %s", error.strerror)  # noqa: TRY400 - no traceback
                 self._loop.remove_reader(listening)
                 self._loop.call_later(AGAIN_S, self._resume, listening)
                 return
@@ -132,7 +131,7 @@ class Accepting:
         try:
             await self._loop.connect_accepted_socket(lambda: protocol, sock, ssl=self._tls)
         except OSError:
-            # the client has gone already, or does not speak TLS: nobody is told, as in the loop's own server
+            # the client is already gone, or does not speak TLS: not logged, as in the loop's own server
             sock.close()
         except BaseException:
             sock.close()

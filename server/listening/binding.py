@@ -1,4 +1,4 @@
-"""Binding: the sockets of a port, before anybody can connect to them. Called by Ports and by the supervisor."""
+"""Binding: creates the sockets of a port, before clients can connect. Called by Ports and by the supervisor."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any
 from .handshakes import keep_little
 
 _SERVICES = {"gRPC": "GRPC", "metrics": "Metrics"}
-"""What Triton calls them where a port is in use, if not what we do. Source: Triton server, main.cc."""
+"""Triton's names in the text for a port in use, if different. Source: Triton server, main.cc."""
 _ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 
 class StartError(Exception):
-    """Why a server cannot start, for the operator: a line for each reason."""
+    """Why a server cannot start, for the operator: one line per reason."""
 
 
 class ListenError(StartError):
-    """A port that cannot be listened on; the message is for the operator."""
+    """Why a port cannot be listened on, for the operator."""
 
 
 def refused(name: str, address: str, port: int, error: OSError) -> ListenError:
-    """Say why a port cannot be listened on."""
+    """Return the error for a port that cannot be listened on."""
     if error.errno == errno.EADDRINUSE:
         service = _SERVICES.get(name, name)
         return ListenError(f"failed to start {service} service: Unavailable - Socket '{address}:{port}' already in use")
@@ -36,7 +36,7 @@ def refused(name: str, address: str, port: int, error: OSError) -> ListenError:
 async def bind_all(
     name: str, address: str, port: int, bind: Callable[[int, Any], socket.socket]
 ) -> list[socket.socket]:
-    """Bind every address that a name stands for, all on one port; `bind` takes family and address.
+    """Bind every address a name resolves to, all on the same port; `bind` takes family and address.
 
     Raises: ListenError.
     """
@@ -54,7 +54,7 @@ async def bind_all(
         try:
             sockets.append(bind(family, (where[0], port, *where[2:])))
         except OSError as error:
-            # A name such as localhost may stand for an IPv6 address that this machine does not have.
+            # A name such as localhost may resolve to an IPv6 address that this machine does not have.
             absent = error
             if error.errno in _ABSENT:
                 continue
@@ -76,7 +76,7 @@ def bind_one(family: int, address: Any, *, reuse_port: bool = False) -> socket.s
         if reuse_port:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
-            # `::` is every address, of IPv4 too, as gRPC has it; a name has its IPv4 addresses beside it
+            # `::` means every address, including IPv4, as in gRPC; a name has its IPv4 addresses separately
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address[0] != "::")
         listening.bind(address)
     except OSError:

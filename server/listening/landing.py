@@ -1,8 +1,8 @@
-"""Landing: where a large body is put as it comes, by the kernel itself where that is possible; it becomes `bytes`.
+"""Landing: where a large body is stored as it arrives, written by the kernel directly if possible; it becomes `bytes`.
 
-Called by the fast lane (`http/fastlane.py`) and the gRPC lane (`http2/connection.py`, `grpc/framing.py`). What uvloop
-hands to an ordinary protocol it has copied once, and what is put together of such pieces is copied again
-(docs/adr/0019-large-bodies.md; perf/bodies.py).
+Used by the fast lane (`http/fastlane.py`) and the gRPC lane (`http2/connection.py`, `grpc/framing.py`). uvloop copies
+what it passes to an ordinary protocol, and joining the pieces copies it again (docs/adr/0019-large-bodies.md;
+perf/bodies.py).
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import ctypes
 from typing import Any, Protocol
 
 LARGE_BYTES = 1 << 18
-"""A body from here on is read straight. Below it often comes in one read, and the copies cost less than the calls that
-save them: 230 kB over HTTP take 80 to 90 us of the loop either way, 300 kB 100 for 116 (perf/bodies.py)."""
+"""A body of at least this size is read directly. Smaller ones often arrive in one read, and the copies cost less than
+the calls that avoid them: 230 kB over HTTP take 80 to 90 us of the loop either way, 300 kB 100 instead of 116
+(perf/bodies.py)."""
 SCRATCH_BYTES = 1 << 16
-"""What is read at once of what is no body."""
+"""The size of one read outside large bodies."""
 _RESERVED_BYTES = 1 << 20
-"""What a body may take before any of it has come: what its sender says of its length is only a word."""
+"""The most memory allocated for a body before any of it arrives: the announced length cannot be trusted."""
 
 _new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
 _new_bytes.restype, _new_bytes.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t)
@@ -29,12 +30,12 @@ _WRITABLE = 0x200  # object.h: PyBUF_WRITE
 
 
 class Landing:
-    """The bytes of one body of known size: `have` of them are there.
+    """The bytes of one body of known size, of which `have` bytes have arrived.
 
-    They are written into an object of type `bytes` that nobody else has yet, as CPython's C API allows for one made
-    without a value; `whole` hands it over. A bytearray would be filled with zeros first, and could be no key, nor be
-    parsed as protobuf. Ownership: a view that `room` gives is of memory that the landing keeps: it is not to be used
-    once the landing is gone or has grown.
+    They are written into a `bytes` object that nothing else references yet, as CPython's C API permits for one created
+    without a value; `whole` returns it. A bytearray would be zero-filled first, and could not be used as a key or
+    parsed as protobuf. Ownership: a view from `room` refers to memory of the landing, and must not be used once the
+    landing is gone or has grown.
     """
 
     __slots__ = ("_bytes", "_size", "_view", "have")
@@ -46,17 +47,17 @@ class Landing:
 
     @property
     def missing(self) -> int:
-        """How many bytes are still to come."""
+        """How many bytes are still to arrive."""
         return self._size - self.have
 
     def room(self) -> memoryview:
-        """Give where the next bytes belong. It ends with the body, or before; whoever writes there adds to `have`."""
+        """Return the space for the next bytes, at most up to the end of the body; the writer adds to `have`."""
         if self.have == len(self._view):
             self._grow(self.have + 1)
         return self._view[self.have :]
 
     def put(self, part: bytes | bytearray | memoryview) -> None:
-        """Take bytes that are elsewhere, no more than are missing."""
+        """Copy bytes from elsewhere, at most as many as are missing."""
         end = self.have + len(part)
         if end > len(self._view):
             self._grow(end)
@@ -64,7 +65,7 @@ class Landing:
         self.have = end
 
     def whole(self) -> bytes:
-        """Give the body, once nothing is missing; the landing is not to be used after that."""
+        """Return the complete body; the landing must not be used after that."""
         return self._bytes
 
     def _reserve(self, size: int) -> None:
@@ -80,16 +81,16 @@ class Landing:
 
 
 class Lander(Protocol):
-    """A connection's protocol that can say where what comes is to be written."""
+    """A connection protocol that provides the buffer for incoming data."""
 
     def room(self) -> memoryview:
-        """Give where what comes next is written. Never empty."""
+        """Return the buffer for the next read. Never empty."""
 
     def filled(self, size: int) -> None:
-        """Learn that so many bytes have been written there."""
+        """Process `size` bytes written to that buffer."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As of asyncio.Protocol, like the others below."""
+        """As in asyncio.Protocol, like the methods below."""
 
     def eof_received(self) -> Any: ...
     def pause_writing(self) -> None: ...
@@ -97,19 +98,19 @@ class Lander(Protocol):
 
 
 class Straight(asyncio.BufferedProtocol):
-    """Stands in for a Lander at its transport: the kernel then writes where the Lander says.
+    """Wraps a Lander for its transport, so that the kernel writes to the Lander's buffer.
 
-    An object of its own: a transport asks by type which way a protocol is read for.
+    A separate object, because a transport chooses how to read by the type of its protocol.
     """
 
     def __init__(self, lander: Lander) -> None:
         self._room = lander.room
-        self.buffer_updated = lander.filled  # type: ignore[method-assign, assignment]  # one call less
+        self.buffer_updated = lander.filled  # type: ignore[method-assign, assignment]  # saves a call
         self.connection_lost = lander.connection_lost  # type: ignore[method-assign]
         self.eof_received = lander.eof_received  # type: ignore[method-assign]
         self.pause_writing = lander.pause_writing  # type: ignore[method-assign]
         self.resume_writing = lander.resume_writing  # type: ignore[method-assign]
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Give where what comes next is written."""
+        """Return the buffer for the next read."""
         return self._room()

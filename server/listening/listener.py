@@ -1,8 +1,8 @@
-"""Listener: one port, served by a protocol class of uvicorn's kind, and closed without losing what it had accepted.
+"""Listener: one port, served by a uvicorn protocol class, and closed without losing accepted connections.
 
-Port is the part that any protocol shares; the gRPC lane has a Port of its own. Listener stands in for
-`uvicorn.Server`, which owns the signals of its process and closes idle connections at once. What is used of uvicorn is
-its Config, its ServerState and the constructor of its HTTP protocol.
+Port is the part shared by all protocols; the gRPC lane has its own subclass. Listener replaces `uvicorn.Server`, which
+takes over its process's signals and closes idle connections at once. From uvicorn it uses Config, ServerState and the
+constructor of its HTTP protocol.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ logger = logging.getLogger("penstock.serve")
 BACKLOG = 4096
 TICK_S = 1.0
 POLL_S = 0.01
-"""How often a draining Listener looks whether its connections have ended."""
+"""How often a draining Listener checks whether its connections have ended."""
 LEAVE_S = 1.0
-"""How long connections that came while a port was drained may take to go, once it is closed."""
+"""How long connections accepted while draining may take to close, once the port is closed."""
 _MOST_TURNS = 1000
 _END_S = 1.0
-"""How long what is done for clients that are gone may take to end."""
+"""How long work for disconnected clients may take to end."""
 
 
 class Port:
     """One port.
 
-    Invariant: a connection whose handshake the kernel has completed is accepted and handed to a protocol, until
-    `stop_accepting` returns; later ones are refused by the kernel. Those that come once `finish` has begun get answers,
-    and no work is begun for them. `shared` is what the protocol's connections share, if there is that: its `sweep` is
-    called every second with the seconds that have passed, for their time limits. `tls` is for every connection, or
-    None. `most`: so many connections at once, where Accepting counts them, and not the protocol alone. `reuse_port`:
-    other processes of the same user listen on it too, and the kernel shares out connections; `accepting`: and these
-    hand them to each other.
+    Invariant: a connection whose handshake the kernel has completed is accepted and passed to a protocol, until
+    `stop_accepting` returns; later ones are refused by the kernel. Connections accepted after `finish` has begun get
+    answers, but no work is started for them. `shared` is the common state of the protocol's connections, if any: its
+    `sweep` is called every second with the elapsed seconds, for time limits. `tls` applies to every connection, or is
+    None. `most` limits the number of connections where Accepting counts them, not only the protocol. `reuse_port`:
+    other processes of the same user listen on the port too, and the kernel distributes connections; `accepting`: and
+    those processes pass connections to each other.
     Threads: the event loop's.
     """
 
@@ -79,15 +79,15 @@ class Port:
         raise NotImplementedError
 
     def open_connections(self) -> Collection[Any]:
-        """Give the protocols of the open connections: each has `transport`, and `shutdown` to drain it."""
+        """Return the protocols of the open connections; each has `transport`, and `shutdown` to drain it."""
         raise NotImplementedError
 
     def keep_connections(self, connections: set[Any]) -> None:
-        """Keep the open connections in this set from now on; there are none yet."""
+        """Use this set for the open connections from now on; there are none yet."""
         raise NotImplementedError
 
     def share(self, elsewhere: Callable[[socket.socket], bool], counted: Callable[[int], None]) -> None:
-        """Let other processes have connections that are accepted here, as Accepting says; before `open`."""
+        """Let other processes take connections accepted here, as described in Accepting. To be called before `open`."""
         self.accepting = Accepting(self.make_protocol, elsewhere, counted, self.tally)
         self.keep_connections(self.accepting.open)
 
@@ -98,12 +98,12 @@ class Port:
 
     @property
     def url(self) -> str:
-        """Where it listens, once it does."""
+        """The URL it listens on, once it does."""
         address = f"[{self.address}]" if ":" in self.address else self.address
         return f"{self.scheme}://{address}:{self.port}"
 
     async def bind(self) -> None:
-        """Take the port, on which nobody can connect yet; port 0 becomes the one the system chose.
+        """Bind the port, to which nobody can connect yet; port 0 becomes the port the system chose.
 
         Raises: ListenError.
         """
@@ -113,11 +113,11 @@ class Port:
             self.port = self._bound[0].getsockname()[1]
 
     async def open(self) -> None:
-        """Bind, if that has not been done, and accept connections from now on. Raises: ListenError."""
+        """Bind the port if that has not been done, and start accepting connections. Raises: ListenError."""
         loop = asyncio.get_running_loop()
         self._tick(loop, loop.time())
         if self.tls is not None and self.accepting is None:
-            # the loop's own server keeps who never ends a handshake, however many they are
+            # the loop's own server keeps any number of clients that never finish a handshake
             self.share(lambda _sock: False, lambda _count: None)
         if self.accepting is not None:
             self.accepting.most = self.most
@@ -128,10 +128,10 @@ class Port:
                 if self.accepting is not None:
                     self.accepting.begin(bound, BACKLOG, self.tls)
                 else:
-                    bound.listen(BACKLOG)  # uvloop does not tell that it cannot
+                    bound.listen(BACKLOG)  # uvloop does not report a failure to listen
                     server = await loop.create_server(self.make_protocol, sock=bound, backlog=BACKLOG, ssl=self.tls)
                     self._servers.append(server)
-        except OSError as error:  # somebody else has listened there since it was bound
+        except OSError as error:  # another process has started listening there since the bind
             raise refused(self.name, self.address, self.port, error) from error
 
     def _tick(self, loop: asyncio.AbstractEventLoop, last: float) -> None:
@@ -140,11 +140,11 @@ class Port:
         self._look_for_descriptors()
         self._clock = loop.call_later(TICK_S, self._tick, loop, now)
         if self.shared is not None:
-            # while this process stood still it read nothing: that is no time of the clients'
+            # while this process was stopped it read nothing, so clients are not charged for that time
             self.shared.sweep(min(now - last, 2 * TICK_S))
 
     def _look_for_descriptors(self) -> None:
-        """Say when no file can be opened: the loop's own server closes what it accepts then, without a word."""
+        """Report if no file can be opened: the loop's own server then silently closes what it accepts."""
         if self.accepting is not None or not self._sockets:
             return
         was_full, self._full = self._full, False
@@ -157,22 +157,21 @@ class Port:
                 logger.error("%s: no connection can be accepted: %s", self.name, error.strerror)  # noqa: TRY400
 
     def each_second(self) -> None:
-        """Do what is due whether or not anything is connected."""
+        """Do what is due every second, with or without connections."""
 
     async def abandon(self) -> None:
-        """Give up the work for connections that have been aborted."""
+        """Stop the work for connections that have been aborted."""
 
     def turn_away(self) -> None:
-        """Begin no work for connections that come from now on."""
+        """Start no work for connections accepted from now on."""
         if self.shared is not None:
             self.shared.draining = True
 
     async def stop_accepting(self) -> None:
-        """Accept what has already connected, then close the port.
+        """Accept connections that are already established, then close the port.
 
-        A port that is just closed resets the connections still in the kernel's queue, whose clients may have sent
-        a request. So new handshakes are kept out first (their clients try again a second later and are refused),
-        then the queue is emptied.
+        Closing a port resets the connections still in the kernel's queue, whose clients may have sent a request. So new
+        handshakes are blocked first (clients retry a second later and are then refused), and the queue is emptied.
         """
         for bound in self._sockets:
             keep_out_new(bound)
@@ -198,9 +197,9 @@ class Port:
         await asyncio.sleep(0)  # for `connection_made` of the last ones
 
     async def finish(self, deadline: float) -> int:
-        """Let every connection finish its work and close; give how many had not by `deadline` (the loop's time).
+        """Let connections finish their work and close; return how many had not by `deadline` (the loop's time).
 
-        Who connects meanwhile, if the port is open, is turned away, and not waited for.
+        Connections accepted meanwhile, if the port is open, are turned away and not waited for.
         """
         loop = asyncio.get_running_loop()
         await self._accept_waiting()
@@ -216,12 +215,12 @@ class Port:
         return len(left)
 
     async def leave(self) -> None:
-        """Close the port once `finish` has ended, and let those who were turned away go."""
+        """Close the port after `finish`, and let connections that were turned away close."""
         await self.stop_accepting()
         await self.finish(asyncio.get_running_loop().time() + LEAVE_S)
 
     async def close(self) -> None:
-        """Close the port and every connection at once, whatever they are doing."""
+        """Close the port and every connection immediately."""
         await self.stop_accepting()
         if self.accepting is not None:
             self.accepting.abandon()
@@ -242,7 +241,7 @@ class Listener(Port):
     """A Port whose protocol is one of uvicorn's kind."""
 
     def __init__(self, name: str, address: str, port: int, config: Config, shared: Shared | None = None) -> None:
-        """`shared` is there where the protocol is the fast lane's."""
+        """`shared` is set if the protocol is the fast lane's."""
         super().__init__(name, address, port, shared)
         if not config.loaded:
             config.load()
@@ -256,7 +255,7 @@ class Listener(Port):
         return protocol
 
     def open_connections(self) -> Collection[Any]:
-        """Give uvicorn's connections."""
+        """Return uvicorn's connections."""
         return self._state.connections
 
     def keep_connections(self, connections: set[Any]) -> None:
@@ -264,11 +263,11 @@ class Listener(Port):
         self._state.connections = connections
 
     def each_second(self) -> None:
-        """Renew the date that answers carry."""
+        """Update the date sent in answers."""
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
 
     async def abandon(self) -> None:
-        """Let what uvicorn still runs learn that its client is gone; cancel what goes on, which it logs as an error."""
+        """Let uvicorn's tasks notice that their clients are gone; cancel the rest, which it logs as errors."""
         if self._state.tasks:
             await asyncio.wait(self._state.tasks, timeout=_END_S)
         for task in list(self._state.tasks):
@@ -278,7 +277,7 @@ class Listener(Port):
 def make_config(
     app: Callable[..., Awaitable[None]], http: type[asyncio.Protocol] | str, *, idle_s: float, access_log: bool
 ) -> Config:
-    """Give uvicorn's Config with everything off that is ours to do: logging, signals, websockets, lifespan, proxies."""
+    """Return uvicorn's Config, without what Penstock does: logging, signals, websockets, lifespan, proxies."""
     return Config(
         app,
         http=http,
@@ -289,5 +288,5 @@ def make_config(
         access_log=access_log,
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=idle_s,  # type: ignore[arg-type]  # goes to loop.call_later, fractions are fine
+        timeout_keep_alive=idle_s,  # type: ignore[arg-type]  # passed to loop.call_later, which accepts fractions
     )

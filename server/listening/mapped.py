@@ -1,7 +1,7 @@
-"""Mapped: where a large answer is put together, and the threads that do it. Called by the dialects that encode.
+"""Mapped: memory for assembling a large answer, and the threads that do so. Used by the dialects that encode.
 
-What a thread asks malloc for is of an arena of its own, which keeps up to 64 MiB of what is freed; and what is small
-and comes to lie behind large answers on the heap keeps all of them: 50 of 30 MB left 1.5 GB (docs/adr/0022).
+Memory that a thread allocates with malloc comes from its own arena, which keeps up to 64 MiB of freed memory; and small
+objects placed behind large answers on the heap keep all of those: 50 of 30 MB left 1.5 GB (docs/adr/0022).
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ import numpy as np
 from penstock.server.threads import Threads, begin
 
 LARGE_BYTES = 2 << 20
-"""What the event loop itself may put together: half a millisecond."""
+"""The most the event loop itself may assemble: half a millisecond."""
 _LONG_BYTES = 1 << 20
-"""JSON from here on takes a thread for tens of milliseconds."""
+"""JSON of at least this size takes a thread tens of milliseconds."""
 _FIRST_BYTES = 1 << 22
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 Body = bytes | memoryview
-"""An answer. What is no bytes is Mapped."""
+"""An answer. What is not bytes is Mapped."""
 T = TypeVar("T")
 _left: ContextVar[threading.Event | None] = ContextVar("left", default=None)
-"""Set once nobody takes what is encoded here."""
+"""Set once the answer being encoded is no longer wanted."""
 
 
 class LeftError(Exception):
-    """Nobody takes the answer any more."""
+    """The answer is no longer wanted."""
 
 
 class Mapped:
-    """Bytes that are put one after another into memory of their own, which goes back to the system with its last view.
+    """Bytes appended to a dedicated memory mapping, which is returned to the system with its last view.
 
-    Invariants: `size` bytes have been put. Pages that nothing was put into are not had.
+    Invariants: `size` bytes have been put. Pages not written to take no memory.
     """
 
     __slots__ = ("_memory", "size")
 
     def __init__(self, size: int = _FIRST_BYTES) -> None:
-        """Make it; `size` is how many bytes will come, if that is known."""
+        """`size` is the number of bytes to come, if known."""
         self._memory = mmap.mmap(-1, size, flags=_FLAGS)
-        with suppress(OSError):  # a kernel without: 30 MB take 21 ms then, and 6 in huge pages
+        with suppress(OSError):  # kernels without it: 30 MB then take 21 ms, and 6 in huge pages
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self.size = 0
 
     def put(self, part: Body) -> None:
-        """Add bytes; without the GIL, which a memoryview would keep while it copies. Raises: LeftError."""
+        """Append bytes, without the GIL, which a memoryview would hold while copying. Raises: LeftError."""
         left = _left.get()
         if left is not None and left.is_set():
             raise LeftError
@@ -65,14 +65,14 @@ class Mapped:
         self.size = end
 
     def whole(self) -> memoryview:
-        """Give all of it; nothing may be put after that."""
+        """Return all of it; nothing may be put after that."""
         if self.size < len(self._memory):
             self._memory.resize(self.size)
         return memoryview(self._memory)
 
 
 def together(parts: Sequence[Body]) -> memoryview:
-    """Put parts together, Mapped."""
+    """Join parts into Mapped memory."""
     mapped = Mapped(sum(map(len, parts)))
     for part in parts:
         mapped.put(part)
@@ -80,10 +80,10 @@ def together(parts: Sequence[Body]) -> memoryview:
 
 
 class LargeAnswers:
-    """Has large answers encoded, few at a time: the event loop waits for the GIL and a core behind all who are at it.
+    """Encodes large answers, few at a time: the event loop waits for the GIL and a core behind all that are running.
 
-    Threads: of its own. Long JSON has one, as orjson keeps the GIL, and nothing else waits for it. The rest has two, or
-    a burst of answers of 30 MB has a sixth more memory for a moment: what waits are the model's arrays.
+    Threads: its own. Long JSON has one, since orjson holds the GIL, and shares it with nothing else. The rest has two;
+    otherwise a burst of 30 MB answers would take a sixth more memory for a moment, as what waits is the model's arrays.
     """
 
     def __init__(self) -> None:
@@ -91,13 +91,13 @@ class LargeAnswers:
         self._long = Threads(1, "penstock-json-answer")
 
     async def encode(self, json_bytes: int, function: Callable[..., T], *args: Any) -> T:
-        """Call on a thread what encodes an answer with about so much JSON."""
+        """Run a function on a thread that encodes an answer with about `json_bytes` of JSON."""
         executor = self._long if json_bytes >= _LONG_BYTES else self._others
         left = threading.Event()
         try:
             return await begin(executor, _call, left, function, args)
         except asyncio.CancelledError:
-            left.set()  # who is next need not wait for what nobody takes
+            left.set()  # the next one need not wait for an answer that nobody wants
             raise
 
 

@@ -1,7 +1,7 @@
-"""Pace: how fast those are refused who come again at once, although a refusal told them when to.
+"""Pace: limits the rate of rejections to clients that retry at once, ignoring Retry-After.
 
-One for a port, asked by its connections. A refusal costs the event loop what serving a small request does, and clients
-that ask again for each that they get take what the models need: docs/adr/0006-overload.md has the figures.
+One per port, used by its connections. A rejection costs the event loop as much as serving a small request, and clients
+that retry after each one take the time that models need: docs/adr/0006-overload.md has the figures.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.server")
 
 EVERY_S = 0.000_125
-"""One such refusal leaves in so long: 8,000 a second, about a third of a core."""
+"""The interval between such rejections: 8,000 a second, about a third of a core."""
 BURST_S = 0.02
-"""So long they may be ahead of that, which is 160 at once: an open load comes in bursts, as do many users behind a
-pool of connections, while clients that ask again for each refusal that they get never let it grow back."""
+"""How far they may be ahead of that rate, which is 160 at once: open-loop load and many users behind a connection pool
+come in bursts, while clients that retry after each rejection never let the allowance recover."""
 MOST_S = 0.007
-"""None is held for longer, however many there are: with 20 ms more would be left for others, but who measures how fast
-he is refused may ask again at once, too."""
+"""The longest that one is held, however many there are: 20 ms would leave more for others, but a client that measures
+the rejection latency may retry at once too."""
 TOLD_S = 1.0
-"""Who asks again within that was told not to: it is the least that Retry-After can say."""
+"""A retry within this time ignores Retry-After, whose minimum this is."""
 _HALF_STEP_S = 0.000_5
-"""uvloop's timers count whole milliseconds: what is due sooner need not wait for one, and one may be early by that."""
+"""uvloop's timers have a resolution of 1 ms: what is due sooner need not wait for one, and one may be this early."""
 
 
 class Refused(Protocol):
-    """A connection or a call whose refusal is held."""
+    """A connection or a call whose rejection is held."""
 
     def send_held(self) -> None:
-        """Send it."""
+        """Send the rejection."""
 
 
 class Pace:
-    """Refusals that are held, in the order in which they are due.
+    """Held rejections, in order of due time.
 
-    Invariants: each is sent once, unless it is forgotten. There is one timer, and all that is due when it rings leaves
+    Invariants: each is sent once, unless it is forgotten. There is one timer, and everything due when it fires is sent
     in one turn of the loop.
     Threads: the event loop's.
     """
@@ -49,7 +49,7 @@ class Pace:
         self._rings = False
 
     def holds(self, refused: Refused, loop: asyncio.AbstractEventLoop) -> bool:
-        """Hold the refusal of who came again too early. Returns: False if it may leave at once."""
+        """Hold the rejection of a client that retried too early. Returns: False if it can be sent at once."""
         now_s = loop.time()
         turn_s = max(self._next_s, now_s)
         self._next_s = min(turn_s + EVERY_S, now_s + BURST_S + MOST_S)
@@ -63,7 +63,7 @@ class Pace:
         return True
 
     def forget(self, refused: Refused) -> None:
-        """Hold it no longer."""
+        """Stop holding a rejection, without sending it."""
         self._held.pop(refused, None)
 
     def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -72,7 +72,7 @@ class Pace:
             del held[first]
             try:
                 first.send_held()
-            except Exception:  # the others are still to go
+            except Exception:  # the others must still be sent
                 logger.exception("a refusal that was held could not be sent")
         self._rings = bool(held)
         if held:

@@ -1,4 +1,4 @@
-"""Ports: those that requests come to, made from the settings. Called by the composition roots."""
+"""Ports: makes the ports that receive requests, from the settings. Called by the composition roots."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from penstock.server.telemetry.page import ASGIApp
 
 _ASKING = {"health", "metadata", "model-config", "statistics"}
-"""What RPCs only ask for, by category."""
+"""The categories of read-only RPCs."""
 
 
 class Unclaimed:
-    """The fast lane's Service of a port without inference: every request is left to uvicorn, limits apply."""
+    """The fast lane's Service for a port without inference: every request is left to uvicorn, and limits apply."""
 
     def claim(self, head: Any) -> None:
         """Claim nothing."""
@@ -49,7 +49,7 @@ class Unclaimed:
 
 
 def http_lane(settings: Settings, app: ASGIApp, service: Service, dialect: Dialect) -> Listener:
-    """Make the HTTP port: `service` answers what it claims, `app` all else."""
+    """Make the HTTP port: `service` answers what it claims, `app` everything else."""
     shared = shared_of(settings, service, dialect)
     listener = listener_of(settings, "HTTP", (settings.http_address, settings.http_port), app, shared)
     listener.reuse_port |= settings.reuse_http_port
@@ -64,7 +64,7 @@ def metrics_lane(settings: Settings, app: ASGIApp) -> Listener:
 
 
 def grpc_lane(settings: Settings, methods: Mapping[str, Method], loop: asyncio.AbstractEventLoop) -> GrpcListener:
-    """Make the gRPC port, with RPCs by path."""
+    """Make the gRPC port, from RPCs by path."""
     asking = frozenset(path for path in methods if GRPC_CATEGORIES.get(path) in _ASKING)
     known = noted(methods) if settings.access_log else dict(methods)
     shared = GrpcShared(known, settings.grpc_limits(), asking=asking, loop=loop)
@@ -76,7 +76,7 @@ def grpc_lane(settings: Settings, methods: Mapping[str, Method], loop: asyncio.A
 
 
 def share_untaken(settings: Settings, ports: Iterable[Port]) -> None:
-    """Have all ports together keep no more answers that clients do not take than the settings say."""
+    """Limit the unread answers of all ports together to the configured memory."""
     untaken = Untaken(settings.write_memory_bytes)
     for port in ports:
         if port.shared is not None:
@@ -84,13 +84,13 @@ def share_untaken(settings: Settings, ports: Iterable[Port]) -> None:
 
 
 def share_totals(totals: Counter[str], ports: Iterable[Port]) -> None:
-    """Have all ports count together."""
+    """Make all ports count in the same totals."""
     for port in ports:
         port.tally.totals = totals
 
 
 def shared_of(settings: Settings, service: Service, dialect: Dialect) -> Shared:
-    """Make what the connections to a dialect's Service share."""
+    """Make the shared state of the connections to a dialect's Service."""
     shared = Shared(service, settings.limits(), loud=dialect.loud)
     shared.refusal = dialect.refusal
     return shared
@@ -99,7 +99,7 @@ def shared_of(settings: Settings, service: Service, dialect: Dialect) -> Shared:
 def listener_of(
     settings: Settings, name: str, place: tuple[str, int], app: ASGIApp, shared: Shared, *, logged: bool = True
 ) -> Listener:  # fmt: skip
-    """Make a port of HTTP."""
+    """Make an HTTP port."""
     lane = LoggedFastLane if settings.access_log and logged else FastLane
     protocol = type("Connection", (lane,), {"shared": shared})
     config = make_config(app, protocol, idle_s=settings.http_idle_timeout_secs, access_log=settings.access_log)

@@ -1,7 +1,7 @@
-"""Tally: what a port counts of answers that are errors, and of connections that it does not take.
+"""Tally: counts a port's error answers and the connections it does not accept.
 
-Each port has one, and those of a server add to the same totals, which are lines of the metrics page by their names and
-labels. Nothing is counted of a request that is served well.
+Each port has one, and those of a server add to the same totals, whose keys are names and labels of metrics. Successful
+requests are not counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FIRST_ERROR = 400
 
 
 class Tally:
-    """What one port counts. `protocol` is `http` or `grpc`.
+    """The counts of one port. `protocol` is `http` or `grpc`.
 
     Threads: the event loop's.
     """
@@ -27,17 +27,17 @@ class Tally:
         self.totals: Counter[str] = Counter()
 
     def error(self, code: int | str) -> None:
-        """Count an answer that is an error, by its HTTP status or the name of its gRPC status."""
+        """Count an error answer, by its HTTP status or the name of its gRPC status."""
         self.totals[f'penstock_errors_total{{protocol="{self.protocol}",code="{code}"}}'] += 1
 
     def full(self, most: int) -> None:
-        """Count a connection that is turned away because so many are open, and say so."""
+        """Count and log a connection that is turned away because too many are open."""
         self._refused("limit")
         setting = f"--{self.protocol}-max-connections"
         logger.warning("a connection is turned away: %d are open, which is all that %s allows", most, setting)
 
     def exhausted(self) -> None:
-        """Count a second in which no connection could be accepted: how many came nobody is told."""
+        """Count a second in which no connection could be accepted; the number of attempts is unknown."""
         self._refused("descriptors")
 
     def _refused(self, reason: str) -> None:
@@ -45,15 +45,15 @@ class Tally:
 
 
 class Heard:
-    """Stands where uvicorn has the logger of accesses, which hears of each answer as it is sent, and of no other.
+    """Replaces uvicorn's access logger, which is called for each answer that is actually sent.
 
-    An application may answer once more who has gone, or was told something else meanwhile: that leaves nowhere.
+    An application may also answer a client that has disconnected or got another answer; that is not counted.
     """
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
 
     def info(self, _text: str, *said: Any) -> None:
-        """Count an answer that is an error; its status is what is said last."""
+        """Count an error answer; the status is the last argument."""
         if said[-1] >= FIRST_ERROR:
             self._tally.error(said[-1])

@@ -1,6 +1,6 @@
-"""Untaken: what clients have not taken of their answers, over all ports of a process, and its bound.
+"""Untaken: tracks answers that clients have not read, over all ports of a process, and limits their memory.
 
-Made by the composition roots; the connections of both lanes say what they keep.
+Made by the composition roots; the connections of both lanes report what they hold.
 """
 
 from __future__ import annotations
@@ -15,30 +15,31 @@ from typing import Protocol
 logger = logging.getLogger("penstock.serve")
 
 _SPARED = 8
-"""What is passed is brought down by one part in so many, so that a look at all who wait is worth it."""
+"""When the limit is exceeded, memory is brought one part in this many below it, to make a scan of the holders
+worthwhile."""
 _LOOKED_AT, _DROPPED = 1 << 16, 4096
-"""So many are looked at in one turn of the loop, those who have waited longest, and so many dropped at most."""
+"""The most holders examined per turn of the loop, longest waiting first, and the most dropped."""
 _JUST_NOW_S = 0.001
 
 
 class Holder(Protocol):
-    """What keeps an answer: a connection whose socket is full, a call whose window is, or one who has it compressed."""
+    """Something that holds an answer: a connection with a full socket, a call with a full window, or compression."""
 
     def give_up(self) -> None:
-        """Drop what is kept, and tell the client, if that can be done; or send it, if not the client has held it up."""
+        """Drop the answer and tell the client if possible; or send it, if the client is not the cause of the delay."""
 
 
 class Untaken:
-    """What clients have not taken.
+    """Answers that clients have not read.
 
-    Invariants: `held_bytes` is what all holders keep. It is brought below `most_bytes` at the end of the loop turn in
-    which it has passed that, or within a few if there are very many holders. Who keeps most for longest is dropped
-    first: a client that reads has only just begun to wait.
+    Invariants: `held_bytes` is the sum over all holders. If it exceeds `most_bytes`, it is reduced below that at the
+    end of the same loop turn, or within a few turns if there are very many holders. Holders with the most bytes for the
+    longest time are dropped first: a client that reads has only just begun to wait.
     Threads: the event loop's.
     """
 
     def __init__(self, most_bytes: int = sys.maxsize, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Make it; `loop` is the running one unless told."""
+        """`loop` defaults to the running loop."""
         self.most_bytes = most_bytes
         self.held_bytes = 0
         self._loop = loop
@@ -46,11 +47,11 @@ class Untaken:
         self._due = False
 
     def keep(self, holder: Holder, size: int) -> None:
-        """Learn that so much is kept there now, as more has come."""
+        """Record that a holder now holds `size` bytes, more than before."""
         loop = self._loop or asyncio.get_running_loop()
         now = loop.time()
         before, since = self._holders.get(holder, (0, now))
-        # what has come now has not waited yet: the time is that of a byte on the average
+        # new bytes have not waited yet: the time is the average over all bytes
         self._holders[holder] = size, now - (now - since) * before / max(size, 1)
         self.held_bytes += size - before
         if self.held_bytes > self.most_bytes and not self._due:
@@ -58,7 +59,7 @@ class Untaken:
             loop.call_soon(self._relieve, loop)
 
     def lessen(self, holder: Holder, size: int = 0) -> None:
-        """Learn that so much is left there, if it is known that anything was kept at all."""
+        """Record that `size` bytes are left at a holder; ignored if it is unknown."""
         known = self._holders.get(holder)
         if known is None:
             return
@@ -70,7 +71,7 @@ class Untaken:
             del self._holders[holder]
 
     def _relieve(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Drop what weighs most, until there is room again."""
+        """Drop the heaviest holders until there is room again."""
         self._due = False
         if self.held_bytes <= self.most_bytes:
             return
@@ -87,7 +88,7 @@ class Untaken:
                 dropped += 1
                 try:
                     holder.give_up()
-                except Exception:  # the others are still to go
+                except Exception:  # the others must still be dropped
                     logger.exception("what a client does not take could not be dropped")
         logger.warning(
             "answers that have not left pass the %d bytes of --write-memory-bytes: dropped %d of them, or sent them as "

@@ -1,1 +1,1 @@
-"""What a server tells of itself: metrics, the machine's samples, logs."""
+"""Observability: metrics, hardware samples, logs."""

@@ -1,4 +1,4 @@
-"""Exposition: labels and numbers in Prometheus' text format, for whoever writes lines of the metrics page."""
+"""Exposition: labels and numbers in Prometheus' text format, for all writers of metrics page lines."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ def label_value(text: str) -> str:
 
 
 def number(value: float) -> str:
-    """Write a number, a whole one without a point."""
+    """Format a number, without a decimal point if it is whole."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
     return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
 
 
 def decimal(value: int, digits: int) -> str:
-    """Write `value` divided by ten to the power `digits`, exactly and never in exponent form."""
+    """Return `value` divided by ten to the power `digits`, exactly and never in exponent form."""
     whole, part = divmod(value, 10**digits)
     return f"{whole}.{part:0{digits}d}".rstrip("0").rstrip(".") if part else str(whole)
 
 
 def histogram_lines(name: str, labels: str, edges: Sequence[str], counts: Sequence[int], total: str) -> Iterator[str]:
-    """Write a histogram. `counts` are not cumulated, and one more than the edges, for what is above them all."""
+    """Yield the lines of a histogram. `counts` are not cumulative; there is one more than edges, for larger values."""
     below = 0
     for edge, count in zip((*edges, "+Inf"), counts, strict=True):
         below += count

@@ -1,4 +1,4 @@
-"""Families: every metric there is, in the order of the page. Read by metrics.py; docs/metrics.md has a row for each."""
+"""Families: every metric, in the order of the page. Read by metrics.py; docs/metrics.md has a row for each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Family:
     text: str
 
 
-# Names, labels and meanings of nv_* are Triton's (core, metrics.cc); penstock_* and process_* are ours.
+# Names, labels and meanings of nv_* are Triton's (core, metrics.cc); penstock_* and process_* are Penstock's.
 FAMILIES: tuple[Family, ...] = (
     Family("nv_inference_request_success", "counter", "Number of successful inference requests, all batch sizes"),
     Family("nv_inference_request_failure", "counter", "Number of failed inference requests, by reason"),

@@ -1,7 +1,7 @@
 """Hardware: samples of the machine, the process and its GPUs for the metrics page.
 
-Taken on a daemon thread of its own, at most once an interval and only while somebody scrapes, so that a driver that
-hangs holds up neither the event loop nor the exit: its lines are missing from the page until it answers.
+Taken on a dedicated daemon thread, at most once per interval and only while the page is scraped, so a hanging driver
+blocks neither the event loop nor the exit: its lines are missing from the page until it responds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _Read = Callable[[], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class HardwareSample:
-    """Values by metric name, as text; of the GPUs whole lines. What cannot be read is left out."""
+    """Values by metric name, as text; for GPUs, whole lines. Unavailable values are omitted."""
 
     machine: Values = field(default_factory=dict)
     gpus: Lines = field(default_factory=dict)
@@ -44,7 +44,7 @@ class HardwareSample:
 
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
-    """What is sampled, and how often at most."""
+    """What is sampled, and the minimum interval."""
 
     interval_s: float = 1.0
     machine: bool = True
@@ -52,10 +52,10 @@ class SamplingPlan:
 
 
 class Hardware:
-    """Keeps the latest HardwareSample of `proc`, and of the NVML module that `nvml` imports and starts.
+    """Keeps the latest HardwareSample, read from `proc` and from the NVML module that `nvml` imports and starts.
 
-    `used` gives what models have used of devices since its last call. The process itself is always told of.
-    Threads: `sample` is the event loop's, and `used` is called there.
+    `used` returns the models' device usage since its last call. Values of the process itself are always included.
+    Threads: `sample` is called on the event loop, and calls `used` there.
     """
 
     def __init__(
@@ -80,15 +80,15 @@ class Hardware:
         self._gpus = _Reading(gpu_lines, clock, watch.interval_s, _HANGS)
 
     async def sample(self) -> HardwareSample:
-        """Give values not older than the interval, or, where those are long in coming, the latest before."""
+        """Return values not older than the interval or, if reading takes too long, the previous ones."""
         machine, gpus = await asyncio.gather(self._machine.latest(), self._gpus.latest())
         return HardwareSample(machine, gpus)
 
 
 class _Reading:
-    """The latest of what is read. That happens on a daemon thread, one at a time; `begin`, on the loop, gives how.
+    """The latest result of a reader that runs on a daemon thread, one at a time; `begin`, called on the loop, gives it.
 
-    Too old, it is empty; `hangs` stands for one that has not ended for so long.
+    A result that is too old is replaced by nothing, or by `hangs` if the current read has taken that long.
     """
 
     def __init__(
@@ -127,20 +127,20 @@ class _Reading:
         def run() -> None:
             try:
                 values = read()
-            except Exception:  # noqa: BLE001 - whatever a driver does, the page is served without it
+            except Exception:  # noqa: BLE001 - whatever a driver raises, the page is served
                 values = {}
-            with suppress(RuntimeError):  # the loop has closed: the server is gone
+            with suppress(RuntimeError):  # the loop is closed because the server has stopped
                 loop.call_soon_threadsafe(finish, values)
 
         try:
             threading.Thread(target=run, name="hardware", daemon=True).start()
-        except RuntimeError:  # no thread can be had now: the page goes without it
+        except RuntimeError:  # no thread is available now: the values are omitted
             finish({})
         return pending
 
 
 class _CpuTime:
-    """CPU utilization between two readings; the first is since the machine started."""
+    """CPU utilization between two readings; the first covers the time since boot."""
 
     def __init__(self, proc: Path) -> None:
         self._path = proc / "stat"
@@ -169,7 +169,7 @@ def _memory(proc: Path) -> Values:
 
 
 def _process(proc: Path) -> Values:
-    """Tell of this process, by the names that Prometheus' own clients use."""
+    """Return values about this process, under the names that Prometheus' own clients use."""
     values = {
         "process_cpu_seconds_total": f"{time.process_time():.6f}",
         "process_max_fds": str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
@@ -181,7 +181,7 @@ def _process(proc: Path) -> Values:
         values["process_open_fds"] = str(sum(1 for _ in (own / "fd").iterdir()))
     with suppress(OSError, ValueError, IndexError, StopIteration):
         booted = next(line for line in (proc / "stat").read_text("ascii").splitlines() if line.startswith("btime "))
-        # proc(5): the 22nd field; the second, a name in brackets, may hold anything
+        # proc(5): the 22nd field; the second, a name in parentheses, may contain anything
         ticks = int((own / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19])
         values["process_start_time_seconds"] = f"{int(booted.split()[1]) + ticks / os.sysconf('SC_CLK_TCK'):.2f}"
     return values

@@ -1,4 +1,4 @@
-"""LogFile: the file that --log-file names, to which several processes may append. Used by logs.py."""
+"""LogFile: the file named by --log-file, to which several processes may append. Used by logs.py."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ class LogFileError(Exception):
 
 
 class LogFile:
-    """Takes whole lines, each as one write to its end: the processes of a server share it.
+    """Appends whole lines, each as one write: the processes of a server share the file.
 
-    Invariant: what a full disk has taken a part of is ended, once there is space again, before anything else.
+    Invariant: if a full disk accepted only a part of a write, the rest is written before anything else once there is
+    space.
     Threads: one.
     """
 
     def __init__(self, path: str) -> None:
-        """Open it. Raises: LogFileError."""
+        """Open the file. Raises: LogFileError."""
         self.path = path
         self._rest = b""
         try:
@@ -27,7 +28,7 @@ class LogFile:
             raise LogFileError(f"--log-file {path}: failed to open log file: {error.strerror}") from error
 
     def write(self, text: str) -> None:
-        """Write lines. Raises: OSError, where there is no space, and then nothing is kept of them."""
+        """Write lines. Raises: OSError if there is no space, and then nothing of them is kept."""
         self._finish()
         lines = text.encode("utf-8", "backslashreplace")
         self._rest = lines[self._file.write(lines) :]
@@ -39,12 +40,12 @@ class LogFile:
             self._rest = self._rest[self._file.write(self._rest) :]
 
     def flush(self) -> None:
-        """Do nothing: each write has been one."""
+        """Do nothing: writes are not buffered."""
 
     def isatty(self) -> bool:
-        """Tell whether it is a terminal."""
+        """Return whether it is a terminal."""
         return self._file.isatty()
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         self._file.close()

@@ -1,7 +1,7 @@
-"""Logs: every record of the process as one line, written by a thread of its own so that no event loop waits for a disk.
+"""Logs: each record of the process as one line, written by a dedicated thread so that no event loop waits for a disk.
 
-Started and stopped by the process's shell (`process.run`), never by a Server: logging belongs to the process.
-Records carry what they are about as `extra={"request_id": ..., "model": ...}`.
+Started and stopped by the process shell (`process.run`), never by a Server: logging belongs to the process. Records
+carry their context as `extra={"request_id": ..., "model": ...}`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ MAX_TEXT_CHARS = 16_384
 STOP_TIMEOUT_S = 2.0
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
-# Controls, line separators, lone surrogates and marks that turn the direction of text: what a client could use to
-# forge a line or to confuse a terminal.
+# Control characters, line separators, lone surrogates and bidirectional marks, with which a client could forge a line
+# or confuse a terminal.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
 class LogLevels:
-    """What is logged, and in which form: `format` is "default", the operator's choice, or "ISO8601", lines of text."""
+    """What is logged, and how: `format` is "default", the operator's choice, or "ISO8601", lines of text."""
 
     info: bool = True
     warning: bool = True
@@ -46,12 +46,12 @@ class LogLevels:
 
     @classmethod
     def of(cls, settings: Settings) -> LogLevels:
-        """Give what the settings say."""
+        """Return the levels in the settings."""
         form = "ISO8601" if settings.log_format == "ISO8601" else "default"
         return cls(settings.log_info, settings.log_warning, settings.log_error, settings.log_verbose, form)
 
     def pass_on(self, level: int) -> bool:
-        """Whether records of a level are written; critical ones always are."""
+        """Return whether records of a level are written; critical ones always are."""
         if level >= logging.CRITICAL:
             return True
         if level >= logging.ERROR:
@@ -62,7 +62,7 @@ class LogLevels:
 
     @property
     def lowest(self) -> int:
-        """The lowest level of which anything is written."""
+        """The lowest level that is written."""
         levels = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
         return next((level for level in levels if self.pass_on(level)), logging.CRITICAL)
 
@@ -98,7 +98,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object: ts, level, msg, logger, what the record carries, and its traceback."""
+    """One JSON object: ts, level, msg, logger, the record's extra values, and its traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {"ts": _stamp(record), "level": record.levelname, "msg": record.msg, "logger": record.name}
@@ -111,7 +111,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _traceback(raised: Any) -> str:
-    """Render a traceback. Python 3.11 parses source for it, and raises SystemError when two threads do so at once."""
+    """Format a traceback. Python 3.11 parses source for it, and raises SystemError if two threads do so at once."""
     for _ in range(3):
         with contextlib.suppress(SystemError):
             return logging.Formatter().formatException(raised)
@@ -119,15 +119,15 @@ def _traceback(raised: Any) -> str:
 
 
 def _loggers(levels: LogLevels) -> dict[str, int]:
-    """Give the level of each logger: ours, and those of libraries, of which less is wanted."""
+    """Return the level of each logger: Penstock's, and higher ones for libraries."""
     lowest = levels.lowest
     return {"": max(lowest, logging.INFO), "penstock": lowest, "uvicorn.error": max(lowest, logging.WARNING)}
 
 
 class _Enqueue(logging.Handler):
-    """Puts records into the queue and never waits: what does not fit is dropped and counted.
+    """Puts records into the queue without waiting: what does not fit is dropped and counted.
 
-    What is logged again and again is not rendered (repeats.py). Threads: any; `emit` is called with its lock held.
+    Repeated records are not rendered (repeats.py). Threads: any; `emit` is called with its lock held.
     """
 
     def __init__(self, records: queue.Queue[logging.LogRecord | None], process: str) -> None:
@@ -144,11 +144,11 @@ class _Enqueue(logging.Handler):
                 self._put(over)
             if self.repeats.passes(record, now_s):
                 self._put(record)
-        except Exception:  # noqa: BLE001 - words that do not go with their arguments are no error of whoever logs
+        except Exception:  # noqa: BLE001 - a format error must not reach the caller
             self.handleError(record)
 
     def tell_repeats(self, now_s: float) -> None:
-        """Put what is over when nobody logs anything."""
+        """Put summaries of repeats whose window has ended when nothing else is logged."""
         with self.lock:  # type: ignore[union-attr]
             for over in self.repeats.over(now_s):
                 self._put(over)
@@ -171,12 +171,12 @@ class _Enqueue(logging.Handler):
 class Logs:
     """The process's logging from `start` to `stop`.
 
-    Threads: records may come from any; one thread writes them. `dropped` counts what was not written because the
-    writer fell behind by QUEUE_RECORDS. `process` is named in every record, where a server is several.
+    Threads: records may come from any; one thread writes them. `dropped` counts records not written because the writer
+    fell behind by QUEUE_RECORDS. `process` is included in every record, if a server has several.
     """
 
     def __init__(self, settings: Settings, stream: TextIO, process: str = "") -> None:
-        """Open the log file, if there is to be one; `stream` takes the log otherwise. Raises: LogFileError."""
+        """Open the log file, if configured; otherwise the log goes to `stream`. Raises: LogFileError."""
         self._beside = stream
         self._file = LogFile(settings.log_file) if settings.log_file else None
         self._stream: LogFile | TextIO = self._file or stream
@@ -197,7 +197,7 @@ class Logs:
         return self._door.dropped
 
     def start(self) -> None:
-        """Take over the root logger and those of libraries that would speak too much."""
+        """Take over the root logger and those of verbose libraries."""
         for name in _loggers(self._levels):
             logger = logging.getLogger(name)
             self._before.append((logger, logger.level))
@@ -207,14 +207,14 @@ class Logs:
         self._writer.start()
 
     def apply(self, levels: LogLevels) -> None:
-        """Log as `levels` says from now on. Call it after `start`."""
+        """Apply new levels. Call it after `start`."""
         self._levels = levels
         self._formatter = TextFormatter() if levels.format == "ISO8601" else self._chosen
         for name, level in _loggers(levels).items():
             logging.getLogger(name).setLevel(level)
 
     def stop(self) -> None:
-        """Write what is queued and give logging back; waits for a stuck stream no longer than STOP_TIMEOUT_S."""
+        """Write what is queued and restore logging; waits at most STOP_TIMEOUT_S for a stuck stream."""
         logging.captureWarnings(capture=False)
         logging.getLogger().removeHandler(self._door)
         for logger, level in self._before:
@@ -243,7 +243,7 @@ class Logs:
             self._door.tell_repeats(time.monotonic())
 
     def _write(self, record: logging.LogRecord) -> None:
-        # Neither a closed or full stream nor a record that cannot be written must end the writer.
+        # A closed or full stream, or a record that cannot be written, must not end the writer.
         text = self._text_of(record)
         try:
             self._stream.write(text + "\n")
@@ -260,16 +260,16 @@ class Logs:
             self._write(logging.makeLogRecord({"name": "penstock.logs", "levelname": "WARNING", "msg": message}))
 
     def _text_of(self, record: logging.LogRecord) -> str:
-        """Write a record; one whose `extra`, which may be any of a user's objects, has no text goes without it."""
+        """Format a record; if its `extra`, which may hold any user objects, cannot be formatted, it is omitted."""
         try:
             return self._formatter.format(record)
-        except Exception as error:  # noqa: BLE001 - whatever an object of a user's does when it is asked for its text
+        except Exception as error:  # noqa: BLE001 - __str__ may be user code
             kept = {name: value for name, value in vars(record).items() if name in _STANDARD or isinstance(value, str)}
             kept["msg"] = f"{record.msg} (what it is about cannot be written: {type(error).__name__})"
             return self._formatter.format(logging.makeLogRecord(kept))
 
     def _tell_lost(self, error: OSError | ValueError) -> None:
-        """Say on the stream why the file cannot be written; of the stream itself there is nowhere to say it."""
+        """Report on the stream why the file cannot be written; a failure of the stream itself cannot be reported."""
         if self._file is not None and isinstance(error, OSError):
             text = (
                 f"penstock: --log-file {self._file.path}: {error.strerror}; what is logged is lost until that is mended"

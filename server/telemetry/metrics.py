@@ -1,7 +1,7 @@
-"""The metrics page: what Prometheus scrapes, in its text format. Served on its own port and on the main one.
+"""The metrics page that Prometheus scrapes, in its text format. Served on its own port and on the main one.
 
-Numbers are written by hand, since perf_analyzer reads `8.5e+10` as 8.5 and wants GPU lines with one label exactly.
-Rendering gives way to the event loop after each model, so a scrape never holds up serving.
+Numbers are formatted here, because perf_analyzer reads `8.5e+10` as 8.5 and requires exactly one label on GPU lines.
+Rendering yields to the event loop after each model, so a scrape never blocks serving.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from .standing import build_info, model_ready
 CONTENT_TYPE = "text/plain; charset=utf-8"
 
 SHOWN_KEYS = 8
-"""Shapes of one model whose run times are shown: those that ran most, here for as long as the model is loaded."""
+"""The number of shapes per model whose run times are shown: those that ran most while the model has been loaded."""
 
-# Model.events by name, as they are shown: metric and further labels.
+# The events of Model.events by name: their metric and additional labels.
 _EVENTS = {
     "batch_retries": ("penstock_batch_retries_total", ""),
     "quarantined": ("penstock_quarantined_requests_total", ""),
@@ -49,22 +49,22 @@ _EVENTS = {
     "elements_real": ("penstock_padding_elements_total", ',kind="real"'),
     "elements_padded": ("penstock_padding_elements_total", ',kind="padding"'),
 }
-# Those of models that have workers.
+# The events of models with workers.
 _WORKER_EVENTS = {STARTED: ("penstock_workers_started_total", "")} | {
     ENDED + reason: ("penstock_workers_ended_total", f',reason="{reason}"') for reason in REASONS
 }
 
 
 class Models(Protocol):
-    """The part of the Engine that is read here."""
+    """The part of the Engine used here."""
 
     def models(self) -> list[Model]: ...
 
 
 class Metrics:
-    """Renders the page. One per server. `connections` gives how many are open, by the name of their metric.
+    """Renders the page. One per server. `connections` maps a metric's name to the number of open connections.
 
-    `more` gives lines that are no family of ours: models of user code may count things (python_models/metrics.py).
+    `more` returns lines of other metrics, which user-code models may define (python_models/metrics.py).
     """
 
     def __init__(
@@ -76,20 +76,21 @@ class Metrics:
         self._config = config or MetricsConfig()
         self._connections = connections or {}
         self.processes: Mapping[str, int] = {}
-        """Of a server that is several: what its supervisor has counted, by metric and label."""
+        """For a server with several processes, its supervisor's counts, by metric and label."""
         self._build = build_info()
         self.readiness: Callable[[], Iterable[tuple[str, str, bool]]] = tuple
-        """Gives what should be served by name and version, and whether it is: failed loads have no Model."""
+        """Returns what should be served, by name and version, and whether it is ready: failed loads have no
+        Model."""
         self.totals: Counter[str] = Counter()
-        """What ports have counted, by metric and labels (listening/tally.py)."""
+        """The counts of ports, by metric and labels (listening/tally.py)."""
         self.more: Callable[[], Iterable[str]] = tuple
         self.content_type = CONTENT_TYPE
-        """Of the page on its own port."""
+        """The content type of the page on its own port."""
 
     async def render(self) -> bytes:
-        """Give the page as of now.
+        """Return the current page.
 
-        Threads: the event loop's, which it gives way to after each model.
+        Threads: the event loop's, to which it yields after each model.
         """
         lines: dict[str, list[str]] = {family.name: [] for family in FAMILIES}
         sample = await self._hardware.sample()
@@ -119,7 +120,7 @@ class Metrics:
         shown = [*_counters(counted)]
         if config.counter_latencies:
             shown += _latencies(counted)
-            if model.cache is not None:  # hits and misses too: as Triton
+            if model.cache is not None:  # hits and misses too, as in Triton
                 shown += _cache_counters(counted)
         for name, value in shown:
             lines[name].append(f"{name}{{{labels}}} {value}")
@@ -151,7 +152,7 @@ _ROWS_EDGES = tuple(str(bound) for bound in ROWS_BOUNDS)
 
 
 def labels_of(model: Model, **more: str) -> str:
-    """Write the labels that every line about a model has, and `more`, by name: scripts compare lines with Triton's.
+    """Return the labels of all lines about a model, and `more`, sorted by name: scripts compare lines with Triton's.
 
     Source: prometheus-cpp, whose labels are a sorted map, as Triton's qa/L0_request_cancellation reads them.
     """
@@ -187,7 +188,7 @@ def _add_state(lines: Mapping[str, list[str]], model: Model, labels: str, counte
 def _add_first_response(
     lines: Mapping[str, list[str]], model: Model, labels: str, histogram: HistogramSnapshot
 ) -> None:
-    """Add Triton's histogram, whose sum is whole milliseconds: its qa/L0_metrics reads every value as an integer."""
+    """Add Triton's histogram, whose sum is in whole milliseconds: its qa/L0_metrics reads every value as an integer."""
     name = "nv_inference_first_response_histogram_ms"
     edges = tuple(map(number, model.spec.first_response_ms))
     lines[name] += _histogram(name, labels, edges, replace(histogram, total=histogram.total // 1_000_000), 0)
@@ -222,7 +223,7 @@ def _add_devices(lines: Mapping[str, list[str]], model: Model, labels: str) -> N
 
 
 def _shapes(key: Key) -> str:
-    """Write the inputs' shapes without rows as the statistics do, as JSON."""
+    """Return the input shapes without rows, as JSON like in the statistics."""
     shapes = ("null" if shape is None else f"[{','.join(map(str, shape))}]" for shape in key)
     return f"[{','.join(shapes)}]"
 
@@ -256,7 +257,7 @@ def _cache_counters(counted: StatisticsSnapshot) -> tuple[tuple[str, int], ...]:
 
 
 def _summarised(counted: StatisticsSnapshot, *, cached: bool) -> Iterator[tuple[str, str, Duration]]:
-    """Give each summary's name, its latency, and what it sums up. That of requests is off with a cache: as Triton."""
+    """Yield each summary's name, latency and duration. With a cache, the request summary is off, as in Triton."""
     sums = (counted.success, counted.queue, counted.compute_input, counted.compute_infer, counted.compute_output)
     for latency, summed in zip(LATENCIES, sums, strict=True):
         if latency != "request" or not cached:

@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 
 
 class Port(Protocol):
-    """The part of a Listener that is read here."""
+    """The part of a Listener used here."""
 
     @property
     def connections(self) -> int: ...
 
 
 class Observing:
-    """What a server says of its work, and to whom. One per server."""
+    """A server's observability, and its access restrictions. One per server."""
 
     def __init__(self, settings: Settings, engine: Engine) -> None:
         config = parse_tracing(settings.trace_config)
         if config.mode == OPENTELEMETRY:
-            # a quarter of a second, which the first traced request should not take
+            # imported now, because it takes a quarter of a second, which would delay the first traced request
             importlib.import_module("penstock.server.tracing.otlp")
         self._tracer = Tracer(config, engine, open_sink)
         self.context_for = self._tracer.context_for
@@ -56,11 +56,11 @@ class Observing:
         self.grpc_restricted = Restricted.parse(settings.grpc_restricted_protocol, GRPC_PREFIX)
 
     def routes(self) -> tuple[Route, ...]:
-        """Give the endpoints."""
+        """Return the endpoints."""
         return (*self.traces.routes(), *self.logging.routes())
 
     async def stop(self) -> None:
-        """Write the traces that are left."""
+        """Write the remaining traces."""
         await asyncio.to_thread(self._tracer.stop)
 
 
@@ -68,9 +68,9 @@ def made_metrics(
     settings: Settings, engine: Engine, ports: Callable[[], Iterable[Port | None]],
     counts: Mapping[str, Callable[[], int]] = MappingProxyType({}),
 ) -> Metrics:  # fmt: skip
-    """Make the metrics page. `ports` gives those of HTTP and of gRPC, None for one that is not served.
+    """Make the metrics page. `ports` returns those of HTTP and gRPC, None for one that is not served.
 
-    `counts` are more numbers without labels, by the name of their family.
+    `counts` are additional numbers without labels, by metric name.
     """
     watch = SamplingPlan(settings.metrics_interval_ms / 1000, settings.allow_cpu_metrics, settings.allow_gpu_metrics)
 
@@ -86,7 +86,7 @@ def made_metrics(
 
 
 def open_sink(config: TraceConfig) -> TraceSink:
-    """Open what the traces go to. Called on the Tracer's thread."""
+    """Open the destination of the traces. Called on the Tracer's thread."""
     if config.mode == OPENTELEMETRY:
         from penstock.server.tracing.otlp import OtlpSpans  # the SDK is an extra
 

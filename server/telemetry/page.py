@@ -1,6 +1,6 @@
-"""The metrics page as it is sent: the application of its own port, and its coding, which the main port has too.
+"""The metrics page as sent: the application of its own port, and its compression, which the main port uses too.
 
-Of 300 models it is 2 MB, of which gzip leaves a twentieth; Prometheus asks for that.
+For 300 models it has 2 MB, which gzip, accepted by Prometheus, reduces to a twentieth.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _THREAD_BYTES = 64 << 10
-"""A page from this size on is compressed on a thread: 2 MB take 8 ms."""
+"""A page of at least this size is compressed on a thread: 2 MB take 8 ms."""
 
 
 async def coded(page: bytes, accept: bytes) -> tuple[bytes, dict[bytes, bytes]]:
-    """Give the page as a client with this Accept-Encoding takes it, and the headers that say so."""
+    """Return the page encoded for a client's Accept-Encoding, and the corresponding headers."""
     headers = {b"vary": b"accept-encoding"}
     coding = choose(accept) if len(page) >= MIN_BYTES else b""
     if not coding:

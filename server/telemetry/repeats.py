@@ -1,7 +1,7 @@
-"""Repeats: what is logged again and again, as for each request that fails, is counted, and told once a second.
+"""Repeats: limits log records that repeat, such as for each failing request, and reports their number once a second.
 
-A warning with its traceback takes 100 us of whoever logs it, and fills disks: of a hook that fails for every request
-that would be thousands a second. Called by logs.py. Users' own code logs what it likes.
+A warning with a traceback takes 100 us of the caller and fills disks: a hook that fails for every request would log
+thousands a second. Used by logs.py. Records from user code are not limited.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Hashable
 from typing import Any
 
 USERS = ".user."
-"""How the loggers of what users' code says end."""
+"""How the logger names of user code end."""
 WINDOW_S = 1.0
 MOST = 20
-"""So many of one kind are written in each window; of the others, how many there were."""
+"""The number of records of one kind written per window; further ones are counted."""
 KINDS = 256
-"""So many kinds are told apart at once; what else comes is told apart by its place and model only."""
+"""The most kinds distinguished at a time; beyond that, records are only distinguished by place and model."""
 _NUMBER = re.compile(r"\d+")
 _TOLD = ("name", "levelno", "levelname", "model")
 
 
 def kind_of(record: logging.LogRecord) -> Hashable | None:
-    """Tell of which kind a record is: its place, its model, its words but for numbers, its error. None: of none."""
+    """Return a record's kind: place, model, text without numbers, error type. None if it is not limited."""
     name = f"{record.name}."
     if record.levelno < logging.WARNING or not name.startswith("penstock.") or name.endswith(USERS):
         return None
@@ -36,9 +36,9 @@ def _place_of(record: logging.LogRecord) -> tuple[Hashable, ...]:
 
 
 class Repeats:
-    """How often each kind of record has come in its window.
+    """Counts each kind of record within its window.
 
-    Pure: told the time, in seconds. Invariant: a record is passed, or counted in what `over` gives.
+    Pure: the time is passed in, in seconds. Invariant: a record passes, or is counted in what `over` returns.
     """
 
     def __init__(self) -> None:
@@ -46,27 +46,27 @@ class Repeats:
         self._counts: dict[Hashable, int] = {}
 
     def __bool__(self) -> bool:
-        """Whether something is counted, so that `over` is to be called."""
+        """Whether anything is counted, so that `over` must be called."""
         return bool(self._windows)
 
     def passes(self, record: logging.LogRecord, now_s: float) -> bool:
-        """Tell whether a record is to be written."""
+        """Return whether to write a record."""
         kind = kind_of(record)
         if kind is None:
             return True
         if kind not in self._windows and len(self._windows) >= KINDS:
             kind = _place_of(record)
         if kind not in self._windows:
-            # not the record itself: its traceback holds frames, and they a request
+            # not the record itself: its traceback holds frames, which hold a request
             first = {name: getattr(record, name) for name in _TOLD if hasattr(record, name)}
             self._windows[kind] = now_s + WINDOW_S, first | {"msg": record.getMessage()}
         self._counts[kind] = count = self._counts.get(kind, 0) + 1
         return count <= MOST
 
     def over(self, now_s: float) -> list[logging.LogRecord]:
-        """Give a record for each kind whose window is over and of which not all were written."""
+        """Return a summary for each kind whose window has ended and of which some records were not written."""
         told = []
-        # each window is as long, so the first ends first
+        # all windows have the same length, so the first to begin ends first
         while self._windows and self._windows[kind := next(iter(self._windows))][0] <= now_s:
             _, first = self._windows.pop(kind)
             left = self._counts.pop(kind) - MOST

@@ -1,4 +1,4 @@
-"""Standing: lines of the metrics page about the server itself: what it is made of, which models can be served.
+"""Standing: metrics page lines about the server itself: versions, and which models can be served.
 
 Called by metrics.py.
 """
@@ -13,11 +13,11 @@ from contextlib import suppress
 from .exposition import label_value
 
 ONNX_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
-"""The distributions that bring it; without importing it, since a server may have none of its models."""
+"""The distributions that provide it; it is not imported, since a server may have no models that need it."""
 
 
 def build_info() -> str:
-    """Give the line of the versions that serve."""
+    """Return the line with the versions in use."""
     versions = {"version": _version("penstock"), "python": platform.python_version(),
                 "onnxruntime": _version(*ONNX_RUNTIMES)}  # fmt: skip
     labels = ",".join(f'{name}="{label_value(version)}"' for name, version in versions.items())
@@ -25,7 +25,7 @@ def build_info() -> str:
 
 
 def model_ready(standing: Iterable[tuple[str, str, bool]]) -> list[str]:
-    """Give a line for each name, version, and whether it is ready."""
+    """Return a line for each name, version and readiness."""
     return [
         f'penstock_model_ready{{model="{label_value(name)}",version="{version}"}} {int(ready)}'
         for name, version, ready in standing

@@ -1,6 +1,7 @@
-"""TraceConfig: what --trace-config says. Read with the settings, so that a mistake stops the start.
+"""TraceConfig: the values of --trace-config. Parsed with the settings, so that a mistake stops the start.
 
-Source: Triton server, docs/user_guide/trace.md (names, defaults and forms), command_line_parser.cc (what else is read).
+Source: Triton server, docs/user_guide/trace.md (names, defaults and forms), command_line_parser.cc (other accepted
+values).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ OFF, TIMESTAMPS, TENSORS = "OFF", "TIMESTAMPS", "TENSORS"
 LEVELS = (TIMESTAMPS, TENSORS)
 UINT32_MAX, INT32_MAX = 2**32 - 1, 2**31 - 1
 
-# As they may be said, in any case; `min` and `max` are what the levels once were.
+# The accepted words, in any case; `min` and `max` are former levels.
 _LEVELS_SAID = dict.fromkeys(("true", "on", "min", "max", "timestamps"), TIMESTAMPS)
 _LEVELS_SAID |= {"tensors": TENSORS, "off": OFF, "false": OFF}
 _FORM = "<setting>=<value> or <mode>,<setting>=<value>"
@@ -28,9 +29,9 @@ _BATCHING = {"bsp_max_queue_size": 2048, "bsp_schedule_delay": 5000, "bsp_max_ex
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Which requests of a model are traced, and how: every `rate`-th, `count` of them at most, -1 for no end.
+    """Which requests of a model are traced: every `rate`-th, at most `count` of them, -1 for no limit.
 
-    `level` is empty when tracing is off. `log_frequency` is how many traces go into one file; 0: all into the same.
+    `level` is empty if tracing is off. `log_frequency` is how many traces go into one file; 0 puts all into one.
     """
 
     level: tuple[str, ...] = ()
@@ -41,7 +42,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class TraceConfig:
-    """All that the flags say. `url` is as it was said; `endpoint` is the address."""
+    """All values of the flags. `url` is as given; `endpoint` is the address."""
 
     sampling: Sampling = Sampling()
     mode: str = TRITON
@@ -52,11 +53,11 @@ class TraceConfig:
 
     @property
     def endpoint(self) -> str:
-        """The collector's URL; `localhost:4318/v1/traces`, as Triton writes it, is one over http."""
+        """The collector's URL; without a scheme, as Triton writes `localhost:4318/v1/traces`, http is used."""
         return self.url if "://" in self.url else f"http://{self.url}"
 
     def reason_against(self, sampling: Sampling) -> str:
-        """Say why nothing could be traced as `sampling` says; "" if it can, or if it is off."""
+        """Return why nothing could be traced with `sampling`; "" if it can, or if tracing is off."""
         if not sampling.level:
             return ""
         if self.mode == OPENTELEMETRY:
@@ -67,7 +68,7 @@ class TraceConfig:
 
 
 def parse(entries: Iterable[str]) -> TraceConfig:
-    """Read the values of --trace-config.
+    """Parse the values of --trace-config.
 
     Raises: ValueError.
     """
@@ -103,7 +104,7 @@ def _pair(entry: str, text: str) -> tuple[str, str]:
 
 
 def whole(name: str, text: str, low: int, high: int) -> int:
-    """Read a whole number within bounds. Raises: ValueError."""
+    """Parse an integer within bounds. Raises: ValueError."""
     try:
         value = int(text)
     except ValueError:
@@ -115,7 +116,7 @@ def whole(name: str, text: str, low: int, high: int) -> int:
 
 @dataclass
 class _Said:
-    """What the entries read so far say."""
+    """The values of the entries read so far."""
 
     level: list[str] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict)
@@ -124,7 +125,7 @@ class _Said:
     batching: dict[str, int] = field(default_factory=dict)
 
     def common(self, name: str, value: str) -> None:
-        """Take a setting of every mode."""
+        """Add a setting common to all modes."""
         if name == "level":
             level = _LEVELS_SAID.get(value.lower())
             if level is None:
@@ -142,7 +143,7 @@ class _Said:
             raise ValueError(f"unknown setting '{name}', known: {', '.join(_GLOBAL)}, and those of a mode")
 
     def own(self, mode: str, name: str, value: str) -> None:
-        """Take a setting of one mode."""
+        """Add a setting of one mode."""
         if mode not in MODES:
             raise ValueError(f"unknown mode '{mode}', known: {', '.join(MODES)}")
         if mode == OPENTELEMETRY and name in _BATCHING:
@@ -158,7 +159,7 @@ class _Said:
             self.texts[name] = _url(value) if name == "url" else value
 
     def config(self) -> TraceConfig:
-        """Put it together."""
+        """Return the complete configuration."""
         if OFF in self.level and len(self.level) > 1:
             raise ValueError(f"level: {OFF} stands alone")
         level = tuple(name for name in LEVELS if name in self.level)
@@ -172,12 +173,12 @@ class _Said:
 
 
 def _batching(name: str, said: str, text: str) -> int:
-    """Read a number about batches of spans; a delay may be 0."""
+    """Parse a setting of span batches; only a delay may be 0."""
     return whole(said, text, int(name != "bsp_schedule_delay"), INT32_MAX)
 
 
 def _environment() -> dict[str, int]:
-    """Read what OpenTelemetry's own names say of batches of spans."""
+    """Read the settings of span batches from OpenTelemetry's own environment variables."""
     said = ((name, f"OTEL_{name.upper()}") for name in _BATCHING)
     return {name: _batching(name, known, os.environ[known]) for name, known in said if os.environ.get(known)}
 

@@ -1,7 +1,7 @@
-"""TraceFile: traces in Triton's JSON form, in a file or, with a log frequency or a count, in numbered ones.
+"""TraceFile: traces in Triton's JSON form, in one file or, with a log frequency or a count, in numbered ones.
 
 Source: Triton server, tracer.cc (the members and their order), docs/user_guide/trace.md and qa/L0_trace. Unlike there,
-the file is a whole JSON array at any time, not only when the server has ended.
+the file is a complete JSON array at any time, not only after the server has ended.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .config import TIMESTAMPS
 from .trace import Trace, TracedTensor
 
 _MOST_COUNTS = 8
-"""Counts whose files are open: what holds for all models, and for one each. The oldest gives way."""
+"""The most counts with open files: the global one and those of models. The oldest is closed."""
 
 
 class _Array:
-    """A file that is a JSON array at any time; an earlier one gives way to it.
+    """A file that is a JSON array at any time; an existing file is replaced.
 
-    Invariant: its first `size` bytes, if any, are that array; what is written beyond them and fails, on a disk that is
-    full, is taken back.
+    Invariant: its first `size` bytes, if any, are that array; a write beyond them that fails, on a full disk, is
+    undone.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,7 +34,7 @@ class _Array:
         self._file: FileIO | None = None
 
     def append(self, lines: Sequence[bytes]) -> None:
-        """Add elements. Raises: OSError."""
+        """Append elements. Raises: OSError."""
         if self._file is None:
             self._file = FileIO(self.path, "w")
         start = max(0, self.size - 1)
@@ -43,7 +43,7 @@ class _Array:
             _write_at(self._file, start, text)
         except OSError:
             with suppress(OSError):
-                # what stood there before takes no more room
+                # what was there before needs no additional space
                 _write_at(self._file, start, b"]" if start else b"")
                 self._file.truncate(self.size)
             raise
@@ -57,10 +57,10 @@ class _Array:
 
 
 class TraceFile:
-    """Writes to `path`; or to `path.0`, `path.1` and so on, so many traces each, and all of a count that runs out.
+    """Writes to `path`; or to `path.0`, `path.1` and so on, a number of traces each, or all of a finished count.
 
-    `_counted` are the files of counts, by their numbers: a count that has not run out when the server ends has its
-    traces in `path` after all, as in Triton.
+    `_counted` are the files of counts, by number: if a count is not finished when the server ends, its traces go to
+    `path` after all, as in Triton.
     Threads: one.
     """
 
@@ -74,7 +74,7 @@ class TraceFile:
         self._index = 0
 
     def write(self, traces: Sequence[Trace]) -> None:
-        """Take traces. Raises: OSError, and then those that were to be written now are lost."""
+        """Write traces. Raises: OSError; the traces due to be written are then lost."""
         together: dict[int, list[bytes]] = {}
         for trace in traces:
             lines = [orjson.dumps(entry) for each in (trace, *trace.steps) for entry in entries(each)]
@@ -91,7 +91,7 @@ class TraceFile:
             (self._array_of(number) if number else self._whole).append(lines)
 
     def close(self) -> None:
-        """Write what is gathered for a numbered file, and close."""
+        """Write the traces collected for a numbered file, and close."""
         if self._gathered:
             self._write_numbered()
         while self._counted:
@@ -121,7 +121,7 @@ class TraceFile:
             path.write_bytes(b"[" + b",\n".join(lines) + b"]")
         except OSError:
             with suppress(OSError):
-                path.unlink()  # a part of it can be read by nobody
+                path.unlink()  # an incomplete file cannot be read
             raise
 
     def _next_path(self) -> Path:
@@ -138,7 +138,7 @@ def _write_at(file: FileIO, start: int, text: bytes) -> None:
 
 
 def entries(trace: Trace) -> Iterator[dict[str, Any]]:
-    """Give a trace as Triton's objects: whose it is, then one object per stamp and per tensor."""
+    """Yield a trace as Triton's objects: its description, then one object per stamp and per tensor."""
     whose: dict[str, Any] = {"id": trace.number, "model_name": trace.model, "model_version": int(trace.version)}
     if trace.request_id:
         whose["request_id"] = trace.request_id.encode("utf-8", "replace").decode()

@@ -1,6 +1,6 @@
-"""Nesting: what is traced of an ensemble's steps, gathered until its request is delivered. Used by the Tracer.
+"""Nesting: the traces of an ensemble's steps, collected until its request is delivered. Used by the Tracer.
 
-What a Python model asks of others for a request, and says so, is a step of that request here.
+A request that a Python model makes on behalf of another request, and declares as such, is a step of that request here.
 Source: Triton core, infer_trace.cc (a step's trace is a child of its ensemble's, and sampled with it), and
 python_backend, request_executor.cc.
 """
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Mark:
-    """Stands for a step, and `parent` for what it is a step of; None: for the request of a client.
+    """Represents a step, and `parent` the request it belongs to; None for a client's request.
 
-    A request is not kept for its trace: its tensors would be kept with it. `span_id` is that of its span, where user
-    code was told of it before there is one; 0: it was not.
+    Requests are not kept for tracing, because that would keep their tensors. `span_id` is the id of its span, if user
+    code was given it before the span exists; 0 if not.
     """
 
     __slots__ = ("parent", "span_id")
@@ -41,9 +41,10 @@ class TracedStep(NamedTuple):
 
 
 class Chosen(Mark):
-    """That a client's request is traced, and how; `context` is its W3C one. `steps` stand as they have ended.
+    """A client's request that is traced; `context` is its W3C context. `steps` are in order of their end.
 
-    `trace_id` is that of a trace which begins with the request, likewise. `count_number` and `last` are as in Trace.
+    `trace_id` is the id of a trace that begins with the request, if it was given out early. `count_number` and `last`
+    are as in Trace.
     """
 
     __slots__ = ("context", "count_number", "last", "sampling", "steps", "trace_id")
@@ -61,21 +62,21 @@ class Chosen(Mark):
 
 
 def maker_of(request: InferRequest) -> InferRequest | None:
-    """Give the request that another is made for, by an ensemble or by user code; None: it is a client's own."""
+    """Return the request for which an ensemble or user code made this one; None if it is a client's own."""
     if type(request.context) is Passage:
         return request.context.parent
     return getattr(request, "caller", None)
 
 
 def root_of(request: InferRequest) -> InferRequest:
-    """Give the request of a client that a step, of an ensemble in an ensemble too, is made for."""
+    """Return the client's request that a step is made for, also through nested ensembles."""
     while (maker := maker_of(request)) is not None:
         request = maker
     return request
 
 
 def mark_of(request: InferRequest) -> Mark:
-    """Give the Mark of a step whose root is chosen, or of the root."""
+    """Return the Mark of a step whose root is chosen, or of the root."""
     try:
         mark: Mark = request.traced
     except AttributeError:
@@ -85,7 +86,7 @@ def mark_of(request: InferRequest) -> Mark:
 
 
 def nested(trace: Trace, chosen: Chosen, number: int) -> Trace:
-    """Give a trace its number and its steps, which are numbered on from it: each after its ensemble."""
+    """Return a trace with its number and its steps, which get the following numbers: each after its ensemble."""
     # an ensemble ends after its steps, and begins no later than they do
     ordered = list(reversed(chosen.steps))
     ordered.sort(key=lambda step: step.trace.start_ns)
@@ -94,7 +95,7 @@ def nested(trace: Trace, chosen: Chosen, number: int) -> Trace:
     for step in ordered:
         parent = step.mark.parent
         while parent not in numbers and parent is not None:
-            # an ensemble within another that has failed was taken back, and is not traced
+            # a failed ensemble within another was withdrawn, and is not traced
             parent = parent.parent
         numbers[step.mark] = number + len(numbers)
         its = numbers[step.mark], numbers[parent], step.mark.span_id
@@ -103,7 +104,7 @@ def nested(trace: Trace, chosen: Chosen, number: int) -> Trace:
 
 
 def context_in(chosen: Chosen, mark: Mark) -> tuple[str, str]:
-    """Give the `traceparent` and `tracestate` of what is done within the span of a request, which is yet to be made."""
+    """Return the `traceparent` and `tracestate` for work within a request's span, which does not exist yet."""
     parent, state = chosen.context
     trace_id = trace_id_of(parent)
     if not trace_id:

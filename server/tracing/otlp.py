@@ -1,8 +1,8 @@
-"""OtlpSpans: traces as OpenTelemetry spans, sent to a collector over OTLP/HTTP by OpenTelemetry's own SDK.
+"""OtlpSpans: traces as OpenTelemetry spans, sent to a collector over OTLP/HTTP by OpenTelemetry's SDK.
 
 Imported only in mode opentelemetry: the SDK is the extra `otel`. Used on the Tracer's thread. It also reads
-OpenTelemetry's environment names: headers, certificates, compression, timeouts and resource attributes.
-Source: Triton server, tracer.cc (which spans there are, their names, events and attributes).
+OpenTelemetry's environment variables: headers, certificates, compression, timeouts and resource attributes.
+Source: Triton server, tracer.cc (the spans, their names, events and attributes).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COMPUTE = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPU
 
 
 class _Ids(RandomIdGenerator):
-    """Random ids, but for those that somebody was told before there is a span: the next ones, 0 for any."""
+    """Generates random ids, except for ids given out before their span exists: the next ones, 0 for random."""
 
     trace_id = span_id = 0
 
@@ -44,9 +44,10 @@ class _Ids(RandomIdGenerator):
 
 
 class OtlpSpans:
-    """Makes three spans of a trace: `InferRequest`, in it one named as the model, and in that `compute`, if it was run.
+    """Makes three nested spans of a trace: `InferRequest`, one named as the model, and `compute` if it was run.
 
-    The first's parent is the request's own, by its `traceparent`. An ensemble's has spans of its steps in it instead.
+    The parent of the first is the request's, from its `traceparent`. An ensemble has spans of its steps instead of
+    `compute`.
     """
 
     def __init__(self, config: TraceConfig, exporter: SpanExporter | None = None) -> None:
@@ -59,7 +60,7 @@ class OtlpSpans:
             BatchSpanProcessor(
                 exporter or OTLPSpanExporter(endpoint=config.endpoint),
                 max_queue_size=settings["bsp_max_queue_size"],
-                # the SDK takes no delay of 0, and no batches larger than the queue, as Triton does
+                # the SDK does not accept a delay of 0, or batches larger than the queue, as Triton does
                 schedule_delay_millis=max(1, settings["bsp_schedule_delay"]),
                 max_export_batch_size=min(settings["bsp_max_export_batch_size"], settings["bsp_max_queue_size"]),
             )
@@ -74,7 +75,7 @@ class OtlpSpans:
             self._write(trace, epoch_offset_ns)
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining spans."""
         self._provider.force_flush(FLUSH_TIMEOUT_MS)
         self._provider.shutdown()
 
@@ -90,7 +91,7 @@ class OtlpSpans:
         root.end(trace.stamps[-1][1] + epoch_offset_ns)
 
     def _write_request(self, trace: Trace, parent: Any, epoch_offset_ns: int) -> Any:
-        """Make the span of what one model was asked, and of its run, if there was one. Returns: the first."""
+        """Make the span of a request to one model, and of its run, if there was one. Returns: the first."""
         stamps = {name: ns + epoch_offset_ns for name, ns in trace.stamps}
         self._ids.span_id = trace.span_id
         request = self._span(trace.model, set_span_in_context(parent), stamps["REQUEST_START"], _attributes(trace))
@@ -123,7 +124,7 @@ def _attributes(trace: Trace) -> dict[str, Any]:
 
 
 def _resource(config: TraceConfig) -> Resource:
-    """Put together the flag's attributes, the environment's, and a name where neither says one."""
+    """Merge the attributes of the flag and the environment, with a default name if neither sets one."""
     given = dict(config.resource)
     named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     return Resource.create(given if named else {"service.name": _SERVICE} | given)

@@ -1,4 +1,4 @@
-"""Trace: what is kept of one traced request, and where its parent is found. Made by the Tracer, read by its sinks."""
+"""Trace: the record of one traced request, and how its parent is found. Made by the Tracer, read by its sinks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 QUEUE_INPUT, BACKEND_OUTPUT = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"
 
-# Source: W3C Trace Context, level 1: version, trace id, parent id, flags; a later version may say more.
+# Source: W3C Trace Context, level 1: version, trace id, parent id, flags; later versions may append more.
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]([0-9a-f])(?:-.*)?")
 
 
@@ -35,13 +35,13 @@ class TracedTensor(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """One traced request. Units: `stamps` are monotonic nanoseconds, in the order of time.
+    """One traced request. Units: `stamps` are monotonic nanoseconds, in order of time.
 
-    `failed` is whether it was not served; then there are no stamps of computing. `parent` and `state` are the request's
-    `traceparent` and `tracestate`, "" for none. `steps` are those of an ensemble's request, and those of ensembles in
-    it: each after the one whose `number` is its `parent_number`, and without steps of its own. `span_id` and `trace_id`
-    are those that somebody was told before there is a span; 0: any. `count_number` is that of the count that it is
-    one of, 0 for none, and `last` whether that has run out with it.
+    `failed`: it was not served, and has no compute stamps. `parent` and `state` are the request's `traceparent` and
+    `tracestate`, "" if absent. `steps` are those of an ensemble's request and of nested ensembles: each follows the one
+    whose `number` is its `parent_number`, and has no steps itself. `span_id` and `trace_id` are set if they were given
+    out before the span exists; 0 if not. `count_number` is the count that it is part of, 0 for none; `last` if it
+    completes that count.
     """
 
     number: int
@@ -69,25 +69,25 @@ class Trace(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """How much its tensors hold, and those of its steps."""
+        """The size of its tensors, including those of its steps."""
         return sum(tensor.values.nbytes for trace in (self, *self.steps) for tensor in trace.tensors)
 
 
 class TraceSink(Protocol):
-    """Where traces go. Threads: the Tracer's, and only that."""
+    """A destination of traces. Threads: the Tracer's only."""
 
     def write(self, traces: Sequence[Trace]) -> None:
-        """Take traces."""
+        """Write traces."""
 
     def close(self) -> None:
-        """Send away what is left."""
+        """Send what is left."""
 
 
 def stamps_of(batch: Batch, request: InferRequest, end_ns: int) -> tuple[tuple[str, int], ...]:
-    """Give a request's stamps, under Triton's names."""
+    """Return a request's stamps, under Triton's names."""
     start = (("REQUEST_START", request.start_ns), ("QUEUE_START", request.queue_ns))
     if request.error is not None or request.model.ensemble is not None or not batch.exec_end_ns:
-        # an ensemble runs nothing itself, its steps do; and what is found runs nowhere
+        # an ensemble runs nothing itself, its steps do; and a cache hit does not run
         return (*start, ("REQUEST_END", end_ns))
     return (
         *start,
@@ -100,7 +100,7 @@ def stamps_of(batch: Batch, request: InferRequest, end_ns: int) -> tuple[tuple[s
 
 
 def context_of(carrier: Any) -> tuple[str, str]:
-    """Find the W3C context of what a request came on: an HTTP connection, or a gRPC call."""
+    """Return the W3C context of the HTTP connection or gRPC call that a request came on."""
     head = getattr(carrier, "head", None)
     if head is not None:
         header = head.header
@@ -117,19 +117,19 @@ def context_of(carrier: Any) -> tuple[str, str]:
 
 
 def asks_for_trace(parent: str) -> bool:
-    """Whether a `traceparent` is one, and says that its trace is recorded."""
+    """Return whether a `traceparent` is valid and marks its trace as recorded."""
     found = _TRACEPARENT.fullmatch(parent)
     return found is not None and int(found[2], 16) & 1 == 1
 
 
 def trace_id_of(parent: str) -> str:
-    """Give the trace that a `traceparent` is of, "" for none."""
+    """Return the trace id in a `traceparent`, "" if there is none."""
     found = _TRACEPARENT.fullmatch(parent)
     return "" if found is None else found[1]
 
 
 def tensors_of(model: Model, request: InferRequest, level: Sequence[str]) -> tuple[TracedTensor, ...]:
-    """Copy what goes in and what comes out, where the level asks for it: buffers may be another's a moment later."""
+    """Copy inputs and outputs if the level includes them: their buffers may be reused a moment later."""
     if TENSORS not in level:
         return ()
     inputs = zip(model.signature.inputs, request.inputs, strict=True)
@@ -141,6 +141,6 @@ def tensors_of(model: Model, request: InferRequest, level: Sequence[str]) -> tup
         for spec, values in pairs:
             if values is None or not spec.is_tensor:
                 continue
-            with suppress(InferError):  # what a client shares of a device's memory may be gone; its answer stands
+            with suppress(InferError):  # shared device memory may be gone; the answer is not affected
                 found.append(TracedTensor(activity, spec.name, spec.datatype, np.array(values)))
     return tuple(found)

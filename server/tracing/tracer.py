@@ -1,7 +1,7 @@
-"""Tracer: samples the requests that the Engine delivers, and gives their traces to a thread that writes them.
+"""Tracer: samples the requests that the Engine delivers, and passes their traces to a thread that writes them.
 
-Made by the composition root. `record` is what the Engine calls for each batch, and only while something is traced: a
-server that traces nothing pays for one look at an attribute per batch.
+Made by the composition root. The Engine calls `record` for each batch, only while something is traced: without tracing
+the cost is one attribute check per batch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger("penstock.tracing")
 
 QUEUE_TRACES = 8192
 QUEUE_BYTES = 64 << 20
-"""What may wait for the thread; more is dropped and counted."""
+"""The most that may wait for the thread; further traces are dropped and counted."""
 STOP_TIMEOUT_S = 2.0
 _AT_ONCE = 256
 _NOTHING = range(0)
@@ -38,13 +38,13 @@ Record = Callable[["Model", "Batch", int], None]
 
 
 class Traced(Protocol):
-    """The part of the Engine that is written here."""
+    """The part of the Engine set here."""
 
     trace: Record | None
 
 
 class _Scope:
-    """One Sampling and how far it has come. `number` is its own, 0 where it has no count."""
+    """One Sampling and its progress. `number` identifies it, 0 if it has no count."""
 
     __slots__ = ("left", "number", "sampling", "seen")
 
@@ -55,7 +55,7 @@ class _Scope:
         self.seen = 0
 
     def take(self, count: int) -> range:
-        """Choose among the next `count` requests: give the positions of those to trace."""
+        """Return which positions among the next `count` requests to trace."""
         rate = self.sampling.rate
         if not rate or not self.left:
             return _NOTHING
@@ -69,9 +69,9 @@ class _Scope:
 
 
 class Tracer:
-    """The sampling of one server, and the traces on their way.
+    """The sampling of one server, and the traces waiting to be written.
 
-    Threads: the event loop's, but for `_write_all`. A trace that cannot be written soon is dropped: nobody waits.
+    Threads: the event loop's, except for `_write_all`. A trace that cannot be queued is dropped: nothing waits for it.
     """
 
     def __init__(self, config: TraceConfig, traced: Traced, open_sink: Callable[[TraceConfig], TraceSink]) -> None:
@@ -84,7 +84,7 @@ class Tracer:
         self._by_model: dict[str, _Scope] = {}
         self._number = 0
         self._traces: queue.Queue[Trace | None] = queue.Queue(QUEUE_TRACES)
-        # each counted by one thread: what both changed would come apart
+        # each is updated by one thread only, because concurrent updates would be lost
         self._queued_bytes = 0
         self._taken_bytes = 0
         self._writer: threading.Thread | None = None
@@ -92,12 +92,12 @@ class Tracer:
         self._switch()
 
     def sampling(self, model: str = "") -> Sampling:
-        """Give what holds for a model, or for all; `count` is how many traces are left."""
+        """Return the sampling of a model, or the global one; `count` is how many traces are left."""
         scope = self._by_model.get(model, self._all)
         return replace(scope.sampling, count=scope.left)
 
     def set_sampling(self, model: str, sampling: Sampling | None) -> None:
-        """Change what holds for a model, or for all; None: for this model what holds for all."""
+        """Change the sampling of a model, or the global one; None makes a model use the global one."""
         if sampling is None:
             self._by_model.pop(model, None)
         elif model:
@@ -111,9 +111,9 @@ class Tracer:
         self._traced.trace = self.record if any(scope.sampling.level for scope in scopes) else None
 
     def context_for(self, request: InferRequest) -> tuple[str, str]:
-        """Choose whether a request that user code is about to run is traced, and give the W3C context of its span.
+        """Choose whether a request that user code is about to run is traced, and return the W3C context of its span.
 
-        Returns: its `traceparent` and `tracestate`, "" where it has none: in mode triton, and of a sample of a warm-up.
+        Returns: its `traceparent` and `tracestate`, "" if it has none: in mode triton, and for a warm-up sample.
         """
         if not self._propagates or self._traced.trace is None or not request.queue_ns:
             return "", ""
@@ -121,10 +121,10 @@ class Tracer:
         return ("", "") if chosen is None else context_in(chosen, mark_of(request))
 
     def record(self, model: Model, batch: Batch, end_ns: int) -> None:
-        """Keep the traces of a batch that is being delivered at `end_ns`."""
+        """Queue the traces of a batch that is being delivered at `end_ns`."""
         requests: Sequence[InferRequest] = batch.requests
         if model.holds:
-            # an ensemble holds the models of its steps, and user code those that it asks
+            # an ensemble holds the models of its steps, and user code those that it calls
             requests = self._gather(model, batch, end_ns)
         begun: Sequence[InferRequest] = ()
         if model.ensemble is not None:
@@ -140,7 +140,7 @@ class Tracer:
                 self._keep(model, batch, request, end_ns, found)
 
     def _gather(self, model: Model, batch: Batch, end_ns: int) -> list[InferRequest]:
-        """Keep the traces of steps for those of their ensembles. Returns: the requests that are no steps."""
+        """Keep the traces of steps for their ensembles. Returns: the requests that are not steps."""
         others = []
         for request in batch.requests:
             root = root_of(request)
@@ -153,7 +153,7 @@ class Tracer:
         return others
 
     def _chosen_for(self, root: InferRequest) -> Chosen | None:
-        """Give what was chosen for a request, when the first of its steps had ended, or choose now."""
+        """Return the choice made for a request when its first step ended, or make it now."""
         try:
             chosen: Chosen | None = root.traced
         except AttributeError:
@@ -161,7 +161,7 @@ class Tracer:
         return chosen
 
     def _choose(self, model: Model, requests: Sequence[InferRequest]) -> Sequence[tuple[InferRequest, Chosen]]:
-        """Sample requests of clients to one model."""
+        """Sample client requests to one model."""
         scope = self._by_model.get(model.name, self._all)
         sampling = scope.sampling
         if not sampling.level:
@@ -176,7 +176,7 @@ class Tracer:
         found = []
         for position, request in enumerate(requests):
             context = context_of(request.context)
-            # one that belongs to a trace which is recorded elsewhere must not be missing there, as in Triton
+            # a request that belongs to a trace recorded elsewhere must be included, as in Triton
             if position in taken or (context[0] and asks_for_trace(context[0])):
                 found.append((request, Chosen(sampling, context)))
         return found
@@ -200,7 +200,7 @@ class Tracer:
             self.dropped += 1
 
     def _start_writer(self) -> bool:
-        """Start the thread, if one can be had now."""
+        """Start the thread, if one is available now."""
         writer = threading.Thread(target=self._write_all, name="penstock-traces", daemon=True)
         with suppress(RuntimeError):
             writer.start()
@@ -208,7 +208,7 @@ class Tracer:
         return self._writer is not None
 
     def stop(self) -> None:
-        """Write what is queued; waits for a file or a collector that is stuck no longer than STOP_TIMEOUT_S. Blocks."""
+        """Write what is queued; waits at most STOP_TIMEOUT_S for a stuck file or collector. Blocks."""
         self._traced.trace = None
         if self._writer is not None:
             deadline_s = time.monotonic() + STOP_TIMEOUT_S
@@ -243,7 +243,7 @@ class Tracer:
             logger.exception("traces were not written to the end")
 
     def _next(self) -> list[Trace | None]:
-        """Wait for traces, and take those that are there; None is the last."""
+        """Wait for traces, and return those available; None is the last."""
         traces = [self._traces.get()]
         while traces[-1] is not None and len(traces) < _AT_ONCE:
             try:
@@ -264,9 +264,9 @@ def _trace_of(model: Model, batch: Batch, request: InferRequest, end_ns: int, ch
 
 
 def _write(sink: TraceSink, traces: Sequence[Trace], lost: int) -> int:
-    """Write traces; `lost` have not been written since the last that were. Returns: how many have not been by now.
+    """Write traces; `lost` is how many were lost since the last success. Returns: the new number.
 
-    A disk that is full is told once, and once more when it is not any more: the log may be on it.
+    A full disk is logged once, and once more when writing works again: the log may be on the same disk.
     """
     if not traces:
         return lost
@@ -275,7 +275,7 @@ def _write(sink: TraceSink, traces: Sequence[Trace], lost: int) -> int:
     except OSError as error:
         if not lost:
             place = f"{error.filename}: " if error.filename else ""
-            logger.error("traces cannot be written: %s%s", place, error.strerror or error)  # noqa: TRY400 - that is all
+            logger.error("traces cannot be written: %s%s", place, error.strerror or error)  # noqa: TRY400 - expected
         return lost + len(traces)
     except Exception:
         logger.exception("%d traces were not written", len(traces))

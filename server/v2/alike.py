@@ -1,7 +1,7 @@
-"""Alike: what requests that say the same have in common, so that each further one costs little but its tensors.
+"""Alike: what identical requests share, so that each further one costs little more than decoding its tensors.
 
-`layout.py` and `rpc/layout.py` remember it by what was said. Nothing of shared memory is remembered but where it is:
-each request takes leases of its own, from the regions that there are then.
+Remembered by `layout.py` and `rpc/layout.py`, by the request's text. For shared memory only the location is remembered:
+each request takes its own leases, from the regions registered at that time.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class Alike:
-    """All but the tensors of a request that was decoded. Its slots are read twice as fast as a named tuple's members.
+    """Everything but the tensors of a decoded request. Slots are read twice as fast as members of a named tuple.
 
-    `ways` are those of outputs, with a place for each lease; None where no output goes into shared memory. Then
-    `options` are shared by all such requests. `beside` are the positions of inputs that are not in the request itself:
-    what the server holds of each is counted anew, since another region may have the name by then.
+    `ways` are those of the outputs, with a location in place of each lease; None if no output goes into shared memory,
+    in which case all such requests share `options`. `beside` are the positions of inputs outside the request itself:
+    the bytes the server holds for each are counted per request, since the name may refer to another region by then.
     """
 
     __slots__ = ("beside", "key", "options", "own", "regions", "rows", "stored", "wanted", "ways")
@@ -38,7 +38,7 @@ class Alike:
     def __init__(
         self, request: InferRequest, options: Options, regions: Regions, places: Sequence[object] = ()
     ) -> None:  # fmt: skip
-        """`regions` are those that it may name; `places` say of each input where it is."""
+        """`regions` are those the request may name; `places` gives the location of each input."""
         self.key = request.key
         self.rows = request.rows
         self.wanted = request.wanted
@@ -56,7 +56,7 @@ class Alike:
     def request(
         self, model: Model, inputs: list[Array | None], sink: Sink, nbytes: int, request_id: str
     ) -> tuple[InferRequest, Options]:
-        """Make one more, of `nbytes`. Raises: InferError where a region is not there any more, or another."""
+        """Make another request, of `nbytes`. Raises: InferError if a region is gone or is a different one."""
         request = InferRequest(model, inputs, self.rows, self.key, self.wanted, sink)
         request.id = request_id
         request.nbytes = nbytes
@@ -65,7 +65,7 @@ class Alike:
         return request, self.options if self.ways is None else self._leased(request, self.ways)
 
     def _leased(self, request: InferRequest, ways: Sequence[Way | Where]) -> Options:
-        """Take leases for one request. Apart, so that `request` has no variables that a comprehension shares."""
+        """Take leases for one request. Separate, so that `request` has no variables shared with a comprehension."""
         lease = self.regions.lease
         plan = PerOutputPlan(
             tuple([lease(*way) if isinstance(way, tuple) else way for way in ways]), self.stored, self.own

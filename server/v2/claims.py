@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from .said import Plan
 
 _JSON_TIMES = 4
-"""Numbers take about so many times their size as JSON."""
+"""Approximate size of numbers as JSON, relative to their binary size."""
 _NUMBER = re.compile("[0-9]{1,18}")
 
 
 def version_in(path: bytes | None) -> str:
-    """Read the version in a path, "" for none."""
+    """Return the version in a path, "" if there is none."""
     try:
         return version_of((path or b"").decode())
     except InferError as error:
@@ -41,11 +41,11 @@ def version_in(path: bytes | None) -> str:
 
 
 class ModelRoute:
-    """One model as it is named in a path. `model` is right while `generation` is the Engine's.
+    """One model as named in a path. `model` is valid while `generation` equals the Engine's.
 
-    `counted` is whether it takes BYTES, whose elements are walked one by one in either form; `bulky` is whether its
-    answers may be so large that they are encoded on a thread; `hooked` is whether it takes the longer way, and
-    `decoupled` whether a request may have several answers.
+    `counted`: it takes BYTES, whose elements are walked one by one in either form. `bulky`: its answers may be large
+    enough to be encoded on a thread. `hooked`: its requests take the longer path. `decoupled`: a request may have
+    several answers.
     """
 
     __slots__ = (
@@ -66,9 +66,9 @@ class ModelRoute:
 
 
 class InferenceClaim:
-    """What a head says about a call: its route, and the header fields that matter. Kept with the head's bytes.
+    """What a head says about a call: its route and the relevant header fields. Kept with the head's bytes.
 
-    `forwarded` are the parameters that header fields became; `refusal` is why one of them may not.
+    `forwarded` are the parameters made from header fields; `refusal` is the error if one of them is not allowed.
     """
 
     __slots__ = (
@@ -98,7 +98,7 @@ class InferenceClaim:
 
 
 def is_bulky(model: Model) -> bool:
-    """Whether some answer of a model may be large, as far as its signature tells, or have what that does not tell."""
+    """Return whether a model's answers may be large according to its signature, or have outputs unknown to it."""
     if model.spec.takes_parameters:
         return True
     size = 0
@@ -112,9 +112,9 @@ def is_bulky(model: Model) -> bool:
 
 
 def is_large(plan: Plan, outputs: Sequence[Any]) -> bool:
-    """Whether encoding an answer would hold the loop."""
+    """Return whether encoding an answer would block the event loop."""
     if len(outputs) == 1 and type(plan) is not PerOutputPlan:
-        array = outputs[0]  # the usual answer, at half of what follows
+        array = outputs[0]  # the common case, at half the cost of the general one
         if array is not None and array.size < LARGE_ELEMENTS and not array.dtype.hasobject:
             return False
     numbers = nbytes = 0
@@ -136,7 +136,7 @@ def is_large(plan: Plan, outputs: Sequence[Any]) -> bool:
 
 
 def json_size(plan: Plan, outputs: Sequence[Any]) -> int:
-    """Tell about how many bytes of an answer are JSON."""
+    """Estimate how many bytes of an answer are JSON."""
     ways = zip(ways_of(plan, len(outputs)), outputs, strict=True)
     return _JSON_TIMES * sum([int(array.nbytes) for way, array in ways if way is JSON and array is not None])
 
@@ -146,12 +146,12 @@ def _is_long(array: Array) -> bool:
 
 
 def is_long(claim: InferenceClaim, body: bytes) -> bool:
-    """Whether to read a body would hold the loop: its JSON, and its strings, are walked; other tensors are not."""
+    """Return whether reading a body would block the event loop: JSON and strings are walked, other tensors are not."""
     return (len(body) if claim.header_bytes < 0 or claim.route.counted else claim.header_bytes) >= LARGE_BYTES
 
 
 def bad_header(claim: InferenceClaim, body: bytes) -> InferError:
-    """Say why the length of the JSON is none."""
+    """Return the error for an invalid JSON length."""
     if claim.header_bytes < 0:
         text = f"Unable to parse Inference-Header-Content-Length, got: {claim.header_text}"
     else:

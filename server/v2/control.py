@@ -1,6 +1,6 @@
-"""The control plane's endpoints: KServe v2's and Triton's other than inference, and metrics.
+"""Control plane endpoints: all of KServe v2's and Triton's except inference, and metrics.
 
-Their Routes are wired by the composition root; plane.py serves them.
+Their Routes are wired by the composition root and served by plane.py.
 Source: Triton server, http_server.cc (paths, codes, texts and the members of answers).
 """
 
@@ -30,7 +30,7 @@ from .metadata import Models, counted_models, model_metadata, model_statistics, 
 from .routes import JSON, Route, asked, json_answer
 
 SPENT = "A GPU is lost for this process: it has to be started anew"
-# What is served today, in Triton's order; a client may rely on each of them.
+# The supported extensions, in Triton's order; a client may rely on each of them.
 EXTENSIONS = (
     "classification", "sequence", "model_repository", "model_repository(unload_dependents)",
     "schedule_policy", "model_configuration", "system_shared_memory", "cuda_shared_memory",
@@ -40,7 +40,7 @@ EXTENSIONS = (
 
 
 class ReadsRepository(Protocol):
-    """The part of the Repository that is read here."""
+    """The part of the Repository used here."""
 
     @property
     def loaded(self) -> bool: ...
@@ -51,7 +51,7 @@ class ReadsRepository(Protocol):
 def control_routes(
     engine: Models, repository: ReadsRepository, metrics: Metrics, health: Health, *, name: str = "triton"
 ) -> tuple[Route, ...]:
-    """Give the endpoints."""
+    """Return the endpoints."""
     control = _Control(engine, repository, metrics, health)
     version = importlib.metadata.version("penstock")
     control.server = orjson.dumps({"name": name, "version": version, "extensions": EXTENSIONS})
@@ -151,7 +151,7 @@ class _Control:
         return await _statistics(counted_models(self._engine, *asked(request)))
 
     async def inference(self, request: Request) -> Response:
-        """Answer what the fast lane has not known: in its paths only a model's name may be percent-encoded."""
+        """Reject paths the fast lane does not recognize: only the model name in them may be percent-encoded."""
         raise HTTPException(404)
 
     async def metrics(self, request: Request) -> Response:
@@ -170,6 +170,6 @@ async def _statistics(models: list[Model]) -> Response:
     stats = []
     for model in models:
         stats.append(model_statistics(model, epoch_offset_ns) | {"run_times": run_times(model)})
-        # as the metrics page does: of hundreds of models it is tens of milliseconds
+        # as on the metrics page: hundreds of models take tens of milliseconds
         await asyncio.sleep(0)
     return json_answer({"model_stats": stats})

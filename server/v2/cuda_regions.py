@@ -1,8 +1,8 @@
-"""CUDA regions: device memory that clients share by cudaIpcMemHandle, through the CUDA runtime where there is one.
+"""CUDA regions: device memory that clients share through cudaIpcMemHandle, using the CUDA runtime if available.
 
-`CudaRegions` registers regions in the table that system regions are in too (`regions.py`), so that whoever reads or
-writes a Lease need not know. Models whose Bindings are on the same device read and write them where they are
-(`regions.Lease.array`); for all others they are copied.
+`CudaRegions` registers regions in the same table as system regions (`regions.py`), so code that reads or writes a Lease
+need not distinguish them. Models with Bindings on the same device access them in place (`regions.Lease.array`); for all
+other models they are copied.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger("penstock.server")
 
 
 class _Mapping:
-    """One allocation as this process sees it, unmapped when nobody holds it any more."""
+    """One allocation as mapped in this process; unmapped when no longer referenced."""
 
     def __init__(self, raw_handle: bytes, device: int, runtime: Runtime, pointer: int) -> None:
         self.raw_handle = raw_handle
@@ -40,7 +40,7 @@ class _Mapping:
 
 
 class _CudaRegion:
-    """The first bytes of a mapped allocation. Fulfils `DeviceMemory`."""
+    """The first bytes of a mapped allocation. Implements `DeviceMemory`."""
 
     kind = CUDA
 
@@ -56,11 +56,11 @@ class _CudaRegion:
         return {"name": self.name, "device_id": self.device, "byte_size": self.byte_size}
 
     def shared(self) -> tuple[dict[str, Any], list[int]]:
-        # a handle is for any process; what it maps is for the one that has opened it
+        # a handle can be opened by any process; a mapping is valid only in the process that opened it
         return self.described() | {"raw_handle": self._mapping.raw_handle.hex()}, []
 
     def check(self, end: int) -> None:
-        """Let all pass: nobody can take away what is mapped here."""
+        """Accept any end: nobody can remove memory that is mapped here."""
 
     def read(self, offset: int, into: Array) -> None:
         try:
@@ -80,10 +80,10 @@ class _CudaRegion:
 
 
 class CudaRegions:
-    """CUDA shared memory. `runtime` is what answers for CUDA; None: the one that this process finds when asked for.
+    """CUDA shared memory. `runtime` is the CUDA runtime; None uses the one found on first use.
 
-    An allocation that is registered under several names is mapped once: older drivers refuse to map it again, and
-    newer ones count.
+    An allocation registered under several names is mapped once: older drivers refuse to map it again, and newer ones
+    count the mappings.
     """
 
     def __init__(self, regions: Regions, runtime: Runtime | None = None) -> None:
@@ -94,7 +94,7 @@ class CudaRegions:
     def register(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> None:
         """Register the first `byte_size` bytes of an allocation.
 
-        Raises: InferError (UNSUPPORTED: off, or no CUDA here; ALREADY_EXISTS, INVALID, OVERLOADED).
+        Raises: InferError (UNSUPPORTED: disabled, or no CUDA here; ALREADY_EXISTS, INVALID, OVERLOADED).
         """
         self._regions.check_new(name)
         runtime = self._found(name)
@@ -109,7 +109,7 @@ class CudaRegions:
         self._regions.add(_CudaRegion(name, byte_size, mapping))
 
     def unregister(self, name: str = "") -> None:
-        """Forget a region, or all CUDA regions. Raises: InferError (UNSUPPORTED)."""
+        """Unregister a region, or all CUDA regions. Raises: InferError (UNSUPPORTED)."""
         self._regions.drop(CUDA, name)
 
     def status(self, name: str = "") -> list[dict[str, Any]]:
@@ -121,7 +121,7 @@ class CudaRegions:
         return self._regions.lease(name, offset, byte_size)
 
     def _mapped(self, raw_handle: bytes, device: int, byte_size: int, runtime: Runtime) -> _Mapping:
-        """Map an allocation, unless that has been done. Raises: CudaError, ValueError."""
+        """Map an allocation unless it is mapped already. Raises: CudaError, ValueError."""
         if byte_size <= 0 or not 0 <= device < runtime.count():
             raise ValueError(f"{byte_size} bytes on device {device}")
         key = (raw_handle, device)
@@ -133,7 +133,7 @@ class CudaRegions:
             if most < byte_size:
                 raise ValueError(f"the allocation has {most} bytes, not {byte_size}")
         except BaseException:
-            # or it would be held by who looks at what was raised
+            # otherwise the exception's traceback would keep it mapped
             del mapping
             raise
         self._mappings[key] = mapping

@@ -1,8 +1,8 @@
-"""Decoding a v2 infer request: JSON and binary tensors, in any mixture, into one InferRequest.
+"""Decoding of a v2 infer request: JSON and binary tensors, in any mixture, into one InferRequest.
 
-Called by the fast lane, on the event loop for small bodies and on a thread for large JSON. Everything that can be
-wrong with a request on its own stops here, so that nothing wrong shares a batch. Texts are Triton's
-(server, `http_server.cc`, and core, `infer_request.cc`), which its clients and tests look for.
+Called by the fast lane, on the event loop for small bodies and on a thread for large JSON. Every error a request can
+have by itself is found here, so that no invalid request shares a batch. Error texts are Triton's (server,
+`http_server.cc`, and core, `infer_request.cc`), which its clients and tests look for.
 Source: KServe v2 and Triton's binary tensor data extension.
 """
 
@@ -40,7 +40,7 @@ MAX_RANK = 32
 
 
 def _no(member: str, value: Any, kind: str) -> InferError:
-    """Refuse a member that is not there, or not of its kind."""
+    """Return the error for a member that is missing or of the wrong type."""
     reason = f"attempt to access JSON non-{kind} as {kind}"
     if value is None:
         reason = f"attempt to access non-existing object member '{member}'"
@@ -50,7 +50,7 @@ def _no(member: str, value: Any, kind: str) -> InferError:
 def decode_new(
     model: Model, body: bytes, header_bytes: int, max_depth: int, sink: Sink, layouts: Layouts
 ) -> tuple[InferRequest, Options]:
-    """Decode as `decode` does what `layouts` do not find, for them to remember. Raises: InferError; LargeRead."""
+    """Decode a request that `layouts` did not find, and have them remember it. Raises: InferError; LargeRead."""
     found = decode(model, body, header_bytes, max_depth, sink, layouts.regions)
     layouts.remember(*found, body, header_bytes)
     return found
@@ -59,9 +59,9 @@ def decode_new(
 def decode(
     model: Model, body: bytes, header_bytes: int, max_depth: int, sink: Sink, regions: Regions | None = None
 ) -> tuple[InferRequest, Options]:
-    """Decode one body; `header_bytes` is how much of it is JSON, -1 for all. `regions` are those it may name.
+    """Decode one body; `header_bytes` is the length of its JSON, -1 if it is all JSON. `regions` are those it may name.
 
-    Ownership: binary tensors are views of `body`; what is in shared memory is copied, unless the model reads it there.
+    Ownership: binary tensors are views of `body`; shared memory is copied unless the model reads it in place.
     Raises: InferError; LargeRead.
     """
     json_bytes = len(body) if header_bytes < 0 else header_bytes
@@ -91,7 +91,7 @@ def decode(
 
 
 def decode_raw(model: Model, body: bytes, sink: Sink) -> tuple[InferRequest, Options]:
-    """Decode a body that is nothing but the bytes of the only input, one row of it; all outputs travel as binary.
+    """Decode a body that holds only the bytes of the single input, as one row; all outputs are returned as binary.
 
     Ownership: the input is a view of `body`. Source: Triton's raw binary request.
     Raises: InferError.
@@ -145,7 +145,7 @@ def _inputs(
 
 
 def _said(model: Model, parameters: Any, outputs: Any, regions: Regions | None) -> tuple[tuple[int, ...], Options]:
-    """Read the parameters and the outputs asked for."""
+    """Read the parameters and the requested outputs."""
     if parameters is not None and type(parameters) is not dict:
         raise invalid("Unable to parse 'parameters': attempt to access JSON non-object as object")
     spoken = said.parameters(parameters) if parameters else said.NO_PARAMETERS
@@ -153,7 +153,7 @@ def _said(model: Model, parameters: Any, outputs: Any, regions: Regions | None) 
     if outputs is not None and type(outputs) is not list:
         raise invalid("Unable to parse 'outputs': attempt to access JSON non-array as array")
     if outputs:
-        # as Triton: `binary_data_output` is about outputs that are not named
+        # as in Triton, `binary_data_output` applies only if no outputs are named
         entries = [(_name(entry), _members(entry.get("parameters"), entry["name"])) for entry in outputs]
         wanted, plan = wanted_of(model, entries, regions, hooks=spoken.hooks)
     else:
@@ -189,7 +189,7 @@ def _name(entry: Any) -> str:
 
 
 def wrong_inputs(model: Model, got: list[str]) -> InferError:
-    """Refuse inputs of other names than the model's, or more or fewer: that first, as Triton does.
+    """Return the error for wrong input names or a wrong number of inputs; the number is checked first, as in Triton.
 
     Called by gRPC's decoding too.
     """
@@ -213,7 +213,7 @@ def wrong_inputs(model: Model, got: list[str]) -> InferError:
 def _tensor(
     model: Model, spec: TensorSpec, entry: Any, body: bytes, position: int, regions: Regions | None
 ) -> tuple[Array, int]:
-    """Decode one entry of `inputs`; give its array and where the next binary tensor begins."""
+    """Decode one entry of `inputs`; return its array and where the next binary tensor begins."""
     if type(entry) is not dict:
         raise invalid("Unable to parse 'inputs': attempt to access JSON non-object as object")
     if entry.get("name") != spec.name:
@@ -232,7 +232,7 @@ def _tensor(
 
 
 def _shape(model: Model, spec: TensorSpec, entry: dict[str, Any]) -> tuple[list[int], int]:
-    """Give an entry's shape, checked by itself, and how many elements it has."""
+    """Return an entry's shape, checked by itself, and its number of elements."""
     shape = entry.get("shape")
     if type(shape) is not list:
         raise _no("shape", shape, "array")
@@ -240,7 +240,7 @@ def _shape(model: Model, spec: TensorSpec, entry: dict[str, Any]) -> tuple[list[
         if type(dim) is not int or not 0 <= dim <= _MAX_DIM:
             raise invalid(f"Unable to parse 'shape': {NOT_UNSIGNED}")
     if len(shape) > MAX_RANK:
-        # before the product is taken, which of a million dims takes for ever
+        # checked before the product, which takes forever for a million dims
         raise too_many_dims(model, spec, shape)
     count = math.prod(shape)
     if spec.datatype == "BYTES" and count >= MANY_TEXTS:
@@ -251,7 +251,7 @@ def _shape(model: Model, spec: TensorSpec, entry: dict[str, Any]) -> tuple[list[
 def _not_json(
     model: Model, spec: TensorSpec, entry: dict[str, Any], body: bytes, position: int, regions: Regions | None
 ) -> tuple[Array, int] | None:
-    """Decode what its parameters place after the JSON or in shared memory; None for neither."""
+    """Decode a tensor whose parameters place it after the JSON or in shared memory; None if in neither."""
     parameters, shape = entry["parameters"], entry["shape"]
     if type(parameters) is not dict:
         raise _no_object(spec.name)
@@ -272,7 +272,7 @@ def _not_json(
 
 
 def _in_regions(entries: list[dict[str, Any]]) -> Iterator[str]:
-    """Name the inputs, once they are decoded, that were in shared memory."""
+    """Yield the names of decoded inputs that were in shared memory."""
     return (entry["name"] for entry in entries if "shared_memory_region" in (entry.get("parameters") or ()))
 
 
@@ -284,7 +284,7 @@ def _shared(model: Model, spec: TensorSpec, entry: dict[str, Any], regions: Regi
 
 
 def _not_one(entry: dict[str, Any]) -> InferError:
-    """Refuse an input whose values are nowhere, or in several places. Source: Triton, ValidateInputContentType."""
+    """Return the error for an input with no data or several kinds of it. Source: Triton, ValidateInputContentType."""
     parameters = entry.get("parameters") or {}
     places = (("data", entry), ("binary_data_size", parameters), ("shared_memory_region", parameters))
     found = "".join(f" '{key}'" for key, there in places if key in there)
@@ -295,12 +295,12 @@ def _not_one(entry: dict[str, Any]) -> InferError:
 
 
 def too_many_dims(model: Model, spec: TensorSpec, shape: list[int]) -> InferError:
-    """Refuse an input of more dims than MAX_RANK. Called by gRPC's decoding too."""
+    """Return the error for an input with more dims than MAX_RANK. Called by gRPC's decoding too."""
     return invalid(f"unexpected shape for input '{spec.name}' for model '{model.name}': {len(shape)} dims")
 
 
 def wrong_datatype(model: Model, spec: TensorSpec, datatype: Any) -> InferError:
-    """Refuse an input of another datatype than the model's. Called by gRPC's decoding too."""
+    """Return the error for an input whose datatype is not the model's. Called by gRPC's decoding too."""
     if type(datatype) is not str:
         return _no("datatype", datatype, "string")
     return invalid(

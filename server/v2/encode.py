@@ -1,4 +1,4 @@
-"""Encoding the answer to a v2 infer request: JSON, or JSON followed by binary tensors.
+"""Encoding of the answer to a v2 infer request: JSON, or JSON followed by binary tensors.
 
 Source: KServe v2 and Triton's binary tensor data extension; the order of members is Triton's.
 """
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 _KEPT_PREFIXES = 256
 _LARGE_BYTES = 64 << 10
-"""Data from this size on is copied once, which for less costs more than copying it twice."""
+"""From this size, data is copied only once; below it, avoiding the second copy costs more than the copy."""
 _DATA = b',"data":'
 
 
 class Encoder:
     """Encodes the answers of one model version; keeps the bytes that do not change between answers.
 
-    `outputs` are (name, datatype), by the Signature's positions. `strings`: BYTES are among them.
+    `outputs` are (name, datatype) pairs, in the Signature's order. `strings`: some of them are BYTES.
     """
 
     def __init__(self, model: str, version: str, outputs: Sequence[tuple[str, str]]) -> None:
@@ -54,7 +54,7 @@ class Encoder:
         Raises: InferError (INVALID) for what JSON cannot carry.
         """
         if len(outputs) == 1 and not request_id:
-            # the usual answer: everything before the numbers is one kept prefix
+            # the common answer: everything before the numbers is one kept prefix
             array = outputs[0]
             key = (wanted[0], array.shape)
             prefix, write = self._singles.get(key) or self._single(key)
@@ -64,14 +64,14 @@ class Encoder:
     def mixed(
         self, request_id: str, wanted: tuple[int, ...], plan: tuple[bool, ...] | None, outputs: list[Any]
     ) -> tuple[bytes, int]:
-        """Encode outputs, those that `plan` marks as binary after the JSON.
+        """Encode outputs, with those that `plan` marks as binary after the JSON.
 
-        Returns: the body, and how much of it is JSON; 0 when no binary byte follows.
+        Returns: the body and the length of its JSON, 0 if no binary data follows.
         Raises: InferError (INVALID) for what JSON cannot carry.
         """
         binaries = plan or (False,) * len(wanted)
         if len(outputs) == 1 and binaries[0]:
-            # the usual answer: everything before the values is kept
+            # the common answer: everything before the values is kept
             array = outputs[0]
             text = self._packed.get((wanted[0], array.shape))
             if text is not None:
@@ -108,9 +108,9 @@ class Encoder:
     def finished(
         self, request_id: str, outputs: Sequence[Finished], parameters: Mapping[str, Any] | None = None
     ) -> tuple[bytes, int]:
-        """Encode what has been finished. Returns, and raises: as `mixed`.
+        """Encode finished outputs. Returns, and raises: as `mixed`.
 
-        What is in shared memory has no data, and no parameters: C++ clients take those for binary.
+        Outputs in shared memory have no data, and no parameters: C++ clients would take those to mean binary data.
         """
         texts: list[bytes] = []
         raws: list[bytes | memoryview] = []
@@ -132,7 +132,7 @@ class Encoder:
     def mapped(
         self, request_id: str, outputs: Sequence[Finished], parameters: Mapping[str, Any] | None = None
     ) -> tuple[Body, int]:
-        """Encode as `finished` does, on a thread: Mapped, and a piece at a time."""
+        """Encode as `finished` does, on a thread: into Mapped memory, a piece at a time."""
         body, raws, comma = Mapped(), [], b""
         body.put(self._opening(request_id, parameters))
         for name, datatype, shape, array, binary in outputs:
@@ -178,7 +178,7 @@ class Encoder:
         return single
 
     def stored(self, request: InferRequest, plan: PerOutputPlan) -> bytes:
-        """Write all outputs into shared memory, and encode what there is to say of them. Raises: as `mixed`."""
+        """Write all outputs into shared memory, and encode their description. Raises: as `mixed`."""
         shapes = store_all(request, plan)
         key = (request.wanted, shapes)
         text = self._binaries.get(key)
@@ -190,7 +190,7 @@ class Encoder:
         return self._with_id(request.id, text)
 
     def _with_id(self, request_id: str, text: bytes) -> bytes:
-        """Put an id into what is kept without."""
+        """Insert an id into a text kept without one."""
         return self._opening(request_id) + text[len(self._open) :] if request_id else text
 
     def _opening(self, request_id: str, parameters: Mapping[str, Any] | None = None) -> bytes:
@@ -211,14 +211,14 @@ class Encoder:
 
 
 def encode_ways(encoder: Encoder, request: InferRequest, plan: PerOutputPlan) -> tuple[bytes, int]:
-    """Encode outputs of which some are classes or go into shared memory. Returns, and raises: as `Encoder.mixed`."""
+    """Encode outputs, some as classes or into shared memory. Returns, and raises: as `Encoder.mixed`."""
     if plan.stored:
         return encoder.stored(request, plan), 0
     return encoder.finished(request.id, finish_all(request.model, request.wanted, plan, request.outputs or []))
 
 
 def encode_large(encoder: Encoder, request: InferRequest, plan: Plan) -> tuple[Body, int]:
-    """Encode any outputs, on a thread. Returns: as `Encoder.mixed`, but Mapped. Raises: as that does."""
+    """Encode any outputs, on a thread. Returns: as `Encoder.mixed`, but Mapped. Raises: as `Encoder.mixed`."""
     outputs: Any = request.outputs or []
     if type(outputs) is OwnOutputs:
         return encoder.mapped(request.id, finish_own(request.model, request.wanted, plan, outputs), outputs.parameters)
@@ -228,7 +228,7 @@ def encode_large(encoder: Encoder, request: InferRequest, plan: Plan) -> tuple[B
 
 
 def encode_own(encoder: Encoder, request: InferRequest, plan: Plan) -> tuple[bytes, int]:
-    """Encode what user code has answered that its signature does not tell. Returns, and raises: as `Encoder.mixed`."""
+    """Encode the answer of user code that differs from its signature. Returns, and raises: as `Encoder.mixed`."""
     outputs: Any = request.outputs
     return encoder.finished(request.id, finish_own(request.model, request.wanted, plan, outputs), outputs.parameters)
 
@@ -236,7 +236,7 @@ def encode_own(encoder: Encoder, request: InferRequest, plan: Plan) -> tuple[byt
 def encode_hooked(
     encoder: Encoder, request: InferRequest, ways: Mapping[str, Way], outputs: Mapping[str, Array], *, large: bool
 ) -> tuple[Body, int]:  # fmt: skip
-    """Encode of what post_inference returned, arrays by names of its own choosing, those that `told` gives `ways`.
+    """Encode what post_inference returned: the arrays, under names it chose, to which `told` assigned `ways`.
 
     `large`: on a thread. Returns: as `Encoder.mixed`, or Mapped. Raises: InferError (INVALID).
     """

@@ -1,7 +1,7 @@
-"""Finishing: what is done to a request's outputs before they are encoded, as its Plan says.
+"""Finishing: what is done to a request's outputs before encoding, according to its Plan.
 
-An output becomes its classes, or goes into shared memory, or stays as it is. Called by both transports, for models with
-hooks and without.
+An output is converted to classes, written to shared memory, or left as it is. Called by both transports, for models
+with and without hooks.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 _CLASSIFIED = frozenset(("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64"))
 LARGE_ELEMENTS = 16 << 10
-"""So many elements are work for a thread where each is looked at: as JSON some 256 KiB, half a millisecond or more."""
+"""From this many elements, per-element work is done on a thread: as JSON about 256 KiB, half a millisecond or more."""
 _LARGE_CLASSES = 4096
 _MANY = 8
-"""Values for each class wanted from which they are selected before they are sorted."""
+"""If there are more values than this per requested class, the candidates are selected before sorting."""
 
 
 class Finished(NamedTuple):
-    """One output as it is answered. `array` is None when the data is in shared memory; `binary` is for HTTP."""
+    """One output as it is answered. `array` is None if the data is in shared memory; `binary` is for HTTP."""
 
     name: str
     datatype: str
@@ -47,14 +47,14 @@ class Finished(NamedTuple):
 
 
 def ways_of(plan: Plan, count: int) -> tuple[Way, ...]:
-    """Spell a plan out: one way for each of `count` outputs."""
+    """Expand a plan to one way for each of `count` outputs."""
     if plan is None:
         return (JSON,) * count
     return plan.ways if isinstance(plan, PerOutputPlan) else plan
 
 
 def finish_all(model: Model, wanted: Sequence[int], plan: Plan, outputs: Sequence[Any]) -> list[Finished]:
-    """Finish a request's outputs, and let go of its shared memory.
+    """Finish a request's outputs, and release its shared memory.
 
     Raises: InferError (INVALID).
     """
@@ -70,7 +70,7 @@ def finish_all(model: Model, wanted: Sequence[int], plan: Plan, outputs: Sequenc
 
 
 def store_all(request: InferRequest, plan: PerOutputPlan) -> tuple[tuple[int, ...], ...]:
-    """Finish outputs that all go into shared memory, and let go of it; give their shapes. Raises: as `finish_all`."""
+    """Finish outputs that all go into shared memory, release it, and return their shapes. Raises: as `finish_all`."""
     specs, outputs = request.model.signature.outputs, request.outputs or []
     try:
         for position, lease, array in zip(request.wanted, plan.ways, outputs, strict=True):
@@ -83,7 +83,7 @@ def store_all(request: InferRequest, plan: PerOutputPlan) -> tuple[tuple[int, ..
 
 
 def finish_own(model: Model, wanted: Sequence[int], plan: Plan, outputs: OwnOutputs) -> list[Finished]:
-    """Finish those outputs of user code that there are, as `finish_all` does; each has the datatype that it has."""
+    """Finish the outputs that user code returned, as `finish_all` does; each keeps its own datatype."""
     try:
         specs = [model.signature.outputs[position] for position in wanted]
         return [
@@ -110,7 +110,7 @@ def finish(model: Model, output: tuple[str, str], way: Way, array: Array) -> Fin
 
 
 def store(name: str, datatype: str, array: Array, lease: Lease) -> None:
-    """Write an output into the shared memory that was asked for. Raises: InferError (INVALID)."""
+    """Write an output into the requested shared memory. Raises: InferError (INVALID)."""
     raw = to_binary(datatype, array)
     if len(raw) > lease.byte_size:
         text = (
@@ -122,10 +122,10 @@ def store(name: str, datatype: str, array: Array, lease: Lease) -> None:
 
 
 def classify(datatype: str, array: Array, count: int, labels: Sequence[str], *, batched: bool) -> Array:
-    """Make BYTES of the `count` highest values, highest first: `value:index`, and `:label` where there is one.
+    """Return the `count` highest values as BYTES, highest first: `value:index`, plus `:label` if there is one.
 
-    Shapes: [rows, count] for a batched model, [count] otherwise; count is never more than there are values. Of equal
-    values the first comes first; what is no number comes last.
+    Shapes: [rows, count] for a batched model, [count] otherwise; count is at most the number of values. Ties keep the
+    order of the values; NaN comes last.
     Raises: InferError (INVALID).
     """
     if datatype not in _CLASSIFIED:
@@ -146,7 +146,7 @@ def classify(datatype: str, array: Array, count: int, labels: Sequence[str], *, 
 
 
 def is_much(count: int, array: Array) -> bool:
-    """Tell whether to make an output `count` classes a row would hold the loop."""
+    """Return whether converting an output to `count` classes per row would block the event loop."""
     rows = array.shape[0] if array.ndim else 1
     return array.size >= LARGE_ELEMENTS or min(count * rows, array.size) >= _LARGE_CLASSES
 
@@ -162,8 +162,8 @@ def _texts(values: list[Any], indices: list[int], labels: Sequence[str]) -> list
 
 
 def _highest(values: Array, count: int) -> Array:
-    """Give the indices of the `count` highest values, highest first, the first of equal ones first, NaN last."""
-    # both turn an order round, so that sorting puts the highest first and leaves equal ones and NaN where they belong
+    """Return the indices of the `count` highest values, highest first, ties in order, NaN last."""
+    # both invert the order, so that sorting puts the highest first, and ties and NaN in the right place
     keys: Array = -values if values.dtype.kind == "f" else ~values
     size = len(keys)
     if not 0 < count < size // _MANY:

@@ -1,7 +1,7 @@
 """Forwarding: header fields of a call that become parameters of its request.
 
-Made of --http-header-forward-pattern and of --grpc-header-forward-pattern, one each; called by their transports, and by
-the settings for the check of the patterns, so it imports little.
+Made from --http-header-forward-pattern and --grpc-header-forward-pattern, one each. Called by their transports, and by
+the settings to check the patterns, so it imports little.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ _GRPC_S_OWN = frozenset((
     ":authority", "content-type", "te", "grpc-accept-encoding", "grpc-encoding", "grpc-internal-encoding-request",
     "grpc-timeout", "grpc-tags-bin", "grpc-trace-bin", "grpc-server-stats-bin",
 ))  # fmt: skip
-"""What gRPC keeps from a server's code, and so from Triton. Source: its core, PublishToAppEncoder."""
+"""What gRPC hides from a server's code, and thus from Triton. Source: its core, PublishToAppEncoder."""
 
 
 class Forwarding:
-    """One pattern. It is searched for in names, in any case; a name with a match in it is forwarded.
+    """One pattern, searched for in names, ignoring case; a name that contains a match is forwarded.
 
-    The pattern is the operator's, in Python's syntax, of which RE2's is nearly a part; `(?-i)` before it, which is
-    Triton's way to have it as it is written, is taken too.
+    The pattern comes from the operator, in Python's syntax, which covers nearly all of RE2's. A leading `(?-i)`,
+    Triton's way to match case, is accepted.
     """
 
     def __init__(self, pattern: str) -> None:
-        """Raise ValueError when the pattern is none."""
+        """Raise ValueError if the pattern is not a regular expression."""
         try:
             exact = pattern.startswith(_EXACT)
             self._pattern = re.compile(pattern.removeprefix(_EXACT), 0 if exact else re.IGNORECASE)
@@ -34,22 +34,22 @@ class Forwarding:
 
     @classmethod
     def of(cls, pattern: str) -> Forwarding | None:
-        """Make one, or none of an empty pattern. Raises: ValueError."""
+        """Return the Forwarding of a pattern, or None if it is empty. Raises: ValueError."""
         return cls(pattern) if pattern else None
 
     def parameters(self, header: Mapping[bytes, bytes]) -> dict[str, str]:
-        """Give the parameters that a header makes.
+        """Return the parameters made from a header.
 
         Raises: InferError (INVALID) for a name that no parameter may have.
         """
         return self._found({name.decode("latin-1"): value.decode("latin-1") for name, value in header.items()})
 
     def parameters_of(self, metadata: Mapping[str, str]) -> dict[str, str]:
-        """Give the parameters that gRPC metadata makes. Raises: as `parameters`."""
+        """Return the parameters made from gRPC metadata. Raises: as `parameters`."""
         return self._found({name: value for name, value in metadata.items() if name not in _GRPC_S_OWN})
 
     def _found(self, header: Mapping[str, str]) -> dict[str, str]:
-        from .said import check_key  # numpy comes with it, for which the command line does not wait
+        from .said import check_key  # imports numpy, which the command line must not wait for
 
         forwarded = {name: value for name, value in header.items() if self._pattern.search(name)}
         for name in forwarded:

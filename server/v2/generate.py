@@ -1,7 +1,7 @@
-"""The generate extension: tensors as plain members of a JSON object, answered so, at once or as server-sent events.
+"""The generate extension: tensors as plain members of a JSON object, in one answer or as server-sent events.
 
-generate_stream sends an event for each answer, as it comes. Source: Triton's extension_generate.md, and
-http_server.cc for how members become tensors.
+generate_stream sends an event for each answer as it arrives. Source: Triton's extension_generate.md, and http_server.cc
+for the conversion of members to tensors.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ logger = logging.getLogger("penstock.server")
 _EVENTS = "text/event-stream; charset=utf-8"
 _PARAMETERS = "parameters"
 _AT_THE_DOOR = (Code.OVERLOADED, Code.NOT_READY)
-"""What is refused before inference begins is answered as JSON, by generate_stream too."""
+"""Errors before inference begins are answered as JSON, also by generate_stream."""
 _LARGE_BYTES = 256 << 10
 _TOGETHER_BYTES = 64 << 10
-"""Events that are there together are sent so until they have so many bytes."""
+"""Events available at the same time are sent together up to this many bytes."""
 _REQUEST = {"type": "object", "properties": {_PARAMETERS: {"type": "object"}}, "additionalProperties": True}
 
 
 class Called(NamedTuple):
-    """What a request says: what `Hooks.infer` and `Hooks.stream` take."""
+    """A parsed request: the arguments of `Hooks.infer` and `Hooks.stream`."""
 
     inputs: dict[str, Array]
     request_id: str
@@ -69,7 +69,7 @@ class Called(NamedTuple):
 
 
 class Events(NamedTuple):
-    """Events that were there together, and the status of an answer that begins with them."""
+    """Events available at the same time, and the status of an answer that begins with them."""
 
     texts: Sequence[bytes] = ()
     status: int = 200
@@ -85,7 +85,7 @@ class Generate:
         self._texts = LargeTexts()
 
     def routes(self) -> tuple[Route, ...]:
-        """Give the endpoints."""
+        """Return the endpoints."""
         model = "/v2/models/{model}"
         paths = model + "/", model + "/versions/{version}/"
         codes = (400, 404, 501, 503)
@@ -112,7 +112,7 @@ class Generate:
         return Response(answer, media_type=JSON)
 
     async def generate_stream(self, request: Request) -> Response:
-        """Answer with an event for each answer, and one that says so if inference fails."""
+        """Answer with one event per answer, and an error event if inference fails."""
         body = await self._body(request)
         model = self._engine.model(*asked(request))
         async with contextlib.AsyncExitStack() as until_answered:
@@ -121,7 +121,7 @@ class Generate:
             called = await self._call(model, body)
             answers = await until_answered.enter_async_context(contextlib.aclosing(self._answers(model, called)))
             try:
-                # with the status goes whether it works at all, so that it waits for the first answer
+                # the status depends on the outcome, so it waits for the first answer
                 first = await _unless_gone(request.receive, _first(answers))
             except InferError as error:
                 if error.code in _AT_THE_DOOR:
@@ -131,14 +131,14 @@ class Generate:
         raise InferError(Code.INTERNAL, "an exit stack that swallows errors")
 
     async def _body(self, request: Request) -> bytes:
-        """Read a body, before any model is held: its client may take its time. Raises: InferError."""
-        self._engine.model(*asked(request))  # what is not there is refused before it is read
+        """Read a body before the model is held, because the client may be slow. Raises: InferError."""
+        self._engine.model(*asked(request))  # an unknown model is rejected before the body is read
         if request.headers.get("content-encoding", "identity") not in {"", "identity"}:
             raise said.invalid("Unsupported content-encoding, only 'identity' is supported.")
         return await body_of(request, self._limits.max_body_bytes)
 
     async def _call(self, model: Model, body: bytes) -> Called:
-        """Read a request, and hold its shapes against what the model takes if no hook makes others of them.
+        """Parse a request, and check its shapes against the model unless a hook may change them.
 
         Raises: InferError.
         """
@@ -160,7 +160,7 @@ class Generate:
         return await _on_thread(write, outputs) if _is_large(outputs) else write(outputs)
 
     async def _answers(self, model: Model, called: Called) -> AsyncGenerator[Events, None]:
-        """Give the events as they come, those together that are there together. Raises: InferError, after those."""
+        """Yield the events as they come, grouping those available together. Raises: InferError, after those."""
         stream, write = self._hooks_of(model).stream(*called), Members(model, called.request_id).write
         texts: list[bytes] = []
         status = nbytes = 0
@@ -189,12 +189,12 @@ class Generate:
 
 
 class _Events(Response):
-    """Server-sent events: one for each answer, as it comes and as its client reads. `answered` is closed at the end."""
+    """Server-sent events: one per answer, as it comes and as the client reads. `answered` is closed at the end."""
 
     def __init__(
         self, first: Events, answers: AsyncGenerator[Events, None], answered: contextlib.AsyncExitStack
     ) -> None:
-        # nginx, as it is configured if nothing is said, would keep them back until the last one
+        # nginx with its default configuration would otherwise buffer them until the last one
         super().__init__(status_code=first.status, headers={"content-type": _EVENTS, "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._first = first
@@ -245,7 +245,7 @@ def _failed(error: InferError) -> bytes:
 
 
 def _is_large(outputs: Mapping[str, Array]) -> bool:
-    """Whether to write an answer would hold the loop."""
+    """Return whether writing an answer would block the event loop."""
     return sum([array.nbytes for array in outputs.values()]) >= _LARGE_BYTES
 
 
@@ -254,7 +254,7 @@ async def _on_thread(write: Callable[[Mapping[str, Array]], bytes], outputs: Map
 
 
 async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Await an answer, or cancel it when its client goes away. Raises: InferError (CANCELLED, which nobody reads)."""
+    """Await an answer, or cancel it if its client disconnects. Raises: InferError (CANCELLED, which nobody reads)."""
     answer, left = asyncio.ensure_future(work), asyncio.ensure_future(gone(receive))
     try:
         await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
@@ -264,14 +264,14 @@ async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     finally:
         answer.cancel()
         left.cancel()
-        # what it used is let go of next
+        # so that it releases its resources before the caller continues
         await asyncio.wait((answer, left))
-        # a task has its error, which has this frame
+        # breaks a reference cycle: a task holds its error, which holds this frame
         del answer, left
 
 
 def read(model: Model, body: bytes, max_depth: int) -> tuple[str, dict[str, Array], said.Parameters]:
-    """Read the members of a request: each is an input's values, or a parameter; `parameters` holds more of either.
+    """Parse the members of a request: each is the values of an input or a parameter; `parameters` may hold both.
 
     Raises: InferError.
     """
@@ -304,7 +304,7 @@ def read(model: Model, body: bytes, max_depth: int) -> tuple[str, dict[str, Arra
 def _take(
     known: Mapping[str, TensorSpec], members: Mapping[str, Any], inputs: dict[str, Array], parameters: dict[str, Any]
 ) -> None:
-    """Take members as what they are. Raises: InferError (INVALID)."""
+    """Sort members into inputs and parameters. Raises: InferError (INVALID)."""
     for name, value in members.items():
         spec = known.get(name)
         if spec is None:
@@ -317,7 +317,7 @@ def _take(
 
 
 def _demand_once(known: Collection[str], body: bytes) -> None:
-    """Refuse members of one name, if it is an input's: of a parameter the last one holds. Raises: InferError."""
+    """Reject a repeated member if it names an input; of repeated parameters the last one counts. Raises: InferError."""
     if b"\\" not in body and all(body.count(orjson.dumps(name)) < 2 for name in known):
         return
     seen: set[str] = set()
@@ -328,7 +328,7 @@ def _demand_once(known: Collection[str], body: bytes) -> None:
 
 
 def _tensor(spec: TensorSpec, value: Any) -> Array:
-    """Make a tensor of a value or a list of them: fixed dims are filled, and the innermost free one takes the rest."""
+    """Make a tensor from a value or a list of values: the innermost free dim takes what the fixed dims leave."""
     values = value if type(value) is list else [value]
     dims, rest = list(spec.shape), len(values)
     fixed = math.prod(dim for dim in dims if dim != -1)

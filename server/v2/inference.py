@@ -1,7 +1,7 @@
-"""Inference: the Service that answers `infer` and `predict` on the fast lane, and the sink their requests go to.
+"""Inference: the Service that answers `infer` and `predict` on the fast lane, and the sink of their requests.
 
-One trip: `claim` finds the route once per head, `begin` decodes and submits, `deliver` encodes and writes all answers
-of a batch. Nothing here logs, starts a task or touches a metric for a plain request.
+`claim` finds the route once per head, `begin` decodes and submits, `deliver` encodes and writes all answers of a batch.
+For a plain request nothing here logs, starts a task or touches a metric.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from .said import Plan
 
 
-# a target of absolute form names scheme and host before its path (RFC 9112, 3.2.2)
+# a target in absolute form has scheme and host before its path (RFC 9112, 3.2.2)
 _PATH = re.compile(rb"(?:(?i:https?)://[^/]*)?/v2/models/([^/]+)(?:/versions/([0-9]+))?/(infer|predict)\Z")
 _SEVERAL = "HTTP end point doesn't support models with decoupled transaction policy"
 
@@ -66,7 +66,7 @@ _SEVERAL = "HTTP end point doesn't support models with decoupled transaction pol
 class Inference:
     """Answers inference for one server.
 
-    Threads: the event loop's, but for `decode` of large JSON or shared memory, and encoding and compression of large
+    Threads: the event loop's, except for decoding large JSON or shared memory, and encoding and compressing large
     answers.
     """
 
@@ -98,20 +98,20 @@ class Inference:
         return InferenceClaim(route, head, self._forwarding, predict=match[3] == b"predict")
 
     def turn_away(self, head: Head) -> InferError | None:
-        """Give the error of a request that is refused whatever it brings: its body need not be kept."""
+        """Return the error of a request that would be rejected whatever its body, which then need not be kept."""
         route = head.route.route
-        # another model may have the name by now, and it is that one's queue which counts
+        # another model may have the name by now, and its queue is the one that matters
         model = route.model if route.generation == self._engine.generation else None
         return None if model is None else self._engine.turn_away(model)
 
     def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
-        """Decode and submit one request, or answer what is wrong with it."""
+        """Decode and submit one request, or answer with its error."""
         claim: InferenceClaim = head.route
         route = claim.route
         try:
             if route.generation != self._engine.generation:
                 self._resolve(route)
-            model: Model = route.model  # type: ignore[assignment]  # _resolve has found it
+            model: Model = route.model  # type: ignore[assignment]  # set by _resolve
             if not model.gathers and (model.scheduler.full() or model.scheduler.target_ns):
                 refusal = self._engine.turn_away(model)
                 if refusal is not None:
@@ -135,7 +135,7 @@ class Inference:
             self.refuse(connection, internal(error, route.name, claim.request_id))
 
     def abandon(self, connection: Connection) -> None:
-        """Cancel what a gone client asked for, and let go of its shared memory."""
+        """Cancel the request of a disconnected client, and release its shared memory."""
         connection.plan = None
         if connection.request is not None:
             self._engine.cancel(connection.request)
@@ -185,7 +185,7 @@ class Inference:
         route.hooked = hooks.has_pre or hooks.has_post or model.spec.decoupled
         route.decoupled = model.spec.decoupled
         route.generation = self._engine.generation
-        # only paths of models that exist are kept, so that a scan of names fills nothing
+        # only paths of existing models are kept, so that scanning names does not fill memory
         self._routes[route.name, route.version] = route
 
     @staticmethod
@@ -200,7 +200,7 @@ class Inference:
         connection.plan = options.plan
         connection.request = request
         try:
-            submit = self._engine.submit_soon  # called as an attribute it would be looked for as a method first
+            submit = self._engine.submit_soon  # as a direct call it would first be looked up as a method
             submit(request)
         except InferError:
             connection.request = connection.plan = None
@@ -278,13 +278,13 @@ class Inference:
             connection.answer(error.status, error_body(error.text), b"application/json", extra)
         except InferError as error:
             self.refuse(connection, error)
-        except Exception as error:  # noqa: BLE001 - logged under an id, and the client gets an answer whatever it is
+        except Exception as error:  # noqa: BLE001 - logged under an id, and the client always gets an answer
             self.refuse(connection, internal(error, model.name, request_id))
         finally:
             off_task(connection)
 
     async def _decoded(self, claim: InferenceClaim, model: Model, body: bytes) -> tuple[InferRequest, Options]:
-        """Decode here, or on a thread where it would hold the loop."""
+        """Decode inline, or on a thread if that would block the event loop."""
         if claim.refusal is not None:
             raise claim.refusal
         if claim.coding:
@@ -307,7 +307,7 @@ class Inference:
         return await self._texts.read(len(body) if header_bytes < 0 else header_bytes, work)
 
     def _read(self, claim: InferenceClaim, model: Model, body: bytes) -> tuple[InferRequest, Options]:
-        """Decompress and decode, on a thread and in one go, as `unpacked` has it."""
+        """Decompress and decode on one thread, as `unpacked` requires."""
         body = decompress(body, claim.coding, self._limits)
         if claim.header_text and not 0 <= claim.header_bytes <= len(body):
             raise bad_header(claim, body)

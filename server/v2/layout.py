@@ -1,8 +1,8 @@
-"""Layouts: what the JSON of earlier requests said, remembered by its bytes.
+"""Layouts: the JSON of earlier requests, remembered by its bytes.
 
-A client sends the same names, shapes and options again and again; only the data is new. So what stands around the
-data is decoded and checked once, and each further request costs one look-up and its data (perf/micro.py: 1.9 us for a
-JSON row where the whole document takes 2.6, and 1.2 us for a binary tensor where it takes 4.1).
+A client sends the same names, shapes and options repeatedly; only the data changes. What surrounds the data is decoded
+and checked once, and each further request costs one lookup and its data (perf/micro.py: 1.9 us for a JSON row instead
+of 2.6 for the whole document, and 1.2 us for a binary tensor instead of 4.1).
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ KEPT = 256
 MAX_JSON_BYTES = 4096
 MAX_ROW_BYTES = 65536
 MANY_BYTES = 1024
-"""From this size on a list of numbers goes from simdjson into a buffer: 2.9 us for 32 numbers, which orjson and `pack`
-take 2.0 for, 3.4 and 3.1 for 56, 17 and 52 for 512."""
+"""From this size a list of numbers is parsed by simdjson into a buffer: 2.9 us for 32 numbers, where orjson and `pack`
+take 2.0; 3.4 against 3.1 for 56, 17 against 52 for 512."""
 _DATA = b'"data":'
 _PLAIN_ID = re.compile(rb'\{"id": ?"([ !#-\[\]-~]{1,128})"')
 _Kept = TypeVar("_Kept")
 _MARK = b"a mark that no request has for its id"
 _view = np.ndarray
-"""CPython keeps no place for names in numpy, and looks for each at length."""
+"""CPython does not cache attributes of the numpy module, so each lookup is slow."""
 _FLOATS = {"FP32", "FP64"}
 _R, _S = b"rs"
-"""No number is written with these letters: where neither is, nothing is true or false."""
+"""No number contains these letters; a text with neither contains no true or false."""
 _PATIENCE = 64
 
 
 class _Place(NamedTuple):
-    """Where one input's bytes are behind the JSON, and what they are."""
+    """Where one input's bytes are after the JSON, and what they hold."""
 
     offset: int
     dtype: np.dtype[Any]
@@ -57,9 +57,9 @@ class _Place(NamedTuple):
 
 
 class _Binary(Alike):
-    """The JSON before binary tensors, or that has all in shared memory. Right for `data_bytes` behind it.
+    """The JSON before binary tensors, or with all tensors in shared memory. Valid for `data_bytes` of data after it.
 
-    `views` are the places where all of them are in the body: so read they cost a third.
+    `views` are the places if all inputs are in the body: reading them this way costs a third.
     """
 
     __slots__ = ("data_bytes", "id", "places", "views")
@@ -79,7 +79,7 @@ class _Row(Alike):
     id: str
 
     def hold(self, array: Array) -> None:
-        """Take that the list becomes such an array."""
+        """Record the array that the list becomes."""
         self.dtype = array.dtype
         self.pack = struct.Struct(f"={array.size}{array.dtype.char}").pack
         self.shape = array.shape
@@ -87,11 +87,11 @@ class _Row(Alike):
 
 
 class Layouts:
-    """The memory of one route: bounded, and forgotten with the model it was learned from.
+    """The memory of one route: bounded, and dropped with the model it was learned from.
 
-    `regions` are what requests may name. `find` gives what `decode` would, or None. JSON that begins with an id, as
-    clients write it, is remembered without it, apart. A client whose JSON never repeats makes it try to remember less
-    often.
+    `regions` are those that requests may name. `find` returns what `decode` would, or None. JSON that begins with an
+    id, as clients write it, is remembered separately, without the id. For a client whose JSON never repeats, it tries
+    to remember less often.
     """
 
     def __init__(self, regions: Regions | None = None) -> None:
@@ -118,7 +118,7 @@ class Layouts:
                 row, request_id = _with_id(self._named_rows, body, len(before))
             else:
                 request_id = row.id
-            text, bracket, after = data.partition(b"]")  # a flat list has no other
+            text, bracket, after = data.partition(b"]")  # a flat list has no other bracket
             if row is None or after != row.after:
                 return None
             text += bracket
@@ -128,7 +128,7 @@ class Layouts:
             self._misses = 0
             return row.request(model, [array], sink, len(body), request_id)
         except (InferError, LargeRead):
-            # `decode` meets the same, and says it in full
+            # `decode` finds the same error, and reports it in full
             return None
 
     def _find_binary(
@@ -163,7 +163,7 @@ class Layouts:
         ]
 
     def remember(self, request: InferRequest, options: Options, body: bytes, header_bytes: int) -> None:
-        """Keep the layout of what `decode` has just passed, where it has one."""
+        """Remember the layout of a body that `decode` has just accepted, if it has one."""
         self._misses += 1
         if self._misses > _PATIENCE and self._misses % _PATIENCE:
             return
@@ -176,7 +176,7 @@ class Layouts:
             elif header_bytes <= MAX_JSON_BYTES:
                 self._remember_binary(request, options, body, header_bytes)
         except orjson.JSONDecodeError:
-            # NaN and its like, which only Python's parser reads
+            # NaN and the like, which only Python's parser reads
             return
 
     def _remember_binary(self, request: InferRequest, options: Options, body: bytes, header_bytes: int) -> None:
@@ -194,9 +194,9 @@ class Layouts:
     def _places(
         self, request: InferRequest, body: bytes, header_bytes: int
     ) -> list[_Place | SharedInput | None] | None:
-        """Find where the inputs of a body are; None where one of them is nowhere, but made of the body's values.
+        """Find where the inputs of a body are; None if one of them is not in the body as is.
 
-        BYTES and BOOL are, and JSON data is JSON: those are decoded each time.
+        BYTES and BOOL are converted, and JSON data is parsed: those are decoded each time.
         """
         base = np.frombuffer(body, np.uint8).__array_interface__["data"][0] + header_bytes
         entries = {entry["name"]: entry for entry in orjson.loads(body[:header_bytes])["inputs"]}
@@ -234,13 +234,13 @@ class Layouts:
 
 
 def _with_id(kept: Mapping[bytes, _Kept], body: bytes, end: int) -> tuple[_Kept | None, str]:
-    """Look for what is remembered of JSON up to `end` that begins with an id; give it, and the id."""
+    """Look up what is remembered for JSON that ends at `end` and begins with an id; return it and the id."""
     match = _PLAIN_ID.match(body) if kept else None
     return (None, "") if match is None else (kept.get(body[match.end() : end]), match[1].decode())
 
 
 def _own_id(body: bytes, end: int) -> int:
-    """Say where the id ends that JSON up to `end` begins with; 0 unless any other could stand there and be its id."""
+    """Return where the id at the start of JSON that ends at `end` stops; 0 unless any other id could replace it."""
     match = _PLAIN_ID.match(body)
     if match is None or orjson.loads(b'{"id":"%b"%b' % (_MARK, body[match.end() : end]))["id"] != _MARK.decode():
         return 0
@@ -248,10 +248,10 @@ def _own_id(body: bytes, end: int) -> int:
 
 
 def _few(text: bytes, row: _Row) -> Array | None:
-    """Make a row of a text that can only be the value that stood there before: one list, and nothing after it.
+    """Parse a row from a text that can only be the value at that place: one list, and nothing after it.
 
-    Packed, numbers take half of what numpy takes to find out what they are; what is no number, or too large, is left
-    to `decode`.
+    Packing takes half the time numpy needs to detect the type. What is not a number, or is too large, is left to
+    `decode`.
     """
     if _R in text or _S in text:
         return None
@@ -263,7 +263,7 @@ def _few(text: bytes, row: _Row) -> Array | None:
 
 
 def _many(text: bytes, row: _Row) -> Array | None:
-    """Make the same without a Python float per number. A nested list is left to `decode`, which counts its depth."""
+    """Parse the same without a Python float per number. A nested list is left to `decode`, which checks its depth."""
     if text.count(b"[") != 1:
         return None
     values = numbers_of(text)
@@ -273,7 +273,7 @@ def _many(text: bytes, row: _Row) -> Array | None:
 
 
 def _stands_for_data(body: bytes, start: int, end: int) -> bool:
-    """Whether the list at `start` is the data of the only input, and not the same letters inside something else."""
+    """Return whether the list at `start` is the data of the only input, and not the same text inside something else."""
     try:
         values = orjson.loads(body[start:end])
     except orjson.JSONDecodeError:

@@ -1,7 +1,7 @@
 """Logging settings: what the process logs, read and changed over the network while it runs.
 
-Made by the composition root; asked by its own HTTP endpoint and by gRPC's LogSettings. Where the log goes is not the
-network's to choose.
+Made by the composition root; used by its own HTTP endpoint and by gRPC's LogSettings. The log destination cannot be
+changed over the network.
 Source: Triton server, http_server.cc and grpc_server.cc (names, order and texts).
 """
 
@@ -38,12 +38,12 @@ _SCHEMA: dict[str, Any] = {
 
 
 def apply_without_logs(levels: LogLevels) -> None:
-    """Set what a server can that is part of another program, whose logging is its own: the level of our loggers."""
+    """Apply what can be applied inside another program, which owns its logging: the level of Penstock's loggers."""
     logging.getLogger("penstock").setLevel(levels.lowest)
 
 
 class LogSettings:
-    """What is logged. `apply` makes it so in the process: its shell sets it, where there is one."""
+    """The logging settings. `apply` puts them into effect; the process shell replaces it, if there is one."""
 
     def __init__(self, settings: Settings, apply: Callable[[LogLevels], None] | None = None) -> None:
         self._file = settings.log_file
@@ -51,7 +51,7 @@ class LogSettings:
         self.apply = apply or apply_without_logs
 
     def read(self) -> dict[str, bool | int | str]:
-        """Give every setting, in Triton's order."""
+        """Return every setting, in Triton's order."""
         levels = self._levels
         return {
             "log_file": self._file,
@@ -63,7 +63,7 @@ class LogSettings:
         }
 
     def update(self, changes: Mapping[str, Any]) -> None:
-        """Change settings, all or none; None leaves one as it is, as in Triton.
+        """Change settings, all or none; None leaves one unchanged, as in Triton.
 
         Raises: InferError (UNSUPPORTED: the log file; INVALID).
         """
@@ -86,7 +86,7 @@ class LogSettings:
     # -- HTTP --------------------------------------------------------------------------------------------------
 
     def routes(self) -> tuple[Route, ...]:
-        """Give the endpoints."""
+        """Return the endpoints."""
         return (
             Route("GET", (PATH,), self.answer, "What the server logs", _SCHEMA),
             Route("POST", (PATH,), self.change, "Change what the server logs", _SCHEMA, _SCHEMA, (400, 501)),
@@ -97,13 +97,13 @@ class LogSettings:
         return json_answer(self.read())
 
     async def change(self, request: Request) -> Response:
-        """Change them, and answer with what they are then."""
+        """Change the settings, and answer with the new values."""
         self.update(settings_object(await body_of(request)))
         return json_answer(self.read())
 
 
 def settings_object(body: bytes) -> dict[str, Any]:
-    """Read the settings that a request brings: an object, possibly empty.
+    """Parse the settings in a request: an object, possibly empty.
 
     Raises: InferError (INVALID).
     """

@@ -1,4 +1,4 @@
-"""Members: the answers of the generate extension, tensors as plain members of a JSON object. Called by generate.py."""
+"""Members: the answers of the generate extension, tensors as plain members of a JSON object. Used by generate.py."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 class Members:
     """Writes the answers to one request: members by name, a single value without its list.
 
-    What is the same in all of them is kept: `_members` are the outputs, in their own order, and `_pieces` is an answer
-    without them. Threads: one at a time.
+    What all answers share is kept: `_members` are the outputs, in their own order, and `_pieces` is an answer without
+    them.
+    Threads: one at a time.
     """
 
     def __init__(self, model: Model, request_id: str) -> None:
@@ -65,7 +66,7 @@ class Members:
 
 
 class _Member:
-    """One output. Its values go to the place `at`; `write` writes them while they have this dtype and shape."""
+    """One output. `at` is the place of its values; `write` writes them as long as dtype and shape stay the same."""
 
     __slots__ = ("at", "dtype", "name", "shape", "single", "write")
 
@@ -78,6 +79,6 @@ class _Member:
         self.write: Callable[[Array], bytes] = bytes
 
     def suit(self, array: Array, datatype: str) -> None:
-        """Suit arrays like this one."""
+        """Prepare to write arrays like this one."""
         self.dtype, self.shape, self.single = array.dtype, array.shape, array.size == 1
         self.write = json_writer(datatype, self.name, array.shape)

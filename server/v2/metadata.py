@@ -1,4 +1,4 @@
-"""The v2 protocol's answers about models: metadata and statistics, as plain objects. Called by the control plane."""
+"""The v2 protocol's answers about models: metadata and statistics, as plain objects. Used by the control plane."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from penstock.batching.scheduling.costs import RunTime
 from penstock.batching.statistics import BatchSizeStatistics, Duration
 
 SHOWN_KEYS = 32
-"""Shapes of one model whose run times are told: those that ran most."""
+"""The number of shapes per model whose run times are reported: those that ran most."""
 _MS = 1_000_000
 
 
 def model_metadata(engine: Models, model: Model, version: str) -> dict[str, Any]:
-    """Describe a model: its versions are all that are served where none was asked for.
+    """Describe a model; without a requested version, `versions` lists all that are served.
 
-    Outputs that are no tensors reach hooks only and are left out.
+    Outputs that are not tensors reach only hooks and are omitted.
     """
     versions = [version] if version else [each.version for each in engine.models() if each.name == model.name]
     return {
@@ -32,10 +32,10 @@ def model_metadata(engine: Models, model: Model, version: str) -> dict[str, Any]
 
 
 def model_statistics(model: Model, epoch_offset_ns: int) -> dict[str, Any]:
-    """Give what a model has served, in Triton's members and order.
+    """Return a model's statistics, with Triton's members in Triton's order.
 
-    Every member is present and every number an integer: perf_analyzer reads them with typed getters and aborts
-    otherwise. Units: `epoch_offset_ns` is what turns a monotonic stamp into time since the epoch.
+    Every member is present and every number is an integer: perf_analyzer reads them with typed getters and aborts
+    otherwise. Units: adding `epoch_offset_ns` converts a monotonic stamp to time since the epoch.
     """
     counted = model.statistics.snapshot()
     last_ns = counted.last_inference_ns
@@ -62,14 +62,14 @@ def model_statistics(model: Model, epoch_offset_ns: int) -> dict[str, Any]:
 
 
 class Models(Protocol):
-    """The part of the Engine that is read here."""
+    """The part of the Engine used here."""
 
     def model(self, name: str, version: str = "") -> Model: ...
     def models(self) -> list[Model]: ...
 
 
 def counted_models(engine: Models, name: str, version: str = "") -> list[Model]:
-    """Find whose statistics are asked: of all models where no name is given, of all versions where no version is.
+    """Return the models whose statistics are requested: all models without a name, all versions without a version.
 
     Raises: InferError (INVALID; NOT_READY while the server loads its models). Source of the texts: Triton core.
     """
@@ -91,7 +91,7 @@ def counted_models(engine: Models, name: str, version: str = "") -> list[Model]:
 
 
 def run_times(model: Model) -> list[dict[str, Any]]:
-    """Give what has been learned of a model's run times: our own member of its statistics, over HTTP only."""
+    """Return the learned run times of a model: Penstock's own member of its statistics, over HTTP only."""
     with model.lock:
         known = model.costs.run_times(SHOWN_KEYS)
     return [_run_time(one) for one in known]

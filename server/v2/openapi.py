@@ -1,4 +1,4 @@
-"""What the OpenAPI page says beyond paths: parameters, bodies and answers; and the page itself, without a CDN."""
+"""The OpenAPI descriptions of parameters, bodies and answers, and the page itself, which needs no CDN."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ ANYTHING: dict[str, Any] = {"description": "any JSON"}
 
 
 def described(path: str, body: Any = None, *, binary: bool = False) -> dict[str, Any]:
-    """Give a route's `openapi_extra`: its path parameters, and its request body if it takes one."""
+    """Return a route's `openapi_extra`: its path parameters, and its request body if it has one."""
     extra: dict[str, Any] = {
         "parameters": [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
@@ -111,7 +111,7 @@ def described(path: str, body: Any = None, *, binary: bool = False) -> dict[str,
 
 
 def answers(schema: Any, content_type: str, statuses: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
-    """Give a route's `responses`. `schema` None: the answer has no body."""
+    """Return a route's `responses`. `schema` is None if the answer has no body."""
     served: dict[str, Any] = {"description": "served"}
     if schema is not None:
         served["content"] = {content_type: {"schema": schema}}

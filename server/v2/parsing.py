@@ -1,4 +1,4 @@
-"""JSON of a request: parsed fast, bounded in depth, and numbers straight into buffers where there are many."""
+"""JSON request parsing: fast, limited in depth, with long lists of numbers parsed straight into buffers."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ from penstock.server.json_text import (
 )
 
 SIMD_BYTES = 4096
-"""From this size on simdjson, which makes no Python float per number: 19 us against 37 for 512 numbers, 3.7 ms against
-11 for 150,000; but 10 us against 4 for 64, since reading around the numbers costs it more (perf/micro.py)."""
+"""From this size simdjson is used, which makes no Python float per number: 19 us against 37 for 512 numbers, 3.7 ms
+against 11 for 150,000; but 10 us against 4 for 64, since reading around the numbers costs it more (perf/micro.py)."""
 _SIMD_BYTES_EACH = 1024
-"""Nor for inputs that are smaller than this on average: for 60 of four numbers it takes 3.6 times what orjson does."""
+"""Nor is it used for inputs smaller than this on average: for 60 of four numbers it takes 3.6 times as long as
+orjson."""
 
 NO_OBJECT = "failed to parse the request JSON buffer: the request must be a JSON object"
 _BOM = b"\xef\xbb\xbf"
 _MOST_KEYS = 64
 _MOST_INPUTS = 4096
-"""More of them than any model has are not read one by one, which takes 7 us for each: 150 s for what 64 MiB hold."""
+"""More inputs than any model has are not read one by one, at 7 us each: 150 s for those that fit into 64 MiB."""
 _MOST_DIGITS = 20
 _Plain = Callable[[Any], Any]
 _Tried = tuple[tuple[str, Any], ...]
 _FLOATS: _Tried = (("d", np.float64),)
-"""What an array of numbers is tried as. Each that fails costs 4 us, so the datatype decides what is worth trying."""
+"""The types to try for an array of numbers. Each failure costs 4 us, so the datatype decides which are worth trying."""
 _INTEGERS: _Tried = (("i", np.int64), ("u", np.uint64))
-"""Never floats: above 2**53 they are other numbers, and no other datatype takes them."""
+"""Never floats: above 2**53 they are inexact, and no other datatype accepts them."""
 _TRITONS = {
     "Input is a zero-length, empty document": "The document is empty.",
     "input data is empty": "The document is empty.",
@@ -51,21 +52,21 @@ _TRITONS = {
     "unexpected character, expected ',' or '}'": "Missing a comma or } after an object member.",
     "unexpected content after document": "The document root must not be followed by other values.",
 }
-"""What Triton's parser says where orjson says the same in other words; clients look for it."""
+"""Triton's words for parser errors that orjson phrases differently; clients look for them."""
 
 
 def parse(text: bytes, max_depth: int, *, simd: bool = True) -> Any:
     """Parse one JSON text.
 
-    With `simd`, an array of numbers under `data` of an element of `inputs` may become a flat `numpy` array (float64,
-    int64 or uint64); without, all is plain Python. A BOM before it and zeros behind it are passed over: .NET's writers
-    put the one there, and who sends a string of C's as it lies in memory the others.
-    Source: rapidjson, by which Triton reads requests.
-    Raises: InferError (INVALID) when it is no JSON, is nested deeper than `max_depth`, or has more than MOST_VALUES
-    besides such numbers.
+    With `simd`, a number array under `data` of an element of `inputs` may become a flat `numpy` array (float64, int64
+    or uint64); without it, everything is plain Python. A leading BOM and trailing NUL bytes are ignored: .NET's writers
+    emit the BOM, and clients that send a C string as it is in memory include the NULs.
+    Source: rapidjson, with which Triton parses requests.
+    Raises: InferError (INVALID) if it is not JSON, is nested deeper than `max_depth`, or has more than MOST_VALUES
+    values besides such numbers.
     """
     text = text.removeprefix(_BOM)
-    # a depth takes two brackets, so that most small texts need no look at theirs
+    # each level takes two brackets, so most small texts need no bracket count
     if len(text) > 2 * max_depth and brackets_in(text) > max_depth and depth_of(text) > max_depth:
         raise InferError(Code.INVALID, f"JSON nesting depth exceeds maximum allowed limit ({max_depth})")
     if simd and len(text) >= SIMD_BYTES and not has_more_names(text, b'"data"', len(text) // _SIMD_BYTES_EACH):
@@ -86,10 +87,10 @@ def parse(text: bytes, max_depth: int, *, simd: bool = True) -> Any:
 
 
 def _parse_non_finite(text: bytes) -> Any:
-    """Parse JSON that has NaN, Infinity or -Infinity, which Python's own clients write and Triton reads.
+    """Parse JSON with NaN, Infinity or -Infinity, which Python clients write and Triton accepts.
 
-    In all else as strict as orjson: UTF-8, no lone surrogate, integers of 64 bits and floats above them, and no digits
-    that are more than a double can be.
+    Otherwise as strict as orjson: UTF-8, no lone surrogates, integers of 64 bits and floats above them, and no number
+    beyond the range of a double.
     """
     try:
         document = json.loads(text.decode(), parse_int=_integer, parse_float=_float)
@@ -114,7 +115,7 @@ def _float(digits: str) -> float:
 
 @functools.cache
 def _simdjson() -> Any:
-    """Give the module; None where it is not installed, as on Python 3.14, for which it has no wheels."""
+    """Return the module; None if it is not installed, as on Python 3.14, for which it has no wheels."""
     try:
         import simdjson
     except ImportError:
@@ -123,17 +124,17 @@ def _simdjson() -> Any:
 
 
 def parse_simd(text: bytes) -> Any:
-    """Parse with simdjson; None when it cannot or is not there, and orjson is to say why.
+    """Parse with simdjson; None if it fails or is not installed, in which case orjson reports the error.
 
-    Raises: InferError (INVALID) for more than MOST_VALUES besides the numbers.
+    Raises: InferError (INVALID) for more than MOST_VALUES values besides the numbers.
     """
     simdjson = _simdjson()
     if simdjson is None or text.startswith(_BOM):
-        # of a second BOM: simdjson skips it
+        # reject a second BOM, which simdjson would skip
         return None
     plain = _Counted() if may_have_more_values(text) else _plain
     try:
-        # a parser of its own: one that is kept must outlive all that was parsed with it
+        # a new parser each time: a parser must outlive everything parsed with it
         document = simdjson.Parser().parse(text)
         if type(document) is not simdjson.Object or not _few_keys(document):
             return None
@@ -146,7 +147,7 @@ def parse_simd(text: bytes) -> Any:
 
 
 def numbers_of(text: bytes) -> np.ndarray[Any, np.dtype[np.float64]] | None:
-    """Parse a list of numbers; None when it is anything else, or no JSON, or simdjson is not there."""
+    """Parse a list of numbers; None if it is anything else, is not valid JSON, or simdjson is not installed."""
     simdjson = _simdjson()
     if simdjson is None:
         return None
@@ -158,17 +159,17 @@ def numbers_of(text: bytes) -> np.ndarray[Any, np.dtype[np.float64]] | None:
 
 
 def _few_keys(value: Any) -> bool:
-    """Whether an object may be read key by key: each is searched for, and of equal ones the first is found."""
+    """Return whether to read an object key by key: each is searched for, and of duplicates the first is found."""
     if len(value) > _MOST_KEYS:
         return False
     return len(set(value)) == len(value)
 
 
 def _plain(value: Any) -> Any:
-    """Make plain Python of what simdjson has parsed.
+    """Convert what simdjson has parsed to plain Python.
 
-    It counts what an array has in 24 bits, and its list has room for so many: more would be written behind its end. So
-    much is never asked for: MOST_VALUES are fewer.
+    simdjson counts array elements in 24 bits and sizes its list by that count; more elements would be written past its
+    end. That never happens, because MOST_VALUES is smaller.
     """
     if hasattr(value, "as_dict"):
         return value.as_dict()
@@ -176,14 +177,14 @@ def _plain(value: Any) -> Any:
 
 
 class _Counted:
-    """Makes the same of several values of one text, while they are no more than MOST_VALUES together."""
+    """Converts several values of one text, as long as they hold at most MOST_VALUES values together."""
 
     def __init__(self) -> None:
         self._left = MOST_VALUES
 
     def __call__(self, value: Any) -> Any:
-        if hasattr(value, "as_dict") or hasattr(value, "as_list"):  # not `mini`, which would write it
-            # what is in it is written again to be counted only where it alone is not too much
+        if hasattr(value, "as_dict") or hasattr(value, "as_list"):  # looking up `mini` would compute it
+            # the contents are written out and counted only if the outer size is within the limit
             self._left -= len(value) if len(value) > self._left else values_in(value.mini, self._left)
             if self._left < 0:
                 raise InferError(Code.INVALID, TOO_MANY_VALUES)

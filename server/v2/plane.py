@@ -1,7 +1,7 @@
-"""The control plane as an ASGI application, which uvicorn calls for what the fast lane does not answer.
+"""The control plane as an ASGI application, which uvicorn calls for requests that the fast lane does not answer.
 
-Made by the composition root, of Routes, for Starlette. FastAPI, which stands on it, takes as long to import as all the
-rest of a server: it makes the pages that tell of the Routes, and is imported for the first reader of one.
+Made by the composition root from Routes, with Starlette. FastAPI, which is built on it, takes as long to import as the
+rest of a server: it only generates the documentation pages, and is imported on first use.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger("penstock.server")
 
 
 def make_app(routes: Iterable[Route], *, pages: bool = False) -> Starlette:
-    """Make an application of routes. `pages`: with those that tell of them, /docs and /openapi.json."""
+    """Make an application from routes. `pages`: also serve their documentation, /docs and /openapi.json."""
     routes = tuple(routes)
     served = [
         Served(path, guarded(path, route.endpoint), methods=[route.method]) for route in routes for path in route.paths
@@ -47,12 +47,12 @@ def make_app(routes: Iterable[Route], *, pages: bool = False) -> Starlette:
 
 
 def is_served(app: Starlette, path: str) -> bool:
-    """Tell whether an application has a path, whatever the method."""
+    """Return whether an application has a path, for any method."""
     return any(isinstance(route, Served) and route.path_regex.match(path) for route in app.routes)
 
 
 class _Pages:
-    """What tells of some Routes. It is made for the first reader, in half a second or more, on a thread."""
+    """The documentation of some Routes, generated on a thread on first use, which takes half a second or more."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._routes = routes
@@ -67,13 +67,13 @@ class _Pages:
     async def _described(self) -> dict[str, Any]:
         if self._making is None:
             self._making = asyncio.create_task(asyncio.to_thread(_described, self._routes))
-        # a reader that leaves takes it from nobody else
+        # a reader that disconnects must not cancel it for the others
         return await asyncio.shield(self._making)
 
 
 def _described(routes: Iterable[Route]) -> dict[str, Any]:
-    """Give the OpenAPI document of routes."""
-    from fastapi import FastAPI  # as said above
+    """Return the OpenAPI document of routes."""
+    from fastapi import FastAPI  # imported on first use, see above
 
     app = FastAPI(title="Penstock", version=importlib.metadata.version("penstock"))
     for route in routes:
@@ -102,12 +102,12 @@ async def _unrouted(request: Request, error: Exception) -> Response:
     text = "Method Not Allowed" if status == 405 else "Not Found"
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     if "Allow" in headers:
-        headers["Allow"] = ", ".join(sorted(headers["Allow"].split(", ")))  # it comes of a set
+        headers["Allow"] = ", ".join(sorted(headers["Allow"].split(", ")))  # Starlette builds it from a set
     return Response(error_body(text), status, headers=headers, media_type=JSON)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    # the traceback is logged by uvicorn, to whom the error goes on
+    # uvicorn logs the traceback, because the error is raised again to it
     number = secrets.token_hex(4)
     logger.error("%s %s failed, error id %s", request.method, request.url.path, number)
     return Response(error_body(f"internal error, id {number}"), 500, media_type=JSON)

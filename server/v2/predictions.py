@@ -1,6 +1,6 @@
-"""Predictions: `predict` on the fast lane, any JSON through a model's hooks. Called by `inference.py`.
+"""Predictions: `predict` on the fast lane, which passes any JSON through a model's hooks. Called by `inference.py`.
 
-A sample that is small goes its way without a task: a Trip tells its Promise what it has come to.
+Small samples need no task: a Trip reports its result to a Promise.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Refuses = Callable[["FastLane", InferError], None]
 
 
 class Predictions:
-    """Answers `predict` for one server. `write` and `refuse` give a connection what it is waiting for."""
+    """Answers `predict` for one server. `write` and `refuse` answer a connection."""
 
     def __init__(
         self, limits: Limits, hooks_of: Callable[[Model], Hooks], texts: LargeTexts, write: Writes, refuse: Refuses
@@ -43,7 +43,7 @@ class Predictions:
         self._refuse = refuse
 
     def begin(self, connection: FastLane, claim: InferenceClaim, model: Model, body: bytes) -> bool:
-        """Begin one here and now, to be answered later. Returns: False where it takes a task. Raises: InferError."""
+        """Start a prediction, to be answered later. Returns: False if it needs a task. Raises: InferError."""
         if claim.coding or len(body) >= LARGE_BYTES:
             return False
         hooks = self._hooks_of(model)
@@ -58,7 +58,7 @@ class Predictions:
         return True
 
     async def run(self, connection: FastLane, claim: InferenceClaim, model: Model, body: bytes) -> None:
-        """Answer one. Raises: InferError, HttpError."""
+        """Answer a prediction. Raises: InferError, HttpError."""
         read = partial(parse, max_depth=self._limits.max_json_depth, simd=False)
         if claim.coding:
             sample = await unpacked(body, claim.coding, self._limits, read, self._texts)
@@ -73,7 +73,7 @@ class Predictions:
         self._write(connection, claim, answer, 0)
 
     def _fail(self, connection: FastLane, claim: InferenceClaim, error: BaseException) -> None:
-        if not isinstance(error, InferError):  # logged under an id, and the client gets an answer whatever it is
+        if not isinstance(error, InferError):  # logged under an id, and the client always gets an answer
             error = internal(error, claim.route.name, claim.request_id)
         self._refuse(connection, error)
 

@@ -1,7 +1,7 @@
 """Regions: memory that clients share with the server, by name, and the leases that requests hold on it.
 
-`Regions` is the table of all regions of one server, which `system_regions.py` and `cuda_regions.py` register. Called by
-the endpoints of both transports, by decoding (inputs) and by `finish.py` (outputs).
+`Regions` is the table of all regions of one server, filled by `system_regions.py` and `cuda_regions.py`. Used by the
+endpoints of both transports, by decoding (inputs) and by `finish.py` (outputs).
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 SYSTEM, CUDA = "system", "CUDA"
 PRIVATE = ("triton_python_backend_shm_region_", "penstock_", "sem.")
-"""Names and keys that are not the clients': Triton's own, ours, and POSIX semaphores, which are files there too."""
+"""Reserved names and keys: Triton's, Penstock's, and POSIX semaphores, which are files in the same directory."""
 MAX_REGIONS = 1024
-"""Each holds a descriptor."""
+"""Each system region holds a file descriptor."""
 MAX_NAME_BYTES = 255
 INLINE_BYTES = 2 << 20
-"""What the event loop itself may copy: half a millisecond."""
+"""The most the event loop copies itself: half a millisecond."""
 OFF = "client shared memory is disabled. Use --allow-client-shm=true to enable it."
 _MAX_SIZE = 2**64 - 1
 Where = tuple[str, int, int]
-"""A part of a region, as `Regions.lease` takes it: the region's name, and the offset and size there."""
+"""A part of a region, as `Regions.lease` takes it: the region's name, and the offset and size within it."""
 
 
-class LargeRead(Exception):  # noqa: N818 - a turn of the road, not an error
-    """More is to be copied than the event loop should wait for: the same is to be done on a thread."""
+class LargeRead(Exception):  # noqa: N818 - control flow, not an error
+    """More bytes must be copied than the event loop should copy; the operation must be repeated on a thread."""
 
 
 class Region(Protocol):
-    """One region. `offset`s are the client's, checked against `byte_size` before they come here.
+    """One region. `offset`s come from the client and are already checked against `byte_size`.
 
-    Fulfils `DeviceMemory`, which says more of `device`, `pointer`, `read` and `failed`.
+    Implements `DeviceMemory`, which documents `device`, `pointer`, `read` and `failed`.
     """
 
     name: str
@@ -50,28 +50,28 @@ class Region(Protocol):
     pointer: int
 
     def described(self) -> dict[str, Any]:
-        """Give what a status answer says."""
+        """Return the description for a status answer."""
 
     def shared(self) -> tuple[dict[str, Any], list[int]]:
-        """Give what another process of this server needs to have the same region: words, and descriptors to pass on."""
+        """Return what another process of this server needs to use the region: a description, and descriptors."""
 
     def check(self, end: int) -> None:
-        """Look whether the memory reaches so far. Raises: InferError (INVALID) when it is not there any more."""
+        """Check that the memory still extends to `end`. Raises: InferError (INVALID) if it does not."""
 
     def read(self, offset: int, into: Array) -> None:
-        """Fill `into`, which is C-contiguous. Raises: InferError (INVALID) when the memory is not there any more."""
+        """Fill `into`, which is C-contiguous. Raises: InferError (INVALID) if the memory is gone."""
 
     def write(self, offset: int, raw: bytes | memoryview) -> None:
         """Write `raw`. Raises: as `read`."""
 
     def failed(self, doing: str, error: Exception) -> InferError:
-        """Give the refusal of who named it, where `doing` something with it has failed."""
+        """Return the error for the client, after the operation `doing` has failed."""
 
 
 class Lease:
-    """A part of a region that one request reads or writes; the region outlives it, unregistered or not.
+    """A part of a region that one request reads or writes; it keeps the region alive even if that is unregistered.
 
-    Ends with `release`, or when it is dropped.
+    Ends with `release`, or when it is garbage-collected.
     """
 
     __slots__ = ("_region", "byte_size", "offset")
@@ -82,14 +82,14 @@ class Lease:
         self.byte_size = byte_size
 
     def read(self) -> memoryview:
-        """Copy the bytes out. Raises: InferError (INVALID) when the memory is not there any more."""
+        """Return a copy of the bytes. Raises: InferError (INVALID) if the memory is gone."""
         into: Array = np.empty(self.byte_size, np.uint8)
         if self.byte_size:
             self._held().read(self.offset, into)
         return into.data
 
     def write(self, raw: bytes | memoryview) -> None:
-        """Write from the lease's first byte on; `raw` is as long as it at most. Raises: as `read`."""
+        """Write from the lease's first byte; `raw` must not be longer than the lease. Raises: as `read`."""
         if len(raw) > self.byte_size:
             raise InferError(Code.INTERNAL, "more bytes than the lease has")
         if len(raw):
@@ -97,24 +97,24 @@ class Lease:
 
     @property
     def where(self) -> Where:
-        """What to lease it again by."""
+        """The arguments for leasing it again."""
         return self._held().name, self.offset, self.byte_size
 
     @property
     def device(self) -> int:
-        """The number of the device whose memory it is; HOST after its release, too."""
+        """The number of the device the memory is on; HOST after its release."""
         return HOST if self._region is None else self._region.device
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
-        """Give what it has on a device as a tensor, which holds the region itself. No values are copied."""
+        """Return the device memory as a tensor that holds the region itself. No values are copied."""
         return DeviceArray(self._held(), self.offset, shape, dtype)
 
     def holds(self, array: Array | DeviceArray) -> bool:
-        """Tell whether a tensor is what it has on a device, so that nothing is left to be written."""
+        """Return whether a tensor already is this device memory, so nothing needs to be written."""
         return type(array) is DeviceArray and array.memory is self._region and array.offset == self.offset
 
     def release(self) -> None:
-        """Let go of the region."""
+        """Release the region."""
         self._region = None
 
     def _held(self) -> Region:
@@ -124,14 +124,14 @@ class Lease:
 
 
 class Regions:
-    """All regions of one server by name, of either kind; a name belongs to one of them.
+    """All regions of one server by name, of both kinds; a name belongs to one of them.
 
-    A region that is unregistered while requests use it goes when the last of them has ended. Until then it is listed
-    and further requests may use it, unless its name is registered anew.
+    A region that is unregistered while in use is freed when the last request that uses it ends. Until then it is listed
+    and further requests may use it, unless its name is registered again.
     Source: Triton server, qa/L0_shared_memory, test_unregister_shm_during_inference_*.
-    Threads: registered on the event loop; leases are taken and used on any thread. `added` and `dropped` are called
-    when that has been done; the server's other processes are told so (`fronts/shared_state.py`).
-    `most_bytes` is how much may be copied out at once by who has it: for more, LargeRead is to be raised.
+    Threads: regions are registered on the event loop; leases are taken and used on any thread. `added` and `dropped`
+    are called after the change, and inform the server's other processes (`fronts/shared_state.py`).
+    `most_bytes` is how much the holder of the table may copy at once; for more, LargeRead must be raised.
     """
 
     most_bytes = sys.maxsize
@@ -150,12 +150,12 @@ class Regions:
         return iter(list(self._by_name.values()))
 
     def check(self) -> None:
-        """Refuse where clients may not share memory. Raises: InferError (UNSUPPORTED)."""
+        """Reject if clients may not share memory. Raises: InferError (UNSUPPORTED)."""
         if not self._allowed:
             raise InferError(Code.UNSUPPORTED, OFF)
 
     def check_new(self, name: str) -> None:
-        """Check the name of a region to come. Raises: InferError."""
+        """Check the name of a new region. Raises: InferError."""
         self.check()
         if not name or len(name.encode("utf-8", "replace")) > MAX_NAME_BYTES or "\0" in name:
             raise InferError(Code.INVALID, f"the name of a shared memory region has 1 to {MAX_NAME_BYTES} bytes")
@@ -167,15 +167,15 @@ class Regions:
             raise InferError(Code.OVERLOADED, f"{MAX_REGIONS} shared memory regions are registered, no more are taken")
 
     def add(self, region: Region) -> None:
-        """Keep a region that `check_new` let pass."""
+        """Add a region that `check_new` has accepted."""
         self._by_name[region.name] = region
         self.added(region)
 
     def drop(self, kind: str, name: str = "") -> None:
-        """Let go of a region, or of all of one kind; a name that is not there is no error. Leases go on."""
+        """Remove a region, or all of one kind; an unknown name is not an error. Leases stay valid."""
         self.check()
         for each in [each for each, region in self._by_name.items() if region.kind == kind and name in ("", each)]:
-            # held by the leases alone from here on, or by nobody
+            # from here on held only by its leases, if any
             self._leaving[each] = self._by_name.pop(each)
         self.dropped(kind, name)
 
@@ -199,7 +199,7 @@ class Regions:
         return Lease(self.find(name, offset, byte_size), offset, byte_size)
 
     def find(self, name: str, offset: int, byte_size: int) -> Region:
-        """Find the region that such a part is in. Raises: InferError (NOT_FOUND, INVALID, UNSUPPORTED)."""
+        """Return the region that contains such a part. Raises: InferError (NOT_FOUND, INVALID, UNSUPPORTED)."""
         if not self._allowed:
             self.check()
         region = self._named(name)
@@ -221,9 +221,9 @@ class Regions:
 
 
 class InlineRegions(Regions):
-    """The same table as seen from the event loop: what has more than `most` bytes is read elsewhere."""
+    """The same table for use on the event loop: more than `most` bytes must be read on a thread."""
 
     def __init__(self, regions: Regions, most: int = INLINE_BYTES) -> None:
-        super().__init__(allowed=regions._allowed)  # noqa: SLF001 - its own kind
+        super().__init__(allowed=regions._allowed)  # noqa: SLF001 - same class
         self._by_name, self._leaving = regions._by_name, regions._leaving  # noqa: SLF001
         self.most_bytes = most

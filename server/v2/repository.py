@@ -22,11 +22,11 @@ from .routes import MAX_JSON_DEPTH, Route, body_of, json_answer
 
 _FILE = "file:"
 _THREAD_BYTES = 256 << 10
-"""Bodies from this size on are read on a thread."""
+"""Bodies of at least this size are parsed on a thread."""
 
 
 class LoadsModels(Protocol):
-    """What is needed of ModelControl."""
+    """The part of ModelControl used here."""
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None: ...
     async def unload(self, name: str, *, dependents: bool = False) -> None: ...
@@ -34,7 +34,7 @@ class LoadsModels(Protocol):
 
 
 class RepositoryEndpoints:
-    """The endpoints. `most_bytes` is the largest body of a load request, whose files come in base64."""
+    """The endpoints. `most_bytes` is the largest body of a load request, which carries files in base64."""
 
     def __init__(self, control: LoadsModels, most_bytes: int) -> None:
         self._control = control
@@ -42,7 +42,7 @@ class RepositoryEndpoints:
         self._texts = LargeTexts()
 
     def routes(self) -> tuple[Route, ...]:
-        """Give them as Routes."""
+        """Return the endpoints as Routes."""
         model = "/v2/repository/models/{model}/"
         named = "/v2/repository/{repository}/models/{model}/"
         refused = (400, 500, 503)
@@ -95,11 +95,11 @@ class RepositoryEndpoints:
 
 
 def _load_parameters(body: bytes) -> tuple[str | None, dict[str, bytes]]:
-    """Give a load request's `config` and its files. It takes time for a large body."""
+    """Return a load request's `config` and files. Slow for a large body."""
     parameters = _parameters(body)
     for name, value in parameters.items():
         if name != "config" and not name.startswith(_FILE):
-            # Triton's words and code for what it does not know
+            # Triton's text and code for an unknown parameter
             raise InferError(Code.INTERNAL, "unexpected error on creating Triton parameter")
         if not isinstance(value, str):
             raise InferError(Code.INVALID, f"invalid value type for load parameter '{name}', expected string.")
@@ -122,7 +122,7 @@ def _parameters(body: bytes) -> dict[str, Any]:
 
 
 def _object(body: bytes, known: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Read a body that is an object, or empty. Raises: InferError (INVALID), also for more than is `known`, if any."""
+    """Parse a body: an object, or empty. Raises: InferError (INVALID), also for members outside a nonempty `known`."""
     if not body:
         return {}
     said = parse(body, MAX_JSON_DEPTH, simd=False)

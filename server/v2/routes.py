@@ -1,6 +1,6 @@
-"""Routes of the control plane: what an endpoint says of itself, and what every endpoint reads and writes with.
+"""Routes of the control plane: how an endpoint describes itself, and helpers for reading requests and writing answers.
 
-Each extension of the protocol has a file with its endpoints and gives them as Routes; plane.py serves them.
+Each protocol extension has a file with its endpoints, which it provides as Routes; plane.py serves them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One endpoint, under each of its paths, and what the OpenAPI page says of it."""
+    """One endpoint, under each of its paths, and its description for the OpenAPI page."""
 
     method: str
     paths: tuple[str, ...]
@@ -50,7 +50,7 @@ class Route:
 
 
 def asked(request: Request) -> tuple[str, str]:
-    """Give the model and the version that a path names; "" for none."""
+    """Return the model and the version in a path; "" if there is no version."""
     name, text = request.path_params["model"], request.path_params.get("version")
     if text is None:
         return name, ""
@@ -60,7 +60,7 @@ def asked(request: Request) -> tuple[str, str]:
 
 
 async def body_of(request: Request, most_bytes: int = MAX_BODY_BYTES) -> bytes:
-    """Read a body. Raises: InferError (INVALID: too long; CANCELLED: the client has gone)."""
+    """Read a body. Raises: InferError (INVALID: too long; CANCELLED: the client has disconnected)."""
     body = bytearray()
     try:
         async for chunk in request.stream():
@@ -74,7 +74,7 @@ async def body_of(request: Request, most_bytes: int = MAX_BODY_BYTES) -> bytes:
 
 
 async def gone(receive: Receive) -> None:
-    """Wait until the client of a call has gone."""
+    """Wait until the client of a call has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

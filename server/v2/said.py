@@ -1,7 +1,7 @@
-"""What a call says beside its tensors: its parameters, and how each output that it asks for is to travel.
+"""What a call says besides its tensors: its parameters, and how each requested output is to be returned.
 
-The rules are the same over HTTP and gRPC, whose decoding calls this: `parameters` takes plain Python values, wherever
-they were read from. `wanted.py` reads the outputs, `finish.py` does what the Plan says. Texts are Triton's.
+The rules are the same over HTTP and gRPC, whose decoding calls this: `parameters` takes plain Python values, from
+either. `wanted.py` reads the outputs, `finish.py` carries out the Plan. Texts are Triton's.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ JSON, BINARY = False, True
 RESERVED = (
     "sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output",
 )  # fmt: skip
-"""Keys that no custom parameter and no forwarded header may have."""
+"""Keys that are not allowed for custom parameters and forwarded headers."""
 RESERVED_PREFIX = "triton_"
 NO_ID = "Unable to parse 'id': attempt to access JSON non-string as string"
 NOT_UNSIGNED = "attempt to access JSON non-unsigned-integer as unsigned-integer"
 MAX_CLASSES = 1_000_000
 MAX_ID_BYTES = 128
-"""Of a sequence's id that is a string."""
+"""The longest sequence id that is a string."""
 EMPTY_FINAL = "triton_enable_empty_final_response"
 TARGET = "latency_target_ms"
 _OURS = frozenset((*RESERVED, "hooks", TARGET))
@@ -44,13 +44,13 @@ _MAX_TIMEOUT_US = 1 << 53
 _MAX_UNSIGNED = (1 << 64) - 1
 _MAX_VERSION = (1 << 63) - 1
 _NEGATIVE = re.compile("-0*[1-9][0-9]{0,17}")
-"""A version that Triton's stol reads, and that is below 0."""
+"""A negative version that Triton's stol can parse."""
 _TYPES = (str, int, float, bool)
 _PREFIX_TEXT = "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
 
 
 def version_of(text: str) -> str:
-    """Read a version as Triton's stol does: "" for none, leading zeros count for nothing.
+    """Parse a version as Triton's stol does: "" means none, leading zeros are ignored.
 
     Raises: InferError (INVALID). Source of the texts: GetModelVersionFromString in Triton's src/common.cc.
     """
@@ -68,22 +68,22 @@ def version_of(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """An output wanted as its `count` highest values with their indices and labels."""
+    """An output requested as its `count` highest values with their indices and labels."""
 
     count: int
     binary: bool
 
 
 Way = bool | Classes | Lease
-"""How one output travels: JSON, BINARY (gRPC has no other), as Classes, or into the shared memory of a Lease."""
+"""How one output is returned: JSON, BINARY (gRPC has only this), as Classes, or in the shared memory of a Lease."""
 
 
 @dataclass(slots=True)
 class PerOutputPlan:
-    """How the wanted outputs travel, where at least one is neither JSON nor BINARY. Its leases are this request's.
+    """How the requested outputs are returned, if at least one is neither JSON nor BINARY. It owns its leases.
 
-    `stored`: all of them go into shared memory, as far as who made it knows. `own` are outputs of names that the model
-    does not have: hooks may return such.
+    `stored`: all of them go into shared memory, as far as its maker knows. `own` are outputs with names unknown to the
+    model, which hooks may return.
     """
 
     ways: tuple[Way, ...]
@@ -91,25 +91,25 @@ class PerOutputPlan:
     own: Mapping[str, Way] = field(default_factory=dict)
 
     def release(self) -> None:
-        """Let go of the shared memory."""
+        """Release the shared memory."""
         for way in self.ways:
             if type(way) is Lease:
                 way.release()
 
 
 Plan = tuple[bool, ...] | PerOutputPlan | None
-"""How each wanted output travels; None when all travel as JSON."""
+"""How each requested output is returned; None if all are returned as JSON."""
 
 
 @dataclass(slots=True)
 class Options:
-    """What a call says beside its tensors. Requests whose like is remembered share one: it does not change.
+    """What a call says besides its tensors. Immutable, because requests remembered as alike share one.
 
-    Units: `timeout_us` in the queue, 0 for no limit of its own; `target_us` until it should be answered, 0 likewise.
-    `parameters` are those that are not the protocol's own, and forwarded headers; None for none. Hooks and models of
-    user code read them. `priority` and `sequence` as InferRequest has them. `empty_final`: an empty answer is to tell
-    that no more come, where none before it does. `urgent`: whether anything is said of when and in which order it is
-    served, or to the model.
+    Units: `timeout_us` is the limit in the queue, 0 if unset; `target_us` the time to the answer, likewise.
+    `parameters` are custom parameters and forwarded headers, None if there are none; hooks and user-code models read
+    them. `priority` and `sequence` are as in InferRequest. `empty_final`: if no answer was marked as the last, an empty
+    one follows that is. `urgent`: something is set that affects when or in which order the request is served, or that
+    goes to the model.
     """
 
     plan: Plan = None
@@ -128,19 +128,19 @@ class Options:
         )
 
     def with_plan(self, plan: Plan) -> Options:
-        """Give the same, with another plan for the outputs."""
+        """Return the same options with another plan for the outputs."""
         return Options(
             plan, self.timeout_us, self.hooks, self.parameters, self.target_us, self.priority, self.sequence,
             self.empty_final,
         )  # fmt: skip
 
     def terms(self, now_ns: int, policy: BatchPolicy) -> Terms:
-        """Give how a request waits whose answer passes hooks: nothing but the queue can be held to its target."""
+        """Return the queueing terms of a request that passes hooks: its target can only be applied to the queue."""
         deadline_ns = due_ns(now_ns, self.timeout_us, policy, self.target_us, self.priority)
         return Terms(deadline_ns, self.priority, self.sequence, None, self.timeout_us)
 
     def impose(self, request: InferRequest) -> None:
-        """Say to a request how it waits. To be called if `urgent`, or if its model has a timeout by default."""
+        """Apply the options to a request. To be called if `urgent`, or if its model has a default timeout."""
         now_ns = time.monotonic_ns()
         request.deadline_ns = due_ns(now_ns, self.timeout_us, request.model.spec.policy, 0, self.priority)
         if self.target_us:
@@ -157,7 +157,7 @@ PLAIN = Options()
 
 
 class Parameters(NamedTuple):
-    """The parameters of a request: `binary` is about outputs that it does not name, `custom` the client's own."""
+    """The parameters of a request: `binary` applies to outputs it does not name, `custom` are the client's own."""
 
     binary: bool = False
     timeout_us: int = 0
@@ -174,26 +174,26 @@ _ALL_BINARY = Parameters(binary=True)
 
 
 def invalid(text: str) -> InferError:
-    """Make the refusal of a request that is wrong in itself."""
+    """Return the error for a request that is invalid by itself."""
     return InferError(Code.INVALID, text)
 
 
 def with_id(request_id: str, error: InferError) -> InferError:
-    """Begin the refusal of a request with its id, as Triton does with those of requests that it could read."""
+    """Prefix an error with the request id, as Triton does for requests that it could parse."""
     if error.code is Code.INVALID and not error.message.startswith("Unable to parse"):
         return invalid(f"[request id: {request_id or '<id_unknown>'}] {error.message}")
     return error
 
 
 def parameters(items: Mapping[str, Any], allowed: Collection[str] = ()) -> Parameters:
-    """Read a request's parameters; `allowed` are keys of Triton's own that the transport takes.
+    """Parse a request's parameters; `allowed` are Triton keys that the transport accepts.
 
-    `priority` and the members of the sequence extension are for models with levels, and for sequence models; others
-    take no notice of them, in Triton as here.
+    `priority` and the sequence members matter only to models with priority levels and to sequence models; others ignore
+    them, as in Triton.
     Raises: InferError (INVALID).
     """
     if len(items) == 1 and items.get("binary_data_output") is True:
-        # all that most of Triton's clients say
+        # the only parameter of most Triton clients
         return _ALL_BINARY
     custom: dict[str, Any] | None = None
     for key, value in items.items():
@@ -223,7 +223,7 @@ def parameters(items: Mapping[str, Any], allowed: Collection[str] = ()) -> Param
 
 
 def options_of(spoken: Parameters, plan: Plan) -> Options:
-    """Put a request's parameters beside how its outputs travel."""
+    """Combine a request's parameters with how its outputs are returned."""
     return Options(
         plan, spoken.timeout_us, spoken.hooks, spoken.custom, spoken.target_us, spoken.priority, spoken.sequence,
         spoken.empty_final,
@@ -238,14 +238,14 @@ def _target_us(value: Any) -> int:
 
 
 def check_type(key: str, value: Any) -> None:
-    """Check the value of a parameter. Raises: InferError (INVALID)."""
+    """Check the type of a parameter. Raises: InferError (INVALID)."""
     if type(value) not in _TYPES:
         text = f"parameter '{key}' has invalid type. It should be either 'int', 'bool', 'string' or 'double'."
         raise invalid(text)
 
 
 def check_key(key: str) -> None:
-    """Check the key of a custom parameter or of a forwarded header. Raises: InferError (INVALID)."""
+    """Check the key of a custom parameter or a forwarded header. Raises: InferError (INVALID)."""
     if key.startswith(RESERVED_PREFIX):
         raise invalid(_PREFIX_TEXT)
     if key in RESERVED:
@@ -261,12 +261,12 @@ def flag(items: Mapping[str, Any], key: str, *, default: bool) -> bool:
 
 
 def is_unsigned(value: Any) -> TypeGuard[int]:
-    """Say whether it is a whole number that 64 bits without a sign hold."""
+    """Return whether the value is an integer that fits in 64 unsigned bits."""
     return type(value) is int and 0 <= value <= _MAX_UNSIGNED
 
 
 def unsigned(items: Mapping[str, Any], key: str, verb: str = "parse") -> int:
-    """Read a whole number, 0 where none is said. Raises: InferError (INVALID)."""
+    """Read an unsigned integer, 0 if unset. Raises: InferError (INVALID)."""
     value = items.get(key, 0)
     if not is_unsigned(value):
         raise invalid(f"Unable to {verb} '{key}': {NOT_UNSIGNED}")
@@ -286,14 +286,14 @@ def _sequence(items: Mapping[str, Any]) -> InSequence | None:
 
 
 def shared(regions: Regions | None) -> Regions:
-    """Give the regions of a server that has them. Raises: InferError (UNSUPPORTED)."""
+    """Return the regions if the server has them. Raises: InferError (UNSUPPORTED)."""
     if regions is None:
         raise InferError(Code.UNSUPPORTED, OFF)
     return regions
 
 
 def place(items: Mapping[str, Any]) -> tuple[str, int, int]:
-    """Read where a tensor's parameters place it: the region's name, and the offset and size there.
+    """Read a tensor's location from its parameters: the region's name, and the offset and size within it.
 
     Raises: InferError (INVALID).
     """

@@ -43,7 +43,7 @@ class SharedMemory:
         self.cuda = CudaRegions(self.regions)
 
     def routes(self) -> tuple[Route, ...]:
-        """Give the endpoints."""
+        """Return the endpoints."""
         registered_system = _object(_SYSTEM, "key", "byte_size")
         registered_cuda = _object({"raw_handle": _HANDLE, **_CUDA}, "raw_handle", "device_id", "byte_size")
         return (
@@ -87,7 +87,7 @@ class SharedMemory:
         return Response()
 
     async def nameless(self, request: Request) -> Response:
-        """Refuse to register what has no name."""
+        """Reject a registration without a name."""
         kind = "cuda" if "cuda" in request.url.path else "system"
         raise InferError(Code.INVALID, f"'region name' is necessary to register {kind} shared memory region")
 

@@ -1,9 +1,9 @@
-"""Shared tensors: inputs that lie in shared memory, and outputs that are to go there from the device itself.
+"""Shared tensors: inputs in shared memory, and outputs that the device writes there directly.
 
-The rules are the same over HTTP and gRPC, whose decoding calls this. What a client shares of a device's memory stays
-where it is if the model's Bindings read and write it there (`Model.in_place`), and what it shares of the host's until
-it is gathered, if nobody looks at it before (`Model.reads_late`); anything else is copied when the request is decoded,
-and when it is answered (`finish.py`). Texts are Triton's.
+The rules are the same over HTTP and gRPC, whose decoding calls this. Shared device memory is used in place if the
+model's Bindings can (`Model.in_place`). Shared host memory stays in place until the input is gathered, if nothing reads
+it earlier (`Model.reads_late`). Anything else is copied when the request is decoded, and when it is answered
+(`finish.py`). Texts are Triton's.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from .said import PerOutputPlan
 
 LATE_BYTES = 16384
-"""What has less is read when it is decoded all the same. 16 tensors of 8 KiB take 41 us so and 38 when they are read as
-they are gathered, of 16 KiB 54 and 43, one alone 5 and 10; 64 of 600 kB take 29 ms and 4.5."""
+"""Smaller inputs are always read during decoding. For 16 tensors of 8 KiB that takes 41 us, against 38 if they are read
+when gathered; of 16 KiB 54 against 43, for a single one 5 against 10; 64 of 600 kB take 29 ms against 4.5."""
 
 
 class SharedInput(NamedTuple):
-    """An input that lies in shared memory: where, and what it is there. Its size is right for its shape.
+    """An input in shared memory: where, and what it holds. Its size is checked against its shape.
 
-    `plain`: its bytes are a tensor as they are. Not those of BYTES; and BOOL is whatever byte is not 0 to a client, and
-    1 to a model.
+    `plain`: its bytes can be used as a tensor directly. BYTES cannot; nor can BOOL, where clients may send any nonzero
+    byte for true, but models expect 1.
     """
 
     region: str
@@ -51,7 +51,7 @@ class SharedInput(NamedTuple):
     plain: bool
 
     def fetch(self, model: Model, regions: Regions) -> Array:
-        """Copy it; or, where its model reads it where it lies, give that itself. Raises: InferError; LargeRead."""
+        """Return a copy, or the memory itself if the model reads it in place. Raises: InferError; LargeRead."""
         name, offset, byte_size, spec, shape, plain = self
         region = regions.find(name, offset, byte_size)
         if plain and model.in_place and region.device in model.in_place:
@@ -71,7 +71,7 @@ class SharedInput(NamedTuple):
 
 
 class _Copy(np.ndarray[Any, Any]):
-    """Memory that holds a region, which so is there until the request that has copied from it has ended."""
+    """Memory that keeps its region alive until the request that copied from it has ended."""
 
     __slots__ = ("region",)
     region: Region
@@ -80,19 +80,19 @@ class _Copy(np.ndarray[Any, Any]):
 def _copy_of(region: Region, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     memory = _Copy(shape, dtype)
     memory.region = region
-    # a plain array: numpy takes longer for one of another class wherever it goes
+    # a plain array, because numpy is slower with subclasses everywhere
     return np.ndarray(shape, dtype, memory)
 
 
 def locate(
     model: Model, spec: TensorSpec, shape: list[int], items: Mapping[str, Any], regions: Regions | None
 ) -> SharedInput:
-    """Read where an input lies, and check how large it says it is. Raises: InferError."""
+    """Read an input's location and check its declared size. Raises: InferError."""
     region, offset, byte_size = place(items)
     shared(regions).check()
     nbytes = math.prod(shape) * spec.type.size_bytes
     if spec.type.size_bytes and nbytes != byte_size:
-        # before anything is copied: a size that is wrong may also be absurd
+        # before anything is copied: a wrong size may be absurdly large
         raise wrong_size(model.name, spec, shape, math.prod(shape), byte_size)
     plain = nbytes > 0 and spec.datatype != "BOOL"
     return SharedInput(region, offset, byte_size, spec, tuple(shape), plain)
@@ -101,21 +101,21 @@ def locate(
 def shared_input(
     model: Model, spec: TensorSpec, shape: list[int], items: Mapping[str, Any], regions: Regions | None
 ) -> Array:
-    """Make an input of what is in shared memory. Raises: InferError; LargeRead."""
+    """Return an input that is in shared memory. Raises: InferError; LargeRead."""
     return locate(model, spec, shape, items, regions).fetch(model, shared(regions))
 
 
 def copied_bytes(request: InferRequest, names: Iterable[str]) -> int:
-    """Count what the server holds of a request's inputs in shared memory, of these names, or will: copies."""
+    """Count the bytes that the server holds or will hold for a request's shared inputs of these names: copies."""
     inputs = zip(request.model.signature.inputs, request.inputs, strict=True)
     wanted = set(names)
     return bytes_of(array for spec, array in inputs if spec.name in wanted)
 
 
 def aim(request: InferRequest, plan: PerOutputPlan) -> None:
-    """Have the model write those outputs where the request wants them that are to lie on a device of its own.
+    """Have the model write outputs directly to device memory, for outputs that go to a device its Bindings use.
 
-    Only where it is known that there is room: others go through the host, where they are measured first.
+    Only if they are known to fit; others go through the host, where their size is checked first.
     """
     model, targets = request.model, {}
     for position, way in zip(request.wanted, plan.ways, strict=True):

@@ -1,9 +1,9 @@
-"""System regions: POSIX shared memory that clients share by its name.
+"""System regions: POSIX shared memory that clients share by name.
 
-`SystemRegions` registers regions in the table that CUDA regions are in too (`regions.py`). A region is a file that its
-client can truncate at any moment, and touching a page of a mapping that is gone kills the process. So what is read and
-written goes through the descriptor, which only comes up short. A region is mapped all the same, but its addresses are
-only ever given to the kernel, whose copies come up short there as well (docs/adr/0008-shared-memory.md).
+`SystemRegions` registers regions in the same table as CUDA regions (`regions.py`). A region is a file that its client
+can truncate at any moment, and touching a page of a mapping beyond the end kills the process. Reads and writes
+therefore go through the descriptor, which at worst transfers less. A region is mapped as well, but its addresses are
+only given to the kernel, whose copies also transfer less (docs/adr/0008-shared-memory.md).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NOWHERE = ctypes.c_void_p(-1).value
 
 
 class _File:
-    """An open descriptor, closed when nobody holds it any more."""
+    """An open descriptor, closed when no longer referenced."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -40,9 +40,9 @@ class _File:
 
 
 class _Mapping:
-    """A part of a file as it is mapped, for the kernel to copy from; unmapped when nobody holds it any more.
+    """A mapped part of a file, for the kernel to copy from; unmapped when no longer referenced.
 
-    `pointer` is where its first byte is; 0: it cannot be mapped. Python's own mmap would hold a second descriptor.
+    `pointer` is the address of its first byte, 0 if it cannot be mapped. Python's mmap would hold a second descriptor.
     """
 
     def __init__(self, file: _File, offset: int, size: int) -> None:
@@ -69,7 +69,7 @@ def _libc() -> ctypes.CDLL:
 
 
 class _SystemRegion:
-    """A part of one file in DIRECTORY. Fulfils `DeviceMemory`."""
+    """A part of one file in DIRECTORY. Implements `DeviceMemory`."""
 
     kind = SYSTEM
     device = HOST
@@ -90,14 +90,14 @@ class _SystemRegion:
         return self.described(), [self._file.descriptor]
 
     def check(self, end: int) -> None:
-        """Look whether its file reaches so far from its start on now. Raises: as `read`."""
+        """Check that the file still extends `end` bytes into the region. Raises: as `read`."""
         if os.lseek(self._file.descriptor, 0, os.SEEK_END) < self._offset + end:
             raise self._shrunk()
 
     def read(self, offset: int, into: Array) -> None:
         position, descriptor = self._offset + offset, self._file.descriptor
         try:
-            # whole, as a rule: a view of the rest takes longer to make than 1 KiB to read
+            # usually all of it: making a view of the rest takes longer than reading 1 KiB
             done = os.preadv(descriptor, [into], position)  # type: ignore[list-item]  # a Buffer to mypy from 3.12 on
             while done < into.nbytes:
                 count = os.preadv(descriptor, [into.data.cast("B")[done:]], position + done)
@@ -110,8 +110,8 @@ class _SystemRegion:
     def write(self, offset: int, raw: bytes | memoryview) -> None:
         position, descriptor = self._offset + offset, self._file.descriptor
         try:
-            # a write past the end would make the file grow again; if it is truncated right now, it does, to what the
-            # client itself had registered at most. Its end is where fstat says, in a third of the time
+            # a write past the end would grow the file again; if it is truncated at this moment, it grows at most to the
+            # size that the client itself had registered. lseek returns the end in a third of the time of fstat
             self.check(offset + len(raw))
             done = os.pwrite(descriptor, raw, position)
             while done < len(raw):
@@ -128,14 +128,14 @@ class _SystemRegion:
 
 
 class SystemRegions:
-    """POSIX shared memory: keys are those of shm_open, and name files of DIRECTORY and nothing else."""
+    """POSIX shared memory: keys are those of shm_open, and refer only to files in DIRECTORY."""
 
     def __init__(self, regions: Regions, directory: Path = DIRECTORY) -> None:
         self._regions = regions
         self._directory = directory
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Register `byte_size` bytes of a shared memory object from `offset` on.
+        """Register `byte_size` bytes of a shared memory object from `offset`.
 
         Raises: InferError (UNSUPPORTED, ALREADY_EXISTS, INVALID, OVERLOADED).
         """
@@ -149,11 +149,11 @@ class SystemRegions:
         self._regions.add(_SystemRegion(name, key, offset, byte_size, file))
 
     def adopt(self, name: str, key: str, offset: int, byte_size: int, descriptor: int) -> None:
-        """Have a region that another process of this server has registered; `descriptor` is its file, kept here."""
+        """Add a region that another process of this server has registered; takes over `descriptor`, its file."""
         self._regions.add(_SystemRegion(name, key, offset, byte_size, _File(descriptor)))
 
     def unregister(self, name: str = "") -> None:
-        """Forget a region, or all system regions. Raises: InferError (UNSUPPORTED)."""
+        """Unregister a region, or all system regions. Raises: InferError (UNSUPPORTED)."""
         self._regions.drop(SYSTEM, name)
 
     def status(self, name: str = "") -> list[dict[str, Any]]:
@@ -165,7 +165,7 @@ class SystemRegions:
         return self._regions.lease(name, offset, byte_size)
 
     def _component(self, name: str, key: str) -> str:
-        # as shm_open, which takes off every leading slash
+        # like shm_open, which strips every leading slash
         component = key.lstrip("/")
         for prefix in PRIVATE:
             if component.startswith(prefix):
@@ -178,7 +178,7 @@ class SystemRegions:
         return component
 
     def _open(self, component: str, key: str) -> _File:
-        # O_NONBLOCK for a FIFO, whose opening would otherwise wait
+        # O_NONBLOCK, because opening a FIFO would otherwise block
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         try:
             file = _File(os.open(self._directory / component, flags))

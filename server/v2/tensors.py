@@ -1,4 +1,4 @@
-"""Tensors on the v2 wire: JSON values and raw bytes, to and from numpy arrays."""
+"""Tensors on the v2 wire: conversion of JSON values and raw bytes to and from numpy arrays."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
 _FLOATS: dict[str, np.dtype[Any]] = {"FP32": np.dtype(np.float32), "FP64": np.dtype(np.float64)}
 _NUMBERS = {float, int}
 _TAKEN: dict[str, set[type]] = {"f": _NUMBERS, "i": {int}, "u": {int}, "b": {bool, int}}
-"""What JSON may hold for a kind of datatype."""
+"""The JSON types accepted for each kind of datatype."""
 _N = ord("n")
-"""No number, true or false is written with this letter: where it is, something is null."""
+"""No number, true or false contains this letter; a text that does contains a null."""
 _LENGTH = struct.Struct("<I")
 _MAX_SIZE = 2**63 - 1
 MANY_TEXTS = 1 << 14
-"""Elements of BYTES from which a shape is checked before they are read, each of which takes 0.3 us and an object."""
+"""From this many BYTES elements a shape is checked before they are read, each of which takes 0.3 us and an object."""
 _NO_JSON = ("FP16", "BF16")
 _SMALL = 64
-"""Elements from which orjson writes an array faster through numpy than through a list (perf/micro.py)."""
+"""From this many elements orjson writes an array faster through numpy than through a list (perf/micro.py)."""
 _PIECE = 1 << 14
-"""Elements that are written at a time, half a millisecond: orjson keeps the GIL, and the event loop waits for it. Where
-one is NaN, each becomes a Python string. And where there is no memory for a buffer to grow, orjson does not raise, it
-crashes."""
+"""The number of elements written at a time, half a millisecond: orjson holds the GIL, and the event loop waits for it.
+If one element is NaN, each becomes a Python string. Also, orjson crashes instead of raising if its buffer cannot
+grow."""
 _LONG_STRING = 256
-"""Bytes from which it is strings' bytes that take the time."""
+"""From this many bytes the content of a string dominates its cost."""
 _TRIED = 64
 
 
 def overflow(spec: TensorSpec, shape: list[int], count: int) -> InferError | None:
-    """Give the error of a shape whose `count` elements, or their bytes, are more than can be counted."""
+    """Return an error if the element count or byte size of a shape overflows, None otherwise."""
     if count > _MAX_SIZE:
         text = f"shape {dims_text(shape)} of input '{spec.name}' causes total element count to exceed maximum size of"
         return InferError(Code.INVALID, f"{text} {_MAX_SIZE}")
@@ -53,7 +53,7 @@ def overflow(spec: TensorSpec, shape: list[int], count: int) -> InferError | Non
 
 
 def wrong_size(model: str, spec: TensorSpec, shape: list[int], count: int, got_bytes: int) -> InferError:
-    """Refuse a tensor that has other bytes than its shape."""
+    """Return the error for a tensor whose byte size does not match its shape."""
     text = f"input byte size mismatch for input '{spec.name}' for model '{model}'."
     text = f"{text} Expected {count * spec.type.size_bytes}, got {got_bytes}"
     return overflow(spec, shape, count) or InferError(Code.INVALID, text)
@@ -73,16 +73,16 @@ def _only_binary(doing: str, datatype: str, place: str) -> InferError:
 
 
 def from_json(spec: TensorSpec, shape: list[int], count: int, values: Any) -> Array:
-    """Make an array of JSON values, nested or flat; or of the buffer that simdjson made of them, never for BYTES.
+    """Make an array from JSON values, nested or flat, or from the buffer simdjson made of them, never for BYTES.
 
     Shapes: the result has `shape`, whose product is `count`.
     Raises: InferError (INVALID).
     """
     name = spec.datatype
     if name in _FLOATS and type(values) is list and set(map(type, values)) <= _NUMBERS:
-        # the usual case, and twice as fast as letting numpy find the type
+        # the common case, twice as fast as letting numpy detect the type
         if len(shape) == 2 and shape[0] == 1 and shape[1] == len(values):
-            # one flat row: 0.44 us where making it and giving it its shape takes 0.8
+            # one flat row: 0.44 us, where creating and reshaping takes 0.8
             return np.array([values], _FLOATS[name])
         array: Array = np.array(values, _FLOATS[name])
     elif name in _NO_JSON:
@@ -102,7 +102,7 @@ def from_json(spec: TensorSpec, shape: list[int], count: int, values: Any) -> Ar
 
 
 def _flat(values: list[Any]) -> list[Any]:
-    """Flatten nested lists, however they are nested: as in Triton, only their count has to be the shape's."""
+    """Flatten nested lists of any structure: as in Triton, only the number of elements must match the shape."""
     if list not in set(map(type, values)):
         return values
     flat: list[Any] = []
@@ -119,7 +119,7 @@ def _flat(values: list[Any]) -> list[Any]:
 
 
 def _numbers(spec: TensorSpec, values: list[Any]) -> Array:
-    """Make an array of values that may be anything JSON has; numpy is never left to guess a type for them."""
+    """Make an array from arbitrary JSON values; numpy never guesses their type."""
     dtype = spec.type.dtype
     types = set(map(type, values))
     if not types <= _TAKEN[dtype.kind] or (dtype.kind == "b" and not set(values) <= {0, 1}):
@@ -146,7 +146,7 @@ def _converted(spec: TensorSpec, array: Array) -> Array:
 
 
 def _as_floats(array: Array, dtype: np.dtype[Any]) -> Array:
-    # what FP32 cannot hold becomes infinite, as in Triton
+    # values out of range for FP32 become infinite, as in Triton
     with np.errstate(over="ignore"):
         return array.astype(dtype, copy=False)
 
@@ -193,7 +193,7 @@ def from_binary(model: str, spec: TensorSpec, shape: list[int], count: int, raw:
 def _elements(model: str, spec: TensorSpec, count: int, raw: memoryview) -> Array:
     elements: list[bytes] = []
     position, end = 0, len(raw)
-    # what is surplus is not walked: 8 MiB can hold two million strings of no length
+    # stops at the surplus: 8 MiB can hold two million empty strings
     while position + 4 <= end and len(elements) <= count:
         (size,) = _LENGTH.unpack_from(raw, position)
         position += 4
@@ -218,13 +218,13 @@ def to_json(datatype: str, name: str, array: Array) -> bytes:
     """Write an array as one flat JSON list.
 
     FP32 is written through double, as Triton does; NaN and infinities are the tokens that Python's json reads.
-    Raises: InferError: FP16 and BF16 (INVALID), bytes that are no UTF-8 (INVALID).
+    Raises: InferError (INVALID) for FP16 and BF16, and for bytes that are not UTF-8.
     """
     return json_writer(datatype, name, array.shape)(array)
 
 
 def json_writer(datatype: str, name: str, shape: tuple[int, ...]) -> Callable[[Array], bytes]:
-    """Give what writes arrays of one output and shape as `to_json` does, and raises as it does."""
+    """Return a function that writes arrays of one output and shape like `to_json`."""
     if datatype in _NO_JSON:
         return partial(_refuse_json, datatype, name)
     count = math.prod(shape)
@@ -238,7 +238,7 @@ def json_writer(datatype: str, name: str, shape: tuple[int, ...]) -> Callable[[A
 
 
 def json_pieces(datatype: str, name: str, array: Array) -> Iterator[bytes]:
-    """Write an array as `to_json` does, and raise as it does, a piece at a time."""
+    """Write an array as `to_json` does, a piece at a time. Raises: as `to_json`."""
     flat = array.ravel()
     write = json_writer(datatype, name, flat[:_PIECE].shape)
     for start in range(0, max(flat.size, 1), _PIECE):
@@ -258,7 +258,7 @@ def _row_to_json(array: Array) -> bytes:
 
 def _few_to_json(array: Array) -> bytes:
     written = orjson.dumps(array.ravel().tolist())
-    # orjson has no token for what is not finite
+    # orjson has no token for non-finite numbers
     return _with_non_finite(array) if _N in written else written
 
 
@@ -287,15 +287,15 @@ def _strings_to_json(name: str, array: Array) -> bytes:
 
 
 def to_binary(datatype: str, array: Array) -> bytes | memoryview:
-    """Give an array's raw bytes: little-endian, row-major; BYTES elements with their lengths before them.
+    """Return an array's raw bytes: little-endian, row-major; BYTES elements are length-prefixed.
 
-    Ownership: a view of the array where it is contiguous.
+    Ownership: a view of the array if it is contiguous.
     """
     if datatype != "BYTES":
         return np.ascontiguousarray(array).data.cast("B") if array.size else b""
     flat = array.ravel()
     if flat.size > _PIECE and len(to_binary(datatype, flat[:_TRIED])) < _TRIED * _LONG_STRING:
-        # two millions at once take twice the time, and have the GIL for 0.2 s of it; long ones would be copied twice
+        # two million at once take twice as long and hold the GIL for 0.2 s of it; long strings would be copied twice
         return b"".join([to_binary(datatype, flat[start : start + _PIECE]) for start in range(0, flat.size, _PIECE)])
     parts: list[bytes] = []
     for element in flat.tolist():

@@ -1,7 +1,7 @@
 """Trace settings: which requests are traced, read and changed over the network while the server runs.
 
-Made by the composition root; asked by its own HTTP endpoints and by gRPC's TraceSetting. Where traces go is not the
-network's to choose.
+Made by the composition root; used by its own HTTP endpoints and by gRPC's TraceSetting. The trace destination cannot be
+changed over the network.
 Source: Triton server, http_server.cc, grpc_server.cc and tracer.cc (names, order, fallbacks and texts).
 """
 
@@ -37,15 +37,15 @@ _SCHEMA: dict[str, Any] = {
 
 
 class FindsModel(Protocol):
-    """The part of the Engine that is read here."""
+    """The part of the Engine used here."""
 
     def model(self, name: str, version: str = "") -> Any: ...
 
 
 class TraceSettings:
-    """Which requests are traced: for all models, and for those that have settings of their own.
+    """Which requests are traced: global settings, and models with settings of their own.
 
-    A model's settings that were never said are those for all models; those for all, the flags'.
+    A setting not set for a model falls back to the global one, which falls back to the flags.
     """
 
     def __init__(self, config: TraceConfig, tracer: Tracer, models: FindsModel) -> None:
@@ -54,10 +54,10 @@ class TraceSettings:
         self._models = models
         self._said: dict[str, set[str]] = {}
         self.changed: Callable[[str, Mapping[str, Any]], None] = lambda _model, _changes: None
-        """Called when an update has been made."""
+        """Called after each update."""
 
     def read(self, model: str = "") -> dict[str, list[str]]:
-        """Give every setting, in Triton's order; a model's, or for all.
+        """Return every setting of a model, or the global ones, in Triton's order.
 
         Raises: InferError (INVALID: no such model).
         """
@@ -80,7 +80,7 @@ class TraceSettings:
         return settings
 
     def update(self, model: str, changes: Mapping[str, list[str] | None]) -> None:
-        """Change settings, all or none; None or nothing in the list clears one.
+        """Change settings, all or none; None or an empty list clears one.
 
         Raises: InferError (INVALID; UNSUPPORTED: the file or the mode).
         """
@@ -102,7 +102,7 @@ class TraceSettings:
         self.changed(model, changes)
 
     def _planned(self, model: str, wanted: Mapping[str, Any], fallback: Sampling) -> tuple[set[str], Sampling]:
-        """Put together what was said of a scope before, what is said now, and what holds where nothing is said."""
+        """Merge the scope's earlier settings, the new ones, and the fallback for those that are unset."""
         said = (self._said.get(model, set()) | wanted.keys()) - {name for name in wanted if wanted[name] is None}
         current = self._tracer.sampling(model)
         values = {name: wanted[name] if name in wanted else getattr(current, name) for name in said}
@@ -122,7 +122,7 @@ class TraceSettings:
     # -- HTTP --------------------------------------------------------------------------------------------------
 
     def routes(self) -> tuple[Route, ...]:
-        """Give the endpoints."""
+        """Return the endpoints."""
         return (
             Route("GET", PATHS, self.answer, "Which requests are traced", _SCHEMA, errors=(400,)),
             Route("POST", PATHS, self.change, "Change which requests are traced", _SCHEMA, _SCHEMA, (400, 501)),
@@ -133,7 +133,7 @@ class TraceSettings:
         return self._answer(_model(request))
 
     async def change(self, request: Request) -> Response:
-        """Change them, and answer with what they are then."""
+        """Change the settings, and answer with the new values."""
         model = _model(request)
         self.update(model, _lists(settings_object(await body_of(request))))
         return self._answer(model)
@@ -150,7 +150,7 @@ def _model(request: Request) -> str:
 
 
 def _lists(said: Mapping[str, Any]) -> dict[str, list[str] | None]:
-    """Bring what JSON says into the form that gRPC has: texts, the level in a list, null to clear."""
+    """Convert JSON settings to the form of gRPC's: texts, the level in a list, null to clear."""
     lists: dict[str, list[str] | None] = {}
     for name, value in said.items():
         values = value if name == "trace_level" else [value]

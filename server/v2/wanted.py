@@ -1,7 +1,7 @@
-"""Wanted: which outputs a call names, the model's and those that only its hooks give, and what is told of them.
+"""Wanted: which outputs a call requests, the model's and those that only its hooks return, and which it is sent.
 
-`outputs` reads them before the run, for both transports; what Python models ask other models for is read by the same
-rule, and they are told no more than they have named. Texts are Triton's.
+`outputs` parses them before the run, for both transports. Requests of Python models to other models follow the same
+rule, and get only the outputs they name. Texts are Triton's.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def outputs(
     model: Model, entries: Iterable[tuple[str, Mapping[str, Any] | None]], regions: Regions | None, *,
     hooks: bool = False,
 ) -> tuple[tuple[int, ...], Plan]:  # fmt: skip
-    """Read the outputs asked for, each with its parameters: their positions, and how they travel.
+    """Parse the requested outputs, each with its parameters. Returns: their positions, and how they are returned.
 
-    `hooks`: the request goes through those of its model, if there are any.
+    `hooks`: the request passes through the model's hooks, if it has any.
     Raises: InferError (INVALID, NOT_FOUND, UNSUPPORTED).
     """
     ways: dict[str, Way] = {}
@@ -53,10 +53,10 @@ def outputs(
 
 
 def is_own(model: Model, name: str, *, hooks: bool = True) -> bool:
-    """Tell whether an output that is asked for is one that only the hooks' post_inference can give.
+    """Return whether a requested output is one that only post_inference can return.
 
-    `hooks`: the request goes through those of its model, if there are any. Raises: InferError (INVALID, UNSUPPORTED),
-    where nobody can.
+    `hooks`: the request passes through the model's hooks, if it has any. Raises: InferError (INVALID, UNSUPPORTED) if
+    nothing can return it.
     """
     spec = model.signature.output.get(name)
     if spec is not None and spec.is_tensor:
@@ -67,7 +67,7 @@ def is_own(model: Model, name: str, *, hooks: bool = True) -> bool:
 
 
 def unexpected(model: Model, name: str) -> InferError:
-    """Make the refusal of an output that there is not, or not as a tensor."""
+    """Return the error for an output that does not exist, or not as a tensor."""
     spec = model.signature.output.get(name)
     if spec is not None:
         advice = f". It is {spec.advice}" if spec.advice else ""
@@ -92,7 +92,7 @@ def _way(items: Mapping[str, Any], name: str, regions: Regions | None) -> Way:
 
 
 def demand(model: Model, own: Iterable[str], outputs: Mapping[str, Array]) -> None:
-    """Refuse the only answer that hooks give where it lacks what only they can give, and count it as failed.
+    """Reject the single answer of hooks if it lacks an output that only they can return, and count it as failed.
 
     Threads: the event loop's. Raises: InferError (INVALID, UNSUPPORTED).
     """
@@ -104,9 +104,10 @@ def demand(model: Model, own: Iterable[str], outputs: Mapping[str, Array]) -> No
 
 
 def told(request: InferRequest, plan: Plan, outputs: Mapping[str, Array]) -> dict[str, Way]:
-    """Give what is told of the outputs that hooks have returned, each with how it travels: what is named, or all.
+    """Return which of the outputs that hooks returned are sent, each with its way: those requested, or all.
 
-    All, too, where those that are named are the model's and none is there. Of several answers each may lack some.
+    All are also sent if only the model's outputs are requested and none of them is present. If there are several
+    answers, each may lack some.
     Raises: as `demand`. Threads: the event loop's.
     """
     model = request.model
@@ -116,7 +117,7 @@ def told(request: InferRequest, plan: Plan, outputs: Mapping[str, Array]) -> dic
     except InferError as error:
         raise with_id(request.id, error) from None
     ways = ways_of(plan, len(request.wanted))
-    # `wanted` of a call that names none is its model's own tuple: an equal one names each, but for the empty one
+    # without named outputs, `wanted` is the model's own tuple; an equal tuple names each output, unless it is empty
     if own or request.wanted is not model.all_outputs:
         names = [model.signature.outputs[position].name for position in request.wanted]
         asked = {**dict(zip(names, ways, strict=True)), **own}

@@ -23,11 +23,11 @@ from .wire import has_more_elements, has_more_fields
 logger = logging.getLogger("penstock.server")
 
 _MOST_BYTES = 64 << 10
-"""As of a body over HTTP (`v2/routes.py`)."""
+"""The same limit as for a body over HTTP (`v2/routes.py`)."""
 _MOST_FIELDS = 1 << 16
-"""A tensor of which nothing is said takes 2 bytes of a message, a hundredth of that compressed, and 50 of memory."""
+"""An empty tensor takes 2 bytes of a message, a hundredth of that compressed, and 50 bytes of memory."""
 _MOST_ELEMENTS = 1 << 22
-"""A dim takes 1 byte of a message, 8 of memory when it is parsed, and 8 as Python's; a string 2, 16 and 50."""
+"""A dim takes 1 byte of a message, 8 of memory when parsed, and 8 as a Python object; a string takes 2, 16 and 50."""
 
 
 def parsed(kind: Any, message: bytes) -> Any:
@@ -39,7 +39,7 @@ def parsed(kind: Any, message: bytes) -> Any:
 
 
 def parsed_small(kind: Any, message: bytes) -> Any:
-    """Parse a message that is never large, on the loop. Raises: InferError (INVALID)."""
+    """Parse a message that is never large, on the event loop. Raises: InferError (INVALID)."""
     if len(message) > _MOST_BYTES:
         text = (
             f"request message of {len(message)} bytes exceeds the maximum of {_MOST_BYTES} for {kind.DESCRIPTOR.name}"
@@ -49,14 +49,14 @@ def parsed_small(kind: Any, message: bytes) -> Any:
 
 
 def parsed_large(kind: Any, message: bytes) -> Any:
-    """Parse a message that is large by what is in its fields, not by their number. Raises: InferError (INVALID)."""
+    """Parse a message that may have large fields, but not many. Raises: InferError (INVALID)."""
     _check_fields(kind, message)
     return parsed(kind, message)
 
 
 def parsed_tensors(kind: Any, message: bytes) -> Any:
     """Parse a large ModelInferRequest. Raises: InferError (INVALID)."""
-    _check_fields(kind, message)  # first, since it is soon done with too many
+    _check_fields(kind, message)  # first, because it ends early if there are too many
     if len(message) > _MOST_ELEMENTS and has_more_elements(message, _MOST_ELEMENTS):
         text = f"the tensors of {kind.DESCRIPTOR.name} have more dims, parameters and elements in 'contents' than are"
         raise InferError(Code.INVALID, f"{text} parsed, send them in 'raw_input_contents'")
@@ -69,7 +69,7 @@ def _check_fields(kind: Any, message: bytes) -> None:
 
 
 def answering(path: str, kind: Any, work: Callable[[Any], Any]) -> Method:
-    """Make a Method that is answered at once: `work` takes a small message of `kind` and gives the answer's."""
+    """Make a Method that answers at once: `work` takes a small message of type `kind` and returns the answer's."""
 
     def begin(call: Call, message: bytes) -> None:
         call.answer(work(parsed_small(kind, message)).SerializeToString())
@@ -78,17 +78,17 @@ def answering(path: str, kind: Any, work: Callable[[Any], Any]) -> Method:
 
 
 class Tasks:
-    """Calls that take more than a moment, each on a task of its own.
+    """Calls that take more than a moment, each on its own task.
 
-    Invariant: a task that has begun ends its call, unless the call has ended already. `work` is called when it begins,
-    since a task may be cancelled before.
+    Invariant: a task that has begun ends its call, unless the call has already ended. `work` is called only when the
+    task begins, since the task may be cancelled before.
     """
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[None]] = set()
 
     def answering(self, path: str, kind: Any, work: Callable[[Any], Awaitable[Any]], *, large: bool = False) -> Method:
-        """Make a Method that is answered when `work` has ended. It does end: half a load helps nobody."""
+        """Make a Method that answers when `work` has ended. It is not cancelled: half a load helps nobody."""
         read = parsed_large if large else parsed_small
 
         async def answer(call: Call, message: bytes) -> None:
@@ -100,7 +100,7 @@ class Tasks:
         return Method(path, begin)
 
     def start(self, call: Call, work: Callable[[], Awaitable[None]], what: str) -> asyncio.Task[None]:
-        """Run `work`, which is to end `call`; what it raises ends the call too, and the call's end cancels it."""
+        """Run `work`, which must end `call`; an exception from it ends the call too, and the call's end cancels it."""
         task = self._run(call, work, what)
         call.cancelled = partial(self._cancel, task)
         return task
@@ -118,7 +118,7 @@ class Tasks:
     async def _guarded(self, call: Call, work: Callable[[], Awaitable[None]], what: str) -> None:
         try:
             await work()
-        except Exception as error:  # noqa: BLE001 - logged under an id, and the client gets an answer whatever it is
+        except Exception as error:  # noqa: BLE001 - logged under an id, and the client always gets an answer
             refuse(call, as_refusal(error, what))
 
 
@@ -128,7 +128,7 @@ def refuse(call: Call, error: InferError) -> None:
 
 
 def brief(text: str) -> str:
-    """Leave out the middle of a very long text, which quotes what the client sent."""
+    """Leave out the middle of a very long text, which may quote what the client sent."""
     if len(text) <= MAX_TEXT_CHARS:
         return text
     half = MAX_TEXT_CHARS // 2
@@ -136,9 +136,9 @@ def brief(text: str) -> str:
 
 
 def as_refusal(error: Exception, what: str, request_id: str = "") -> InferError:
-    """Give what the client is told of an error: of one that is not meant for it an id only, the rest is logged.
+    """Return the error for the client: an internal one is logged and replaced by its id.
 
-    It may be kept with the call, and so has no frames, which hold the call and its message.
+    The result may be kept with the call, so it holds no frames, which would hold the call and its message.
     """
     if isinstance(error, InferError):
         return bare(error)

@@ -30,13 +30,13 @@ _NAMED_REPOSITORY = "'repository_name' specification is not supported"
 
 
 class Configurations(Protocol):
-    """The part of the Repository that is read here."""
+    """The part of the Repository used here."""
 
     def config(self, model: Model) -> Any: ...
 
 
 class ServerRpcs:
-    """The RPCs that only read."""
+    """The read-only RPCs."""
 
     def __init__(self, models: Models, repository: Configurations, health: Health, name: str) -> None:
         self._models = models
@@ -88,13 +88,13 @@ class ServerRpcs:
         offset_ns = time.time_ns() - time.monotonic_ns()
         for model in counted_models(self._models, request.name, version_of(request.version)):
             answer.model_stats.add(**model_statistics(model, offset_ns))
-            # as over HTTP: of hundreds of models it is tens of milliseconds
+            # as over HTTP: hundreds of models take tens of milliseconds
             await asyncio.sleep(0)
         return answer
 
 
 class RepositoryRpcs:
-    """The RPCs that tell of the repository, load and unload."""
+    """The RPCs that list the repository, load and unload."""
 
     def __init__(self, control: LoadsModels) -> None:
         self._control = control

@@ -1,7 +1,7 @@
-"""Decoding a ModelInferRequest into one InferRequest.
+"""Decoding of a ModelInferRequest into one InferRequest.
 
-Called by `inference.py`. Everything that can be wrong with a request on its own stops here. The rules that HTTP has too
-are in `said.py` and `decode.py` above; texts are Triton's (server, `infer_handler.cc`).
+Called by `inference.py`. Every error a request can have by itself is found here. The rules shared with HTTP are in
+`said.py` and `decode.py` above; texts are Triton's (server, `infer_handler.cc`).
 Source: Triton's grpc_service.proto.
 """
 
@@ -60,8 +60,8 @@ _TENSOR = {
 def decode(model: Model, message: Any, sink: Sink, regions: Regions | None) -> tuple[InferRequest, Options]:
     """Decode one ModelInferRequest for its model.
 
-    Ownership: raw tensors are views of the message's. The request's `nbytes` are beside those of the message.
-    Raises: InferError; LargeRead where `regions` raise it.
+    Ownership: raw tensors are views of the message's. The request's `nbytes` do not include the message itself.
+    Raises: InferError; LargeRead if `regions` raises it.
     """
     parameters = _parameters(message.parameters) if message.parameters else None
     try:
@@ -88,7 +88,7 @@ def decode(model: Model, message: Any, sink: Sink, regions: Regions | None) -> t
 
 
 def _parameters(given: Mapping[str, Any]) -> said.Parameters:
-    """Read a request's parameters, each of a kind that its key allows."""
+    """Parse a request's parameters, checking that each key has an allowed type."""
     items: dict[str, Any] = {}
     for key, value in given.items():
         choice = value.WhichOneof("parameter_choice")
@@ -101,7 +101,7 @@ def _parameters(given: Mapping[str, Any]) -> said.Parameters:
         raise invalid("parameter 'binary_data_output' is reserved for Triton usage and should not be specified.")
     identity = items.get("sequence_id")
     if type(identity) is int and identity < 0:
-        # an id is unsigned, its field is not: clients in C++ send the upper half as negative numbers
+        # an id is unsigned but its field is signed: C++ clients send the upper half as negative numbers
         items["sequence_id"] = identity + (1 << 64)
     if items.get("priority", 0) < 0:
         raise invalid("invalid value for 'priority', expected value >= 0.")
@@ -109,7 +109,7 @@ def _parameters(given: Mapping[str, Any]) -> said.Parameters:
 
 
 def tensor_parameters(tensor: Any) -> dict[str, Any]:
-    """Read the parameters of an input or an output."""
+    """Parse the parameters of an input or an output."""
     items: dict[str, Any] = {}
     for key, value in tensor.parameters.items():
         choice = value.WhichOneof("parameter_choice")
@@ -157,7 +157,7 @@ def _inputs(model: Model, message: Any, regions: Regions | None) -> tuple[list[A
 
 
 def _shape(model: Model, spec: TensorSpec, tensor: Any) -> tuple[list[int], int]:
-    """Give an input's shape and how many elements it has."""
+    """Return an input's shape and its number of elements."""
     if tensor.datatype != spec.datatype:
         raise wrong_datatype(model, spec, tensor.datatype)
     shape = list(tensor.shape)
@@ -178,9 +178,9 @@ def _shape(model: Model, spec: TensorSpec, tensor: Any) -> tuple[list[int], int]
 def _not_raw(
     model: Model, spec: TensorSpec, tensor: Any, facts: tuple[list[int], int, bool], regions: Regions | None
 ) -> Array | None:
-    """Make an input's array of shared memory or of its contents; None where it is raw.
+    """Make an input's array from shared memory or its contents; None if its data is raw.
 
-    `facts` are its shape, its count, and whether anything in the request is raw.
+    `facts` are its shape, its element count, and whether the request has any raw data.
     """
     shape, count, raw_elsewhere = facts
     items = tensor_parameters(tensor) if tensor.parameters else None
@@ -199,7 +199,7 @@ def _not_raw(
 
 
 def _contents(model: Model, spec: TensorSpec, contents: Any, shape: list[int], count: int) -> Array:
-    """Make an array of typed contents, which FP16 and BF16 have none of."""
+    """Make an array from typed contents, which FP16 and BF16 do not have."""
     field = _CONTENTS.get(spec.datatype)
     for described, _ in contents.ListFields():
         if described.name != field:
@@ -215,7 +215,7 @@ def _contents(model: Model, spec: TensorSpec, contents: Any, shape: list[int], c
     if not size_bytes:
         array: Array = strings(list(values))
     elif spec.type.dtype.kind in "iu" and values:
-        # as they come they have 32 bits: what is larger than the datatype would lose its upper ones
+        # the values have 32 bits: converting one that is too large for the datatype would drop its upper bits
         array = np.array(values, np.uint64 if spec.type.dtype.kind == "u" else np.int64)
         bounds = np.iinfo(spec.type.dtype.str)
         if int(array.min()) < bounds.min or int(array.max()) > bounds.max:

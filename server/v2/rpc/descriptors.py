@@ -1,6 +1,6 @@
-"""The messages of gRPC's own services, health and reflection, described by hand: no package of theirs is needed.
+"""The messages of gRPC's own services, health and reflection, described by hand, so their packages are not needed.
 
-They live in a pool of their own, so that a hook which imports those packages finds its pool as it expects it.
+They have a separate descriptor pool, so that a hook that imports those packages finds the default pool unchanged.
 Source: grpc-proto, grpc/health/v1/health.proto and grpc/reflection/v1/reflection.proto (v1alpha is the same).
 """
 
@@ -17,7 +17,7 @@ _TYPES = {"string": 9, "int32": 5, "bytes": 12}
 _MESSAGE, _ENUM = 11, 14
 _OPTIONAL, _REPEATED = 1, 3
 
-# A field is (name, number, type); "*" before a type is repeated, "?" is in the message's oneof.
+# A field is (name, number, type); a "*" before the type marks a repeated field, "?" a member of the message's oneof.
 _Field = tuple[str, int, str]
 _REFLECTION: dict[str, tuple[str, tuple[_Field, ...]]] = {
     "ServerReflectionRequest": (
@@ -53,12 +53,12 @@ _REFLECTION: dict[str, tuple[str, tuple[_Field, ...]]] = {
 
 @cache
 def own_files() -> tuple[Any, ...]:
-    """Give the FileDescriptorProtos of health and reflection."""
+    """Return the FileDescriptorProtos of health and reflection."""
     return _health(), *(_reflection(package) for package in REFLECTIONS)
 
 
 def message_class(full_name: str) -> Any:
-    """Give a message's class."""
+    """Return a message's class."""
     return message_factory.GetMessageClass(_pool().FindMessageTypeByName(full_name))
 
 

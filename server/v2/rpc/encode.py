@@ -1,7 +1,7 @@
-"""Encoding ModelInferResponse: bytes put together from kept prefixes, no protobuf object per answer.
+"""Encoding of ModelInferResponse: bytes joined from kept prefixes, without a protobuf object per answer.
 
-Called by `infer.py`. Source: Triton's grpc_service.proto; one entry of raw_output_contents for each output, empty where
-its data is in shared memory.
+Called by `infer.py`. Source: Triton's grpc_service.proto; raw_output_contents has one entry per output, empty if its
+data is in shared memory.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _ID_HEADS = tuple(field_head(_ID, size) for size in range(0x80))
 _KEPT = 256
 _KINDS: dict[type, str] = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 _LARGE_BYTES = 64 << 10
-"""Data from this size on is copied once, which for less costs more than copying it twice."""
+"""From this size, data is copied only once; below it, avoiding the second copy costs more than the copy."""
 
 
-class LargeAnswer(Exception):  # noqa: N818 - a turn of the road, not an error
-    """To encode an answer is work for a thread: `encode` does it."""
+class LargeAnswer(Exception):  # noqa: N818 - control flow, not an error
+    """The answer must be encoded on a thread, by calling `encode`."""
 
     def __init__(self, encode: Callable[[], Body]) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class LargeAnswer(Exception):  # noqa: N818 - a turn of the road, not an error
 class RpcEncoder:
     """Encodes the answers of one model version; keeps the bytes that do not change between answers.
 
-    `own`: outputs may be those of user code, which a step may be, too.
+    `own`: outputs may come from user code, possibly in a step.
     """
 
     def __init__(self, model: str, version: str, signature: Signature, *, own: bool = False) -> None:
@@ -67,12 +67,12 @@ class RpcEncoder:
         return self._names + between
 
     def plain(self, wanted: tuple[int, ...], outputs: list[Any], between: bytes = b"") -> Body:
-        """Encode outputs as they are; `between` is what stands before them, as `before` gives it.
+        """Encode outputs as they are; `between` precedes them, as returned by `before`.
 
         Raises: LargeAnswer.
         """
         if len(outputs) == 1:
-            # the usual answer: everything before the numbers is one kept prefix
+            # the common answer: everything before the numbers is one kept prefix
             array = outputs[0]
             key = (wanted[0], array.shape)
             prefix, rest = self._singles.get(key) or self._single(key)
@@ -101,7 +101,7 @@ class RpcEncoder:
         return self._several(names, [output.shape for output in outputs], [output.array for output in outputs], between)
 
     def stored(self, request: InferRequest, plan: PerOutputPlan, between: bytes) -> bytes:
-        """Write all outputs into shared memory, and encode what there is to say of them. Raises: as `finish_all`."""
+        """Write all outputs into shared memory, and encode their description. Raises: as `finish_all`."""
         shapes = store_all(request, plan)
         key = (request.wanted, shapes)
         described = self._described.get(key)
@@ -123,7 +123,7 @@ class RpcEncoder:
         return self.described(described, raws, between)
 
     def described(self, described: bytes, raws: Sequence[Body], between: bytes) -> Body:
-        """Encode outputs that have been described, and are bytes; large ones are Mapped."""
+        """Encode outputs already described and converted to bytes; large ones are Mapped."""
         parts: list[Body] = [self._names, between, described]
         whole = 0
         for raw in raws:
@@ -133,7 +133,7 @@ class RpcEncoder:
         return b"".join(parts) if whole < LARGE_BYTES else together(parts)
 
     def describe(self, name: bytes, datatype: str, shape: tuple[int, ...]) -> bytes:
-        """Encode what there is to say of an output beside its data."""
+        """Encode an output's description, without its data."""
         key = (name, datatype, shape)
         described = self._described.get(key)
         if described is None:
@@ -144,9 +144,9 @@ class RpcEncoder:
         return described
 
     def _single(self, key: tuple[int, tuple[int, ...]]) -> tuple[bytes, bytes]:
-        """Keep all before the data of an answer with one output, with the names and without.
+        """Keep everything before the data of a single-output answer, with and without the names.
 
-        Nothing where its size is not its shape's, or it is large.
+        Empty if the size is not determined by the shape, or if it is large.
         """
         heads = self._keep_heads((key[0],), (key[1],))
         kept = (self._names + heads[0], heads[0]) if heads else (b"", b"")
@@ -154,9 +154,9 @@ class RpcEncoder:
         return kept
 
     def _keep_heads(self, wanted: tuple[int, ...], shapes: tuple[tuple[int, ...], ...]) -> tuple[bytes, ...]:
-        """Keep what stands before the data of each output.
+        """Keep what precedes the data of each output.
 
-        Nothing where one's size is not its shape's, or all of them are large.
+        Empty if the size of one is not determined by its shape, or if they are large together.
         """
         described, heads, whole = b"", [], 0
         for position, shape in zip(wanted, shapes, strict=True):
@@ -172,7 +172,7 @@ class RpcEncoder:
 
 
 def before(request_id: str, mark: bytes = b"") -> bytes:
-    """Write what stands between an answer's names and its outputs: the request's id; on a stream, FINAL or MORE."""
+    """Encode what comes between an answer's names and its outputs: the request's id; on a stream also FINAL or MORE."""
     if request_id:
         value = request_id.encode()
         return (_ID_HEADS[len(value)] if len(value) < 0x80 else field_head(_ID, len(value))) + value + mark
@@ -180,7 +180,7 @@ def before(request_id: str, mark: bytes = b"") -> bytes:
 
 
 def mark_of(final: bool, said: Mapping[str, Any] | None) -> bytes:
-    """Write FINAL or MORE, and after it the parameters that a model of user code has said with an answer."""
+    """Encode FINAL or MORE, followed by the parameters that user code has set on an answer."""
     return (FINAL if final else MORE) + _parameters(said)
 
 
@@ -197,7 +197,7 @@ def _parameters(said: Mapping[str, Any] | None) -> bytes:
 
 
 def encode_own(encoder: RpcEncoder, plan: Plan, request: InferRequest, between: bytes) -> Body:
-    """Encode what user code has answered that its signature does not tell. Raises: InferError (INVALID)."""
+    """Encode the answer of user code that differs from its signature. Raises: InferError (INVALID)."""
     outputs: Any = request.outputs
     finished = finish_own(request.model, request.wanted, plan, outputs)
     return encoder.finished(finished, between + _parameters(outputs.parameters))
@@ -215,7 +215,7 @@ def stream_answer_of(encode: Callable[[], Body]) -> Body:
 
 
 def stream_error(text: str, answer: bytes) -> bytes:
-    """Write why there are no outputs in an answer of a stream; the stream goes on."""
+    """Encode an error as a stream answer; the stream continues."""
     return field(_ERROR, text.encode("utf-8", "replace")) + field(_ANSWER, answer)
 
 

@@ -1,4 +1,4 @@
-"""grpc.health.v1.Health: what Kubernetes, load balancers and gRPC's own clients ask. Made by `services.py`.
+"""grpc.health.v1.Health, used by Kubernetes, load balancers and gRPC clients. Made by `services.py`.
 
 Source: grpc/doc/health-checking.md; Triton, which is SERVING while ready.
 """
@@ -42,14 +42,14 @@ class HealthRpcs:
         call.answer(self._written(self._status(service)))
 
     def watch(self, call: Call, message: bytes) -> None:
-        """Answer the same now, and again whenever it changes."""
+        """Answer like Check, and again whenever the status changes."""
         _Watch(self, call, parsed_small(self._request, message).service, self._pulse)
 
     def draining(self) -> bool:
         return self._health.draining
 
     def status(self, service: str, *, anew: bool) -> tuple[int, bytes]:
-        """Give a service's status, as a number and as the answer that says so; if not `anew`, as found in this beat."""
+        """Return a service's status, as a number and an encoded answer; unless `anew`, cached for the current beat."""
         if anew or self._beat != self._pulse.number:
             self._beat = self._pulse.number
             self._found.clear()
@@ -70,7 +70,7 @@ class HealthRpcs:
 
 
 class _Watch:
-    """One Watch call: says what it has not said yet. It ends with the server's life."""
+    """One Watch call: sends the status when it has changed. It ends when the server drains."""
 
     def __init__(self, rpcs: HealthRpcs, call: Call, service: str, pulse: Pulse) -> None:
         self._rpcs = rpcs

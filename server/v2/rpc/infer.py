@@ -1,4 +1,4 @@
-"""ModelInfer: one message in, one answer out. Called by the gRPC lane; the sink of its requests."""
+"""ModelInfer: one message in, one answer out. Called by the gRPC lane; also the sink of its requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ModelInfer:
-    """The RPC. A call's `context` is what its answer is encoded with; its deadline is when it should be answered."""
+    """The RPC. A call's `context` is the encoding of its answer; its deadline is the request's target."""
 
     def __init__(self, inference: RpcInference, tasks: Tasks) -> None:
         self._inference = inference
@@ -28,7 +28,7 @@ class ModelInfer:
         self._cancel = inference.engine.cancel
 
     def begin(self, call: Call, message: bytes) -> None:
-        """Decode and submit. Raises: InferError."""
+        """Decode and submit a request. Raises: InferError."""
         inference = self._inference
         if inference.forwarding is not None:
             inference.check_forwarded(call.metadata)
@@ -80,7 +80,7 @@ class ModelInfer:
         """Encode and send the answers of one batch."""
         for request in requests:
             call: Call = request.context
-            # whoever was to cancel it holds it, and it holds the call
+            # break the reference cycle between the call and its cancellation
             call.cancelled = None
             try:
                 if request.error is not None:
@@ -89,7 +89,7 @@ class ModelInfer:
                 encoding = call.context
                 if type(encoding) is RpcEncoder and not (request.id or encoding.own):
                     call.answer(encoding.plain(request.wanted, request.outputs or []))
-                elif not call.ended:  # who was told that its time is over may have other use for its memory
+                elif not call.ended:  # a client whose call has timed out may be reusing its shared memory
                     call.answer(self._inference.encode(encoding, request, b""))
             except LargeAnswer as large:
                 self._tasks.start(call, partial(self._answer_slowly, call, large.encode), "ModelInfer")

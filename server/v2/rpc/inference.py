@@ -1,7 +1,7 @@
 """Inference over gRPC: from the bytes of a ModelInferRequest to an InferRequest, and from outputs to bytes.
 
-`infer.py` (one answer to a call) and `stream.py` (many) stand on it. A usual request is decoded by comparing it with
-what is remembered; nothing here logs, starts a task or makes a protobuf object for it.
+Used by `infer.py` (one answer per call) and `stream.py` (many). A typical request is decoded by comparing it with
+remembered ones; for it, nothing here logs, starts a task or makes a protobuf object.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from penstock.server.v2.forwarding import Forwarding
 
 LARGE_BYTES = 256 << 10
-"""A message from this size on that is not remembered is decoded on a thread."""
+"""A message of at least this size that is not remembered is decoded on a thread."""
 _KEPT_ROUTES = 4096
 _SEVERAL = "ModelInfer RPC doesn't support models with decoupled transaction policy"
 Failed = tuple[InferError, bytes]
@@ -46,10 +46,10 @@ Failed = tuple[InferError, bytes]
 
 
 class RpcModelRoute:
-    """One model as it is named in requests; forgotten with the Engine's generation.
+    """One model as named in requests; dropped when the Engine's generation changes.
 
-    `straight`: its requests go to its queue and are answered once, without more ado. `told`: header fields
-    that are forwarded are for the model.
+    `straight`: its requests go to the queue and get one answer, without hooks. `told`: forwarded header fields are
+    passed to the model.
     """
 
     __slots__ = ("encoder", "hooked", "layouts", "model", "regions", "straight", "streams", "told")
@@ -65,13 +65,13 @@ class RpcModelRoute:
         self.regions = regions
 
     def encoding(self, options: Options) -> RpcEncoder | Planned:
-        """Give what the answer to a request is encoded with."""
+        """Return the encoding of a request's answer."""
         plan = options.plan
         return Planned(self.encoder, plan) if type(plan) is PerOutputPlan else self.encoder
 
 
 class Planned:
-    """The context of a request whose outputs do not all travel as they are."""
+    """The context of a request whose outputs are not all returned as they are."""
 
     __slots__ = ("encoder", "plan")
 
@@ -81,7 +81,7 @@ class Planned:
 
 
 class DecodedRequest:
-    """One decoded request. `hooked`: it is to pass through hooks; `several`: it may have any number of answers."""
+    """One decoded request. `hooked`: it passes through hooks; `several`: it may have any number of answers."""
 
     __slots__ = ("encoding", "hooked", "options", "request", "route", "several")
 
@@ -97,7 +97,7 @@ class DecodedRequest:
 class RpcInference:
     """Decodes and encodes for one server; `large` are the threads for large answers.
 
-    Threads: the event loop's, but for decoding of large messages and shared memory, and encoding of large answers.
+    Threads: the event loop's, except for decoding large messages and shared memory, and encoding large answers.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class RpcInference:
     # -- decoding ----------------------------------------------------------------------------------------------
 
     def find(self, message: bytes, sink: Sink) -> tuple[RpcModelRoute, InferRequest, Options] | None:
-        """Decode a message of a kind that is remembered.
+        """Decode a message of a remembered layout; None if it is not remembered.
 
         Raises: InferError (OVERLOADED).
         """
@@ -138,7 +138,7 @@ class RpcInference:
         return None if found is None else (route, found[0], found[1])
 
     def decode(self, message: bytes, sink: Sink, *, one: bool = False) -> DecodedRequest:
-        """Decode any message, and remember it; `one`: it is to be answered once. Raises: InferError; LargeRead."""
+        """Decode any message, and remember it; `one`: it must have just one answer. Raises: InferError; LargeRead."""
         request = parsed(self._kind, message)
         route = self._route(request)
         if one:
@@ -146,7 +146,7 @@ class RpcInference:
         return self._decoded(route, message, request, decode(route.model, request, sink, route.regions))
 
     async def decode_slowly(self, message: bytes, sink: Sink, *, one: bool = False) -> DecodedRequest:
-        """Decode on a thread. What it gives must be submitted before the loop's next turn. Raises: InferError."""
+        """Decode on a thread. The result must be submitted before the loop's next turn. Raises: InferError."""
         loop = asyncio.get_running_loop()
         request = await loop.run_in_executor(None, parsed_tensors, self._kind, message)
         route = self._route(request)
@@ -160,7 +160,7 @@ class RpcInference:
         return self._decoded(route, message, request, found)
 
     def may_be_ordered(self, message: bytes) -> bool:
-        """Whether a message that has not been decoded may be of a sequence, which keeps its order."""
+        """Return whether a message not yet decoded may belong to a sequence, whose order must be kept."""
         try:
             route = self._routes.get(message[: head_of(message)[0]])
         except (IndexError, UnicodeDecodeError):
@@ -169,12 +169,12 @@ class RpcInference:
 
     @staticmethod
     def demand_one(model: Model) -> None:
-        """Refuse a model that may give several answers. Raises: InferError (UNSUPPORTED)."""
+        """Reject a model that may give several answers. Raises: InferError (UNSUPPORTED)."""
         if model.spec.decoupled:
             raise InferError(Code.UNSUPPORTED, _SEVERAL)
 
     def id_of(self, message: bytes) -> str:
-        """Give a request's id; of a large one where it has it before its tensors. Raises: InferError (INVALID)."""
+        """Return a request's id; for a large one only if it precedes the tensors. Raises: InferError (INVALID)."""
         if len(message) < LARGE_BYTES:
             return str(parsed(self._kind, message).id)
         try:
@@ -194,13 +194,13 @@ class RpcInference:
         if self._generation == self.engine.generation:
             route.layouts.remember(request, options, message, start, parsed_message)
             names = message[:named]
-            # the last of several names counts: only a message that has these and no others tells whose they are
+            # if a name is repeated the last one counts: only a message with exactly these fields identifies the model
             if names not in self._routes and names == names_of(parsed_message) and len(self._routes) < _KEPT_ROUTES:
                 self._routes[names] = route
         return DecodedRequest(route, *found)
 
     def _route(self, request: Any) -> RpcModelRoute:
-        """Find a request's model. Raises: InferError (NOT_FOUND, INVALID, OVERLOADED)."""
+        """Return the route of a request's model. Raises: InferError (NOT_FOUND, INVALID, OVERLOADED)."""
         if self._generation != self.engine.generation:
             self._forget()
         name = (request.model_name, version_of(request.model_version))
@@ -216,7 +216,7 @@ class RpcInference:
         return route
 
     def _knock(self, model: Model) -> None:
-        """Ask whether a request need be decoded at all. Raises: InferError (OVERLOADED)."""
+        """Reject a request that need not be decoded at all. Raises: InferError (OVERLOADED)."""
         refusal = self.engine.turn_away(model)
         if refusal is not None:
             raise refusal
@@ -227,38 +227,38 @@ class RpcInference:
         self._generation = self.engine.generation
 
     def check_forwarded(self, metadata: Mapping[str, str]) -> None:
-        """Check the header fields that are forwarded. Raises: InferError (INVALID).
+        """Check the forwarded header fields. Raises: InferError (INVALID).
 
-        Models of ONNX Runtime read none, so that the check is all there is to do where there are no hooks.
+        ONNX Runtime models read none, so without hooks the check is all that is needed.
         """
         if self.forwarding is not None and metadata is not self._forwarded:
             self.forwarding.parameters_of(metadata)
             self._forwarded = metadata
 
-    # -- on its way --------------------------------------------------------------------------------------------
+    # -- passing requests --------------------------------------------------------------------------------------
 
     def options_of(self, asked: DecodedRequest, metadata: Mapping[str, str]) -> Options:
-        """Give what a request says, with the header fields that are forwarded to user code. Raises: InferError."""
+        """Return a request's options, plus the header fields forwarded to user code. Raises: InferError."""
         if not asked.route.told or self.forwarding is None:
             return asked.options
         parameters = {**(asked.options.parameters or {}), **self.forwarding.parameters_of(metadata)}
         return replace(asked.options, parameters=parameters)
 
     def submit(self, request: InferRequest, options: Options, context: Any) -> None:
-        """Put a request in its queue; it comes back with its context to its sink. Raises: InferError."""
+        """Put a request in its queue; it is delivered to its sink with its context. Raises: InferError."""
         if options.urgent or request.model.timed:
             options.impose(request)
         request.context = context
-        submit = self.engine.submit_soon  # called as an attribute it would be looked for as a method first
+        submit = self.engine.submit_soon  # as a direct call it would first be looked up as a method
         submit(request)
 
     def hold(self, model: Model, task: asyncio.Task[None]) -> None:
-        """Keep a Model from being retired until a task that is about to use it has ended, begun or not."""
+        """Keep a Model from being retired until a task that will use it has ended, even if the task never begins."""
         self.engine.hold(model)
         task.add_done_callback(lambda _: self.engine.release(model))
 
     async def pass_hooks(self, asked: DecodedRequest, metadata: Mapping[str, str], mark: bytes) -> Body:
-        """Carry a request through its model and the hooks. Returns: the answer, as `mark` is. Raises: InferError."""
+        """Pass a request through the hooks and the model. Returns: the answer, with `mark`. Raises: InferError."""
         try:
             outputs = await self._hooks_of(asked.request.model).infer(*self._said(asked, metadata))
             return await self._encoded(asked, self._outputs(asked), outputs, mark)
@@ -266,9 +266,10 @@ class RpcInference:
             _release(asked.options)
 
     async def answers(self, asked: DecodedRequest, metadata: Mapping[str, str]) -> AsyncGenerator[Body | Failed, None]:
-        """Carry a request through its model and the hooks: give each answer for a stream, or why that one failed.
+        """Pass a request through the hooks and the model, and yield each answer for a stream, or why it failed.
 
-        After the last, an empty one says so, if nothing has and it is asked for. To be closed by who takes no more.
+        An empty final answer follows if it was requested and no answer was marked as final. A consumer that stops early
+        must close the generator.
         Raises: InferError.
         """
         request, final, written = asked.request, False, self._outputs(asked)
@@ -289,7 +290,7 @@ class RpcInference:
     def _said(
         self, asked: DecodedRequest, metadata: Mapping[str, str]
     ) -> tuple[dict[str, Array], str, Terms, Mapping[str, Any] | None]:
-        """Give what hooks are told of a request: tensors by name, id, how it waits, and parameters."""
+        """Return the arguments for hooks: tensors by name, id, queueing terms and parameters."""
         request, options, model = asked.request, asked.options, asked.request.model
         names = [spec.name for spec in model.signature.inputs]
         sample = {name: array for name, array in zip(names, request.inputs, strict=True) if array is not None}
@@ -315,7 +316,7 @@ class RpcInference:
 
     @staticmethod
     def encode(encoding: RpcEncoder | Planned, request: InferRequest, mark: bytes) -> Body:
-        """Encode what a request has come back with. Raises: InferError; LargeAnswer."""
+        """Encode a delivered request's outputs. Raises: InferError; LargeAnswer."""
         outputs = request.outputs or []
         between = before(request.id, mark)
         encoder, plan = (encoding.encoder, encoding.plan) if isinstance(encoding, Planned) else (encoding, None)
@@ -337,6 +338,6 @@ def _encode_planned(encoder: RpcEncoder, plan: PerOutputPlan, request: InferRequ
 
 
 def _release(options: Options) -> None:
-    """Let go of the shared memory that a request's outputs went into."""
+    """Release the shared memory of a request's outputs."""
     if isinstance(options.plan, PerOutputPlan):
         options.plan.release()

@@ -1,9 +1,8 @@
-"""RpcLayouts: what the bytes of earlier ModelInferRequests said, so that a further one costs a comparison and its data.
+"""RpcLayouts: the bytes of earlier ModelInferRequests, so that a repeated one costs a comparison and its data.
 
-A serializer writes fields in order, and the data (`raw_input_contents`) is the last of them: what stands before it is
-the same in request after request, but for the id, and so is all of a message whose data is in shared memory. Only what
-has been decoded in full and found right is kept. It costs a quarter of decoding in full (perf/micro_rpc.py: 2.7 us for
-10).
+Serializers write fields in order, with the data (`raw_input_contents`) last: everything before it repeats from request
+to request except for the id, as does a whole message whose data is in shared memory. Only messages that were fully
+decoded and valid are remembered. This costs a quarter of full decoding (perf/micro_rpc.py: 2.7 us instead of 10).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.server.v2.said import Options
 
 _view = np.ndarray
-"""CPython keeps no place for names in numpy, and looks for each at length."""
+"""CPython does not cache attributes of the numpy module, so each lookup is slow."""
 MAX_PREFIX_BYTES = 4096
 _KEPT_SIZES = 256
 _KEPT_ALIKE = 4
@@ -41,7 +40,7 @@ _MARK = "a mark that no request has for its id"
 
 
 class _Place(NamedTuple):
-    """Where one input's data is, counted from the end of the id. `dtype` None: its elements are read one by one."""
+    """Where one input's data is, relative to the end of the id. If `dtype` is None, elements are read one by one."""
 
     offset: int
     size: int
@@ -52,9 +51,9 @@ class _Place(NamedTuple):
 
 
 class _Layout(Alike):
-    """One kind of request. `prefix` is all between id and the first tensor's data, `heads` is what is before others.
+    """One kind of request. `prefix` is all between the id and the first tensor's data, `heads` precede the others.
 
-    `views` say where, as what and in which shape the inputs are, where all of them are numbers in the message.
+    `views` are the position, dtype and shape of each input, if all of them are numbers in the message.
     """
 
     __slots__ = ("heads", "places", "prefix", "views")
@@ -66,10 +65,10 @@ class _Layout(Alike):
 
 
 class RpcLayouts:
-    """The memory of one model as it is named in requests: bounded, and forgotten with the model it was learned from.
+    """The memory of one model as named in requests: bounded, and dropped with the model it was learned from.
 
-    `regions` are those that requests may name. What has no data is found by all of its bytes, anything else by its
-    size. A client whose requests never repeat makes it try to remember less often.
+    `regions` are those that requests may name. Messages without data are looked up by all of their bytes, others by
+    size. For a client whose requests never repeat, it tries to remember less often.
     """
 
     def __init__(self, regions: Regions | None = None) -> None:
@@ -106,7 +105,7 @@ class RpcLayouts:
             self._misses = 0
             return layout.request(model, inputs, sink, len(message), request_id)
         except (InferError, LargeRead):
-            # the full decoding meets the same, and says it in full
+            # full decoding finds the same error, and reports it in full
             return None
 
     def _inputs(
@@ -124,7 +123,7 @@ class RpcLayouts:
         return from_binary(model.name, place.spec, list(place.shape), place.elements, raw)
 
     def remember(self, request: InferRequest, options: Options, message: bytes, start: int, parsed: Any) -> None:
-        """Keep the layout of what `decode` has just passed, where it has one. `parsed` is the message, decoded."""
+        """Remember the layout of a message that `decode` has just accepted, if it has one. `parsed` is that message."""
         self._misses += 1
         if self._misses > _PATIENCE and self._misses % _PATIENCE:
             return
@@ -154,7 +153,7 @@ class RpcLayouts:
     def _places(
         self, request: InferRequest, parsed: Any, data: list[tuple[int, int]]
     ) -> list[_Place | SharedInput | None]:  # fmt: skip
-        """Say where each input is. Those that are not in shared memory have the data, one after another."""
+        """Return where each input is. Those not in shared memory take the data entries in order."""
         model, left = request.model, iter(data)
         found: dict[str, _Place | SharedInput] = {}
         for tensor in parsed.inputs:
@@ -177,7 +176,7 @@ class RpcLayouts:
 
 
 def _data_at(message: bytes, start: int, first: int, raws: Any) -> list[tuple[int, int]] | None:
-    """Give where each raw tensor's data is, counted from `start`, and its size; None where it is not at the end."""
+    """Return where each raw tensor's data is, relative to `start`, and its size; None if it is not at the end."""
     found: list[tuple[int, int]] = []
     offset = first
     for raw in raws:
@@ -193,8 +192,8 @@ def _data_at(message: bytes, start: int, first: int, raws: Any) -> list[tuple[in
 def head_of(message: bytes) -> tuple[int, int, str]:
     """Read the fields before the inputs, as serializers write them.
 
-    Returns: where model name and version end, where the id ends, and the id. Whether the first is right is for who
-    knows these bytes.
+    Returns: where model name and version end, where the id ends, and the id. The caller must check that the first is
+    right, by comparing those bytes with known ones.
     Raises: IndexError, UnicodeDecodeError: for anything unusual.
     """
     named = message[1] + 2
@@ -210,7 +209,7 @@ def head_of(message: bytes) -> tuple[int, int, str]:
 
 
 def names_of(parsed: Any) -> bytes:
-    """Give what a serializer writes of model name and version; nothing where `head_of` would not read it."""
+    """Return the serialized model name and version; b"" if `head_of` could not read them."""
     name, version = parsed.model_name.encode(), parsed.model_version.encode()
     if len(name) >= 0x80 or len(version) >= 0x80:
         return b""
@@ -218,9 +217,9 @@ def names_of(parsed: Any) -> bytes:
 
 
 def _stands_for_itself(message: bytes, start: int, end: int, parsed: Any) -> bool:
-    """Whether what is between the id and the data is whole fields, and says nothing of names, id and data.
+    """Return whether the bytes between the id and the data are whole fields without names, id or data.
 
-    Then whatever id stands before it and whatever data comes after it mean what they mean here.
+    If so, they keep their meaning with any id before them and any data after them.
     """
     named, id_end, _ = head_of(message)
     if id_end != start or message[:named] != names_of(parsed):
@@ -239,6 +238,6 @@ def _stands_for_itself(message: bytes, start: int, end: int, parsed: Any) -> boo
 
 
 def _place(spec: TensorSpec, array: Array, where: tuple[int, int]) -> _Place:
-    """BYTES and BOOL are made from the message's values, and numbers are those values."""
+    """Return the place of an input; BYTES and BOOL are converted from the bytes, and numbers are views of them."""
     copied = array.dtype.hasobject or array.dtype == np.bool_ or not array.size
     return _Place(*where, None if copied else array.dtype, array.size, array.shape, spec)

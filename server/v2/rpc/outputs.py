@@ -1,6 +1,6 @@
-"""Outputs: the answers of hooks and of models of user code, which name their outputs themselves, as messages.
+"""Outputs: encodes the answers of hooks and user-code models, which name their outputs themselves.
 
-Made by inference.py, one for a request, which may have any number of answers.
+Made by inference.py, one per request, which may have any number of answers.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class Outputs:
-    """Encodes the outputs that the call names, or all where it names none of them.
+    """Encodes the outputs that the call requests, or all if it requests none.
 
-    What is the same in all answers is kept: `_told` are those of the last one's outputs that are told, each with the
-    datatype and shape that it had, and `_described` says all this. Threads: one at a time.
+    What repeated answers share is kept: `_told` are the outputs sent of the last answer, each with its datatype and
+    shape, and `_described` is their encoded description. Threads: one at a time.
     """
 
     def __init__(self, encoder: RpcEncoder, request: InferRequest, plan: Plan) -> None:
@@ -45,14 +45,14 @@ class Outputs:
         self._described = b""
 
     def take(self, outputs: Mapping[str, Array]) -> bool:
-        """Look at the answer to be encoded next. Returns: whether that would hold the loop. Raises: as `told`."""
+        """Prepare to encode an answer. Returns: whether encoding would block the event loop. Raises: as `told`."""
         form = [(name, array.dtype, array.shape) for name, array in outputs.items()]
         if form != self._form:
             self._take(form, outputs)
         return is_large(PerOutputPlan(tuple(self._told.values())), [outputs[name] for name in self._told])
 
     def encode(self, outputs: Mapping[str, Array], between: bytes) -> Body:
-        """Encode the answer that has been taken; `between` as RpcEncoder has it. Raises: InferError (INVALID)."""
+        """Encode the prepared answer; `between` is as in RpcEncoder. Raises: InferError (INVALID)."""
         if self._plan is not None:
             named = zip(self._told.items(), self._datatypes, strict=True)
             finished = [finish(self._model, (name, kind), way, outputs[name]) for (name, way), kind in named]
@@ -70,13 +70,13 @@ class Outputs:
         self._form = form
 
     def _datatype(self, name: str, array: Array) -> str:
-        """Tell an output's datatype: of user code's, the signature says whether UINT16 are the bit patterns of BF16."""
+        """Return an output's datatype; for user code the signature says whether UINT16 holds BF16 bit patterns."""
         spec = self._model.signature.output.get(name) if self._model.spec.declared else None
         return datatype_of(array) if spec is None else own_datatype(spec.datatype, array)
 
 
 def is_large(plan: Any, outputs: list[Any]) -> bool:
-    """Whether encoding an answer would hold the loop."""
+    """Return whether encoding an answer would block the event loop."""
     size = 0
     for way, array in zip(ways_of(plan, len(outputs)), outputs, strict=True):
         if array is None:

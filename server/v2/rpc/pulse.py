@@ -1,4 +1,4 @@
-"""Pulse: one timer for all open streams that nobody wakes: health's Watch, and idle streams when the server drains."""
+"""Pulse: one timer for all streams that no event wakes: health's Watch, and idle streams while the server drains."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 INTERVAL_S = 0.2
 _A_TURN = 512
-"""How many are called in one turn of the loop: one connection may have a thousand streams open that do nothing."""
+"""The number of calls per turn of the loop: one connection may have a thousand idle streams open."""
 
 
 class Pulse:
-    """Calls what has been added every 0.2 s. Without anything there is no timer.
+    """Calls every listener each 0.2 s. Without listeners there is no timer.
 
     `beat` is what the timer calls; tests call it too. `number` counts the beats.
     """
@@ -27,19 +27,19 @@ class Pulse:
         return len(self._listeners)
 
     def add(self, listener: Callable[[], None]) -> None:
-        """Call `listener` from now on."""
+        """Start calling `listener`."""
         self._listeners[listener] = None
         self._start()
 
     def remove(self, listener: Callable[[], None]) -> None:
-        """Call `listener` no more."""
+        """Stop calling `listener`."""
         self._listeners.pop(listener, None)
         if not self._listeners and self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def beat(self) -> None:
-        """Call them all."""
+        """Call all listeners."""
         self._timer = None
         self.number += 1
         self._due.extend(self._listeners)

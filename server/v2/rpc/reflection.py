@@ -1,4 +1,4 @@
-"""Server reflection, v1 and v1alpha: what grpcurl and its like ask to learn services and messages.
+"""Server reflection, v1 and v1alpha, through which tools such as grpcurl discover services and messages.
 
 Made by `services.py`. Source: grpc/doc/server-reflection.md.
 """
@@ -20,11 +20,11 @@ from .descriptors import REFLECTIONS, message_class, own_files
 from .pulse import Pulse
 
 _MOST_UNSENT = 64
-"""Answers made ahead of a client that does not take them."""
+"""The most answers queued for a client that does not read them."""
 
 
 class Reflection:
-    """What is served, by file and by symbol: our files, and a dialect's, whatever else the process has loaded."""
+    """The served files by name and symbol: Penstock's and a dialect's, whatever else the process has loaded."""
 
     def __init__(self, health: Health, pulse: Pulse, files: Iterable[Any] = ()) -> None:
         self.health = health
@@ -51,7 +51,7 @@ class Reflection:
         return Method(f"/{package}.ServerReflection/ServerReflectionInfo", streaming=opened)
 
     def answer(self, request: Any, answer: Any) -> None:
-        """Fill in the answer to one question."""
+        """Fill in the answer to one request."""
         asked = request.WhichOneof("message_request")
         if asked == "list_services":
             for name in sorted(self._services):

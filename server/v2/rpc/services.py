@@ -1,6 +1,6 @@
-"""Services: every method that the gRPC port serves: GRPCInferenceService, health and reflection.
+"""Services: every method served on the gRPC port: GRPCInferenceService, health and reflection.
 
-Made by the composition root, which gives what the methods stand on.
+Made by the composition root, which supplies their dependencies.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceParts:
-    """What inference stands on."""
+    """The dependencies of inference."""
 
     engine: Serves
     health: Health
@@ -52,9 +52,9 @@ class InferenceParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcParts(InferenceParts):
-    """What the methods stand on. `name` is the server's.
+    """The dependencies of all methods. `name` is the server's.
 
-    `files` are the FileDescriptorProtos of a dialect, for reflection to tell of beside ours.
+    `files` are the FileDescriptorProtos of a dialect, which reflection serves besides Penstock's.
     """
 
     repository: Configurations
@@ -69,7 +69,7 @@ class RpcParts(InferenceParts):
 
 
 def methods(parts: RpcParts) -> dict[str, Method]:
-    """Make every method, by its path."""
+    """Return every method, by path."""
     pulse, tasks = Pulse(), Tasks()
     served = (
         *_inference(parts, pulse, tasks),
@@ -84,7 +84,7 @@ def methods(parts: RpcParts) -> dict[str, Method]:
 
 
 def inference_methods(parts: InferenceParts) -> dict[str, Method]:
-    """Make the methods that a front end answers itself, by their paths: inference, and reflection."""
+    """Return the methods that a front end answers itself, by path: inference and reflection."""
     pulse = Pulse()
     served = (*_inference(parts, pulse, Tasks()), *Reflection(parts.health, pulse).methods())
     return restricted_methods({method.path: method for method in served}, parts.restricted or Restricted())

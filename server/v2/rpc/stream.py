@@ -1,8 +1,8 @@
 """ModelStreamInfer: requests in, answers out. Called by the gRPC lane.
 
-Answers come in the order of the requests; those of a decoupled model in their own order, whatever else is under way.
-What is wrong with a request is said in its answer, and the stream goes on; metadata `triton_grpc_error: true` asks for
-the stream to end with the error's status instead. Source: Triton server, stream_infer_handler.cc.
+Answers come in the order of the requests, except that answers of a decoupled model do not wait for other requests. An
+invalid request is reported in its answer, and the stream continues; with the metadata `triton_grpc_error: true` the
+stream ends with the error's status instead. Source: Triton server, stream_infer_handler.cc.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 
 MAX_UNDER_WAY = 4096
 MAX_UNDER_WAY_BYTES = 256 << 20
-"""What one stream may have under way: requests, and the bytes of their messages. More is refused, one by one."""
+"""The most one stream may have in flight: requests, and bytes of their messages. Further ones are rejected one by
+one."""
 MAX_ANSWERED = 256
-"""Requests of decoupled models that one stream has answers made of at a time: each may have some ahead. More wait."""
+"""The most requests to decoupled models per stream that produce answers at a time; further ones wait."""
 CLOSES = "triton_grpc_error"
 
 
@@ -52,16 +53,16 @@ class ModelStreamInfer:
         return InferStream(self, call)
 
     def deliver(self, requests: Sequence[InferRequest]) -> None:
-        """Take the outputs of one batch."""
+        """Deliver the outputs of one batch."""
         for request in requests:
             slot: Slot = request.context
             slot.delivered(request)
 
 
 class Slot:
-    """One request's place in its stream. `answer` is what is to be sent once all before it has been; b"" until then.
+    """One request's place in its stream. `answer` is sent after all earlier ones; it is b"" until known.
 
-    `call` is the stream's. `names`, of a decoupled model's only, encodes its empty answers: it waits for no other's.
+    `call` is the stream's. `names`, set only for a decoupled model, encodes its empty answers.
     """
 
     __slots__ = ("answer", "encoding", "error", "id", "names", "nbytes", "request", "stream", "task")
@@ -79,11 +80,11 @@ class Slot:
 
     @property
     def call(self) -> Call:
-        """Give the call that the request came on."""
+        """The call that the request came on."""
         return self.stream.call
 
     def delivered(self, request: InferRequest) -> None:
-        """Encode what has come back."""
+        """Encode the outputs of a delivered request."""
         self.request = None
         if self.stream.ended:
             return
@@ -99,14 +100,14 @@ class Slot:
         self.stream.settle(self)
 
     def work(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        """Do on a task what takes more than a moment."""
+        """Do work that takes more than a moment on a task."""
         self.task = asyncio.get_running_loop().create_task(self._guarded(work))
         return self.task
 
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
-        except Exception as error:  # noqa: BLE001 - logged under an id, and the client gets an answer whatever it is
+        except Exception as error:  # noqa: BLE001 - logged under an id, and the client always gets an answer
             self.error = as_refusal(error, "ModelStreamInfer", self.id)
         self.task = None
         if self.request is None:
@@ -117,17 +118,17 @@ class Slot:
 
     @property
     def done(self) -> bool:
-        """Whether there is something to send."""
+        """Whether there is an answer or an error to send."""
         return bool(self.answer) or self.error is not None
 
 
 class InferStream:
     """One stream.
 
-    Invariant: `_slots` are the requests that have no answer yet, in order; answers leave from its front. `_loose` are
-    those of decoupled models, which leave as they come. `_held` are messages that wait until one before them, which may
-    be of their sequence, has been decoded on a thread (`_reading`).
-    `ended` is whether the call has ended, by whichever side. `large` encodes large answers.
+    Invariant: `_slots` are the unanswered requests, in order; answers are sent from the front. `_loose` are requests to
+    decoupled models, whose answers are sent as they come. `_held` are messages that wait while an earlier one, possibly
+    of the same sequence, is decoded on a thread (`_reading`).
+    `ended` is whether either side has ended the call. `large` encodes large answers.
     """
 
     def __init__(self, owner: ModelStreamInfer, call: Call) -> None:
@@ -149,7 +150,7 @@ class InferStream:
     # -- the Reader --------------------------------------------------------------------------------------------
 
     def message(self, message: bytes) -> None:
-        """Begin one request; whatever is wrong with it becomes its answer."""
+        """Begin one request; any error becomes its answer."""
         if self.ended:
             return
         slot = Slot(self, len(message))
@@ -157,7 +158,7 @@ class InferStream:
         self._nbytes += slot.nbytes
         try:
             if self._owner.health.leaving:
-                # the stream is not told otherwise: GOAWAY concerns those to come
+                # the stream is not told in any other way: GOAWAY only concerns new streams
                 raise InferError(Code.NOT_READY, SHUTTING_DOWN)
             count = len(self._slots) + len(self._loose)
             if count > MAX_UNDER_WAY or (self._nbytes > MAX_UNDER_WAY_BYTES and count > 1):
@@ -173,7 +174,7 @@ class InferStream:
     def _start(self, slot: Slot, message: bytes) -> None:
         try:
             self._begin(slot, message)
-        except Exception as error:  # noqa: BLE001 - it concerns one request, and the stream goes on
+        except Exception as error:  # noqa: BLE001 - it affects one request, and the stream continues
             self._refuse(slot, message, error)
 
     def _refuse(self, slot: Slot, message: bytes, error: Exception) -> None:
@@ -183,13 +184,13 @@ class InferStream:
         self.settle(slot)
 
     def _go_on(self) -> None:
-        """Begin what waited for a message to be decoded."""
+        """Begin the messages that waited for one to be decoded."""
         self._reading = False
         while self._held and not self._reading and not self.ended:
             self._start(*self._held.popleft())
 
     def half_closed(self) -> None:
-        """End when the last answer has left."""
+        """End once the last answer has been sent."""
         self._half_closed = True
         self._flush()
 
@@ -215,7 +216,7 @@ class InferStream:
             self._submit(slot, asked)
 
     def _loosen(self, slot: Slot, asked: DecodedRequest) -> None:
-        """Take a request out of the order."""
+        """Remove a request from the order."""
         slot.names = asked.route.encoder
         if self._slots[-1] is slot:
             self._slots.pop()
@@ -243,7 +244,7 @@ class InferStream:
                 self._loosen(slot, asked)
             if asked.hooked:
                 slot.id = asked.request.id
-                if slot.task is not None:  # which may wait for room first
+                if slot.task is not None:  # it may have to wait for room
                     self._owner.inference.hold(asked.route.model, slot.task)
                 await self._pass_hooks(slot, asked)
             elif not self.ended:
@@ -259,7 +260,7 @@ class InferStream:
             slot.answer = await inference.pass_hooks(asked, call.metadata, FINAL)
             return
         async with self._room, aclosing(inference.answers(asked, call.metadata)) as answers:
-            # a client that does not read makes the generator wait, to begin with and after each answer
+            # wait for a slow reader, before the first answer and after each
             await call.drained()
             async for answer in answers:
                 await call.drained()
@@ -269,14 +270,14 @@ class InferStream:
                     call.send(answer)
 
     def settle(self, slot: Slot) -> None:
-        """Send what a request has come to, in its turn."""
+        """Send a request's result when its turn comes."""
         if slot in self._loose:
             del self._loose[slot]
             self._send(slot)
         self._flush()
 
     def _flush(self) -> None:
-        """Send what is done, up to the first request that is not."""
+        """Send finished answers up to the first request that is not finished."""
         slots = self._slots
         while slots and slots[0].done and not self.ended:
             self._send(slots.popleft())
@@ -300,10 +301,10 @@ class InferStream:
             self.call.erred(GRPC_STATUS[error.code])
             self.call.send(stream_error(text, slot.names.empty(between) if slot.names is not None else between))
 
-    # -- endings -----------------------------------------------------------------------------------------------
+    # -- ending ------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """End an idle stream when the server is on its way out: its client will not."""
+        """End an idle stream when the server shuts down, since its client will not."""
         health = self._owner.health
         if not self._slots and not self._loose and (health.leaving or health.spent):
             self._close(Status.UNAVAILABLE, SHUTTING_DOWN)
@@ -313,14 +314,14 @@ class InferStream:
         self.call.refuse(status, text)
 
     def cancel(self) -> None:
-        """Cancel all that is under way: nobody waits for it any more."""
+        """Cancel everything in flight, because nobody waits for it."""
         self._leave()
         for slot in (*self._slots, *self._loose):
             request, slot.request = slot.request, None
             if request is not None:
                 self._owner.inference.engine.cancel(request)
             task, slot.task = slot.task, None
-            if task is not None:  # which keeps the frames that it was cancelled in, and they the slot
+            if task is not None:  # it keeps its frames, which hold the slot
                 task.cancel()
         self._slots.clear()
         self._loose.clear()
@@ -333,7 +334,7 @@ class InferStream:
 
 
 def _id_of(inference: RpcInference, message: bytes) -> str:
-    """Give the id of a request that was refused; it is part of the answer that says so."""
+    """Return the id of a rejected request, which is part of its error answer."""
     try:
         return inference.id_of(message)
     except InferError:

@@ -1,4 +1,4 @@
-"""Protobuf's wire format, as much of it as inference writes and reads itself."""
+"""Protobuf's wire format, as far as inference encodes and decodes it directly."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _INPUT, _OUTPUT = 5 << 3 | 2, 6 << 3 | 2
 _SHAPE, _CONTENTS = 3 << 3 | 2, 5 << 3 | 2
 _FIELD = 4
 _PACKED = frozenset(number << 3 | 2 for number in range(1, 6))
-"""Heads: of a ModelInferRequest, of its tensors, and of contents' numbers of no fixed size, several in one field."""
+"""Field heads: of a ModelInferRequest, of its tensors, and of packed variable-size numbers in contents."""
 
 
 def varint(number: int) -> bytes:
-    """Write a number of 0 and above."""
+    """Encode a non-negative number."""
     if number < 0x80:
         return bytes((number,))
     written = bytearray()
@@ -29,7 +29,7 @@ def varint(number: int) -> bytes:
 
 
 def has_more_fields(message: bytes, most: int) -> bool:
-    """Tell whether a message has more fields of its own than `most`; of what is no message its parser knows better."""
+    """Return whether a message has more than `most` top-level fields; invalid messages are left to the parser."""
     try:
         return next(islice(fields(message, 0, len(message)), most, None), None) is not None
     except (IndexError, KeyError):
@@ -37,10 +37,10 @@ def has_more_fields(message: bytes, most: int) -> bool:
 
 
 def has_more_elements(message: bytes, most: int) -> bool:
-    """Tell whether the tensors of a ModelInferRequest have more dims and numbers in `contents` than `most`.
+    """Return whether the tensors of a ModelInferRequest have more than `most` dims and numbers in `contents`.
 
-    Any other field of theirs is as much as `_FIELD` of these, and numbers of fixed size are nothing: they take no more
-    memory than in the message.
+    Each other field counts as `_FIELD` of these. Fixed-size numbers do not count: they take no more memory than in the
+    message.
     """
     count = 0
     try:
@@ -49,12 +49,12 @@ def has_more_elements(message: bytes, most: int) -> bool:
             if count > most:
                 return True
     except (IndexError, KeyError):
-        pass  # as above
+        pass  # left to the parser, as above
     return False
 
 
 def _elements(message: bytes) -> Iterator[int]:
-    """Count the same, field by field."""
+    """Yield the counts, field by field."""
     for of_message, begin, end in fields(message, 0, len(message)):
         if of_message not in (_INPUT, _OUTPUT):
             continue
@@ -71,12 +71,12 @@ def _numbers(message: bytes, start: int, stop: int) -> int:
 
 
 def field_head(number: int, size: int) -> bytes:
-    """Write what stands before a field of `size` bytes: a string, bytes or a message."""
+    """Encode what precedes the `size` bytes of a field: a string, bytes or a message."""
     if size < 0x80 and number < 16:  # most are, and small messages have many
         return bytes((number << 3 | 2, size))
     return varint(number << 3 | 2) + varint(size)
 
 
 def field(number: int, value: bytes) -> bytes:
-    """Write a whole field: a string, bytes or a message."""
+    """Encode a whole field: a string, bytes or a message."""
     return field_head(number, len(value)) + value
