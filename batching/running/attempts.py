@@ -12,7 +12,7 @@ LAST_RETRY_NS = 60_000_000_000
 """How long a lost device is left alone before the model is reloaded on it; doubles with each failure."""
 NEVER_NS = 1 << 62
 MOST_LOSSES = 5
-"""After more losses than this, with no successful run in between, the device is left alone: requests are not the
+"""After this many losses with no successful run in between, the device is left alone: requests are not the
 cause."""
 FAULT_S = 1.0
 """A thread whose own code failed continues after this long; at once, it might only fail again."""
