@@ -326,6 +326,8 @@ def test_an_output_of_another_datatype_or_shape_says_so(live: Live, http: Any) -
 def test_what_a_step_gives_to_the_client_is_sent_as_it_is(live: Live, http: Any) -> None:
     double = http.infer("whole", x(), parameters={"do": "double"})
 
+    assert names(http.infer("whole", x(), parameters={"do": "lack"})) == ["y"]
+    assert [each.name for each in by_grpc(live, "whole", parameters={"do": "lack"}).get_response().outputs] == ["y"]
     assert [output["datatype"] for output in double.get_response()["outputs"]] == ["FP32", "FP64"]
     assert by_grpc(live, "whole", parameters={"do": "double"}).as_numpy("z").dtype == np.float64
     given = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}
@@ -357,7 +359,6 @@ def test_so_it_is_in_each_answer_of_a_stream(live: Live) -> None:
 @pytest.mark.parametrize(
     ("ensemble", "do", "text"),
     [
-        ("whole", "lack", "lacks the requested output 'z'"),
         ("behind", "double", "in ensemble 'behind', model 'own': unexpected datatype TYPE_FP64"),
         ("behind", "flat", "unexpected shape for input 'x' for model 'own'"),
     ],
