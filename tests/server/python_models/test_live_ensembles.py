@@ -159,6 +159,8 @@ def test_the_answer_of_an_ensemble_says_which_request_of_a_sequence_it_is_to(
     given = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}
     whole = httpx.post(f"{live.url}/v2/models/{model}/infer", json={"inputs": [given], "parameters": terms}).json()
     assert whole["parameters"] == {**terms, "sequence_end": False}
+    generated = httpx.post(f"{live.url}/v2/models/{model}/generate", json={"x": 1, **terms}).json()
+    assert {name: generated.get(name) for name in whole["parameters"]} == whole["parameters"]
 
     asked = triton_grpc.InferInput("x", [1, 1], "FP32").set_data_from_numpy(np.ones((1, 1), np.float32))
     with triton_grpc.InferenceServerClient(live.grpc_address) as client:

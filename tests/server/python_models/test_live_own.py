@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import subprocess
 import sys
@@ -295,6 +296,18 @@ def test_what_a_model_says_with_its_answer_comes_on_a_stream(live: Live) -> None
         said = came.get(timeout=GUARD_S).get_response().parameters
 
     assert (said["number"].int64_param, said["triton_final_response"].bool_param) == (3, True)
+
+
+def test_what_a_model_says_with_its_answer_is_a_member_of_what_generate_answers(live: Live) -> None:
+    asked = {"x": [1, 2], "do": "say"}
+    wanted = {"model_name": "own", "model_version": "1", "y": [1, 2], "z": [2, 3], **SAID}
+
+    whole = httpx.post(f"{live.url}/v2/models/own/generate", json=asked, timeout=GUARD_S)
+    events = httpx.post(f"{live.url}/v2/models/own/generate_stream", json=asked, timeout=GUARD_S)
+
+    assert whole.json() == wanted
+    assert list(whole.json()) == sorted(wanted)
+    assert json.loads(events.text.removeprefix("data: ")) == wanted
 
 
 def test_what_a_model_says_with_its_answer_comes_to_the_model_that_asked(http: Any) -> None:
