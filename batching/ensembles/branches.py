@@ -15,7 +15,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.batching.stream import MOST_BYTES, NOT_ONE, StreamedAnswer, size_of
 
-from .passage import Passage
+from .passage import Passage, told_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -175,7 +175,7 @@ class Branches:
             raise InferError(Code.INTERNAL, NOT_ONE)
         named, wrong = self._given[0].outputs, self._given[0].wrong
         outputs = [named.get(name) for name in _names(self.root.parent)]
-        return OwnOutputs(outputs, {}, wrong) if wrong else outputs
+        return OwnOutputs(outputs, {}, wrong) if wrong or len(named) < len(outputs) else outputs
 
 
 class Spread:
@@ -213,7 +213,7 @@ def _check(passage: Passage, step: Passed, told: StreamedAnswer) -> None:
     """Check that what the following steps need is there and acceptable to them. Raises: InferError."""
     wrong, outputs = told.wrong, step.model.signature.outputs
     lacking = {number for number, position in enumerate(step.wanted) if passage.tensors[number] is None}
-    if lacking and not wrong and not passage.spares(lacking.difference(passage.course.outputs)):
+    if lacking and not wrong and not passage.spares(lacking):
         names = [outputs[step.wanted[number]].name for number in sorted(lacking)]
         wrong = f"the answer lacks the requested output '{names[0]}'"
     text, made = f"model '{step.model.name}': {wrong}", range(len(step.wanted))
@@ -230,4 +230,4 @@ def _told(passage: Passage) -> StreamedAnswer:
     """Make an answer of the ensemble. Raises: InferError."""
     pairs = zip(_names(passage.parent), passage.outputs(), strict=True)
     named: Mapping[str, Any] = {name: output for name, output in pairs if output is not None}
-    return StreamedAnswer(named, wrong=passage.wrong)
+    return StreamedAnswer(named, parameters=told_of(passage.parent), wrong=passage.wrong)

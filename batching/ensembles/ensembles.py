@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 from penstock.backends.errors import Code, InferError
 from penstock.batching.loaded import STOPPING
 from penstock.batching.request import InferRequest, bytes_of
+from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.batching.scheduling.admission import admitted
 from penstock.batching.sinks import to_sinks
 from penstock.batching.statistics import BACKEND, CANCELED, OTHER, REJECTED
 
 from .branches import Branches, Spread
 from .ensemble import Carries, Ensemble
-from .passage import Passage, count_steps, hand_on, is_step, links_for
+from .passage import Passage, count_steps, hand_on, is_step, links_for, told_of
 from .steps import labels_of, link
 
 if TYPE_CHECKING:
@@ -281,7 +282,12 @@ class Ensembles:
             self._fail(passage, error, BACKEND)
 
     def _complete(self, passage: Passage, outputs: list[Any]) -> None:
-        passage.parent.outputs = outputs
+        parent = passage.parent
+        if parent.sequence is not None:
+            own = outputs if type(outputs) is OwnOutputs else OwnOutputs(outputs, {})
+            own.parameters |= told_of(parent)
+            outputs = own
+        parent.outputs = outputs
         self._over(passage)
 
     def _fail(self, passage: Passage, error: Exception, reason: str) -> None:

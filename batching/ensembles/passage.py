@@ -6,6 +6,7 @@ any number of answers, each has its own Passage; branches.py holds those of one 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,9 +27,12 @@ if TYPE_CHECKING:
     from .branches import Branches
     from .ensemble import Ensemble
 
+logger = logging.getLogger("penstock.batching")
+
 Spent = tuple[int, int, int]
 """The time of steps for their inputs, their runs and their outputs, in nanoseconds."""
 NOTHING: Spent = (0, 0, 0)
+_MOST_SIGNED = (1 << 63) - 1
 
 
 class Passage:
@@ -44,8 +48,8 @@ class Passage:
     """
 
     __slots__ = (
-        "answer", "asks", "branches", "course", "ended", "ensemble", "left", "links", "missing", "opening", "parent",
-        "pending", "queue_ns", "ready", "spent", "tensors", "uses", "wrong",
+        "answer", "asks", "branches", "course", "ended", "ensemble", "lacking", "left", "links", "missing", "opening",
+        "parent", "pending", "queue_ns", "ready", "spent", "tensors", "uses", "wrong",
     )  # fmt: skip
 
     def __init__(
@@ -68,7 +72,7 @@ class Passage:
         self.ended = False
         self.queue_ns = 0
         self.spent = NOTHING
-        self.wrong = ""
+        self.wrong = self.lacking = ""
 
     @property
     def root(self) -> Passage:
@@ -98,7 +102,7 @@ class Passage:
     def put(self, step: Passed, outputs: list[Any]) -> None:
         """Store what a step has made; adds to `ready` what can follow. Raises: InferError (INTERNAL)."""
         if type(outputs) is OwnOutputs and outputs.wrong:
-            spared = outputs.lacking and self.spares(_lacking(step, outputs))
+            spared = outputs.lacking and self.spares(_lacking(step, outputs), outputs.wrong)
             if not spared and not self.bears(step, step.made, outputs, outputs.wrong):
                 regular(outputs)
         tensors, course, number = self.tensors, self.course, step.number
@@ -126,12 +130,22 @@ class Passage:
             self.wrong = wrong
         return True
 
-    def spares(self, lacking: set[int]) -> bool:
-        """Whether missing tensors are needed by optional inputs only."""
+    def spares(self, lacking: set[int], wrong: str = "") -> bool:
+        """Whether no step needs these missing tensors. Records that outputs which the client wants are missing.
+
+        Source: Triton core, ensemble_scheduler.cc; so is the log line.
+        """
         steps = self.course.steps
         taken = [each for step in steps for each in zip(step.inputs, step.model.signature.inputs, strict=True)]
-        optional = all(spec.optional for number, spec in taken if number in lacking)
-        return optional and lacking.isdisjoint(self.course.outputs)
+        if not all(spec.optional for number, spec in taken if number in lacking):
+            return False
+        model = self.ensemble.model
+        for number, position in zip(self.course.outputs, self.parent.wanted, strict=False):
+            if number in lacking:
+                name = model.signature.outputs[position].name
+                logger.debug("ensemble %s: Composing models did not output tensor %s", model.name, name)
+                self.lacking = f"in ensemble '{model.name}', {wrong}"
+        return True
 
     def inputs(self, step: Passed) -> list[Array | None]:
         """Return the inputs of a step. Raises: InferError (INVALID)."""
@@ -150,10 +164,12 @@ class Passage:
         outputs = [self.tensors[number] for number in self.course.outputs]
         if self.course.ways is not None:
             outputs = [_handed(output, way) for output, way in zip(outputs, self.course.ways, strict=True)]
-        if self.wrong:
-            return OwnOutputs(outputs, {}, self.wrong)
         model = self.ensemble.model
-        return outputs if model.forms is None else model.forms.leave(model.name, self.parent.wanted, outputs)
+        if model.forms is not None:
+            outputs = model.forms.leave(model.name, self.parent.wanted, outputs)
+        if self.wrong or self.lacking:
+            return OwnOutputs(outputs, {}, self.wrong or self.lacking, lacking=not self.wrong)
+        return outputs
 
 
 def _lacking(step: Passed, outputs: list[Any]) -> set[int]:
@@ -194,6 +210,20 @@ def _deadline_ns(passage: Passage, model: Model) -> int:
     since_ns = now_ns if passage.root is passage else parent.queue_ns
     left_us = max((parent.deadline_ns - since_ns) // 1000, 1) if parent.deadline_ns else 0
     return due_ns(now_ns, left_us, model.spec.policy, priority=parent.priority, meant_us=0)
+
+
+def told_of(request: InferRequest) -> dict[str, Any]:
+    """Return the parameters that an ensemble's answers have for a request of a sequence; empty for other requests.
+
+    Source: Triton core, ensemble_scheduler.cc, which sets them for every request.
+    """
+    said = request.sequence
+    if said is None:
+        return {}
+    identity = said.id
+    if type(identity) is int and identity > _MOST_SIGNED:  # as in Triton, whose parameter is signed
+        identity -= 1 << 64
+    return {"sequence_id": identity, "sequence_start": said.start, "sequence_end": said.end}
 
 
 def is_step(request: InferRequest) -> bool:

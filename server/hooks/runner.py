@@ -174,7 +174,8 @@ class Hooks:
                 self.leave(visit)
             return
         if not self.yields:
-            yield Answer(await self.infer(inputs, request_id, terms, parameters), final=True)
+            outputs = await self.infer(inputs, request_id, terms, parameters)
+            yield Answer(outputs, final=True, parameters=getattr(outputs, "parameters", None))
             return
         several = self._several(self._as_tensors, dict(inputs), request_id, terms, parameters)
         async with contextlib.aclosing(several) as answers:

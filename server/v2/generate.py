@@ -156,8 +156,8 @@ class Generate:
 
     async def _answer(self, model: Model, called: Called) -> bytes:
         outputs = await self._hooks_of(model).infer(*called)
-        write = Members(model, called.request_id).write
-        return await _on_thread(write, outputs) if _is_large(outputs) else write(outputs)
+        write, told = Members(model, called.request_id).write, getattr(outputs, "parameters", None)
+        return await _on_thread(write, outputs, told) if _is_large(outputs) else write(outputs, told)
 
     async def _answers(self, model: Model, called: Called) -> AsyncGenerator[Events, None]:
         """Yield the events as they come, grouping those available together. Raises: InferError, after those."""
@@ -174,7 +174,8 @@ class Generate:
                     if error is not None:
                         text = _failed(error)
                     else:
-                        text = _event(await _on_thread(write, answer.outputs) if large else write(answer.outputs))
+                        told = answer.outputs, answer.parameters
+                        text = _event(await _on_thread(write, *told) if large else write(*told))
                     if not texts:
                         status = 200 if error is None else HTTP_STATUS[error.code]
                     texts.append(text)
@@ -249,8 +250,8 @@ def _is_large(outputs: Mapping[str, Array]) -> bool:
     return sum([array.nbytes for array in outputs.values()]) >= _LARGE_BYTES
 
 
-async def _on_thread(write: Callable[[Mapping[str, Array]], bytes], outputs: Mapping[str, Array]) -> bytes:
-    return await asyncio.get_running_loop().run_in_executor(None, write, outputs)
+async def _on_thread(write: Callable[..., bytes], *told: Any) -> bytes:
+    return await asyncio.get_running_loop().run_in_executor(None, write, *told)
 
 
 async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -22,7 +22,7 @@ class Members:
     """Writes the answers to one request: members by name, a single value without its list.
 
     What all answers share is kept: `_members` are the outputs, in their own order, and `_pieces` is an answer without
-    them.
+    them. If a parameter of the answer has the name of an output, the parameter wins, as in Triton.
     Threads: one at a time.
     """
 
@@ -32,14 +32,15 @@ class Members:
         if request_id:
             self._said["id"] = orjson.dumps(request_id)
         self._names: list[str] | None = None
+        self._parameters: Mapping[str, Any] | None = None
         self._members: list[_Member] = []
         self._pieces: list[bytes] = []
 
-    def write(self, outputs: Mapping[str, Array]) -> bytes:
-        """Write an answer. Raises: InferError (INVALID)."""
+    def write(self, outputs: Mapping[str, Array], parameters: Mapping[str, Any] | None = None) -> bytes:
+        """Write an answer, and what its model has said with it. Raises: InferError (INVALID)."""
         names = list(outputs)
-        if names != self._names:
-            self._arrange(names)
+        if names != self._names or parameters != self._parameters:
+            self._arrange(names, parameters)
         pieces = self._pieces.copy()
         for member in self._members:
             array = outputs[member.name]
@@ -49,14 +50,15 @@ class Members:
             pieces[member.at] = text[1:-1] if member.single else text
         return b"".join(pieces)
 
-    def _arrange(self, names: list[str]) -> None:
-        self._names, self._pieces = names, []
+    def _arrange(self, names: list[str], parameters: Mapping[str, Any] | None) -> None:
+        self._names, self._parameters, self._pieces = names, parameters, []
+        said = {name: orjson.dumps(value) for name, value in (parameters or {}).items()} | self._said
         places: dict[str, int] = {}
-        for name in sorted({*names, *self._said}):
-            self._pieces += (b"," if self._pieces else b"{", orjson.dumps(name), b":", self._said.get(name, b""))
+        for name in sorted({*names, *said}):
+            self._pieces += (b"," if self._pieces else b"{", orjson.dumps(name), b":", said.get(name, b""))
             places[name] = len(self._pieces) - 1
         self._pieces.append(b"}")
-        self._members = [_Member(name, places[name]) for name in names if name not in self._said]
+        self._members = [_Member(name, places[name]) for name in names if name not in said]
 
     def _datatype(self, name: str, array: Array) -> str:
         spec = self._model.signature.output.get(name)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.answers import AnswerStatistics
 from penstock.batching.ensembles import branches
 from penstock.batching.ensembles.branches import Branches
-from penstock.batching.request import InferRequest, Key
+from penstock.batching.request import InferRequest, InSequence, Key
 from penstock.batching.running.batch import Batch
 from penstock.batching.running.outside import Takes
 from penstock.batching.running.outsides import OpenedVersion, complete_outside
@@ -285,6 +286,21 @@ async def test_a_tensor_of_an_answer_may_go_to_several_steps() -> None:
         assert await client.task == [-10, -20, -30]
 
 
+async def test_each_answer_says_which_request_of_a_sequence_it_is_to() -> None:
+    async with served(SPREAD) as (kept, many):
+        request = kept.request("spread", 1)
+        request.sequence = InSequence((1 << 64) - 1, end=True)
+        with stream(kept.engine, request) as answers:
+            (asked,) = await many.holds(1)
+            many.tell(asked, 10, 20)
+            came = [await answers.next() for _ in range(2)]
+            many.end(asked)
+            assert await answers.next() is None
+
+    said = {"sequence_id": -1, "sequence_start": False, "sequence_end": True}
+    assert [told.parameters for told in came if told is not None] == [said, said]
+
+
 async def test_a_step_may_be_an_ensemble_of_such_steps() -> None:
     async with served(SPREAD, NESTED) as (kept, many):
         client = Client(kept, "nested", 1)
@@ -544,6 +560,21 @@ async def test_who_wants_one_answer_gets_it_where_there_is_one(values: tuple[flo
             with pytest.raises(InferError) as refused:
                 await asking
             assert refused.value.message == f"in ensemble 'spread', {NOT_ONE}"
+
+
+async def test_the_one_answer_may_lack_what_was_wanted() -> None:
+    pair = ensemble_spec("pair", "in", "out more", step("pairs", "x=in", "y=out z=more"))
+    async with served() as (kept, _):
+        await kept.engine.load(replace(told_spec("pairs"), outputs=tensors("y", "z")))
+        await kept.engine.load(pair)
+        asking = asyncio.create_task(kept.engine.infer(kept.engine.model("pair"), [np.ones((1, 4), np.float32)]))
+        teller: Teller = kept.tellers["pairs"]  # type: ignore[attr-defined]
+        (asked,) = await teller.holds(1)
+        teller.tell(asked, 10)
+        teller.end(asked)
+        made, lacking = await asking
+
+    assert (float(made.flat[0]), lacking) == (10, None)
 
 
 async def test_each_answer_has_the_whole_time_of_its_request_again() -> None:

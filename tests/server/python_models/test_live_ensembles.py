@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
-from tritonclient.utils import InferenceServerException
 
 from tests.live import Live, live_server
 from tests.server.fronts.living import live_front
@@ -70,6 +69,9 @@ ensemble_scheduling { step [
     output_map { key: "a_out" value: "a_out" } output_map { key: "b_out" value: "b_out" } }
 ] }
 """
+SHAPED_TENSORS = PARTIAL_TENSORS.replace(
+    '"b_out" data_type: TYPE_FP32 dims: [ 1 ]', '"b_out" data_type: TYPE_FP32 dims: [ 1, 1 ] reshape: { shape: [ 1 ] }'
+)
 HOOKS = """
 def pre_inference(sample, signature, metadata, parameters):
     parameters["more"] = 2
@@ -88,6 +90,8 @@ def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     write_model(root, "partial", PARTIAL, 'backend: "python"' + PARTIAL_TENSORS)
     (root / "twice" / "1").mkdir(parents=True)
     (root / "twice" / "config.pbtxt").write_text(TWICE + PARTIAL_TENSORS)
+    (root / "shaped" / "1").mkdir(parents=True)
+    (root / "shaped" / "config.pbtxt").write_text(TWICE + SHAPED_TENSORS)
     (root / "hooked" / "hooks.py").write_text(HOOKS)
     (root / "hooked" / "penstock.toml").write_text('[hooks]\nfile = "hooks.py"\n')
     serve: Callable[..., AbstractContextManager[Live]] = request.param
@@ -119,15 +123,16 @@ def test_a_step_is_told_what_generate_does_not_take_for_inputs(live: Live) -> No
     assert json.loads(answer["y"]) == {"mine": "a"}
 
 
-def sent(live: Live, inputs: Sequence[str], wanted: Sequence[str]) -> dict[str, float]:
-    """Send ones through both steps of `twice`. Returns: what comes of them."""
+def sent(live: Live, inputs: Sequence[str], wanted: Sequence[str], model: str = "twice") -> dict[str, float]:
+    """Send ones through both steps. Returns: what comes of them."""
     given = [triton_http.InferInput(name, [1, 1], "FP32") for name in inputs]
     for each in given:
         each.set_data_from_numpy(np.ones((1, 1), np.float32))
     outputs = [triton_http.InferRequestedOutput(name) for name in wanted]
     with triton_http.InferenceServerClient(live.address) as client:
-        answer = client.infer("twice", given, outputs=outputs)
-    return {name: float(answer.as_numpy(name)[0, 0]) for name in wanted}
+        answer = client.infer(model, given, outputs=outputs)
+    found = [each["name"] for each in answer.get_response()["outputs"]]
+    return {name: float(answer.as_numpy(name).item()) for name in found}
 
 
 @pytest.mark.parametrize("names", ["a", "b", "ab"])
@@ -137,6 +142,30 @@ def test_what_a_step_does_not_give_is_an_optional_input_that_the_next_does_not_g
     assert sent(live, list(names), wanted) == dict.fromkeys(wanted, 1)
 
 
-def test_what_is_wanted_and_not_given_is_an_error(live: Live) -> None:
-    with pytest.raises(InferenceServerException, match="lacks the requested output 'b_out'"):
-        sent(live, ["a"], ["a_out", "b_out"])
+def test_what_is_wanted_and_not_given_is_left_out(live: Live) -> None:
+    """As qa/L0_simple_ensemble has it."""
+    assert sent(live, ["a"], ["a_out", "b_out"]) == {"a_out": 1}
+    assert sent(live, ["a"], ["b_out"]) == {}
+    assert sent(live, ["a"], ["a_out", "b_out"], "shaped") == {"a_out": 1}
+    assert sent(live, ["b"], ["a_out", "b_out"], "shaped") == {"b_out": 1}
+
+
+@pytest.mark.parametrize(("model", "identity"), [("over", 7), ("over_over", "seven")])
+def test_the_answer_of_an_ensemble_says_which_request_of_a_sequence_it_is_to(
+    live: Live, model: str, identity: int | str
+) -> None:
+    """As qa/L0_simple_ensemble has it."""
+    terms: dict[str, Any] = {"sequence_id": identity, "sequence_start": True}
+    given = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}
+    whole = httpx.post(f"{live.url}/v2/models/{model}/infer", json={"inputs": [given], "parameters": terms}).json()
+    assert whole["parameters"] == {**terms, "sequence_end": False}
+    generated = httpx.post(f"{live.url}/v2/models/{model}/generate", json={"x": 1, **terms}).json()
+    assert {name: generated.get(name) for name in whole["parameters"]} == whole["parameters"]
+
+    asked = triton_grpc.InferInput("x", [1, 1], "FP32").set_data_from_numpy(np.ones((1, 1), np.float32))
+    with triton_grpc.InferenceServerClient(live.grpc_address) as client:
+        said = client.infer(model, [asked], sequence_id=identity, sequence_end=True).get_response().parameters
+        unsaid = client.infer(model, [asked]).get_response().parameters
+    assert [said[name].bool_param for name in ("sequence_start", "sequence_end")] == [False, True]
+    assert (said["sequence_id"].int64_param or said["sequence_id"].string_param) == identity
+    assert not unsaid

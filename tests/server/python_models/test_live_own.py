@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import subprocess
 import sys
@@ -297,6 +298,18 @@ def test_what_a_model_says_with_its_answer_comes_on_a_stream(live: Live) -> None
     assert (said["number"].int64_param, said["triton_final_response"].bool_param) == (3, True)
 
 
+def test_what_a_model_says_with_its_answer_is_a_member_of_what_generate_answers(live: Live) -> None:
+    asked = {"x": [1, 2], "do": "say"}
+    wanted = {"model_name": "own", "model_version": "1", "y": [1, 2], "z": [2, 3], **SAID}
+
+    whole = httpx.post(f"{live.url}/v2/models/own/generate", json=asked, timeout=GUARD_S)
+    events = httpx.post(f"{live.url}/v2/models/own/generate_stream", json=asked, timeout=GUARD_S)
+
+    assert whole.json() == wanted
+    assert list(whole.json()) == sorted(wanted)
+    assert json.loads(events.text.removeprefix("data: ")) == wanted
+
+
 def test_what_a_model_says_with_its_answer_comes_to_the_model_that_asked(http: Any) -> None:
     found = http.infer("caller", x(), parameters={"do": "say"}).as_numpy("z")[0, 0].decode()
 
@@ -326,6 +339,8 @@ def test_an_output_of_another_datatype_or_shape_says_so(live: Live, http: Any) -
 def test_what_a_step_gives_to_the_client_is_sent_as_it_is(live: Live, http: Any) -> None:
     double = http.infer("whole", x(), parameters={"do": "double"})
 
+    assert names(http.infer("whole", x(), parameters={"do": "lack"})) == ["y"]
+    assert [each.name for each in by_grpc(live, "whole", parameters={"do": "lack"}).get_response().outputs] == ["y"]
     assert [output["datatype"] for output in double.get_response()["outputs"]] == ["FP32", "FP64"]
     assert by_grpc(live, "whole", parameters={"do": "double"}).as_numpy("z").dtype == np.float64
     given = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}
@@ -357,7 +372,6 @@ def test_so_it_is_in_each_answer_of_a_stream(live: Live) -> None:
 @pytest.mark.parametrize(
     ("ensemble", "do", "text"),
     [
-        ("whole", "lack", "lacks the requested output 'z'"),
         ("behind", "double", "in ensemble 'behind', model 'own': unexpected datatype TYPE_FP64"),
         ("behind", "flat", "unexpected shape for input 'x' for model 'own'"),
     ],
