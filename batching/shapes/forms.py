@@ -109,7 +109,7 @@ class Rows:
         return array.reshape((*shape[: self._batched], *self._reshape.inside(shape[self._batched :])))
 
     def outside(self, model: str, output: Any) -> Any:
-        """View an output in the clients' shape; None stays. Ownership: a view if possible. Raises: InferError (INTERNAL)."""
+        """View an output in the clients' shape; None stays. Ownership: a view if possible. Raises: InferError."""
         if self._reshape is None or output is None:
             return output
         shape = output.shape
