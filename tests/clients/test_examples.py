@@ -288,6 +288,9 @@ def test_simple_model_control(tmp_path: Path, module: Any) -> None:
         "-m simple_sequence",
         "-i grpc -m simple_sequence --streaming --async --sequence-length 5",
         "-m simple_dyna_sequence --concurrency-range 3 --sequence-length 3",
+        "-m simple_sequence --sequence-length 4 --num-of-sequences 3 --request-rate-range 60",
+        "-m simple_sequence --serial-sequences --request-rate-range 50 --sequence-length 3",
+        "-i grpc -m simple_dyna_sequence --streaming --async --sequence-length 4 --sequence-id-range 500:600",
         "-m preprocess_inception_ensemble --string-data 7",
     ],
 )
