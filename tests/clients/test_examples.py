@@ -276,6 +276,13 @@ def test_simple_model_control(tmp_path: Path, module: Any) -> None:
             client.unload_model("simple")
             assert not client.is_model_ready("simple")
 
+            # a name that no file system takes, and what Triton says of a model that it could not read
+            with pytest.raises(InferenceServerException) as failure:
+                client.load_model("simple", config="{}", files={"file:" + "A" * 256: b"a"})
+            assert failure.value.status() in {"500", "StatusCode.INTERNAL"}
+            assert "failed to load 'simple', failed to poll from model repository" in failure.value.message()
+            assert client.is_server_live()
+
             with pytest.raises(InferenceServerException) as failure:
                 client.load_model("wrong_model_name")
             assert "failed to load" in failure.value.message()
