@@ -24,9 +24,9 @@ from .method import Method
 from .request import Request, read
 
 _TLS_HELLO = 0x16
-_NOT_HTTP2 = b"this port speaks gRPC, over HTTP/2\n"
+_NOT_HTTP2 = b'{"error":"this port speaks gRPC, over HTTP/2"}'  # as a client of the HTTP port reads it
 _TO_HTTP1 = (
-    b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n\r\n%b"
+    b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
     % (len(_NOT_HTTP2), _NOT_HTTP2)
 )
 

@@ -158,7 +158,7 @@ class ModelControl:
         `config` is the JSON of a ModelConfig for this load alone. `files` have the names that stand after `file:`
         (`1/model.onnx`); they and `config` are then all there is of the model.
         Returns: when it serves and what it took the place of is gone.
-        Raises: InferError (NOT_READY: not allowed; INVALID: a wrong name, or it does not load; INTERNAL: not there).
+        Raises: InferError (NOT_READY: not allowed; INVALID: a wrong name, or it does not load; INTERNAL: unread).
         """
         self._refuse_unless_allowed()
         overrides.check_name(name)

@@ -276,6 +276,13 @@ def test_simple_model_control(tmp_path: Path, module: Any) -> None:
             client.unload_model("simple")
             assert not client.is_model_ready("simple")
 
+            # a name that no file system takes, and what Triton says of a model that it could not read
+            with pytest.raises(InferenceServerException) as failure:
+                client.load_model("simple", config="{}", files={"file:" + "A" * 256: b"a"})
+            assert failure.value.status() in {"500", "StatusCode.INTERNAL"}
+            assert "failed to load 'simple', failed to poll from model repository" in failure.value.message()
+            assert client.is_server_live()
+
             with pytest.raises(InferenceServerException) as failure:
                 client.load_model("wrong_model_name")
             assert "failed to load" in failure.value.message()
@@ -288,6 +295,9 @@ def test_simple_model_control(tmp_path: Path, module: Any) -> None:
         "-m simple_sequence",
         "-i grpc -m simple_sequence --streaming --async --sequence-length 5",
         "-m simple_dyna_sequence --concurrency-range 3 --sequence-length 3",
+        "-m simple_sequence --sequence-length 4 --num-of-sequences 3 --request-rate-range 60",
+        "-m simple_sequence --serial-sequences --request-rate-range 50 --sequence-length 3",
+        "-i grpc -m simple_dyna_sequence --streaming --async --sequence-length 4 --sequence-id-range 500:600",
         "-m preprocess_inception_ensemble --string-data 7",
     ],
 )

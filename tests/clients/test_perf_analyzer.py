@@ -6,6 +6,7 @@ It eats the cores that it measures, so nothing here is about speed: it must run 
 from __future__ import annotations
 
 import csv
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients import models
+from tests.keys import certificate
 from tests.live import Live, live_server
 
 PEERS = Path(__file__).parents[2] / ".venv" / "peers"
@@ -66,6 +68,11 @@ def analyze(live: Live, words: str) -> str:
         "-m simple_string --string-data 7",
         "-m simple_identity --string-length 40",
         "-m identity_FP32 --shape x:300",
+        "-m identity_FP32 --shape x:300 -b 3 --shared-memory system --output-shared-memory-size 4096",
+        "-m simple -x 1 --input-data zero -b 8",
+        "-m simple --binary-search --concurrency-range 1:4 -l 1000 --percentile 95",
+        "-m simple --binary-search --request-rate-range 20:60:20 -l 1000",
+        "-m simple --trace-level OFF",
     ],
 )
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -74,6 +81,27 @@ def test_it_measures_over_both_protocols(live: Live, protocol: str, words: str) 
         pytest.skip("gRPC has no JSON tensors")
     report = analyze(live, f"-i {protocol} {words}")
     assert all(part in report for part in BREAKDOWN), report
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_it_sends_at_the_times_that_a_file_says(live: Live, protocol: str, tmp_path: Path) -> None:
+    (tmp_path / "intervals").write_text("10000\n20000\n5000\n")
+    analyze(live, f"-i {protocol} -m simple --request-intervals {tmp_path}/intervals")
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_answers_are_what_its_file_of_several_steps_expects(live: Live, protocol: str, tmp_path: Path) -> None:
+    first, ones = list(range(16)), [1] * 16
+    steps = [{"INPUT0": first, "INPUT1": ones}, {"INPUT0": {"content": first, "shape": [16]}, "INPUT1": first}]
+    sums = [[value + 1 for value in first], [2 * value for value in first]]
+    differences = [[value - 1 for value in first], [0] * 16]
+    expected = [{"OUTPUT0": sums[i], "OUTPUT1": differences[i]} for i in (0, 1)]
+    (tmp_path / "right.json").write_text(json.dumps({"data": steps, "validation_data": expected}))
+    (tmp_path / "wrong.json").write_text(json.dumps({"data": steps, "validation_data": expected[::-1]}))
+
+    analyze(live, f"-i {protocol} -m simple --input-data {tmp_path}/right.json")
+    with pytest.raises(AssertionError, match="Output doesn't match expected output"):
+        analyze(live, f"-i {protocol} -m simple --input-data {tmp_path}/wrong.json")
 
 
 @pytest.mark.parametrize("words", ["", "--concurrency-range 4", "--request-rate-range 50", "--shared-memory system"])
@@ -98,3 +126,17 @@ def test_its_table_has_the_server_s_side(live: Live, protocol: str, tmp_path: Pa
 def test_it_reads_the_metrics_page(live: Live) -> None:
     words = f"--collect-metrics --metrics-url 127.0.0.1:{live.metrics_port}/metrics --metrics-interval 100"
     analyze(live, f"-m simple {words}")
+
+
+@pytest.mark.parametrize("words", ["", "--streaming --async --concurrency-range 4"])
+def test_it_shows_its_certificate(tmp_path: Path, words: str) -> None:
+    models.write_examples(tmp_path / "models")
+    keys = {name: certificate(tmp_path, name) for name in ("server", "client")}
+    (chain, key), (client_chain, client_key) = keys["server"], keys["client"]
+    mine = (
+        f"--ssl-grpc-use-ssl --ssl-grpc-root-certifications-file {chain} "
+        f"--ssl-grpc-private-key-file {client_key} --ssl-grpc-certificate-chain-file {client_chain}"
+    )
+    with live_server(tmp_path / "models", grpc_use_ssl_mutual=True, grpc_server_cert=chain, grpc_server_key=key,
+                     grpc_root_cert=client_chain) as live:  # fmt: skip
+        analyze(live, f"-i grpc -m simple {words} {mine}")

@@ -15,6 +15,8 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
 
 from penstock.server.grpc.limits import GrpcLimits
 from penstock.server.grpc.tls import TlsError, context_for
@@ -250,13 +252,11 @@ def test_a_drain_counts_what_was_not_finished() -> None:
         future.cancel()
 
 
-def test_http_1_is_told_what_it_has_reached(live: Live) -> None:
-    with socket.create_connection(("127.0.0.1", live.served.listener.port), PATIENCE_S) as connection:
-        connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        answer = connection.makefile("rb").read()
+def test_a_client_of_the_http_port_is_told_what_it_has_reached(live: Live) -> None:
+    with httpclient.InferenceServerClient(live.address) as client, pytest.raises(InferenceServerException) as failure:
+        client.get_server_metadata()
 
-    assert answer.startswith(b"HTTP/1.1 400 ")
-    assert answer.endswith(b"this port speaks gRPC, over HTTP/2\n")
+    assert (failure.value.status(), failure.value.message()) == ("400", "this port speaks gRPC, over HTTP/2")
 
 
 # -- TLS -------------------------------------------------------------------------------------------------------
