@@ -1,4 +1,4 @@
-"""DeepaasSettings: the part of the settings that is about DEEPaaS models. Settings has it."""
+"""DeepaasSettings: the part of Settings for DEEPaaS models."""
 
 from __future__ import annotations
 
