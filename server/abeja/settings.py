@@ -1,4 +1,4 @@
-"""AbejaSettings: the part of the settings that is about ABEJA handlers. Settings has it."""
+"""AbejaSettings: the part of Settings for ABEJA handlers."""
 
 from __future__ import annotations
 
