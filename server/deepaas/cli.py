@@ -1,7 +1,8 @@
 """The command line of `deepaas-cli`: calls a model's methods in this process. Called by server/cli.py.
 
 User code is imported here, as in the original, since this process serves no one. `warm` is called before `predict` and
-`train`. Source: deepaas 2.6.0, cmd/cli.py: arguments, what is printed and stored, and the exit status.
+`train`.
+Source: deepaas 2.6.0, cmd/cli.py: arguments, what is printed and stored, and the exit status.
 """
 
 from __future__ import annotations

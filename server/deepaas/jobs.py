@@ -1,7 +1,7 @@
 """Jobs: the requests of clients for trainings, and their answers. Made by loading.py, called by service.py.
 
-Every coroutine returns an answer in the form of carrying/messages.py. Source: deepaas 2.6.0, api/v2/train.py; `log`,
-`progress` and `page` are Penstock's own.
+Every coroutine returns an answer in the form of carrying/messages.py.
+Source: deepaas 2.6.0, api/v2/train.py; `log`, `progress` and `page` are Penstock's own.
 """
 
 from __future__ import annotations

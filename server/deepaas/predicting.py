@@ -2,7 +2,8 @@
 
 These are methods of API version 1. Many modules still have them beside `predict`, and scripts of OSCAR's services call
 them through this command. Called by server/cli.py; as in cli.py, user code is imported here, and `warm` is called
-first. Source: deepaas 2.6.0, cmd/execute.py: the arguments of the call, the names of stored files, and the exit status.
+first.
+Source: deepaas 2.6.0, cmd/execute.py: the arguments of the call, the names of stored files, and the exit status.
 """
 
 from __future__ import annotations

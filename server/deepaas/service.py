@@ -1,7 +1,8 @@
 """DeepaasService: the Service that answers DEEPaaS's URLs on the fast lane. Made by dialect.py.
 
 Predictions are forwarded to their workers unread. The other requests that need a worker run as tasks: metadata and
-trainings query the Desk. Source: deepaas 2.6.0 on aiohttp, as it answers.
+trainings query the Desk.
+Source: deepaas 2.6.0 on aiohttp, as it answers.
 """
 
 from __future__ import annotations

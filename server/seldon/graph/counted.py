@@ -1,7 +1,7 @@
 """GraphMetrics: the orchestrator's Prometheus series: the duration of requests, and of the node calls they consist of.
 
-Counted by service.py, rpc.py and walk.py, once for each; rendered on the metrics page. Source: Seldon Core 1.17.1, the
-executor, whose names, labels and buckets these are. It also had each as a summary.
+Counted by service.py, rpc.py and walk.py, once for each; rendered on the metrics page.
+Source: Seldon Core 1.17.1, the executor, whose names, labels and buckets these are. It also had each as a summary.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """GraphService: the Service that answers for a graph on the fast lane, ahead of the v2 protocol's. Made by dialect.py.
 
 Each request that calls nodes is a task, which walks the graph. If its client disconnects, the task is cancelled, and
-its waiting calls with it. Source: Seldon Core 1.17.1, the executor, as it answers.
+its waiting calls with it.
+Source: Seldon Core 1.17.1, the executor, as it answers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Walk: one request on its way through a graph, on the event loop. Made by service.py and rpc.py.
 
 Each call of a node is a SeldonCall of its model, so a node that is slow, fails or dies affects only requests that wait
-for it. Source for the order of calls: Seldon Core 1.17.1, the executor.
+for it.
+Source for the order of calls: Seldon Core 1.17.1, the executor.
 """
 
 from __future__ import annotations

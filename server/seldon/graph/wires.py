@@ -1,7 +1,7 @@
 """Wires: the parts of messages that a walk reads or writes, in JSON and in protobuf. Pure.
 
-JSON keeps its numbers: it is parsed into Python's int and float, and encoded again only if something is added. Source:
-Seldon Core 1.17.1, the executor; seldon.protos.
+JSON keeps its numbers: it is parsed into Python's int and float, and encoded again only if something is added.
+Source: Seldon Core 1.17.1, the executor; seldon.protos.
 """
 
 from __future__ import annotations
