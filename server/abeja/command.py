@@ -26,7 +26,7 @@ _OURS = (
 
 
 def run(argv: Sequence[str], serve: Callable[[Settings], int]) -> int:
-    """Run what a command line requests. Returns: the exit status. Raises: SystemExit for a wrong command line."""
+    """Run what a command line requests. Returns: the exit status. Raises: SystemExit for an invalid command line."""
     if list(argv[:1]) == ["model"]:
         from .local import run_local
 

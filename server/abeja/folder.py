@@ -1,4 +1,4 @@
-"""Folder: a handler's folder, as what a server serves, and its Repository. Made by dialect.py.
+"""Folder: the folder of a handler, and its Repository. Made by dialect.py.
 
 Source: abejaruntime 1.1.1 and abeja-platform-model-proxy 2.6.5, for their handling of folders and variables.
 """
@@ -26,9 +26,9 @@ LEVELS = 3
 
 
 class AbejaFolder:
-    """The folder of a handler. `path` is where the search for the handler's working folder starts.
+    """The folder of a handler, used instead of Mirrors. `path` is where the search for its working folder starts.
 
-    Takes the place that Mirrors have for repositories. Threads: any.
+    Threads: any.
     """
 
     def __init__(self, settings: Settings, environ: Mapping[str, str] = os.environ) -> None:
@@ -42,13 +42,13 @@ class AbejaFolder:
         return AbejaRepository(self, defaults)
 
     def wrong(self) -> Finding | None:
-        """Report what is wrong with the path."""
+        """Return the finding for an invalid path, None if it is valid."""
         if self.settings.model_repository and is_remote(self.settings.model_repository[0]):
             return Finding(Path(self.settings.model_repository[0]), "a handler is served from a folder of this machine")
         return None if self.path.is_dir() else Finding(self.path, "no such folder")
 
     def open(self) -> None:
-        """Check nothing as a whole: the repository checks the handler."""
+        """Do nothing: a handler is not checked before it is loaded."""
 
     def close(self) -> None:
         """Do nothing: nothing was copied."""

@@ -1,7 +1,7 @@
 """Health: the answers to probes, and HealthService, which answers on a port of its own. Made by dialect.py.
 
 The original answered /health_check on both its ports, but on its service port only between two calls.
-Source: abeja-platform-model-proxy 2.6.5, as it answers.
+Source: abeja-platform-model-proxy 2.6.5, by observed behavior.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def _call(given: argparse.Namespace) -> None:
         _tell(quiet, "sending request to model")
         answer = server.post(content_type, body)
     _tell(quiet, "finish requesting to model")
-    with contextlib.suppress(ValueError):  # it is no JSON
+    with contextlib.suppress(ValueError):  # it is not JSON
         answer = json.dumps(json.loads(answer), indent=4).encode()
     sys.stdout.flush()
     sys.stdout.buffer.write(answer + b"\n")

@@ -1,7 +1,7 @@
-"""Media: parses Content-Type and Content-Disposition as the original's proxy did, and texts of headers.
+"""Media: parses Content-Type and Content-Disposition like the original's proxy, and decodes texts of headers.
 
 Used by the server to answer requests and by the worker to read forms and encode answers. Source: Go 1.19, package mime,
-ParseMediaType, as it behaves; RFC 2045, RFC 2183 and RFC 2231.
+ParseMediaType, by observed behavior; RFC 2045, RFC 2183 and RFC 2231.
 """
 
 from __future__ import annotations

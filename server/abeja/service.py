@@ -1,6 +1,6 @@
 """AbejaService: the Service that sends every request to the handler. Made by dialect.py.
 
-Source: abeja-platform-model-proxy 2.6.5, as it answers.
+Source: abeja-platform-model-proxy 2.6.5, by observed behavior.
 """
 
 from __future__ import annotations

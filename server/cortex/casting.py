@@ -74,7 +74,7 @@ def _wrapped(array: Array, dtype: np.dtype[Any], error: OverflowError) -> Array:
     """Convert integers that do not fit to their lowest bits."""
     if dtype.kind not in "iu":
         raise CastError(_words(error)) from error
-    # numpy tries an unsigned long if a long is too small, for these two only
+    # numpy tries an unsigned long if a long is too small, for uint32 and uint64 only
     most = 2**64 if dtype.kind == "u" and dtype.itemsize >= 4 else 2**63
     mask = 2 ** (8 * dtype.itemsize) - 1
     kept: list[int] = []

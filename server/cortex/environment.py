@@ -1,4 +1,6 @@
-"""Decides where a project's handler runs: in the server or in workers, and on which Python. Called by entries.py.
+"""Decides where a project's handler runs: in the server or in workers, and on which Python.
+
+Called by entries.py and check.py.
 
 Cortex ran each replica in a container: with the packages below, the project's requirements, the project as the working
 folder and at /mnt/project, and processes of its own. A handler that depends on none of these runs in the server's
@@ -62,8 +64,8 @@ _COMMENT = re.compile(r"(^|\s)#.*$", re.MULTILINE)
 class Needs:
     """What a handler depends on. `reasons`: why it has workers, for a person.
 
-    If there are none, it runs in the server, until measurements show that it blocks it. `writes` are the places where
-    it may keep state. `packages` are those that its environment needs in addition to `requirements`.
+    Without reasons, it runs in the server, unless measurements show that it blocks the server. `writes` are the places
+    where it may keep state. `packages` are those that its environment needs in addition to `requirements`.
     """
 
     reasons: tuple[str, ...] = ()
@@ -84,7 +86,7 @@ class Needs:
             return None
         reaches = {write.reach for write in self.writes}
         if MACHINE in reaches:
-            return 1  # what it leaves on disk must remain its request's until the end
+            return 1  # files it leaves on disk must not be shared by requests
         if self.writes:
             return max(2, min(usable_cpus(), EXCLUSIVE_WORKERS)) if self.heavy else EXCLUSIVE_WORKERS
         return max(1, min(usable_cpus(), SHARED_WORKERS))

@@ -15,7 +15,7 @@ from .repository import CortexRepository
 
 
 class Projects:
-    """Folders, each with a cortex.yaml. Takes the place that Mirrors have for model repositories."""
+    """Folders, each with a cortex.yaml. Used instead of Mirrors."""
 
     def __init__(self, paths: Iterable[str], s3_root: str = "") -> None:
         given = list(dict.fromkeys(paths))
@@ -29,7 +29,7 @@ class Projects:
         return CortexRepository(self.local, defaults, self.models, tell)
 
     def wrong(self) -> Finding | None:
-        """Report a PATH that is not a project; None if all are."""
+        """Return the finding for a PATH that is not a project, None if all are."""
         for url in self._remote:
             return Finding(Path(url), "a Cortex project is served from a folder on this machine")
         for path in self.local:

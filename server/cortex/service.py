@@ -128,7 +128,7 @@ class CortexService:
         """Cancel the request of a client that disconnected."""
         self._others.abandon(connection)
 
-    # -- what a request is for ---------------------------------------------------------------------------------
+    # -- routing -----------------------------------------------------------------------------------------------
 
     def _current(self) -> CortexPaths:
         apis = self._repository.apis

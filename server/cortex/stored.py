@@ -64,7 +64,7 @@ class Stored:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Convert any exception of the store's client to RemoteError, without secrets of the server."""
+        """Convert any exception of the store's client to RemoteError, without the address's secrets."""
         try:
             yield
         except RemoteError:

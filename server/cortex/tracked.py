@@ -22,7 +22,7 @@ from penstock.server.telemetry.families import FAMILIES
 from .api import Api
 
 MOST_CLASSES = 1000
-"""The limit for one API. Further names, as a wrong tracker may make from requests, are counted together."""
+"""The limit for one API. Any further names, which a wrong tracker may take from requests, are counted together."""
 OTHERS = "(others)"
 LATENCY_BOUNDS_NS = tuple(
     milliseconds * 1_000_000 for milliseconds in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000)
@@ -112,7 +112,7 @@ class Tracked:
         self._apis: dict[str, TrackedApi] = {}
 
     def of(self, api: Api) -> TrackedApi:
-        """Return the counts of an API; one that has changed starts anew under its new id."""
+        """Return the counts of an API; one that has changed starts over under its new id."""
         found = self._apis.get(identity(api))
         if found is None:
             found = self._apis[identity(api)] = TrackedApi(api)

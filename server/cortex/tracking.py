@@ -13,7 +13,7 @@ from typing import Any
 def tracked(tracker: Mapping[str, Any], answer: Any) -> dict[str, Any]:
     """Return what is counted: `class`, `value`, or a `warning` with the reason if nothing is; {} for an answer of None.
 
-    Types must match exactly: a bool is no int, and numpy's numbers are neither int nor float.
+    Types must match exactly: a bool is not an int, and numpy's numbers are neither int nor float.
     """
     if answer is None:
         return {}

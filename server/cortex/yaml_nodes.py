@@ -14,7 +14,7 @@ import yaml
 from .scalars import Scalar, named, resolve
 
 MAX_NODES = 20_000
-"""Including the expansion of aliases: a few lines of them can stand for any number of values."""
+"""Includes the expansion of aliases: a few lines of them can expand to any number of values."""
 _OF_YAML = "tag:yaml.org,2002:"
 _PLAIN = "plain"
 
@@ -132,7 +132,7 @@ class _Tree:
 
 
 def _key(said: Any) -> str | None:
-    """Return a key; None if it is no text. `y` and `on` are texts here, while Cortex reads them as booleans."""
+    """Return a key; None if it is not text. `y` and `on` are texts here, while Cortex reads them as booleans."""
     if not isinstance(said, yaml.ScalarNode):
         return None
     value = _scalar(said)

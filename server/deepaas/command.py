@@ -52,7 +52,7 @@ class DeepaasCommand:
 
 
 def run(argv: Sequence[str], serve: Callable[[Settings], int]) -> int:
-    """Serve what a command line requests. Returns: the exit status. Raises: SystemExit for a wrong command line."""
+    """Serve what a command line requests. Returns: the exit status. Raises: SystemExit for an invalid command line."""
     try:
         asked = ask(argv, os.environ)
     except SettingError as error:

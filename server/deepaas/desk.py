@@ -80,7 +80,7 @@ class Desk:
         worker = self._kept.worker
         await self._kept.close(kill=worker is not None and worker.waiting > 0)
 
-    # -- as RestartingWorker tells it --------------------------------------------------------------------------
+    # -- callbacks of RestartingWorker -------------------------------------------------------------------------
 
     def moved_in(self, worker: Worker) -> None:
         """Take its description of the model: another worker may see other files."""
@@ -97,7 +97,7 @@ class Desk:
         """Do nothing: callers wait for a while."""
 
     def hopeless(self, failure: InferError) -> None:
-        """Do nothing, likewise."""
+        """Do nothing: callers wait for a while."""
 
     def back(self) -> None:
         """Resume."""

@@ -55,9 +55,9 @@ def target_of(path: str) -> Target | None:
 
 
 class Entries:
-    """The models of one server. Takes the place that Mirrors have for repositories.
+    """The models of one server. Used instead of Mirrors.
 
-    `targets` is filled by `open`, since the Python that runs the models must be asked which are installed.
+    `targets` is filled by `open`, since the Python that runs the models must be queried for installed ones.
     Threads: any thread, for methods that block.
     """
 
@@ -72,7 +72,7 @@ class Entries:
         return EntryRepository(self, defaults)
 
     def wrong(self) -> Finding | None:
-        """Report a PATH that cannot be served."""
+        """Return the finding for a PATH or base path that is invalid, None if all are valid."""
         seen: set[str] = set()
         for path in self.settings.model_repository:
             found = target_of(path)

@@ -1,4 +1,4 @@
-"""Installed: the models that a Python has, from its installed entry points. Called by entries.py.
+"""Installed: the models that a Python has, from its installed entry points. Called by entries.py and cli.py.
 
 No model is imported. Source: deepaas 2.6.0, model/loading.py: the namespace.
 """
@@ -55,5 +55,5 @@ def installed_in(python: str = "") -> Installed:
 
 
 def _made(found: list[tuple[str, str]], version: str) -> Installed:
-    # `module:attr [extra]`: the requirements of the extra are left to whoever installed the model
+    # `module:attr [extra]`: the installer of the model is responsible for the requirements of the extra
     return Installed([(name, value.partition("[")[0].replace(" ", "")) for name, value in found], version)

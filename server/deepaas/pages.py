@@ -1,6 +1,6 @@
 """Pages: what the server itself answers for DEEPaaS models, except the documents of its API. Pure.
 
-Source: deepaas 2.6.0 on aiohttp 3.14, as they answer: api/versions.py, api/v2.
+Source: deepaas 2.6.0 on aiohttp 3.14, by observed behavior: api/versions.py, api/v2.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ The paths of the original and Penstock's own. If both have a path, it is the ori
 
 Penstock's own paths that take tensors are rejected. Penstock adds to the original's, under the base path:
 train/UUID/log, train/UUID/progress, train/UUID/page, and /openapi3.json.
-Source: deepaas 2.6.0 on aiohttp 3, as it answers.
+Source: deepaas 2.6.0 on aiohttp 3, by observed behavior.
 """
 
 from __future__ import annotations

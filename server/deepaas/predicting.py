@@ -76,7 +76,7 @@ def _stored(value: Any, given: argparse.Namespace) -> str:
     name = f"out_{Path(given.input_file).stem}{extension}"
     path = getattr(value, "name", None)
     if extension == _JSON:
-        content = f"{value!r}\n".encode()  # no JSON, as in the original: its readers expect Python's repr
+        content = f"{value!r}\n".encode()  # not JSON, as in the original: its readers expect Python's repr
     elif isinstance(path, str) and Path(path).is_file():
         return shutil.copy(path, given.output)
     else:

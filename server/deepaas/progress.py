@@ -21,7 +21,7 @@ _STEPS = re.compile(r"(?<![\d./])(\d{1,9})/(\d{1,9})\s?[\[━─]")
 class Meter:
     """The progress found in lines. `done` and `epoch_done` are shares, 0 to 1; None if unknown.
 
-    If there are epochs, a bar is that of one epoch. Lightning counts from 0, Keras from 1; an epoch 0 tells which.
+    If there are epochs, a bar is that of one epoch. Lightning counts epochs from 0, Keras from 1: a 0 shows which.
     """
 
     def __init__(self) -> None:

@@ -137,7 +137,7 @@ class Trainings:
     async def close(self) -> None:
         """End all trainings, and save their state."""
         self._closed = True
-        with contextlib.suppress(TimeoutError):  # the next server reports what has not ended by then as an error
+        with contextlib.suppress(TimeoutError):  # what has not ended by then is reported by the next server as an error
             async with asyncio.timeout(CLOSE_LIMIT_S):
                 await self._end_all(self._queues.values(), SERVER_ENDED)
                 if self._tasks:
@@ -148,7 +148,7 @@ class Trainings:
         """End the trainings of a model that is no longer served."""
         await self._end_all([self._of(name)], f"model '{name}' was unloaded while the training ran")
 
-    # -- what is asked -----------------------------------------------------------------------------------------
+    # -- queries and commands ----------------------------------------------------------------------------------
 
     def all(self, name: str) -> list[Training]:
         """List the trainings of a model, in the order of their start."""
@@ -206,7 +206,7 @@ class Trainings:
             return run.record.elapsed_s
         return max(0.0, (self._now() - run.began).total_seconds())
 
-    # -- how they run ------------------------------------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------------------------------
 
     def _of(self, name: str) -> Queue:
         return self._queues.setdefault(name, Queue())
@@ -277,7 +277,7 @@ class Trainings:
         for run in runs:
             await run.over.wait()
 
-    # -- what they write ---------------------------------------------------------------------------------------
+    # -- output ------------------------------------------------------------------------------------------------
 
     def _heard(self, run: Training, line: str) -> None:
         if run.log is None:

@@ -2,7 +2,7 @@
 
 Predictions are forwarded to their workers unread. The other requests that need a worker run as tasks: metadata and
 trainings query the Desk.
-Source: deepaas 2.6.0 on aiohttp, as it answers.
+Source: deepaas 2.6.0 on aiohttp, by observed behavior.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class DeepaasService(CarryingService):
         """Log a failure under the client's request id, if it sent one."""
         return internal(error, claim.place.name, claim.request_id)
 
-    # -- what the server knows itself --------------------------------------------------------------------------
+    # -- answers of the server's own ---------------------------------------------------------------------------
 
     def _answer_now(self, connection: FastLane, claim: DeepaasClaim) -> None:
         place = claim.place
@@ -154,7 +154,7 @@ class DeepaasService(CarryingService):
         else:
             connection.answer(200, self._debugging.text(), TEXT, FRESH)
 
-    # -- what others know --------------------------------------------------------------------------------------
+    # -- answers from workers ----------------------------------------------------------------------------------
 
     async def _answer_later(self, connection: FastLane, claim: DeepaasClaim, body: bytes) -> None:
         try:

@@ -68,7 +68,7 @@ def file_of(settings: Settings, environ: Mapping[str, str]) -> Path | None:
 class Store:
     """The records of one server, in `file`, under an exclusive lock; in memory only if the file cannot be used.
 
-    Invariants: `log` and the file have what was put last; the file is written in the order of the puts.
+    Invariants: `log` and the file have the last record that was put; the file is written in the order of the puts.
     Threads: the event loop's; the file has a thread of its own.
     """
 

@@ -1,7 +1,7 @@
 """Swagger: the document of a server's API in the original's version of that format, 2.0. Pure.
 
-Source: deepaas 2.6.0, api/v2 and its responses.py, as written by aiohttp-apispec 2.2. Its statements hold for every
-model: predictions are texts and a list of trainings is an object. openapi.py has the accurate document.
+Source: deepaas 2.6.0, api/v2 and its responses.py, as written by aiohttp-apispec 2.2. It describes every model alike:
+predictions are texts and a list of trainings is an object. openapi.py has the accurate document.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ HEADS = [[bytes((endpoint, form)) for form in PayloadKind] for endpoint in Endpo
 class SeldonCall(RawCall):
     """A RawCall of the original's protocol: `body` is that of CALL.
 
-    It counts as one row, unless it may share a batch (`share`). `rest` is what its answer needs beside its rows if it
-    shares a batch.
+    It counts as one row, unless it may share a batch (`share`). If it does, `rest` is what its answer needs in addition
+    to the rows.
     """
 
     __slots__ = ("endpoint", "rest")

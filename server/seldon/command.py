@@ -65,7 +65,7 @@ class _Environment:
 
 
 def run(argv: Sequence[str], serve: Callable[[Settings], int]) -> int:
-    """Serve what a command line requests. Returns: the exit status. Raises: SystemExit for a wrong command line."""
+    """Serve what a command line requests. Returns: the exit status. Raises: SystemExit for an invalid command line."""
     try:
         asked = ask(argv, os.environ, Path.cwd())
     except SettingError as error:

@@ -35,7 +35,7 @@ _UNKNOWN = (
 
 
 class Components:
-    """One folder or file, and the name of the component in it. Takes the place that Mirrors have for repositories.
+    """One folder or file, and the name of the component in it. Used instead of Mirrors.
 
     Threads: any thread, for methods that block.
     """
@@ -83,7 +83,7 @@ class Components:
         return ComponentRepository(self, defaults)
 
     def wrong(self) -> Finding | None:
-        """Report a PATH that cannot be served."""
+        """Return the finding for a PATH that cannot be served, None if it is valid."""
         first, *others = self.settings.model_repository
         if is_remote(first):
             return Finding(Path(first), "a component is served from a folder on this machine")

@@ -1,4 +1,4 @@
-"""Current: the Model that a server's calls go to now. Made by dialect.py."""
+"""Current: the Model to which a server sends calls. Made by dialect.py."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 UNSET = "NOT_IMPLEMENTED"
-"""A component's name, and the value of metric labels, if no variable sets them."""
+"""The default for a component's name, and for the values of metric labels."""
 UNSET_IMAGE = f"{UNSET}:{UNSET}"
 
 

@@ -48,7 +48,7 @@ def read_answer(reply: bytes) -> tuple[int, bytes, bytes, bytes]:
 
 
 class Endpoint(enum.IntEnum):
-    """What a component is asked for. `label` is its name in the original's metrics."""
+    """A method of a component that a request calls. `label` is its name in the original's metrics."""
 
     PREDICT = 0
     FEEDBACK = 1

@@ -1,6 +1,6 @@
 """Pages: what a component server itself answers, and the header lines and errors of all answers. Pure.
 
-Source: seldon-core 1.17.1 with flask-cors 3.0, as they answer.
+Source: seldon-core 1.17.1 with flask-cors 3.0, by observed behavior.
 """
 
 from __future__ import annotations

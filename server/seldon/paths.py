@@ -1,6 +1,6 @@
 """Paths: the purpose of each URL of a component server. Called by `service.py`, once for each head. Pure.
 
-Source: seldon-core 1.17.1 on Flask 2.2 and gunicorn 20.1, as they answer.
+Source: seldon-core 1.17.1 on Flask 2.2 and gunicorn 20.1, by observed behavior.
 """
 
 from __future__ import annotations

@@ -255,7 +255,7 @@ def _add_fields(message: Any, scope: str, fields: str) -> None:
 
 
 def _named(kind: str, scope: str) -> tuple[int, str]:
-    """Return the type of a field that is no scalar, and its full name."""
+    """Return the type of a nonscalar field, and its full name."""
     if kind in _FOREIGN_ENUMS:
         return _ENUM, _FOREIGN_ENUMS[kind]
     if any(kind == enum for enum, _ in _ENUMS.values()):

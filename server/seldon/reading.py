@@ -20,7 +20,7 @@ TENSOR, NDARRAY = "tensor", "ndarray"
 
 
 class PayloadRows(NamedTuple):
-    """The content of a body. `kind` is TENSOR or NDARRAY; `rest` is what the answer needs beside the rows."""
+    """The content of a body. `kind` is TENSOR or NDARRAY; `rest` is what the answer needs in addition to the rows."""
 
     array: Array
     kind: str

@@ -1,6 +1,6 @@
 """ResponseWriter: turns a handler's result into an HTTP answer.
 
-Source: abejaruntime 1.1.1 and abeja-platform-model-proxy 2.6.5, as they answer.
+Source: abejaruntime 1.1.1 and abeja-platform-model-proxy 2.6.5, by observed behavior.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Content: encodes the `content` that a handler returns. Source: abejaruntime 1.1.1, as it behaves.
+"""Content: encodes the `content` that a handler returns. Source: abejaruntime 1.1.1, by observed behavior.
 
 An iterable, unless it is a text or a dict, is encoded element by element: bytes unchanged, texts in UTF-8, and anything
 else as JSON. Each text and each JSON value has a line of its own. For text/csv, elements become rows. Where the

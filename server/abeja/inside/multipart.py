@@ -1,8 +1,8 @@
 """Multipart: splits a form into its parts as the original's proxy does.
 
-Source: RFC 7578; Go 1.19, packages mime/multipart and net/textproto, as they behave: a preamble is skipped, lines may
-end with a line feed alone if the first one does, only quoted-printable is decoded, truncated headers end the form, and
-truncated content is an error.
+Source: RFC 7578; Go 1.19, packages mime/multipart and net/textproto, by observed behavior: a preamble is skipped, lines
+may end with a line feed alone if the first one does, only quoted-printable is decoded, truncated headers end the form,
+and truncated content is an error.
 """
 
 from __future__ import annotations

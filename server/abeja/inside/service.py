@@ -78,7 +78,7 @@ class AbejaInside:
         return b"", None
 
     def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Reply:
-        """Call the handler. What is no Exception, such as sys.exit, propagates: it affects only this call."""
+        """Call the handler. A BaseException that is not an Exception, such as SystemExit, ends only this call."""
         try:
             said, content = split_call(body)
             request = (self._heads.get(said) or self._asked(said)).request(content)
@@ -102,7 +102,7 @@ class AbejaInside:
         return asked
 
     def _awaited(self, returned: Any) -> Any:
-        """Run the coroutine of an async handler, on a loop that lives as long as the worker."""
+        """Run the coroutine of an async handler, on an event loop that lives as long as the worker."""
         if self._strict:
             returned.close()
             return returned

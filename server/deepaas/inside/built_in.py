@@ -1,4 +1,4 @@
-"""BuiltIn: the model that is served if none is found. Source: deepaas 2.6.0, model/v2/test.py, as it answers."""
+"""BuiltIn: the model that is served if none is found. Source: deepaas 2.6.0, model/v2/test.py, by observed behavior."""
 
 from __future__ import annotations
 

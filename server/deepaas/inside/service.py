@@ -166,7 +166,7 @@ class DeepaasInside:
         finally:
             self._uploads.clear()
 
-    # -- and what is said of it --------------------------------------------------------------------------------
+    # -- description -------------------------------------------------------------------------------------------
 
     def _described(self) -> ModelDescription:
         model, describer = self._model, Describer()

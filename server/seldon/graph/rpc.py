@@ -85,7 +85,7 @@ class GraphRpcs:
     def _walk(self, predictor: Predictor) -> Walk:
         return Walk(self._graph.means, predictor, self._wire)
 
-    # -- what it is --------------------------------------------------------------------------------------------
+    # -- metadata ----------------------------------------------------------------------------------------------
 
     @staticmethod
     def _tell(work: Callable[[bytes], Any], call: Call, message: bytes) -> None:
@@ -119,7 +119,7 @@ def _made(kind: str, said: dict[str, Any]) -> Any:
 
 
 def _refusal(error: Exception) -> tuple[Status, str, int]:
-    """Return the status, the text, and the retry delay; a failed node's own status and text."""
+    """Return the status, the text, and the retry delay; for a failed node, its own status and text."""
     if isinstance(error, NodeFailed):
         return Status(error.status), error.message.body.decode("utf-8", "replace"), 0
     if isinstance(error, _KNOWN):

@@ -2,7 +2,7 @@
 
 Each request that calls nodes is a task, which walks the graph. If its client disconnects, the task is cancelled, and
 its waiting calls with it.
-Source: Seldon Core 1.17.1, the executor, as it answers.
+Source: Seldon Core 1.17.1, the executor, by observed behavior.
 """
 
 from __future__ import annotations

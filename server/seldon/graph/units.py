@@ -45,7 +45,7 @@ class Units:
         }
 
     def read(self, said: GraphMapping, prefix: str, depth: int = 1) -> GraphNode | None:
-        """Read a node and all below it; None if it has no valid name. `prefix` is that of its model's name."""
+        """Read a node and all below it; None if its name is invalid or it is too deep. `prefix` is the model names'."""
         name = said.text("name")
         problem = bad_name(name) if name else "it has no name"
         if problem or depth > MAX_DEPTH:

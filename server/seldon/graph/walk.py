@@ -129,7 +129,7 @@ class Walk:
             self._means.tell(node.model, endpoint, metrics)
         return status, Message(body, lines.partition(b"\r\n")[0] if lines else JSON)
 
-    # -- to the model ------------------------------------------------------------------------------------------
+    # -- predictions -------------------------------------------------------------------------------------------
 
     async def _through(self, node: GraphNode, message: Message) -> Message:
         message = await self._into(node, message)
@@ -189,7 +189,7 @@ class Walk:
     def _pass(self, node: GraphNode) -> None:
         self.path[node.name] = node.implementation
 
-    # -- and back ----------------------------------------------------------------------------------------------
+    # -- feedback ----------------------------------------------------------------------------------------------
 
     async def _back(self, node: GraphNode, message: Message, routing: object) -> Message:
         """Send it to the children on the request's way first, then to the node itself."""

@@ -1,7 +1,7 @@
 """Component: the user's object, and how Seldon calls its methods, independent of transport.
 
-Source: seldon-core 1.17.1, user_model.py and seldon_methods.py, as they answer. One difference: a method's signature
-decides whether it is passed `meta`, where the original called again without it after any TypeError.
+Source: seldon-core 1.17.1, user_model.py and seldon_methods.py, by observed behavior. One difference: a method's
+signature decides whether it is passed `meta`, where the original called again without it after any TypeError.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Component:
         if self._loop is not None:
             self._loop.close()
 
-    # -- what is asked after each call -------------------------------------------------------------------------
+    # -- after each call ---------------------------------------------------------------------------------------
 
     def metrics(self, endpoint: Endpoint, runtime: Any = _NO_METRICS) -> list[Any]:
         """Validate and record the metrics of a SeldonResponse, and the component's own.
@@ -282,7 +282,7 @@ class Component:
             return
         self.record(endpoint, metrics)
 
-    # -- meta, or no meta --------------------------------------------------------------------------------------
+    # -- passing meta ------------------------------------------------------------------------------------------
 
     def takes_meta(self, endpoint: Endpoint) -> bool:
         """Return whether a method may be passed `meta`."""

@@ -35,7 +35,7 @@ class Rest:
         self._ends = (self._plain, self._feedback, self._plain, self._plain, self._plain, self._aggregate)
 
     def answer(self, endpoint: Endpoint, form: PayloadKind, payload: bytes) -> bytes:
-        """Answer one request. Returns: the reply to a CALL. Raises: only what is no Exception, from user code."""
+        """Answer one request. Returns: the reply to a CALL. Raises: only BaseExceptions that are not Exceptions."""
         if self.blueprints is not None and self.blueprints.around:
             return reply(
                 self.component,

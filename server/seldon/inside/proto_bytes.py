@@ -101,7 +101,7 @@ def _names_bytes(names: Any) -> bytes:
     key = tuple(names) if names is not None else ()
     try:
         known = _NAMES.get(key)
-    except TypeError:  # an unhashable element is no text, which protobuf reports
+    except TypeError:  # an unhashable element is not text, which protobuf reports
         known = None
     if known is None:
         known = pb.DefaultData(names=_texts(key)).SerializeToString()
@@ -111,7 +111,7 @@ def _names_bytes(names: Any) -> bytes:
     return known
 
 
-# -- what JSON can say -----------------------------------------------------------------------------------------
+# -- JSON values -----------------------------------------------------------------------------------------------
 
 
 def _texts(names: tuple[Any, ...]) -> tuple[Any, ...]:

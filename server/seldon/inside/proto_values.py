@@ -182,8 +182,7 @@ def _look_at(shape: list[int], count: int, there: int, *, exact: bool) -> None:
 def _numbers(packed: bytes) -> Array | None:
     """Decode a ListValue of numbers only, in a regular shape; None for any other.
 
-    Such a list repeats the same bytes except for the numbers: the bytes before the first element, and before that
-    element's first, and so on, precede all others.
+    In such a list, all elements of one level have the same bytes before their content; only the numbers differ.
     """
     cells = np.frombuffer(packed, np.uint8).reshape(1, -1)
     shape = []

@@ -1,7 +1,7 @@
 """Calls whose request is a message of seldon.protos, and feedback, which is one over REST too.
 
 Called by service.py for gRPC, by endpoints.py for feedback. Source: seldon-core 1.17.1, seldon_methods.py and utils.py,
-as they answer over gRPC.
+by observed behavior over gRPC.
 """
 
 from __future__ import annotations

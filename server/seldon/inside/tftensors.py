@@ -1,7 +1,7 @@
 """Converts TensorFlow's TensorProtos to and from numpy, without TensorFlow.
 
 Called by proto_values.py, proto_bytes.py and payloads.py.
-Source: tensorflow/python/framework/tensor_util.py, make_tensor_proto and make_ndarray, as they answer.
+Source: tensorflow/python/framework/tensor_util.py, make_tensor_proto and make_ndarray, by observed behavior.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A substitute for `seldon_core` if the original is not installed, limited to what components import.
 
 This package is last on a worker's path. Its modules have the original's names, signatures and texts; the code is in
-`penstock.server.seldon`, which they import on demand. Source: seldon-core 1.17.1, as it behaves.
+`penstock.server.seldon`, which they import on demand. Source: seldon-core 1.17.1, by observed behavior.
 """
 
 from __future__ import annotations

@@ -29,17 +29,17 @@ def split_image_tag(tag: str) -> tuple[str, str]:
 
 
 def create_counter(key: str, value: float) -> dict[str, Any]:
-    """Make a metric that is summed. Raises: TypeError for a value that is no number."""
+    """Make a metric that is summed. Raises: TypeError for a value that is not a number."""
     return _metric(key, COUNTER, value)
 
 
 def create_gauge(key: str, value: float) -> dict[str, Any]:
-    """Make a metric that is set. Raises: TypeError for a value that is no number."""
+    """Make a metric that is set. Raises: TypeError for a value that is not a number."""
     return _metric(key, GAUGE, value)
 
 
 def create_timer(key: str, value: float) -> dict[str, Any]:
-    """Make a metric of a duration. Units: milliseconds. Raises: TypeError for a value that is no number."""
+    """Make a metric of a duration. Units: milliseconds. Raises: TypeError for a value that is not a number."""
     return _metric(key, TIMER, value)
 
 
