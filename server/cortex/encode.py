@@ -148,8 +148,8 @@ def _attributes(value: Any) -> Any:
 def _can_be_tried(make: Any) -> bool:
     """Return whether a `__new__` is Python's or a user's.
 
-    An object that compiled code created this way may crash the process when it is freed, as one of numpy's own
-    functions does.
+    An object that compiled code creates without arguments may crash the process when it is freed, as one of numpy's
+    function type does.
     """
     owner = getattr(make, "__self__", None)
     return not isinstance(owner, type) or owner.__module__ == "builtins"

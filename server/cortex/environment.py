@@ -86,7 +86,7 @@ class Needs:
             return None
         reaches = {write.reach for write in self.writes}
         if MACHINE in reaches:
-            return 1  # files it leaves on disk must not be shared by requests
+            return 1  # another request must not change what it leaves on disk
         if self.writes:
             return max(2, min(usable_cpus(), EXCLUSIVE_WORKERS)) if self.heavy else EXCLUSIVE_WORKERS
         return max(1, min(usable_cpus(), SHARED_WORKERS))

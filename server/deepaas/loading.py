@@ -33,7 +33,8 @@ SERVICE = "penstock.server.deepaas.inside.service"
 
 @dataclass(eq=False)
 class DeepaasCrew(Crew):
-    """The workers that predict, and, once all are open, the Desk, which ends with them. `empty` is called then."""
+    """The workers that predict, and, once all are open, the Desk, which ends with them. `empty` is called after that.
+    """
 
     desk: Desk | None = None
     empty: Callable[[Desk], None] = lambda _: None

@@ -122,7 +122,7 @@ def _is_empty(content: Any, *, strict: bool) -> bool:
 def _paired(element: list[Any]) -> Any:
     """Return the dict of a list of pairs; any other list unchanged.
 
-    Raises: ValueError for iterable elements that are no pairs.
+    Raises: ValueError for iterable elements that are not pairs.
     """
     try:
         return dict(element)

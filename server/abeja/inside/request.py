@@ -1,4 +1,4 @@
-"""Request: the argument of a handler for one call. Source: abejaruntime 1.1.1, as its classes of these names behave.
+"""Request: the argument of a handler for one call. Source: abejaruntime 1.1.1, its classes of the same names.
 
 The names, and those of their methods, are used by handlers.
 """

@@ -41,7 +41,7 @@ def tensors_of(result: Any, outputs: Sequence[tuple[str, str]]) -> tuple[list[in
     - Anything else is the first output.
 
     Returns: the positions of the outputs present, and their tensors. Raises: SeldonMicroserviceException for a value
-    that is no tensor.
+    that is not a tensor.
     """
     names = [name for name, _ in outputs]
     if isinstance(result, dict) and result and all(key in names for key in result):
