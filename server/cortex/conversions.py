@@ -96,7 +96,10 @@ def _line(said: Mapping[str, Any]) -> bytes:
 
 
 def conversions(described: Described) -> Conversions:
-    """Return Cortex's rules for a model. Raises: InferError (UNSUPPORTED) for another kind of model."""
+    """Return Cortex's rules for a model.
+
+    Raises: InferError (UNSUPPORTED) for another kind of model, or a TensorFlow input of an unsupported type.
+    """
     kind = described.settings.get("kind")
     if kind == "onnx":
         return CortexConversions(OnnxValues(described), described.settings)

@@ -33,8 +33,7 @@ SERVICE = "penstock.server.deepaas.inside.service"
 
 @dataclass(eq=False)
 class DeepaasCrew(Crew):
-    """The workers that predict, and, once all are open, the Desk, which ends with them. `empty` is called after that.
-    """
+    """The workers that predict, and, once all are open, the Desk, which ends with them. Then `empty` is called."""
 
     desk: Desk | None = None
     empty: Callable[[Desk], None] = lambda _: None

@@ -1,6 +1,7 @@
 """SeldonRpcs: the RPCs of seldon.protos, and the sink of their calls. Made by dialect.py, called by the gRPC lane.
 
-A call is forwarded to its component unread: nothing here parses a message, logs, or starts a task.
+A call is forwarded to its component unread, without logging or a task. With batching, the messages of Predict are
+decoded here, large ones in a task.
 """
 
 from __future__ import annotations
