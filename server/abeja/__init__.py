@@ -1,1 +1,1 @@
-"""ABEJA: handler functions of ABEJA Platform 19.04, served as its proxy and runtime served them."""
+"""ABEJA: serves handler functions of ABEJA Platform 19.04 as its proxy and runtime do."""

@@ -1,6 +1,6 @@
-"""`penstock check --dialect abeja`: what would be served, and every mistake. Called by the command line.
+"""`penstock check --dialect abeja`: reports what would be served, and every mistake. Called by the command line.
 
-None of the handler's code is run: its module is found, and read, and nothing is installed.
+No code of the handler is run, and nothing is installed: its module is located and parsed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from penstock.server.settings import Settings
 from .folder import AbejaFolder
 
 GIVEN = 2
-"""What a handler is called with: a request and a context."""
+"""The number of a handler's arguments: a request and a context."""
 
 
 def check_handler(settings: Settings) -> CheckReport:
-    """Read the folder of a command line; it blocks."""
+    """Check the folder of a command line; blocks."""
     folder = AbejaFolder(settings)
     if wrong := folder.wrong():
         return CheckReport(findings=[wrong])
@@ -63,13 +63,13 @@ def _requirements_mistakes(spec: ModelSpec) -> Iterator[Finding]:
 
 
 def _handler_mistakes(spec: ModelSpec) -> Iterator[Finding]:
-    """Find what would keep the handler from being imported, or called, as far as its module's file says it."""
+    """Find what would prevent the handler from being imported or called, as far as its module's file shows."""
     handler: str = spec.options["handler"]
     if handler.count(":") != 1:
         yield Finding(spec.path, f"handler '{handler}': it has to be module:name, with one colon")
         return
     module, _, name = handler.partition(":")
-    # what is installed for it is not there yet
+    # its requirements are not installed yet
     own = not spec.worker.interpreter and spec.worker.requirements is None
     try:
         path = file_of(module, [str(spec.path), *(sys.path if own else ())])
@@ -104,14 +104,14 @@ def _mistakes_in(tree: ast.Module, name: str, path: Path) -> Iterator[Finding]:
 
 
 def _takes(arguments: ast.arguments) -> bool:
-    """Tell whether a function with these takes a request and a context."""
+    """Return whether a function with these arguments takes a request and a context."""
     plain = len(arguments.posonlyargs) + len(arguments.args)
     needed = plain - len(arguments.defaults)
     return needed <= GIVEN and (plain >= GIVEN or arguments.vararg is not None) and None not in arguments.kw_defaults
 
 
 def _yields(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Tell whether a function, and not only one within it, has a `yield`."""
+    """Return whether a function itself, not one nested in it, has a `yield`."""
     left: list[ast.AST] = list(function.body)
     while left:
         node = left.pop()

@@ -1,4 +1,4 @@
-"""The command line of `penstock abeja`, and the variables that the original read, as settings. Called by cli.py.
+"""The command line of `penstock abeja`, and the variables of the original, as settings. Called by cli.py.
 
 Source: abeja-platform-model-proxy 2.6.5: the variables, and their defaults. It had no arguments.
 """
@@ -26,7 +26,7 @@ _OURS = (
 
 
 def run(argv: Sequence[str], serve: Callable[[Settings], int]) -> int:
-    """Do what a command line asks for. Returns: the exit status. Raises: SystemExit, for a wrong command line."""
+    """Run what a command line requests. Returns: the exit status. Raises: SystemExit for an invalid command line."""
     if list(argv[:1]) == ["model"]:
         from .local import run_local
 
@@ -40,9 +40,9 @@ def run(argv: Sequence[str], serve: Callable[[Settings], int]) -> int:
 
 
 def ask(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
-    """Read a command line. What it says goes before PENSTOCK_ variables, and those before the original's.
+    """Parse a command line. It overrides PENSTOCK_ variables, which override the original's.
 
-    Raises: SettingError; SystemExit (2) for arguments that there are not.
+    Raises: SettingError; SystemExit (2) for unknown arguments.
     """
     parser = argparse.ArgumentParser(prog=NAME, epilog=_OURS)
     parser.add_argument("folder", nargs="?", help="folder of the handler (default: the current one)")

@@ -1,4 +1,4 @@
-"""Abeja: the parts that serve a handler, put together. Made by server/dialects.py."""
+"""Abeja: assembles the parts that serve a handler. Made by server/dialects.py."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 
 
 class Abeja(Dialect):
-    """What one server has of it."""
+    """One server's parts."""
 
     nothing = ""
     alone = "handler"
     _parts: DialectParts
 
     def sources(self) -> AbejaFolder:
-        """Give the folder."""
+        """Return the folder."""
         return AbejaFolder(self.settings)
 
     def check(self, *, invariance: bool) -> tuple[str, int]:
-        """Say what would be served."""
+        """Report what would be served."""
         from .check import check_handler
 
         report = check_handler(self.settings)
         return str(report), report.status
 
     def refusal(self, error: HttpError) -> tuple[int, bytes, bytes]:
-        """Give the answer to what is refused as no request."""
+        """Return the answer to a malformed request."""
         return 413 if isinstance(error, TooLargeError) else error.status, JSON, status_body(error.text)
 
     def service(self, parts: DialectParts) -> AbejaService:
@@ -52,8 +52,8 @@ class Abeja(Dialect):
         return service
 
     def ports(self, app: ASGIApp) -> Iterable[Port]:
-        """Make the port that has the health of the handler, and what is Penstock's own."""
-        # this module is reached from the command line, which does not wait for uvicorn
+        """Make the port for the handler's health and Penstock's own paths."""
+        # the command line imports this module, and must not wait for uvicorn
         from penstock.server.listening.ports import listener_of, shared_of
         from penstock.server.v2.plane import is_served
 

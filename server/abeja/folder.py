@@ -1,6 +1,6 @@
-"""Folder: the folder of a handler as what a server serves, and the Repository of it. Made by dialect.py.
+"""Folder: the folder of a handler, and its Repository. Made by dialect.py.
 
-Source: abejaruntime 1.1.1 and abeja-platform-model-proxy 2.6.5, for what they make of folders and variables.
+Source: abejaruntime 1.1.1 and abeja-platform-model-proxy 2.6.5, for their handling of folders and variables.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.server.repository.scan import Defaults
 from penstock.server.settings import Settings
 
 ABEJA = "abeja"
-"""The backend."""
+"""The name of the backend."""
 NAME = "handler"
 """The model's name."""
 DEFAULT = "main:handler"
@@ -26,9 +26,9 @@ LEVELS = 3
 
 
 class AbejaFolder:
-    """The folder that the handler works in, once `open` has found it; `path` is where it is looked for.
+    """The folder of a handler, used instead of Mirrors. `path` is where the search for its working folder starts.
 
-    It stands where Mirrors stand for repositories. Threads: any.
+    Threads: any.
     """
 
     def __init__(self, settings: Settings, environ: Mapping[str, str] = os.environ) -> None:
@@ -38,28 +38,28 @@ class AbejaFolder:
         self.path = Path(given or ".").absolute()
 
     def repository(self, defaults: Defaults) -> AbejaRepository:
-        """Give the Repository of the handler."""
+        """Return the Repository of the handler."""
         return AbejaRepository(self, defaults)
 
     def wrong(self) -> Finding | None:
-        """Say what is wrong with the path."""
+        """Return the finding for an invalid path, None if it is valid."""
         if self.settings.model_repository and is_remote(self.settings.model_repository[0]):
             return Finding(Path(self.settings.model_repository[0]), "a handler is served from a folder of this machine")
         return None if self.path.is_dir() else Finding(self.path, "no such folder")
 
     def open(self) -> None:
-        """Check what must be right as a whole; it blocks. Raises: MistakesError."""
+        """Do nothing: a handler is not checked before it is loaded."""
 
     def close(self) -> None:
-        """Nothing was copied."""
+        """Do nothing: nothing was copied."""
 
     @property
     def handler(self) -> str:
-        """What is served, `module:name`."""
+        """The handler, as `module:name`."""
         return self.settings.abeja_handler or self._environ.get("HANDLER", DEFAULT)
 
     def spec(self) -> ModelSpec:
-        """Give the handler as a model; it blocks."""
+        """Make the handler's ModelSpec; blocks."""
         settings, place = self.settings, working_folder(self.path)
         options = {"handler": self.handler, "strict": str(settings.abeja_strict).lower()}
         worker = WorkerSpec(
@@ -70,17 +70,17 @@ class AbejaFolder:
         return ModelSpec(NAME, 1, place, ABEJA, options=options, worker=worker, instances=(group,))
 
     def _variables(self) -> dict[str, str]:
-        """Give the variables that the handler finds changed."""
+        """Return the variables that are set for the handler."""
         result = self._environ.get("ABEJA_TRAINING_RESULT_DIR", "") or "abejainc_training_result"
-        if not os.path.isabs(result):  # noqa: PTH117 - text to text: where nothing is yet, a link is none
+        if not os.path.isabs(result):  # noqa: PTH117 - text to text: a path that does not exist yet has no links
             result = os.path.normpath(self.path / result)
         return {"HANDLER": self.handler, "ABEJA_TRAINING_RESULT_DIR": result}
 
 
 def working_folder(root: Path) -> Path:
-    """Find the folder that has one named `.abeja` in it: the root itself, or the nearest below, 3 levels down at most.
+    """Find the folder that contains one named `.abeja`: the root itself, or the nearest below, at most 3 levels down.
 
-    Returns: the root, if there is none. Source: abejaruntime 1.1.1, which takes what the system lists first.
+    Returns: the root, if there is none. Source: abejaruntime 1.1.1, which takes the first one that the system lists.
     """
     level = [root]
     for _ in range(LEVELS + 1):
@@ -94,17 +94,17 @@ def working_folder(root: Path) -> Path:
 def _folders_in(folder: Path) -> list[Path]:
     try:
         return sorted(each for each in folder.iterdir() if each.is_dir())
-    except OSError:  # one that may not be read
+    except OSError:  # not readable
         return []
 
 
 def requirements_of(folder: Path) -> Path | None:
-    """Give the file that says what is to be installed: the Pipfile, where there are both; None for none."""
+    """Return the file that lists the packages to install, the Pipfile if there are both; None if there is none."""
     return next((path for name in ("Pipfile", "requirements.txt") if (path := folder / name).exists()), None)
 
 
 class AbejaRepository(CarriedRepository):
-    """The handler as the one model of a repository."""
+    """The handler as the only model of a repository."""
 
     unconfigurable = "it is a function"
 
@@ -113,9 +113,9 @@ class AbejaRepository(CarriedRepository):
         self._folder = folder
 
     def names(self) -> list[str]:
-        """Give its name."""
+        """List its only name."""
         return [NAME]
 
     def spec(self, name: str) -> ModelSpec:
-        """Give the handler as a model; it blocks."""
+        """Make the handler's ModelSpec; blocks."""
         return self._folder.spec()

@@ -1,7 +1,7 @@
-"""Health: what probes are told, and HealthService, which answers on a port of its own. Made by dialect.py.
+"""Health: the answers to probes, and HealthService, which answers on a port of its own. Made by dialect.py.
 
-The original answered /health_check on both its ports, and on that of its service only between two calls.
-Source: abeja-platform-model-proxy 2.6.5, as it answers.
+The original answered /health_check on both its ports, but on its service port only between two calls.
+Source: abeja-platform-model-proxy 2.6.5, by observed behavior.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _OK = status_body("ok")
 
 
 def answer_health(connection: FastLane, ready: bool) -> None:
-    """Tell a probe."""
+    """Answer a probe."""
     connection.answer(200 if ready else 503, _OK if ready else UNAVAILABLE, JSON)
 
 
 class Probe:
-    """The claim of /health_check, or of what is nowhere."""
+    """The claim of /health_check, or of an unknown path."""
 
     __slots__ = ("asks",)
 
@@ -41,9 +41,9 @@ _HEALTH, _NOWHERE = Probe(asks=True), Probe(asks=False)
 
 
 class HealthService:
-    """The Service of the health port. It leaves to `others`, and to uvicorn, what is Penstock's own.
+    """The Service of the health port. It leaves Penstock's own paths to `others`, and to uvicorn.
 
-    `ready` tells whether the handler can be called, `is_own` whether a path is Penstock's own.
+    `ready` returns whether the handler can be called, `is_own` whether a path is Penstock's own.
     Threads: the event loop's.
     """
 
@@ -53,18 +53,18 @@ class HealthService:
         self._is_own = is_own
 
     def claim(self, head: Head) -> Any:
-        """Claim what is not Penstock's own."""
+        """Claim all but Penstock's own paths."""
         if head.path == HEALTH:
             return _HEALTH
         claim = self._others.claim(head)
         return claim if claim is not None or self._is_own(head.path.decode("latin-1")) else _NOWHERE
 
     def turn_away(self, head: Head) -> Any:
-        """Turn away what the others do."""
+        """Turn away what `others` would."""
         return None if isinstance(head.route, Probe) else self._others.turn_away(head)
 
     def refuse(self, connection: FastLane, error: Any) -> None:
-        """Answer what was turned away."""
+        """Answer a request that was turned away."""
         self._others.refuse(connection, error)
 
     def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
@@ -78,5 +78,5 @@ class HealthService:
             connection.answer(404, b"404 page not found\n", b"text/plain; charset=utf-8")
 
     def abandon(self, connection: Connection) -> None:
-        """Forget what a gone client asked for."""
+        """Cancel the request of a client that disconnected."""
         self._others.abandon(connection)

@@ -1,4 +1,4 @@
-"""Loading of handlers: workers that import them. Made by dialect.py, called by the Engine."""
+"""Loading of handlers: the workers that import them. Made by dialect.py, called by the Engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SERVICE = "penstock.server.abeja.inside.service"
 
 
 class Handlers:
-    """Opens handlers, each of its instances in a process of its own. Threads: the event loop's."""
+    """Opens handlers, each instance in a process of its own. Threads: the event loop's."""
 
     def __init__(self, environments: Environments) -> None:
         self._environments = environments
@@ -40,9 +40,9 @@ class Handlers:
 
 
 def _beside(worker: WorkerSpec) -> list[str]:
-    """Say where a handler finds what its requirements do not name, as in the original's images, which had much.
+    """Return the folders for packages that a handler's requirements do not name, which the original's images had.
 
-    They are installed apart from the server's packages, which it then finds beside them.
+    The requirements are installed apart from the server's packages; these folders make the latter available, too.
     """
     if worker.requirements is None or worker.interpreter:
         return []

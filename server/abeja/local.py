@@ -1,4 +1,4 @@
-"""`abeja model run-local` and `run-local-server`: a handler is served in the current folder, and called. No Docker.
+"""`abeja model run-local` and `run-local-server`: serve and call the handler in the current folder, without Docker.
 
 Source: abeja-platform-cli 2.1.0: options, what is printed where, and exit statuses. Called by command.py.
 """
@@ -31,11 +31,11 @@ _REQUIRED = {
 
 
 class _ToldError(Exception):
-    """Why the command fails, as it is printed."""
+    """Why the command fails, as printed."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, with the messages that users of the original know."""
+    """argparse, with the messages of the original."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(
@@ -44,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def run_local(argv: Sequence[str]) -> int:
-    """Do what stands after `abeja model`. Returns: the exit status. Raises: SystemExit (2) for wrong usage."""
+    """Run the words after `abeja model`. Returns: the exit status. Raises: SystemExit (2) for wrong usage."""
     word = argv[0] if argv else ""
     if word not in ("run-local", "run-local-server"):
         sys.stderr.write(f'Error: no such command: {word!r}: there are "run-local" and "run-local-server"\n')
@@ -112,7 +112,7 @@ def _read(word: str, words: Sequence[str]) -> argparse.Namespace:
 
 
 def _server(given: argparse.Namespace, *, quiet: bool) -> LocalServer:
-    """Make the server, and say so. Raises: _ToldError."""
+    """Make the server, and report progress. Raises: _ToldError."""
     image = given.image.replace("abeja-inc/", "abeja/", 1) if given.image.startswith("abeja-inc/") else given.image
     _tell(quiet, f"preparing image : {image}")
     if image.count(":") != 1:
@@ -138,7 +138,7 @@ def _call(given: argparse.Namespace) -> None:
         _tell(quiet, "sending request to model")
         answer = server.post(content_type, body)
     _tell(quiet, "finish requesting to model")
-    with contextlib.suppress(ValueError):  # it is no JSON
+    with contextlib.suppress(ValueError):  # it is not JSON
         answer = json.dumps(json.loads(answer), indent=4).encode()
     sys.stdout.flush()
     sys.stdout.buffer.write(answer + b"\n")
@@ -146,7 +146,7 @@ def _call(given: argparse.Namespace) -> None:
 
 
 def _input(name: str) -> tuple[str, bytes]:
-    """Give the type of the file, and what is posted of it. Raises: _ToldError."""
+    """Return the content type of the file, and what is posted of it. Raises: _ToldError."""
     path, (kind, _) = Path(name), mimetypes.guess_type(name)
     if not path.exists():
         raise _ToldError(f"specifield file doesn't exist {name}: ")
@@ -180,7 +180,7 @@ def _serve(given: argparse.Namespace) -> None:
     with server.running(tells=True):
         _tell(False, "waiting server running")
         server.await_ready()
-        # in one piece: what the server logs is told meanwhile
+        # in one write, since another thread prints the server's log meanwhile
         print(_STARTED.format(endpoint=server.endpoint, handler=given.handler, image=given.image), end="", flush=True)
         server.await_end()
 

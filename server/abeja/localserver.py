@@ -1,4 +1,4 @@
-"""LocalServer: a handler served by a process of its own, for as long as a command runs. Used by local.py."""
+"""LocalServer: serves a handler in a separate process while a command runs. Used by local.py."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _ACCEPTS = {"Accept": "*/*", "Accept-Encoding": "gzip, deflate", "User-Agent": "
 
 
 class FailedError(Exception):
-    """Why the handler was not called, or has not answered well.
+    """Why the handler was not called, or its answer is an error.
 
-    `log` is what the server has said; it is whole when the server has ended.
+    `log` is the server's output, complete once the server has ended.
     """
 
     def __init__(self, text: str, log: Iterable[str]) -> None:
@@ -39,18 +39,18 @@ class FailedError(Exception):
 
 
 def _end_with_parent() -> None:
-    """Have the server end with the command also when that is killed. Runs in the child, of the main thread."""
+    """End the server even if the command is killed. Runs in the child of the main thread."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def say(line: str) -> None:
-    """Print a line, in one piece: another thread may print one, too."""
+    """Print a line with one write: another thread may print, too."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 class LocalServer:
-    """`penstock abeja` in this folder, on loopback. Threads: the main one; its output is read on one of its own."""
+    """`penstock abeja` in this folder, on loopback. Threads: the main one; another reads its output."""
 
     def __init__(self, handler: str, port: str, environment: Mapping[str, str]) -> None:
         self._command = [
@@ -70,7 +70,7 @@ class LocalServer:
 
     @contextlib.contextmanager
     def running(self, *, tells: bool) -> Iterator[None]:
-        """Serve for as long as the block lasts. `tells`: print what the server says."""
+        """Serve for the duration of the block. `tells`: print the server's output."""
         with subprocess.Popen(
             self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, start_new_session=True,
@@ -98,7 +98,7 @@ class LocalServer:
                 say(line)
 
     def _text(self, line: str) -> str:
-        """Give what a line of the log says; of one that the handler has printed, that."""
+        """Return the message of a line of the log; for the handler's output, without its prefix."""
         try:
             said = str(json.loads(line)["msg"])
         except (ValueError, TypeError, KeyError):
@@ -106,7 +106,7 @@ class LocalServer:
         return said.removeprefix(self._said)
 
     def await_ready(self) -> None:
-        """Wait until the handler is there. Raises: FailedError when the server ends before."""
+        """Wait until the handler is ready. Raises: FailedError if the server ends before."""
         while self._child.poll() is None:
             if len(self._ports) > 1 and self._health() == http.HTTPStatus.OK:
                 return
@@ -147,7 +147,7 @@ class LocalServer:
 
     @staticmethod
     def _asked(method: str, url: str, headers: Mapping[str, str], body: bytes) -> tuple[int, str, str, bytes]:
-        """Ask. Returns: status, reason, where else to ask, and the body. Raises: OSError, HTTPException."""
+        """Send a request. Returns: status, reason, redirect target, and body. Raises: OSError, HTTPException."""
         place = urlsplit(url)
         connection = http.client.HTTPConnection(place.hostname or HOST, place.port)
         try:

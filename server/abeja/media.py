@@ -1,7 +1,7 @@
-"""Media: values of Content-Type and Content-Disposition, as the original's proxy read them, and texts of headers.
+"""Media: parses Content-Type and Content-Disposition like the original's proxy, and decodes texts of headers.
 
-Used by what answers requests and, in the worker, by what reads forms and writes answers. Source: Go 1.19, package mime,
-ParseMediaType, as it behaves; RFC 2045, RFC 2183 and RFC 2231.
+Used by the server to answer requests and by the worker to read forms and encode answers. Source: Go 1.19, package mime,
+ParseMediaType, by observed behavior; RFC 2045, RFC 2183 and RFC 2231.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _CHARSETS = ("us-ascii", "utf-8")
 
 
 def parse_media(value: str) -> tuple[str, dict[str, str]] | None:
-    """Read a value: what it names, in small letters, and its parameters; None if it is not valid.
+    """Parse a value: its media type or disposition in lower case, and its parameters; None if it is invalid.
 
-    Texts hold one character for each byte. A parameter that is there twice is not valid; a semicolon at the end is.
+    Texts have one character for each byte. A repeated parameter is invalid; a trailing semicolon is valid.
     """
     kind = value.partition(";")[0]
     at, named = len(kind), kind.strip(_BLANKS).lower()
@@ -53,17 +53,17 @@ def parse_media(value: str) -> tuple[str, dict[str, str]] | None:
 
 
 def is_name(name: str) -> bool:
-    """Whether a header can have this name."""
+    """Return whether a header can have this name."""
     return _NAME.fullmatch(name) is not None
 
 
 def text_of(value: bytes) -> str:
-    """Read a text of a head as UTF-8; each byte that is none becomes U+FFFD."""
+    """Decode a text of a head as UTF-8; each invalid byte becomes U+FFFD."""
     return _LONE.sub("\ufffd", value.decode("utf-8", "surrogateescape"))
 
 
 def _joined(said: Mapping[str, str]) -> dict[str, str]:
-    """Put parameters together that come in pieces or in a charset. Source: RFC 2231, 3 and 4."""
+    """Join parameters that have several parts, and decode those with a charset. Source: RFC 2231, 3 and 4."""
     parameters = {name: value for name, value in said.items() if "*" not in name}
     for name in dict.fromkeys(name.partition("*")[0] for name in said if "*" in name):
         whole = said.get(f"{name}*")

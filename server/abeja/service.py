@@ -1,6 +1,6 @@
 """AbejaService: the Service that sends every request to the handler. Made by dialect.py.
 
-Source: abeja-platform-model-proxy 2.6.5, as it answers.
+Source: abeja-platform-model-proxy 2.6.5, by observed behavior.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 _URLENCODED = "application/x-www-form-urlencoded"
 _NOT_SHOWN = frozenset((b"host", b"transfer-encoding"))
-"""Headers that Go's server takes for itself, with Trailer where there can be one."""
+"""Headers that Go's server does not pass on. It also removes Trailer if the body is chunked."""
 _CHUNKED = -1
 _NO_BOUNDARY = ": no multipart boundary param in Content-Type"
 
 
 class AbejaClaim:
-    """What a head says. Kept with the head's bytes.
+    """What a request head says. Cached with the head's bytes.
 
-    `described` is what stands before the body of its call, and `query` is that body, of a GET; otherwise None.
-    `refused` is the status and the body of the answer to what no handler is asked; None for a call.
+    `described` precedes the body of the call. `query` is that body for a GET, otherwise None. `refused` is the status
+    and body of the answer to a request that is not sent to the handler; None for a call.
     """
 
     __slots__ = ("described", "found", "query", "refused")
@@ -55,7 +55,7 @@ class AbejaClaim:
 
 
 class AbejaService(CarryingService):
-    """Answers for the handler of one server. `hidden` are headers that it is not shown. Threads: the event loop's."""
+    """Answers for the handler of one server. `hidden` are headers it does not receive. Threads: the event loop's."""
 
     claims = AbejaClaim
 
@@ -101,7 +101,7 @@ class AbejaService(CarryingService):
             answer_health(connection, self._ready())
 
     def answer_failure(self, connection: FastLane, claim: Any, error: InferError) -> None:
-        """Answer with an error of the server's own; what has ended a call under way is in the log."""
+        """Answer with an error of the server's own; the log has the reason why a running call ended."""
         if error.code is Code.INTERNAL or (isinstance(error, WorkerLost) and error.code is Code.NOT_READY):
             connection.answer(500, status_body(LOST), JSON)
         elif error.code is Code.NOT_READY:

@@ -1,1 +1,1 @@
-"""Cortex: projects of cortex.yaml and request handlers, of versions 0.9 and 0.10, served as Cortex served them."""
+"""Cortex: serves the projects and request handlers of Cortex 0.9 and 0.10 as Cortex does."""

@@ -1,4 +1,4 @@
-"""Api: what a project says of one of its APIs, checked. Made by `project.py`, read by all else of the dialect."""
+"""Api: the validated description of one API of a project. Made by `project.py`, read by the rest of the dialect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Tracker:
-    """What is counted of predictions: the value, or `key` of it. `model_type`: "classification" or "regression"."""
+    """What is counted of predictions: the value, or its `key`. `model_type` is "classification" or "regression"."""
 
     model_type: str
     key: str = ""
@@ -20,12 +20,15 @@ class Tracker:
 class Api:
     """One API of a deployment. It is served as the model `name`.
 
-    `endpoint` is the path that it answers POSTs on, `/<deployment>/<name>` unless the project says another. `kind` is
-    "onnx" or "tensorflow". `model` is where the model is, as it was written; `handler` is the request handler's path as
-    it was written, relative to `project`, "" for none, and `python_path` likewise. `metadata` is the user's own.
-    `generation` is the version of the format of its part of the file: "0.9" or "0.10". `relaxed_shapes`, which is ours:
-    free axes are as long as the values that come, where Cortex made them 1. `line` is where in cortex.yaml it begins,
-    and `lines` where the keys of its model are, and `compute`.
+    - `endpoint` is the path for its POSTs, `/<deployment>/<name>` by default.
+    - `kind` is "onnx" or "tensorflow".
+    - `model` is the model's location, as written.
+    - `handler` is the path of the request handler, as written, relative to `project`; "" for none. `python_path`
+      likewise.
+    - `metadata` is the user's own.
+    - `generation` is the format of its part of the file: "0.9" or "0.10".
+    - `relaxed_shapes`, an extension of Penstock's: free axes take the length of the values, where Cortex makes them 1.
+    - `line` is its first line in cortex.yaml; `lines` are those of its model's keys, and of `compute`.
     """
 
     project: Path
@@ -47,7 +50,7 @@ class Api:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Give `HookSpec.dialect_settings`: what its Conversions know of it, as JSON has it."""
+        """Return `HookSpec.dialect_settings`: what its Conversions need to know, as JSON."""
         tracker = {"model_type": self.tracker.model_type, "key": self.tracker.key} if self.tracker else None
         return {
             "kind": self.kind, "handler": self.handler, "relaxed_shapes": self.relaxed_shapes, "tracker": tracker,

@@ -1,4 +1,4 @@
-"""Archives: models that are .zip files, unpacked as far as they are needed. Called by models.py."""
+"""Archives: models in .zip files, of which only the needed files are unpacked. Called by models.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from .saved_models import choose, refusal
 
 MAX_BYTES = 16 << 30
-"""The most that one archive may become: a few kilobytes can say that they are petabytes."""
+"""The most bytes that one archive may unpack to: a few kilobytes can expand to petabytes."""
 MAX_FILES = 100_000
 _PIECE = 1 << 20
 
@@ -22,8 +22,8 @@ class ArchiveError(Exception):
 def unpack(archive: Path, into: Path, max_bytes: int = MAX_BYTES) -> str:
     """Unpack the SavedModel of an archive into an empty folder.
 
-    Nothing is written outside `into`, whatever the archive says, and no link. Returns: the SavedModel's folder in it.
-    Raises: ArchiveError.
+    Nothing is written outside `into`, and no link is created, whatever the archive contains. Returns: the SavedModel's
+    folder in it. Raises: ArchiveError.
     """
     try:
         with zipfile.ZipFile(archive) as opened:
@@ -37,13 +37,13 @@ def unpack(archive: Path, into: Path, max_bytes: int = MAX_BYTES) -> str:
                 left -= _write(opened, members[name], into / name, left)
     except ArchiveError:
         raise
-    except Exception as error:  # zipfile raises what its decoders do, and IndexError for an entry without a name
+    except Exception as error:  # zipfile raises its decoders' exceptions, and IndexError for an entry without a name
         raise ArchiveError(f"{archive.name}: cannot be unpacked: {error}") from error
     return folder
 
 
 def _members(opened: zipfile.ZipFile) -> Iterator[tuple[str, zipfile.ZipInfo]]:
-    """Give the files of an archive by path. Raises: ArchiveError."""
+    """Yield the files of an archive by path. Raises: ArchiveError."""
     entries = opened.infolist()
     if len(entries) > MAX_FILES:
         raise ArchiveError(f"has more than {MAX_FILES} files")
@@ -59,7 +59,7 @@ def _members(opened: zipfile.ZipFile) -> Iterator[tuple[str, zipfile.ZipInfo]]:
 
 
 def _write(opened: zipfile.ZipFile, entry: zipfile.ZipInfo, to: Path, most: int) -> int:
-    """Write one file. Returns: its bytes. Raises: ArchiveError when there are more than `most`."""
+    """Write one file. Returns: its bytes. Raises: ArchiveError if there are more than `most`."""
     to.parent.mkdir(parents=True, exist_ok=True)
     written = 0
     with opened.open(entry) as source, to.open("wb") as target:

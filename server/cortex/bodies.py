@@ -1,6 +1,6 @@
-"""Bodies: what Flask made of the body of a request. Called by `service.py`.
+"""Bodies: how Flask parses the body of a request. Called by `service.py`.
 
-Source: Flask 1.1.1 and Werkzeug 0.16, `Request.get_json`, as Cortex 0.9 to 0.11 called it.
+Source: Flask 1.1.1 and Werkzeug 0.16, `Request.get_json`, as called by Cortex 0.9 to 0.11.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _ZEROS = (
     (re.compile(b"[\x00\x01]\x01\x01\x01"), "utf-32-le"),
     (re.compile(b"[\x00\x01]\x01[\x00\x01]\x01|[\x00\x01]\x01"), "utf-16-le"),
 )
-"""Which of the first four bytes, or of two that are all, are 0, for which 1 stands here; in the order of asking."""
+"""Which of the first four bytes, or of the only two, are 0, written as 1 here; in order of precedence."""
 
 
 class MalformedError(ValueError):
-    """A body that is no JSON."""
+    """A body that is not JSON."""
 
 
 def is_json(content_type: bytes) -> bool:
-    """Tell whether a Content-Type says that the body is JSON; where it does not, the sample is None."""
+    """Return whether a Content-Type declares JSON; otherwise the sample is None."""
     found = _MEDIA_TYPE.match(content_type)
     media_type = found[1].lower() if found else b""
     return media_type == b"application/json" or (
@@ -49,9 +49,9 @@ def is_json(content_type: bytes) -> bool:
 
 
 def sample_of(body: bytes, max_depth: int) -> Any:
-    """Parse a body as Python's own json does: the last of equal keys, NaN and infinities, integers of any size.
+    """Parse a body as Python's json does: with the last of equal keys, NaN, infinities, integers of any size.
 
-    Raises: MalformedError for what is no JSON, is nested deeper than `max_depth`, or has more than MOST_VALUES.
+    Raises: MalformedError if it is not JSON, is nested deeper than `max_depth`, or has more than MOST_VALUES.
     """
     if has_more_values(body):
         raise MalformedError(TOO_MANY_VALUES)
@@ -77,7 +77,7 @@ def _bound(body: bytes, max_depth: int) -> None:
 
 
 def encoding_of(body: bytes) -> str:
-    """Tell in which UTF a JSON text is written: by its mark, or by where its first bytes are 0."""
+    """Return the UTF encoding of a JSON text, from its byte order mark or the zeros among its first bytes."""
     head = body[:4]
     for mark, encoding in _MARKS:
         if head.startswith(mark):

@@ -1,8 +1,8 @@
-"""Casting: arrays of what users give, as the numpy of Cortex's time made them, with the words it failed in.
+"""Casting: makes arrays of users' values like the numpy of Cortex's time, with the same error texts.
 
-Called by `onnx_values.py` and `tensor_values.py`. Every function raises CastError, whatever was wrong.
-Source: numpy 1.17.3 on Python 3.6, which was run for it. What it did otherwise than numpy 2: an integer that does not
-fit wraps around, text becomes a bool by way of int(), and its texts are older.
+Called by `onnx_values.py` and `tensor_values.py`. Every function raises CastError for any failure.
+Source: numpy 1.17.3 on Python 3.6, by its observed behavior. It differs from numpy 2: an integer that does not fit
+wraps around, text becomes a bool through int(), and its error texts are older.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _NO_COMPLEX = re.compile(r"^(float|int)\(\) argument must be .*, not 'complex'$"
 
 
 class CastError(ValueError):
-    """A value that cannot be had as the type that is wanted. Its text is numpy's of the time."""
+    """A value that cannot be converted to the required type. Its text is that of numpy 1.17.3."""
 
 
 def as_array(value: Any, dtype: np.dtype[Any]) -> Array:
-    """Make an array of anything, as `np.array(value, dtype)` made it."""
+    """Make an array of any value, like `np.array(value, dtype)`."""
     try:
         with np.errstate(all="ignore"):
             if isinstance(value, np.generic):
@@ -35,14 +35,14 @@ def as_array(value: Any, dtype: np.dtype[Any]) -> Array:
     except OverflowError as error:
         return _wrapped(np.array(value, dtype=np.object_), dtype, error)
     except Exception as error:
-        # whatever numpy, or the value's own __array__, says
+        # any exception of numpy, or of the value's own __array__
         if str(error).startswith(_SEQUENCE):
             return _uneven(value, dtype)
         raise CastError(_words(error)) from error
 
 
 def cast(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Cast an array, as `array.astype(dtype)` did."""
+    """Cast an array, like `array.astype(dtype)`."""
     try:
         with np.errstate(all="ignore"):
             if array.dtype.kind == "S" and not dtype.hasobject:
@@ -55,12 +55,12 @@ def cast(array: Array, dtype: np.dtype[Any]) -> Array:
     except OverflowError as error:
         return _wrapped(array.astype(np.object_), dtype, error)
     except Exception as error:
-        # elements of an array of objects may say anything
+        # elements of an array of objects may raise anything
         raise CastError(_words(error)) from error
 
 
 def to_bfloat16(array: Array) -> Array:
-    """Round to nearest even, on the bits, and give them as `uint16`, as the house carries them."""
+    """Round to nearest even, on the bits, and return these as `uint16`, the form for BF16 here."""
     if array.dtype.name == "bfloat16":
         return array.view(np.uint16)
     exact = np.ascontiguousarray(cast(array, np.dtype("<f4"))).reshape(array.shape)
@@ -71,10 +71,10 @@ def to_bfloat16(array: Array) -> Array:
 
 
 def _wrapped(array: Array, dtype: np.dtype[Any], error: OverflowError) -> Array:
-    """Make integers of what has no room in them, by their lowest bits."""
+    """Convert integers that do not fit to their lowest bits."""
     if dtype.kind not in "iu":
         raise CastError(_words(error)) from error
-    # an unsigned long was tried where a long was too small, for these two only
+    # numpy tries an unsigned long if a long is too small, for uint32 and uint64 only
     most = 2**64 if dtype.kind == "u" and dtype.itemsize >= 4 else 2**63
     mask = 2 ** (8 * dtype.itemsize) - 1
     kept: list[int] = []
@@ -94,7 +94,7 @@ def _wrapped(array: Array, dtype: np.dtype[Any], error: OverflowError) -> Array:
 
 
 def _uneven(value: Any, dtype: np.dtype[Any]) -> Array:
-    """Say what is wrong with lists of different lengths; as bools, each is true that is not empty."""
+    """Report the error for lists of different lengths; as bools, each element is true if it is not empty."""
     try:
         array = np.array(value, dtype=np.object_)
         if dtype == np.bool_:
@@ -102,7 +102,7 @@ def _uneven(value: Any, dtype: np.dtype[Any]) -> Array:
         elements = array.ravel().tolist()
     except Exception as error:
         raise CastError(_SEQUENCE) from error
-    # the first that is wrong is named, were it before the first list
+    # the first wrong element is reported, even before the first list
     for element in elements:
         if isinstance(element, list | tuple | np.ndarray):
             break
@@ -111,7 +111,7 @@ def _uneven(value: Any, dtype: np.dtype[Any]) -> Array:
 
 
 def _words(error: Exception) -> str:
-    """Give what the numpy and the Python of the time said."""
+    """Return the text that numpy and Python had then."""
     text = str(error)
     if text.startswith(_SEQUENCE):
         return _SEQUENCE
@@ -127,7 +127,7 @@ def _words(error: Exception) -> str:
 
 
 def _no_utf8(text: str) -> str:
-    """Say why a text has no UTF-8, through which it became a float; nothing where it has."""
+    """Return why a text has no UTF-8 encoding, which conversion to float used; "" if it has one."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

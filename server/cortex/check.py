@@ -1,4 +1,4 @@
-"""`penstock check --dialect cortex`: what projects would serve, where, and all mistakes. Called by the command line."""
+"""`penstock check --dialect cortex`: reports what projects would serve, and all mistakes. Called by cli.py."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .projects import Projects
 
 
 def check_projects(settings: Settings, *, invariance: bool = False) -> CheckReport:
-    """Read the projects, load each model once to complete it, and free it again. Handlers are read, not run.
+    """Read the projects, and load each model once to complete its configuration. Handlers are parsed, not run.
 
-    Nothing of a project with a mistake in its cortex.yaml would be served.
+    A project with a mistake in its cortex.yaml would not be served at all.
     """
     projects = Projects(settings.model_repository, settings.s3_root)
     mistakes: list[Finding] = []
@@ -40,7 +40,7 @@ def check_projects(settings: Settings, *, invariance: bool = False) -> CheckRepo
 
 
 def _placed(found: Finding, api: Api | None) -> Finding:
-    """Give what keeps a model from being loaded the place where the project names it."""
+    """Move a finding that a model cannot be loaded to the place where the project names the model."""
     if api is None or not found.version:
         return found
     keys = ("signature_key", "tf_signature_key") if "signature" in found.message else ()
@@ -48,7 +48,7 @@ def _placed(found: Finding, api: Api | None) -> Finding:
 
 
 def _described(api: Api, hooks: HookSpec | None) -> list[str]:
-    """Say of an API what its ModelSpec does not."""
+    """Describe what an API's ModelSpec does not show."""
     lines = []
     if hooks is not None and hooks.workers:
         reasons = needs_of(api.project, hooks.path, hooks.roots).reasons

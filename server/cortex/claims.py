@@ -1,4 +1,4 @@
-"""Claims: what the head of a request says, and the API that it is for. Made by `service.py`."""
+"""Claims: what a request head says, and the API it is for. Made by `service.py`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ServedApi:
-    """One API as requests come to it. `model` is right while `generation` is the Engine's."""
+    """One API, as requests reach it. `model` is valid while `generation` equals the Engine's."""
 
     __slots__ = ("api", "counted", "generation", "model", "parameters")
 
@@ -33,10 +33,9 @@ class ServedApi:
 
 
 class CortexClaim:
-    """What a head says: what its path is for, and the header fields that matter. Kept with the head's bytes.
+    """What a request head says: the purpose of its path, and relevant header fields. Cached with the head's bytes.
 
-    `route` is where a prediction is asked of, `parameters` what is said with it. `json` is whether the body is read at
-    all.
+    `route` is the API of a prediction, `parameters` are passed with it. `json`: the body is parsed.
     """
 
     __slots__ = ("accept", "coding", "json", "method", "parameters", "path", "paths", "place",
@@ -55,7 +54,7 @@ class CortexClaim:
         self.parameters: dict[str, Any] = {"debug": True} if is_debug(head.query) else {}
 
     def resolve(self, paths: CortexPaths, route_of: Callable[[Api], ServedApi]) -> None:
-        """Find what the path is for."""
+        """Find the purpose of the path."""
         self.paths = paths
         self.place = place = paths.find(self.path)
         asked = place is not None and place.purpose == ENDPOINT and self.method == b"POST"
@@ -63,7 +62,7 @@ class CortexClaim:
 
 
 def is_debug(query: bytes) -> bool:
-    """Tell whether a query asks for the values on the way to be logged: its first `debug` is true, in any case."""
+    """Return whether a query requests that intermediate values be logged: its first `debug` is true, in any case."""
     if b"debug" not in query and b"%" not in query:
         return False
     asked = parse_qsl(query.decode("latin-1"), keep_blank_values=True)

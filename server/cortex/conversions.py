@@ -1,8 +1,8 @@
-"""Cortex's Conversions: its rules of values for one model, and its words for what goes wrong.
+"""Cortex's Conversions: its rules for the values of one model, and its error texts.
 
-Called on a replica's thread or in its process, and on the event loop where a model lacks the hook or it is swift. An
-InferError's code says what `service.py` makes of it: INVALID is `prediction failed: ` and its message, UNKNOWN an
-answer that cannot be encoded.
+Called on a Replica's thread or in its process, and on the event loop if a model lacks the hook or it is swift. The code
+of an InferError selects the answer of `service.py`: INVALID is `prediction failed: ` and its message, UNKNOWN an answer
+that cannot be encoded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .tracking import tracked
 
 
 class ValueRules(Protocol):
-    """The rules of a kind of model."""
+    """The rules for one kind of model."""
 
     signatures: tuple[Any, Any]
 
@@ -34,11 +34,11 @@ class ValueRules(Protocol):
         """Make the model's inputs, in its order. Raises: InferError."""
 
     def prediction(self, outputs: Sequence[Any]) -> Any:
-        """Make what post_inference is given. Raises: InferError."""
+        """Make the argument of post_inference. Raises: InferError."""
 
 
 class CortexConversions:
-    """The rules of one API's model. `parameters`: `debug` has the values logged, `tracked` has `answer` say more."""
+    """The rules for one API's model. `parameters`: `debug` logs the values, `tracked` makes `answer` report more."""
 
     def __init__(self, values: ValueRules, settings: Mapping[str, Any]) -> None:
         self.signatures = values.signatures
@@ -47,20 +47,20 @@ class CortexConversions:
         self._tracker: Mapping[str, Any] | None = settings.get("tracker")
 
     def inputs(self, value: Any, parameters: Mapping[str, Any]) -> list[Array | None]:
-        """See `Conversions`, as the others."""
+        """See `Conversions`, as for the others."""
         if parameters.get("debug") is True and self._handler:
             debugging.show("pre_inference", value)
         return self._values.inputs(value)
 
     def prediction(self, outputs: Sequence[Any], parameters: Mapping[str, Any]) -> Any:
-        """Give a list of all outputs, or a dict of flat lists for TensorFlow."""
+        """Return a list of all outputs, or a dict of flat lists for TensorFlow."""
         made = self._values.prediction(outputs)
         if parameters.get("debug") is True:
             debugging.show("inference", made)
         return made
 
     def answer(self, result: Any, parameters: Mapping[str, Any]) -> bytes:
-        """Give JSON and a newline; where `parameters` ask for it, after a line of JSON that says what is tracked."""
+        """Return JSON and a newline; if requested in `parameters`, after a line of JSON with what is tracked."""
         if parameters.get("debug") is True and self._handler:
             debugging.show("post_inference", result)
         body = to_json(result)
@@ -70,10 +70,10 @@ class CortexConversions:
         return _line(said) + b"\n" + body
 
     def failure(self, hook: str, error: BaseException) -> InferError | None:
-        """Name the file and the hook, and say what was raised, whatever it was."""
+        """Return an error that names the file, the hook, and any exception raised."""
         try:
             text = str(error)
-        except Exception as other:  # noqa: BLE001 - a class of the user's own, whose failure was told in its place
+        except Exception as other:  # noqa: BLE001 - of a user's class, whose failure was reported instead
             return bare(_text_of(other))
         return refusal(self._handler, f"{hook} request handler", text, "runtime exception")
 
@@ -86,7 +86,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def _line(said: Mapping[str, Any]) -> bytes:
-    """Write what is tracked in one line of JSON."""
+    """Encode what is tracked in one line of JSON."""
     if "class" in said:
         try:
             return orjson.dumps(said)  # 0.3 us, where json takes 3
@@ -96,7 +96,10 @@ def _line(said: Mapping[str, Any]) -> bytes:
 
 
 def conversions(described: Described) -> Conversions:
-    """Give Cortex's rules for a model. Raises: InferError (UNSUPPORTED) for an input that nothing can be made of."""
+    """Return Cortex's rules for a model.
+
+    Raises: InferError (UNSUPPORTED) for another kind of model, or a TensorFlow input of an unsupported type.
+    """
     kind = described.settings.get("kind")
     if kind == "onnx":
         return CortexConversions(OnnxValues(described), described.settings)

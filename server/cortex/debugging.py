@@ -1,4 +1,4 @@
-"""What `?debug=true` writes to the log of one request: the values on its way, cut short.
+"""The log lines of `?debug=true` for one request: its intermediate values, truncated.
 
 Called by `conversions.py`, in the server or in a worker process. Source: Cortex 0.10, debug_obj.
 """
@@ -16,7 +16,7 @@ logger = logging.getLogger("penstock.hooks")
 
 
 def show(name: str, value: Any) -> None:
-    """Write a value of a request to the log, or, in a process that has none, to stdout. It never raises."""
+    """Log a value of a request, or print it in a process without logging. It never raises."""
     try:
         line = f"{name}: {shown(value)}"
     except Exception as error:  # noqa: BLE001 - what a value's own __str__ does must not change the answer
@@ -28,7 +28,7 @@ def show(name: str, value: Any) -> None:
 
 
 def shown(value: Any) -> str:
-    """Write a value: ten elements of each list and dict, and 500 letters of each text."""
+    """Format a value: ten elements of each list and dict, and 500 characters of each text."""
     if isinstance(value, str):
         return f'"{_cut(value)}"'
     if isinstance(value, dict):
@@ -39,7 +39,7 @@ def shown(value: Any) -> str:
                 break
             parts.append(f"{shown(key)}: {shown(each)}")
         return f"{{{', '.join(parts)}}}"
-    # an array of no axes says that it can be iterated, and cannot
+    # an array without axes claims to be iterable, and is not
     if isinstance(value, Iterable) and hasattr(value, "__getitem__") and getattr(value, "shape", None) != ():
         parts = [shown(each) for each in value[:_MOST_ELEMENTS]]
         if len(value) > _MOST_ELEMENTS:  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Cortex: the parts that serve Cortex projects, put together. Made by server/dialects.py."""
+"""Cortex: assembles the parts that serve Cortex projects. Made by server/dialects.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .service import CortexService
 
 
 class Cortex(Dialect):
-    """What one server has of them."""
+    """One server's parts."""
 
     nothing = "nothing to serve: give the PATH of a project, the folder with its cortex.yaml"
     alone = "API"
@@ -21,11 +21,11 @@ class Cortex(Dialect):
     _service: CortexService
 
     def sources(self) -> Projects:
-        """Give the PATHs."""
+        """Return the PATHs."""
         return Projects(self.settings.model_repository, self.settings.s3_root)
 
     def check(self, *, invariance: bool) -> tuple[str, int]:
-        """Say what would be served."""
+        """Report what would be served."""
         report = check_projects(self.settings, invariance=invariance)
         return str(report), report.status
 
@@ -40,7 +40,7 @@ class Cortex(Dialect):
         return self._service
 
     def render(self) -> Iterable[str]:
-        """Give the lines for the metrics page."""
+        """Return the lines for the metrics page."""
         return self._service.tracked.render()
 
 

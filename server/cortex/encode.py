@@ -1,7 +1,7 @@
-"""JSON as Cortex answered it: keys sorted, no spaces, everything beyond ASCII escaped, NaN and infinities bare.
+"""JSON as Cortex encodes it: sorted keys, no spaces, everything beyond ASCII escaped, NaN and infinities bare.
 
-Called by `conversions.py`. Source: Cortex 0.9 and 0.10, that is Flask 1.1's jsonify with json_tricks 3.13.2, which was
-run for it.
+Called by `conversions.py`. Source: Cortex 0.9 and 0.10, that is Flask 1.1's jsonify with json_tricks 3.13.2, by its
+observed behavior.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 
 _MANY = 64
-"""Numbers from which orjson writes them sooner: 1,000 float32s in 60 us, Python's encoder takes 500."""
+"""The count of numbers from which orjson is faster: 1,000 float32s take 60 us, in Python's encoder 500."""
 _ODD = re.compile(rb"(?<![\d.-])(?:-?0\.0000\d*|-?\d(?:\.\d+)?e-?\d+)")
-"""Numbers that Python writes otherwise than orjson: 1e-05, 1e+16."""
+"""Numbers that Python writes differently from orjson: 1e-05, 1e+16."""
 
 
 def to_json(value: Any) -> bytes:
-    """Encode a value, with the newline at the end. Raises: InferError (UNKNOWN), naming what JSON cannot carry."""
+    """Encode a value, with a final newline. Raises: InferError (UNKNOWN), naming what JSON cannot represent."""
     try:
         return (_in_parts(value) or _ENCODER.encode(value).encode()) + b"\n"
     except RecursionError as error:
         raise InferError(Code.UNKNOWN, "maximum recursion depth exceeded while encoding a JSON object") from error
     except Exception as error:
-        # also what a __json_encode__ of the user's has raised
+        # also exceptions of a user's __json_encode__
         text = str(error)
-        # the words of Python 3.6
+        # the text of Python 3.6
         text = "keys must be a string" if text.startswith("keys must be str, ") else text
         raise InferError(Code.UNKNOWN, text) from error
 
@@ -51,7 +51,7 @@ def _is_many(value: Any) -> bool:
 
 
 def _in_parts(value: Any) -> bytes | None:
-    """Encode a value that has many numbers in one place; None: one that has not."""
+    """Encode a value that has many numbers in one place; None for any other."""
     kind = type(value)
     if kind is dict:
         if any(map(_is_many, value.values())) and all(type(key) is str for key in value):
@@ -75,7 +75,7 @@ def _part(value: Any) -> bytes:
 
 
 def _numbers(array: Array) -> bytes | None:
-    """Write an array of float64; None where it holds what has no digits."""
+    """Encode an array of float64; None if it has NaN or infinities."""
     size = np.abs(array)
     if not np.isfinite(size).all():
         return None
@@ -86,10 +86,10 @@ def _numbers(array: Array) -> bytes | None:
 
 
 def _plain(value: Any) -> Any:
-    """Give what JSON knows for what it does not: one level, the encoder asks again for what is inside."""
+    """Return a JSON type for another one: one level only, since the encoder calls again for nested values."""
     if isinstance(value, np.generic):
         found = value.item()
-        # a type that Python lacks, such as longdouble, comes back as itself
+        # a type that Python lacks, such as longdouble, is returned unchanged
         if type(found) is type(value):
             return _refuse(value)
         if found is None or isinstance(found, str | int | float | tuple):
@@ -105,12 +105,12 @@ def _plain(value: Any) -> Any:
 def _sorted(value: set[Any]) -> list[Any]:
     try:
         return sorted(value)
-    except Exception:  # noqa: BLE001 - whatever its elements say of an order
+    except Exception:  # noqa: BLE001 - whatever their comparison raises
         return list(value)
 
 
 def _frame(value: Any) -> dict[Any, Any] | None:
-    """Give the index and columns of a frame or series, where pandas is loaded."""
+    """Return the index and columns of a frame or series, if pandas is loaded."""
     pandas = sys.modules.get("pandas")
     if pandas is None or not isinstance(value, (pandas.DataFrame, pandas.Series)):
         return None
@@ -121,7 +121,7 @@ def _frame(value: Any) -> dict[Any, Any] | None:
 
 
 def _attributes(value: Any) -> Any:
-    """Give the attributes of an instance of any class that has some."""
+    """Return the attributes of an instance of any class that has some."""
     kind = type(value)
     if not (hasattr(value, "__dict__") or hasattr(value, "__slots__")) or kind.__module__ == "threading":
         return _refuse(value)
@@ -129,7 +129,7 @@ def _attributes(value: Any) -> Any:
     if isinstance(value, types.FunctionType):
         raise TypeError(f"{text} because it appears to be a lambda or function.")
     try:
-        # whether an instance can be made without arguments is how it was told what is data
+        # json_tricks recognizes data by whether an instance can be created without arguments
         if isinstance(value, type) or _can_be_tried(value.__new__):
             value.__new__(value.__class__)
     except TypeError as error:
@@ -146,9 +146,10 @@ def _attributes(value: Any) -> Any:
 
 
 def _can_be_tried(make: Any) -> bool:
-    """Tell whether a `__new__` is Python's or a user's.
+    """Return whether a `__new__` is Python's or a user's.
 
-    What one of compiled code makes may end the process when it goes, as an empty one of numpy's own functions does.
+    An object that compiled code creates without arguments may crash the process when it is freed, as one of numpy's
+    function type does.
     """
     owner = getattr(make, "__self__", None)
     return not isinstance(owner, type) or owner.__module__ == "builtins"

@@ -1,4 +1,4 @@
-"""Entries: an API as what the rest of the server serves, with what of it is on disk. Called by repository.py.
+"""Entries: an API in the form that the rest of the server serves, with its files on disk. Called by repository.py.
 
 Source of the texts: Cortex v0.10, pkg/operator/api/userconfig/errors.go.
 """
@@ -24,14 +24,14 @@ from .models import MOUNT, ModelError, ModelFinder, ModelLocation
 from .project import CONFIG
 
 HOOK_TIMEOUT_S = 600.0
-"""Cortex set none. Of what does not end in this time nobody waits for the answer any more."""
+"""Cortex has no limit. After this time, no client still waits for the answer."""
 _GPU = "cuda:0"
 
 
 def entry_of(api: Api, models: ModelFinder, defaults: Defaults) -> Entry:
-    """Find what an API says that there is, and make what serves it; it blocks.
+    """Locate the files of an API, and make its ModelSpec; blocks.
 
-    What is not there keeps this API from being served, and no other.
+    A missing file prevents this API from being served, and no other.
     """
     findings: list[Finding] = []
     located, hooks = _located(api, models, findings), _hooks(api, findings)
@@ -43,7 +43,7 @@ def entry_of(api: Api, models: ModelFinder, defaults: Defaults) -> Entry:
 
 
 def finding(api: Api, key: str, message: str, *, mistake: bool = True) -> Finding:
-    """Say something of a key of an API's model."""
+    """Make a finding about a key of an API's model."""
     part = api.kind if api.generation == "0.10" else ""
     text = ": ".join(word for word in ("api", api.name, part, key, message) if word)
     return Finding(api.project / CONFIG, text, api.lines.get(key, api.line), mistake=mistake, model=api.name)
@@ -58,7 +58,7 @@ def _located(api: Api, models: ModelFinder, findings: list[Finding]) -> ModelLoc
 
 
 def _hooks(api: Api, findings: list[Finding]) -> HookSpec | None:
-    """Say how the handler runs; None where it cannot. Without one, the rules of its values remain."""
+    """Determine how the handler runs; None if it cannot. Without a handler, only Cortex's Conversions apply."""
     settings = {**api.settings, "project": str(api.project)}
     if not api.handler:
         return HookSpec(Path(), dialect="cortex", dialect_settings=settings)
@@ -77,7 +77,7 @@ def _hooks(api: Api, findings: list[Finding]) -> HookSpec | None:
         return None
     needs = needs_of(api.project, path, roots)
     workers, most = needs.workers, api.compute["max_replicas"]
-    # each request needs an instance of what writes globals
+    # a handler that writes globals needs an instance for each request
     fewer = workers is None and most < LIGHT_REPLICAS and needs.writes
     return HookSpec(
         path, replicas=most if fewer else None, timeout_s=HOOK_TIMEOUT_S,
@@ -87,13 +87,13 @@ def _hooks(api: Api, findings: list[Finding]) -> HookSpec | None:
 
 
 def _names_hooks(path: Path) -> bool:
-    """Tell whether a handler may have a hook: it names one, or has names that are not to be seen in it."""
+    """Return whether a handler may have a hook: it contains the name of one, or its names cannot be determined."""
     if path.suffix in PICKLES:
         return True
     try:
         text = path.read_bytes()
     except OSError:
-        return True  # loading it says what is wrong
+        return True  # loading reports what is wrong
     return b"import *" in text or any(name.encode() in text for name in HOOK_NAMES)
 
 
@@ -113,7 +113,7 @@ def _spec(api: Api, located: ModelLocation, hooks: HookSpec, defaults: Defaults,
 
 
 def _on_gpu(api: Api, spec: ModelSpec, defaults: Defaults, findings: list[Finding]) -> ModelSpec:
-    """Put it on the first GPU that may be used; where none works, on the CPU, with a warning."""
+    """Place it on the first allowed GPU; if none works, on the CPU, with a warning."""
     device = next((f"cuda:{number}" for number in defaults.gpus.numbers or ()), _GPU)
     file = api.project / CONFIG
     said = {"instances": (InstanceGroup(devices=(device,)),), "runtime.cpu_fallback": "1"}

@@ -1,8 +1,10 @@
-"""Where a project's handler runs: in the server, or in workers, and on which Python. Asked where its HookSpec is made.
+"""Decides where a project's handler runs: in the server or in workers, and on which Python.
 
-Cortex ran each replica in a container: with the packages below, the project's requirements, the project as its folder
-and at /mnt/project, and processes of its own. Here a handler that relies on none of that runs in the server's process,
-where a call costs least, and any other in workers.
+Called by entries.py and check.py.
+
+Cortex ran each replica in a container: with the packages below, the project's requirements, the project as the working
+folder and at /mnt/project, and processes of its own. A handler that depends on none of these runs in the server's
+process, where a call is cheapest; any other runs in workers.
 """
 
 from __future__ import annotations
@@ -23,30 +25,31 @@ from penstock.batching.spec import WorkerSpec
 from penstock.server.hooks.writes import MACHINE, PICKLES, PROCESS, GlobalWrite, files_of, written_globals
 
 SHARED_WORKERS = 4
-"""The most that are started for a handler that keeps nothing: any of them takes any call, and one request after
-another goes into the model while it runs, so that batches do not need more than there are CPUs."""
+"""The most workers of a handler without state: any of them takes any call, and requests enter the model while it runs,
+so that batches do not need more workers than CPUs."""
 EXCLUSIVE_WORKERS = 8
-"""For one that may keep something between its hooks: each has one request at a time, so that a batch has no more rows
-than there are workers. As many as instances in the server."""
+"""The same for a handler that may keep state between its hooks: each worker has one request at a time, so a batch has
+at most as many rows as there are workers. As many as instances in the server."""
 _TENSORFLOW = "tensorflow-cpu" if platform.machine() in {"x86_64", "AMD64"} else "tensorflow"
 PREINSTALLED: Mapping[str, str] = {
     "boto3": "boto3", "botocore": "boto3", "dill": "dill", "msgpack": "msgpack", "numpy": "numpy",
     "onnxruntime": "onnxruntime", "requests": "requests", "tensorflow": _TENSORFLOW,
 }  # fmt: skip
-"""What Cortex had installed, by what it is imported as. Without its versions: those of 2019 have no wheels for a Python
-of today. Source: Cortex 0.9 and 0.10."""
+"""The packages that Cortex installed, by import name. Without its versions: those of 2019 have no wheels for current
+Pythons. Source: Cortex 0.9 and 0.10."""
 HEAVY = frozenset((
     "catboost", "cupy", "fastai", "flair", "jax", "keras", "lightgbm", "mxnet", "paddle", "pyspark",
     "pytorch_lightning", "ray", "spacy", "tensorflow", "tensorflow_hub", "tensorflow_probability", "tensorflow_text",
     "theano", "torch", "torchvision", "transformers", "xgboost",
 ))  # fmt: skip
-"""What the server's process does not import: with threads and libraries of its own, which fight with onnxruntime's."""
+"""What the server's process does not import: packages with threads and libraries of their own, which conflict with
+onnxruntime's."""
 _OPENS = frozenset((
     "Path", "chdir", "exists", "fromfile", "genfromtxt", "getcwd", "glob", "iglob", "imread", "isdir", "isfile",
     "listdir", "load_model", "load_workbook", "loadtxt", "open", "read_csv", "read_excel", "read_json", "read_parquet",
     "read_pickle", "read_table", "scandir", "walk",
 ))  # fmt: skip
-"""Functions that are given paths, which may be relative to the project."""
+"""Functions that take paths, which may be relative to the project."""
 _LOADERS = frozenset(("joblib", "numpy", "np", "pickle", "dill"))
 _SETS_LOGGING = frozenset(
     ("basicConfig", "dictConfig", "fileConfig", "disable", "captureWarnings", "setLoggerClass", "shutdown")
@@ -59,10 +62,10 @@ _COMMENT = re.compile(r"(^|\s)#.*$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a handler relies on. `reasons`: why it has workers, for a person.
+    """What a handler depends on. `reasons`: why it has workers, for a person.
 
-    Without any it runs in the server, until it is measured to hold it. `writes` are the places where it may keep
-    something. `packages` are those that its environment is to have beside `requirements`.
+    Without reasons, it runs in the server, unless measurements show that it blocks the server. `writes` are the places
+    where it may keep state. `packages` are those that its environment needs in addition to `requirements`.
     """
 
     reasons: tuple[str, ...] = ()
@@ -73,24 +76,24 @@ class Needs:
 
     @property
     def worker(self) -> WorkerSpec:
-        """On which Python its workers run, if it has any."""
+        """The Python on which its workers run, if it has any."""
         return WorkerSpec(requirements=self.requirements, packages=self.packages)
 
     @property
     def workers(self) -> int | None:
-        """How many workers there are to be; None: none."""
+        """The number of workers; None if it needs none."""
         if not self.reasons:
             return None
         reaches = {write.reach for write in self.writes}
         if MACHINE in reaches:
-            return 1  # what it leaves on the disk must be its request's until the end
+            return 1  # another request must not change what it leaves on disk
         if self.writes:
             return max(2, min(usable_cpus(), EXCLUSIVE_WORKERS)) if self.heavy else EXCLUSIVE_WORKERS
         return max(1, min(usable_cpus(), SHARED_WORKERS))
 
 
 def roots_of(project: Path, python_path: str) -> tuple[Path, ...]:
-    """Give the folders that a project's modules are in, the project first. Raises: InferError (INVALID)."""
+    """Return the folders that contain a project's modules, the project first. Raises: InferError (INVALID)."""
     if not python_path:
         return (project,)
     folder = (project / python_path).resolve()
@@ -100,7 +103,7 @@ def roots_of(project: Path, python_path: str) -> tuple[Path, ...]:
 
 
 def needs_of(project: Path, handler: Path, roots: Sequence[Path]) -> Needs:
-    """Find what a handler relies on. Nothing is run, and one that cannot be read is left to who loads it."""
+    """Find what a handler depends on. No code is run; loading reports a handler that cannot be read."""
     trees = _trees(handler, roots)
     imported = set(_imported(trees, roots)) | ({"dill"} if handler.suffix in PICKLES else set())
     writes = _writes(handler, roots)
@@ -129,7 +132,7 @@ def _trees(handler: Path, roots: Sequence[Path]) -> list[ast.Module]:
     try:
         return [tree for _, tree in files_of(handler, roots)]
     except (OSError, SyntaxError, ValueError):
-        return []  # loading says what is wrong
+        return []  # loading reports what is wrong
 
 
 def _writes(handler: Path, roots: Sequence[Path]) -> list[GlobalWrite]:
@@ -140,7 +143,7 @@ def _writes(handler: Path, roots: Sequence[Path]) -> list[GlobalWrite]:
 
 
 def _imported(trees: Sequence[ast.Module], roots: Sequence[Path]) -> Iterator[str]:
-    """Give the first names of what is imported, but for modules of the project."""
+    """Yield the top-level names of imports, except modules of the project."""
     for node in (node for tree in trees for node in ast.walk(tree)):
         names = []
         if isinstance(node, ast.Import):
@@ -153,7 +156,7 @@ def _imported(trees: Sequence[ast.Module], roots: Sequence[Path]) -> Iterator[st
 
 
 def _requirements(project: Path) -> Path | None:
-    """Give the file that says what is to be installed; None: nothing is."""
+    """Return the file that lists the packages to install; None if there are none."""
     listed = project / "requirements.txt"
     if listed.is_file() and _named(listed).strip():
         return listed
@@ -165,11 +168,11 @@ def _named(requirements: Path) -> str:
     try:
         return _COMMENT.sub("", requirements.read_text("utf-8", "replace"))
     except OSError:
-        return "?"  # making the environment says what is wrong
+        return "?"  # building the environment reports what is wrong
 
 
 def _says(named: str, package: str) -> bool:
-    """Tell whether a requirements file or Pipfile names a package, or another build of it."""
+    """Return whether a requirements file or Pipfile names a package, or another build of it."""
     word = "tensorflow" if package.startswith("tensorflow") else package
     builds = r"([_-](cpu|gpu))?" if word in {"tensorflow", "onnxruntime"} else ""
     return (
@@ -179,7 +182,7 @@ def _says(named: str, package: str) -> bool:
 
 
 def _reasons(project: Path, handler: Path, trees: Sequence[ast.Module]) -> Iterator[str]:
-    """Say what of its code relies on a process, or a folder, of its own."""
+    """Yield why its code depends on a process or a folder of its own."""
     if any(_MENTIONED in content for content in _contents(project)):
         yield "its files name /mnt, where the project is"
     nodes = [node for tree in trees for node in ast.walk(tree)]
@@ -207,19 +210,19 @@ def _opens_files(project: Path, nodes: Sequence[ast.AST]) -> bool:
 
 
 def _has_text(call: ast.Call) -> bool:
-    """Tell whether a call's first argument may be a path: `Image.open(BytesIO(...))` opens none."""
+    """Return whether a call's first argument may be a path: `Image.open(BytesIO(...))` opens none."""
     return not (call.args and isinstance(call.args[0], ast.Call))
 
 
 def _names_file(project: Path, text: str) -> bool:
     if not text or len(text) > 255 or "\n" in text or "\0" in text or text in {".", "..", "/"}:
         return False
-    # Path.exists raises for a name that is too long, which one of few letters may be
+    # Path.exists raises for a name that is too long, even if it has few letters
     return not text.startswith("/") and ("." in text or "/" in text) and os.path.exists(project / text)  # noqa: PTH110
 
 
 def _contents(project: Path) -> Iterator[bytes]:
-    """Give the contents of the project's small texts."""
+    """Yield the contents of the project's small text files."""
     count = 0
     for path in sorted(project.rglob("*")):
         hidden = any(part.startswith(".") or part == "site-packages" for part in path.relative_to(project).parts)
@@ -228,6 +231,6 @@ def _contents(project: Path) -> Iterator[bytes]:
         count += 1
         if count > _MOST_FILES:
             return
-        with contextlib.suppress(OSError):  # loading says what is wrong, if that one is wanted
+        with contextlib.suppress(OSError):  # loading reports what is wrong, if the file is needed
             if path.stat().st_size <= _MOST_BYTES:
                 yield path.read_bytes()

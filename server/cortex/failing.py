@@ -1,4 +1,4 @@
-"""What a client of Cortex is told, after `prediction failed: `, by the kind of exception that it was there."""
+"""The text for a client of Cortex after `prediction failed: `, by the kind of exception that Cortex raised."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from penstock.backends.errors import Code, InferError
 
 
 def refusal(*parts: str) -> InferError:
-    """Give what Cortex raised itself, of values and of handlers: its parts follow the word `error`."""
+    """Return an error that Cortex raised itself, about values or handlers: its parts follow the word `error`."""
     return InferError(Code.INVALID, ": ".join(("error", *parts)))
 
 
 def bare(text: str) -> InferError:
-    """Give what went wrong in Cortex unforeseen: the exception's own text, and no more."""
+    """Return an error that Cortex did not foresee: only the exception's own text."""
     return InferError(Code.INVALID, text)
 
 
 def key(name: object) -> str:
-    """Name a key as Cortex did."""
+    """Name a key as Cortex does."""
     return f'key "{name}"'

@@ -1,4 +1,4 @@
-"""Later: what tells a cortex.yaml of Cortex 0.12 or later, which is another format. Called by project.py.
+"""Later: recognizes a cortex.yaml of Cortex 0.12 or later, which has another format. Called by project.py.
 
 Source: Cortex v0.12 to v0.42, docs/ (APIs of predictor classes, then of handler classes, then of containers).
 """
@@ -18,7 +18,7 @@ _WITHOUT_KIND = "predictor"
 
 
 def later_api(resources: Iterable[YamlNode]) -> YamlNode | None:
-    """Find the first resource that only a later version could have; each has been seen to be a map."""
+    """Return the first resource that only a later version can have. All are known to be maps."""
     return next((node for node in resources if isinstance(node.value, dict) and _is_later(node.value)), None)
 
 

@@ -1,4 +1,4 @@
-"""ModelFinder: where the models of APIs are on this machine, fetched or unpacked if need be. Called by repository.py.
+"""ModelFinder: locates the models of APIs on this machine, and fetches or unpacks them. Called by repository.py.
 
 Source of the texts: Cortex v0.10, pkg/operator/api/userconfig/errors.go.
 """
@@ -23,27 +23,27 @@ from .archives import ArchiveError, unpack
 from .stored import Stored
 
 MOUNT = "/mnt/project"
-"""Where a project's files were for its code. A model may be named so, too."""
+"""Where Cortex made a project's files available to its code. A model's path may begin with it, too."""
 _S3 = "s3://"
 
 
 class ModelError(Exception):
-    """Why there is no model where an API says that it is, for whoever deploys it."""
+    """Why an API's model is not available; a text for whoever deploys it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLocation:
-    """A model's file, or its SavedModel's folder, and its version: 1 unless the folder's name says another."""
+    """A model's file, or its SavedModel's folder, and its version: 1 unless the folder's name is another."""
 
     path: Path
     version: int = 1
 
 
 class ModelFinder:
-    """Finds models; what was fetched or unpacked lies in a folder that it owns.
+    """Locates models; those fetched or unpacked are in a folder that it owns.
 
-    Invariants: what has not changed is neither fetched nor unpacked again. What was given stays until `close`: a model
-    may be loaded from there again. Threads: any; it blocks, one at a time for each address.
+    Invariants: an unchanged model is not fetched or unpacked again. A model that was returned remains until `close`,
+    since it may be loaded from there again. Threads: any; it blocks, one at a time for each address.
     """
 
     def __init__(self, s3_root: str = "") -> None:
@@ -60,7 +60,7 @@ class ModelFinder:
         self._remove_home()
 
     def find(self, api: Api) -> ModelLocation:
-        """Give an API's model, fetched if need be. Raises: ModelError."""
+        """Return an API's model, fetched if necessary. Raises: ModelError."""
         try:
             with self._turns.setdefault(str(self.local(api) or api.model), threading.Lock()):
                 return self._found(api)
@@ -70,7 +70,7 @@ class ModelFinder:
             raise ModelError(f"{api.model}: {error.strerror or error}") from error
 
     def local(self, api: Api) -> Path | None:
-        """Give the place that an API's model is at on this machine, whatever is there; None if it is elsewhere.
+        """Return the path of an API's model on this machine, whether it exists or not; None if it is remote.
 
         Raises: ModelError.
         """
@@ -87,7 +87,7 @@ class ModelFinder:
         return api.project / model
 
     def stamp(self, api: Api) -> str:
-        """Give what changes when a model elsewhere does, the last there was if its store cannot say; "" of one here."""
+        """Return a value that changes with a remote model, the last known one on failure; "" for a local one."""
         try:
             if self.local(api) is not None:
                 return ""
@@ -140,14 +140,14 @@ class ModelFinder:
         return _chosen(made, list(_files(made)))
 
     def _once(self, name: str, stamp: str, make: Callable[[Path], object]) -> Path:
-        """Give the folder that was made of this, or make it: all of it, or nothing."""
+        """Return the folder made for this name and stamp, or make it, completely or not at all."""
         known = self._made.get((name, stamp))
         if stamp and known is not None:
             return known
         with self._making:
             if self._home is None:
                 self._home = Path(tempfile.mkdtemp(prefix="penstock-cortex-"))
-                # also where a start that fails closes nothing
+                # also if a failing start does not call close
                 self._remove_home = weakref.finalize(self, shutil.rmtree, self._home, ignore_errors=True)
         into = Path(tempfile.mkdtemp(dir=self._home))
         try:
@@ -168,7 +168,7 @@ def _chosen(place: Path, names: list[str]) -> ModelLocation:
 
 
 def _files(place: Path) -> Iterator[str]:
-    """Give the files beneath that tell SavedModels, by their paths."""
+    """Yield the files below that identify SavedModels, by their paths."""
     for folder, _, files in os.walk(place):
         inner = Path(folder).relative_to(place)
         if saved_models.GRAPH in files or inner.name == "variables":

@@ -1,6 +1,6 @@
-"""Values of ONNX models: what Cortex made a model's inputs of, and what it gave a handler of the outputs.
+"""Values of ONNX models: how Cortex made a model's inputs, and how it passed the outputs to a handler.
 
-Called by `conversions.py`. Source: Cortex 0.9 and 0.10, onnx_serve, as its process was seen to behave.
+Called by `conversions.py`. Source: Cortex 0.9 and 0.10, onnx_serve, by the observed behavior of its process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TYPES: Mapping[str, str] = {
 
 
 class _Input:
-    """One input. `target` is its shape in the graph with 1 for every axis that is free."""
+    """One input. `target` is its shape in the graph, with 1 for every free axis."""
 
     def __init__(self, node: Any, spec: TensorSpec | None, relaxed: bool) -> None:
         self.name = str(node.name)
@@ -53,7 +53,7 @@ class _Input:
         self._spec = spec
 
     def convert(self, value: Any, *prefix: str) -> Array:
-        """Make it of a value. Raises: InferError, with `prefix` before what is wrong."""
+        """Make it from a value. Raises: InferError, with `prefix` before the error."""
         if not self._type:
             raise bare(repr(self._kind))
         try:
@@ -65,7 +65,7 @@ class _Input:
         return fitted(array, self._spec)
 
     def _typed(self, value: Any) -> Array:
-        # as Cortex: an array of another class, such as a matrix, is built anew like a list
+        # as in Cortex: an array of a subclass, such as a matrix, is rebuilt like a list
         if type(value) is not np.ndarray:
             return as_array(value, self._dtype)
         if value.dtype == self._dtype:
@@ -89,11 +89,14 @@ class _Input:
 
 
 class OnnxValues:
-    """The rules of one ONNX model.
+    """The rules for one ONNX model.
 
-    Shapes: a value is reshaped to the input's shape with 1 for every free axis, so that it is one row. Where shapes are
-    relaxed: a value that has the input's rank and fits it is taken as it is, as many rows as it has; otherwise the one
-    free axis is as long as it comes out; where several are free, a value of one axis less is one row.
+    Shapes: a value is reshaped to the input's shape with 1 for every free axis, so that it is one row. With relaxed
+    shapes:
+
+    - a value that has the input's rank and fits it is used as it is, with any number of rows;
+    - otherwise, a single free axis gets the length that results;
+    - if several axes are free, a value with one axis less is one row.
     """
 
     def __init__(self, described: Described) -> None:
@@ -122,7 +125,7 @@ class OnnxValues:
         return [None if at is None else arrays[at] for at in self._order]
 
     def prediction(self, outputs: Sequence[Any]) -> list[Any]:
-        """Give arrays, of `str` where they hold text, and lists of dicts, each as from a run alone.
+        """Return arrays, of `str` if they hold text, and lists of dicts, each as from a run of its own.
 
         Ownership: the list is new, its arrays are the request's own.
         """
@@ -137,7 +140,7 @@ def _member(value: dict[Any, Any], name: str) -> Any:
 
 
 def fitted(array: Array, spec: TensorSpec | None) -> Array:
-    """Give an array the shape that the Engine knows its input by, which has an axis where the graph has a scalar."""
+    """Reshape an array to the Engine's shape of its input, which has an axis if the graph has a scalar."""
     if spec is None or array.ndim == len(spec.shape):
         return array
     shape = tuple(1 if dim < 0 else dim for dim in spec.shape)
@@ -145,9 +148,9 @@ def fitted(array: Array, spec: TensorSpec | None) -> Array:
 
 
 def _restored(spec: TensorSpec, node: Any) -> Callable[[Any], Any]:
-    """Give what makes an output what the runtime gave alone."""
-    # a graph's scalar is (1,) to the Engine; a rank that nobody knows is written like a scalar's, and has this shape
-    # too where it is one number
+    """Return the function that restores an output to the runtime's own form."""
+    # a graph's scalar is (1,) to the Engine; an output of unknown rank is declared like a scalar, and also gets this
+    # shape if it is one number
     is_scalar = node is not None and not list(node.shape) and spec.shape == (1,)
 
     def restore(output: Any) -> Any:
@@ -163,7 +166,7 @@ def _restored(spec: TensorSpec, node: Any) -> Callable[[Any], Any]:
 
 
 def _bytes(element: Any) -> bytes:
-    """Give an element of a string tensor as ONNX Runtime read it: whatever it is, as str() has it."""
+    """Return an element of a string tensor as ONNX Runtime reads it: str() of any value."""
     if isinstance(element, bytes):
         return element
     try:
@@ -171,7 +174,7 @@ def _bytes(element: Any) -> bytes:
     except UnicodeEncodeError as error:
         raise bare("Unable to extract string contents! (encoding issue)") from error
     except Exception as error:
-        # the value's own __str__
+        # raised by the value's own __str__
         raise bare(str(error)) from error
 
 

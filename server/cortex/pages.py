@@ -1,4 +1,4 @@
-"""Pages: the documents that a Cortex API answers other than predictions, and the bodies of its errors. Pure.
+"""Pages: the answers of a Cortex API other than predictions, and the bodies of its errors. Pure.
 
 Called by `service.py`. Source: Cortex 0.9 and 0.10 (`/signature`), 0.11 (the summary), Werkzeug 0.16 (texts).
 """
@@ -24,20 +24,20 @@ READY, NOT_READY = b'{"ok":true}\n', b'{"ok":false}\n'
 _MESSAGE = "make a prediction by sending a post request to this endpoint with a json sample"
 
 _TENSORFLOW = {"DT_FLOAT": "float32", "DT_DOUBLE": "float64", "DT_HALF": "float16"}
-"""Of the others the name is what follows `DT_`, in small letters."""
+"""The name of any other type is the part after `DT_`, in lower case."""
 _FOR_NOW = frozenset((Code.NOT_FOUND, Code.NOT_READY, Code.OVERLOADED, Code.EXPIRED))
 Document = dict[str, dict[str, Any]]
 
 
 def onnx_signature(inputs: Sequence[Any]) -> Document:
-    """Describe the inputs of an ONNX model, as its runtime tells them: numpy's names, null for a free axis."""
+    """Describe the inputs of an ONNX model, as reported by its runtime: numpy's names, null for a free axis."""
     return {node.name: {"shape": list(node.shape), "type": TYPES.get(node.type, node.type)} for node in inputs}
 
 
 def tensorflow_signature(described: Mapping[str, Any]) -> Document:
     """Describe the inputs of the selected signature of a TensorFlow model, -1 for a free axis.
 
-    The original could not tell the shape of what has none, or any rank: here it is [] and null.
+    The original failed for an input without a shape or of unknown rank: here they are [] and null.
     """
     inputs = described["signature_def"][described["signature_key"]].get("inputs", {})
     return {name: {"shape": _shape(tensor), "type": _type(tensor)} for name, tensor in inputs.items()}
@@ -54,27 +54,27 @@ def _type(tensor: Mapping[str, Any]) -> str:
 
 
 def signature_page(signature: Document) -> bytes:
-    """Write the signature document of 0.9 and 0.10."""
+    """Encode the signature document of 0.9 and 0.10."""
     return written({"signature": signature})
 
 
 def summary_page(signature: Document) -> bytes:
-    """Write the answer of 0.11 to GET on the endpoint."""
+    """Encode the answer of 0.11 to GET on the endpoint."""
     return written({"message": _MESSAGE, "model_signature": signature})
 
 
 def error_page(text: str) -> bytes:
-    """Write the body of an error that is no failed prediction."""
+    """Encode the body of an error other than a failed prediction."""
     return written({"error": text})
 
 
 def written(value: Any) -> bytes:
-    """Write JSON as Flask did: compact, keys in order, ASCII, a line's end."""
+    """Encode JSON as Flask does: compact, sorted keys, ASCII, a final line end."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode() + b"\n"
 
 
 def refused(error: InferError) -> tuple[int, bytes, bytes]:
-    """Give status, body and content type of what is answered for an error."""
+    """Return the status, body and content type that answer an error."""
     if error.code is Code.UNKNOWN:
         return 500, error_page(error.message), JSON
     text = f"prediction failed: {error.message}"

@@ -1,4 +1,4 @@
-"""YamlMapping: one map of a cortex.yaml, read key by key, with all that is wrong with it. Called by project.py.
+"""YamlMapping: one map of a cortex.yaml, read key by key, with everything wrong with it. Called by project.py.
 
 Source of the texts: Cortex v0.10, pkg/lib/configreader.
 """
@@ -20,12 +20,12 @@ _KINDS = {str: "string", int: "integer", bool: "boolean"}
 
 
 def quoted(value: Any) -> str:
-    """Write a value as Cortex's messages have it."""
+    """Format a value as in Cortex's messages."""
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def either(words: Iterable[str], last: str = "or") -> str:
-    """Write `"a", "b", or "c"`."""
+    """Return `"a", "b", or "c"`."""
     shown = [quoted(word) for word in words]
     if len(shown) < 3:
         return f" {last} ".join(shown)
@@ -33,10 +33,9 @@ def either(words: Iterable[str], last: str = "or") -> str:
 
 
 class YamlMapping:
-    """A map, where it is, and the findings that reading it adds to.
+    """A map, its place, and the findings that reading it adds to.
 
-    Invariant: what is wrong with one key hides nothing of what is wrong with another. `finish` tells of keys that
-    nobody has asked for.
+    Invariant: a mistake in one key hides none in another. `finish` reports keys that were not read.
     """
 
     def __init__(
@@ -54,29 +53,29 @@ class YamlMapping:
         return key in self._values and self._values[key].value is not None
 
     def without(self) -> YamlMapping:
-        """Give a map of the same place with nothing in it."""
+        """Return an empty map at the same place."""
         return YamlMapping(self._file, YamlNode({}, self.line), self.place, self._findings, self.api)
 
     def know(self, *keys: str) -> None:
-        """Take keys that are looked at elsewhere."""
+        """Accept keys that are read elsewhere."""
         self._known += keys
 
     def word(self, key: str) -> str:
-        """Give a text if it is one, whatever else would be wrong with it."""
+        """Return a value if it is a text, without reporting mistakes."""
         value = self._values[key].value if key in self._values else ""
         return value if isinstance(value, str) else ""
 
     def line_of(self, key: str) -> int:
-        """Give the line of a key, or else of all."""
+        """Return the line of a key, or that of the map if it is missing."""
         found = self._values.get(key)
         return found.key_line or found.line if found is not None else self.line
 
     def mistake(self, message: str, key: str = "") -> None:
-        """Note what keeps this from being used."""
+        """Record what prevents this from being used."""
         self._note(key, message, self.line_of(key), mistake=True)
 
     def warn(self, message: str, key: str = "") -> None:
-        """Note what may not be as it was meant."""
+        """Record what may be unintended."""
         self._note(key, message, self.line_of(key), mistake=False)
 
     def _note(self, key: str, message: str, line: int, *, mistake: bool) -> None:
@@ -86,7 +85,7 @@ class YamlMapping:
     # -- values ------------------------------------------------------------------------------------------------
 
     def text(self, key: str, *, required: bool = False, of: tuple[str, ...] = ()) -> str:
-        """Give a text, "" if there is none; `of`: one of these."""
+        """Return a text, "" if it is missing; `of` are the valid values."""
         node = self._asked(key, required=required)
         if node is None:
             return ""
@@ -102,7 +101,7 @@ class YamlMapping:
         return ""
 
     def whole(self, key: str, default: int, least: int, most: int = 2**31 - 1) -> int:
-        """Give a whole number."""
+        """Return an integer."""
         node = self._asked(key)
         if node is None:
             return default
@@ -119,7 +118,7 @@ class YamlMapping:
         return default
 
     def quantity(self, key: str, default: str | None) -> str | None:
-        """Give an amount as it was written."""
+        """Return a quantity as it was written."""
         node = self._asked(key)
         if node is None:
             return default
@@ -137,7 +136,7 @@ class YamlMapping:
         return default
 
     def flag(self, key: str) -> bool:
-        """Give a yes or no; no if there is none."""
+        """Return a boolean; False if it is missing."""
         node = self._asked(key)
         if node is None or isinstance(node.value, bool):
             return node is not None and node.value is True
@@ -145,7 +144,7 @@ class YamlMapping:
         return False
 
     def part(self, key: str) -> YamlMapping | None:
-        """Give a map that is a part of this one."""
+        """Return a nested map."""
         node = self._asked(key)
         if node is None:
             return None
@@ -155,7 +154,7 @@ class YamlMapping:
         return None
 
     def anything(self, key: str) -> dict[str, Any]:
-        """Give a map whatever is in it, an empty one if there is none."""
+        """Return a map with any content, empty if it is missing."""
         node = self._asked(key)
         if node is None:
             return {}
@@ -166,12 +165,12 @@ class YamlMapping:
         return {}
 
     def ignored(self, key: str, why: str) -> None:
-        """Take a key that means nothing here."""
+        """Accept a key that has no effect here, with a warning."""
         if self._asked(key) is not None:
             self.warn(why, key)
 
     def finish(self) -> None:
-        """Tell of keys that nobody has asked for, and of those that are there twice."""
+        """Report keys that were not read, and repeated ones."""
         for key, value in self._values.items():
             if value.twice:
                 self.warn("is given twice; the last one counts", key)
@@ -180,7 +179,7 @@ class YamlMapping:
                 self._note("", f"key {quoted(key)} is not supported{close}", self.line_of(key), mistake=True)
 
     def _asked(self, key: str, *, required: bool = False) -> YamlNode | None:
-        """Give what there is of a key; a null is nothing."""
+        """Return the value of a key; null counts as missing."""
         self._known.append(key)
         node = self._values.get(key)
         if node is not None and node.value is None:

@@ -1,7 +1,7 @@
-"""Paths: what each URL of a server of Cortex APIs means. Asked by `service.py`, once for each head.
+"""Paths: the purpose of each URL of a server of Cortex APIs. Called by `service.py`, once for each head.
 
-Source: Cortex 0.9 (`/<deployment>/<api>`, and `/signature` under it), 0.10 (`/predict`, which the gateway put in the
-place of the endpoint), 0.11 (GET on the endpoint itself).
+Source: Cortex 0.9 (`/<deployment>/<api>`, and `/signature` under it), 0.10 (`/predict`, to which the gateway rewrote
+the endpoint), 0.11 (GET on the endpoint itself).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from .api import Api
 
 ENDPOINT, SIGNATURE, HEALTH = "endpoint", "signature", "health"
-"""What a path is for: a POST asks for a prediction and a GET for the summary; the signature document; the probe."""
+"""The purposes of paths: a prediction by POST and the summary by GET; the signature document; the probe."""
 
 PREDICT_PATH, HEALTH_PATH = "/predict", "/healthz"
 _METHODS = {ENDPOINT: (b"GET", b"HEAD", b"OPTIONS", b"POST")}
@@ -22,19 +22,19 @@ _OURS = frozenset(("/v2", "/metrics", "/docs", "/openapi.json"))
 
 @dataclass(frozen=True, slots=True)
 class CortexRoute:
-    """What a path is for, and of which API; the probe is of none."""
+    """The purpose of a path, and its API; the probe has none."""
 
     purpose: str
     api: Api | None = None
 
     @property
     def methods(self) -> tuple[bytes, ...]:
-        """The methods that it answers."""
+        """The methods that it accepts."""
         return _METHODS.get(self.purpose, _READ_ONLY)
 
 
 class CortexPaths:
-    """All paths of some APIs, given by name."""
+    """All paths of some APIs, which are given by name."""
 
     def __init__(self, apis: Mapping[str, Api]) -> None:
         self.apis = apis
@@ -50,14 +50,14 @@ class CortexPaths:
         self._places[path] = CortexRoute(ENDPOINT, api)
 
     def are_of(self, apis: Mapping[str, Api]) -> bool:
-        """Whether they are those of these APIs still: a repository that has read its projects has another mapping."""
+        """Return whether these are still the paths of `apis`: changed projects have a new mapping."""
         return apis is self.apis and len(apis) == self._count
 
     def find(self, path: str) -> CortexRoute | None:
-        """Find what a path is for."""
+        """Return the purpose of a path."""
         return self._places.get(path)
 
 
 def is_ours(path: str) -> bool:
-    """Whether a path is one of Penstock's own protocol or of its control plane, unless an API has it."""
+    """Return whether a path belongs to Penstock's own protocol or its control plane, unless an API has it."""
     return path in _OURS or path.startswith("/v2/")

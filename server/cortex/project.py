@@ -1,7 +1,7 @@
-"""Project: a folder with a cortex.yaml of Cortex 0.9 or 0.10, read and checked. Called by repository.py.
+"""Project: a folder with a cortex.yaml of Cortex 0.9 or 0.10, parsed and validated. Called by repository.py.
 
-Nothing but the file is looked at: whether models and handlers are there is the repository's to find. Source of rules
-and texts: Cortex v0.9 and v0.10, pkg/operator/api/userconfig.
+Only that file is read: the repository checks whether models and handlers exist. Source of rules and texts: Cortex v0.9
+and v0.10, pkg/operator/api/userconfig.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NO_PREDICTORS = (
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A project: its folder, its file, and what that says. With mistakes, `apis` are those that could be read."""
+    """A project: its folder, its file, and the content. With mistakes, `apis` are those that could be read."""
 
     folder: Path
     file: Path
@@ -54,17 +54,17 @@ class Project:
 
     @property
     def mistakes(self) -> list[Finding]:
-        """What keeps it from being deployed."""
+        """The findings that prevent it from being deployed."""
         return [finding for finding in self.findings if finding.mistake]
 
 
 def project_file(path: Path) -> Path:
-    """Give the cortex.yaml of a PATH, which is the folder of one or the file itself."""
+    """Return the cortex.yaml of a PATH, which is its folder or the file itself."""
     return path / CONFIG if path.is_dir() else path
 
 
 def read_project(path: Path) -> Project:
-    """Read a project, given as its folder or its cortex.yaml; whatever is wrong with it is among the findings."""
+    """Read a project, given as its folder or its cortex.yaml, with everything wrong with it among the findings."""
     file = project_file(path.absolute())
     findings: list[Finding] = []
     try:
@@ -106,7 +106,7 @@ def _read(file: Path, root: YamlNode, findings: list[Finding]) -> tuple[str, tup
 
 
 def _deployment(file: Path, root: YamlNode, parts: list[YamlMapping], findings: list[Finding]) -> str:
-    """Read the one deployment. Returns: its name."""
+    """Read the only deployment. Returns: its name."""
     if not parts:
         findings.append(Finding(file, "cortex.yaml must define a deployment resource", root.line))
         return ""
@@ -127,7 +127,7 @@ def _name(part: YamlMapping) -> str:
 
 
 def _refuse_twins(apis: list[tuple[YamlMapping, Api]]) -> None:
-    """Refuse a name or an endpoint that an API before has."""
+    """Reject a name or an endpoint of an earlier API."""
     names: dict[str, YamlMapping] = {}
     endpoints: dict[str, tuple[YamlMapping, str]] = {}
     for part, api in apis:
@@ -143,7 +143,7 @@ def _refuse_twins(apis: list[tuple[YamlMapping, Api]]) -> None:
 
 
 def _api(part: YamlMapping, project: Path, deployment: str) -> Api | None:
-    """Read an API, of the generation that its keys are of. Returns: None where it has no name or no model."""
+    """Read an API, in the generation of its keys. Returns: None if it has no name or no model."""
     name = _name(part)
     old = [key for key in _OLD_KEYS if key in part]
     new = [key for key in _NEW_KEYS if key in part]
@@ -170,7 +170,7 @@ def _api(part: YamlMapping, project: Path, deployment: str) -> Api | None:
 
 
 def _old(part: YamlMapping) -> dict[str, Any]:
-    """Read what 0.9 says of a model."""
+    """Read a model in the form of 0.9."""
     model = part.text("model", required=True)
     lines = {key: part.line_of(key) for key in ("model", "request_handler", "tf_signature_key") if key in part}
     kind = part.text("model_format", of=FORMATS[:2]) or ("onnx" if model.endswith(".onnx") else "tensorflow")
@@ -186,7 +186,7 @@ def _old(part: YamlMapping) -> dict[str, Any]:
 
 
 def _new(part: YamlMapping) -> dict[str, Any]:
-    """Read what 0.10 says of a model."""
+    """Read a model in the form of 0.10."""
     found = [key for key in FORMATS if key in part]
     part.know(*FORMATS)
     if not found:
@@ -223,7 +223,7 @@ def _refuse_zip(part: YamlMapping, model: str) -> None:
 
 
 def _refuse_foreign(part: YamlMapping, other: str, said: Mapping[str, Any]) -> None:
-    """Refuse what is said of another kind of model."""
+    """Reject keys for another kind of model."""
     for key, value, kind in (
         ("tf_signature_key", said["signature_key"], "tensorflow"), ("relaxed_shapes", said["relaxed_shapes"], "onnx"),
     ):  # fmt: skip
@@ -232,7 +232,7 @@ def _refuse_foreign(part: YamlMapping, other: str, said: Mapping[str, Any]) -> N
 
 
 def _endpoint(part: YamlMapping) -> str:
-    """Read where an API answers, "" where nothing is said."""
+    """Read an API's endpoint, "" if it is unset."""
     said = part.text("endpoint")
     if not said:
         return ""
@@ -262,7 +262,7 @@ def _tracker(part: YamlMapping) -> Tracker | None:
 
 
 def _compute(part: YamlMapping) -> dict[str, Any]:
-    """Read what an API may take, completed as Cortex did."""
+    """Read an API's resources, with Cortex's defaults."""
     inner = part.part("compute") or part.without()
     least = inner.whole("min_replicas", 1, 1)
     said: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Projects: the PATHs of a server that serves Cortex projects. Made by the composition root and by `penstock check`."""
+"""Projects: the PATHs of a server that serves Cortex projects. Made by dialect.py and by `penstock check`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .repository import CortexRepository
 
 
 class Projects:
-    """Folders with a cortex.yaml each. It stands where Mirrors stand for model repositories."""
+    """Folders, each with a cortex.yaml. Used instead of Mirrors."""
 
     def __init__(self, paths: Iterable[str], s3_root: str = "") -> None:
         given = list(dict.fromkeys(paths))
@@ -25,11 +25,11 @@ class Projects:
         self.models = ModelFinder(s3_root)
 
     def repository(self, defaults: Defaults, tell: Callable[[Iterable[Finding]], None] = log_all) -> CortexRepository:
-        """Give the Repository of their APIs. `tell` hears what is wrong with a project, once."""
+        """Return the Repository of their APIs. `tell` is called once with the findings of an invalid project."""
         return CortexRepository(self.local, defaults, self.models, tell)
 
     def wrong(self) -> Finding | None:
-        """Say which path is no project; None if all are."""
+        """Return the finding for a PATH that is not a project, None if all are."""
         for url in self._remote:
             return Finding(Path(url), "a Cortex project is served from a folder on this machine")
         for path in self.local:
@@ -40,7 +40,7 @@ class Projects:
         return None
 
     def open(self) -> None:
-        """Read every cortex.yaml, and fetch nothing. Raises: MistakesError, of any mistake in any of them."""
+        """Read every cortex.yaml, without fetching models. Raises: MistakesError for any mistake in any of them."""
         mistakes = self.repository(Defaults()).check()
         if mistakes:
             raise MistakesError(mistakes)

@@ -1,6 +1,6 @@
-"""What TensorFlow's make_tensor_proto took for a value of each type, and its words for what it did not take.
+"""The values that TensorFlow's make_tensor_proto accepts for each type, and its error texts for others.
 
-Called by `tensor_values.py`. It needs no TensorFlow. Source: TensorFlow 1.14.0, which was run for it.
+Called by `tensor_values.py`. It needs no TensorFlow. Source: TensorFlow 1.14.0, by its observed behavior.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from penstock.server.hooks.convert import change_each
 
 from .casting import CastError, as_array, cast, to_bfloat16
 
-_INTEGERS = (int, np.integer, numbers.Integral)  # asked in this order, and an abstract class is slow to ask
+_INTEGERS = (int, np.integer, numbers.Integral)  # checked in this order, since checks of an abstract class are slow
 _REALS = (float, int, np.integer, np.floating, numbers.Real)
 _OF_NUMPY = (np.ndarray, np.generic)
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One type: TensorFlow's name of it, numpy's, and what an element in a list may be."""
+    """One type: TensorFlow's name, numpy's, and the types allowed for elements of a list."""
 
     name: str
     dtype: np.dtype[Any]
@@ -46,7 +46,7 @@ KINDS: Mapping[str, Kind] = dict(_kinds())
 
 
 def kind_of(word: str) -> Kind:
-    """Give the type that a signature names. Raises: InferError (UNSUPPORTED)."""
+    """Return the type that a signature names. Raises: InferError (UNSUPPORTED)."""
     try:
         return KINDS[word.removesuffix("_REF")]  # of a variable in TensorFlow 1
     except KeyError:
@@ -62,7 +62,7 @@ def tensor(value: Any, kind: Kind) -> Array:
             raise CastError(f"'{type(value.item()).__name__}' object has no attribute 'dtype'")
         return _of_array(np.asarray(value), kind)
     if hasattr(value, "__array__"):
-        # pandas' and the like, which it meant to take and failed on
+        # pandas' and similar types, which make_tensor_proto intended to accept but failed on
         return _of_array(as_array(value, np.dtype("object")), kind)
     if value is None:
         raise CastError("None values not supported.")
@@ -84,7 +84,7 @@ def tensor(value: Any, kind: Kind) -> Array:
 
 
 def _of_array(array: Array, kind: Kind) -> Array:
-    """Cast an array. Its numbers are cast whatever they are, where those of a list are refused."""
+    """Cast an array. All its numbers are cast, while those of a list may be rejected."""
     if kind.name == "bfloat16":
         return array if array.dtype == np.uint16 else to_bfloat16(array)
     if kind.name == "string":
@@ -104,7 +104,7 @@ def _bytes(element: Any) -> bytes:
 
 
 def _mismatch(value: Any, taken: tuple[type, ...]) -> tuple[Any] | None:
-    """Find the first element that is none of these types."""
+    """Return the first element of none of these types."""
     if not isinstance(value, list | tuple):
         return None if isinstance(value, taken) else (value,)
     if all(issubclass(each, taken) for each in set(map(type, value))):
@@ -113,7 +113,7 @@ def _mismatch(value: Any, taken: tuple[type, ...]) -> tuple[Any] | None:
 
 
 def _dense(value: Any) -> list[int]:
-    """Give the shape that nested lists have along their first elements."""
+    """Return the shape of nested lists along their first elements."""
     shape: list[int] = []
     while isinstance(value, list | tuple):
         shape.append(len(value))
@@ -134,12 +134,12 @@ def _leaves(value: Any) -> Iterator[Any]:
 def _type_name(value: Any) -> str:
     if isinstance(value, np.bool_):
         return "bool_"  # numpy 2 has another name for it
-    # it stood for None in messages
+    # the type that messages named for None
     return "_Message" if value is None else type(value).__name__
 
 
 def _written(value: Any) -> str:
-    """Give a value as the numpy of the time wrote it."""
+    """Return a value as the numpy of that time formatted it."""
     if isinstance(value, np.generic):
         return repr(value.item()) if value.dtype.kind in "US" else str(value)
     return repr(value)

@@ -1,4 +1,4 @@
-"""Quantities: amounts as Kubernetes writes them: `200m`, `0.5`, `2Gi`, `1e3`. Called by part.py."""
+"""Quantities: amounts in Kubernetes' notation: `200m`, `0.5`, `2Gi`, `1e3`. Called by part.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_QUANTITY = f"quantities must match the regular expression '{_PATTERN}'"
 
 
 def parse_quantity(text: str) -> Decimal:
-    """Read an amount. Raises: ValueError, with what Kubernetes says of a text that is none."""
+    """Parse a quantity. Raises: ValueError, with Kubernetes' text, for an invalid one."""
     found = _FORM.fullmatch(text)
     if found is None:
         raise ValueError(NO_QUANTITY)

@@ -1,4 +1,4 @@
-"""CortexRepository: projects as the Repository of their APIs, each a model of its name. Made by projects.py."""
+"""CortexRepository: projects as the Repository of their APIs, each a model of that name. Made by projects.py."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from .project import CONFIG, Project, project_file, read_project
 logger = logging.getLogger("penstock.repository")
 
 _AT_ONCE = 4
-"""How many models are fetched or unpacked at once."""
+"""How many models are fetched or unpacked concurrently."""
 
 
 class CortexRepository(Repository):
     """The APIs of some projects.
 
-    Invariant: a cortex.yaml that has become wrong changes nothing: what it said before goes on. `apis` has each API as
-    it was last read, by name, also those that could not be loaded; it is another mapping when one has changed.
-    Threads: any, for what blocks; `apis` is read on the event loop's.
+    Invariant: a cortex.yaml that becomes invalid changes nothing: its last valid content remains in effect. `apis` has
+    each API as last read, by name, including those that could not be loaded; it is replaced by a new mapping whenever
+    one changes. Threads: any thread, for methods that block; `apis` is read on the event loop's.
     """
 
     def __init__(
         self, paths: Iterable[Path], defaults: Defaults, models: ModelFinder,
         tell: Callable[[Iterable[Finding]], None] = log_all,
     ) -> None:  # fmt: skip
-        """`tell` hears what is wrong with a project, once."""
+        """`tell` is called once with the findings of an invalid project."""
         super().__init__(paths, defaults)
         self._models = models
         self._tell = tell
@@ -51,27 +51,27 @@ class CortexRepository(Repository):
         self.apis: Mapping[str, Api] = {}
 
     def scan(self) -> tuple[list[Entry], list[Finding], dict[str, bytes]]:
-        """Read everything, and fetch the models that are elsewhere; it blocks."""
+        """Read everything, and fetch remote models; blocks."""
         projects, apis = self._projects()
         prints = {name: self._print(api) for name, api in apis.items()}
-        model_config_pb2()  # which no two threads may load at once
+        model_config_pb2()  # two threads must not load it at once
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             entries = list(pool.map(lambda name: self._entry(name, projects), sorted(apis)))
         stray = [finding for project in projects for finding in project.findings if finding.model not in apis]
         return entries, stray, prints
 
     def fingerprints(self) -> dict[str, bytes]:
-        """Give the fingerprint of each API; it blocks, and asks the stores of models that are elsewhere."""
+        """Return the fingerprint of each API; blocks, and queries the stores of remote models."""
         _, apis = self._projects()
         return {name: self._print(api) for name, api in apis.items()}
 
     def fingerprint(self, name: str) -> bytes:
-        """Give the fingerprint of one API; it blocks."""
+        """Return the fingerprint of one API; blocks."""
         api = self._projects()[1].get(name)
         return b"" if api is None else self._print(api)
 
     def read(self, name: str, config: Any = None) -> tuple[Entry | None, bytes]:
-        """Read one API, and fetch its model if that is elsewhere and has changed; it blocks."""
+        """Read one API, and fetch its model if it is remote and has changed; blocks."""
         projects, apis = self._projects()
         api = apis.get(name)
         if api is None:
@@ -83,17 +83,17 @@ class CortexRepository(Repository):
         return self._entry(name, projects), print_
 
     def names(self) -> list[str]:
-        """List the names of all APIs, one that is there twice, twice; it blocks."""
+        """List the names of all APIs, with duplicates; blocks."""
         return sorted(api.name for project in self._projects()[0] for api in project.apis)
 
     def check(self) -> list[Finding]:
-        """Give the mistakes of all projects, which keep them from being deployed; it blocks."""
+        """Return the mistakes of all projects, which prevent them from being deployed; blocks."""
         return [finding for path in self._paths for finding in read_project(path).mistakes]
 
     def _projects(self) -> tuple[list[Project], Mapping[str, Api]]:
-        """Read the files anew; of one that is wrong now, give what it said before.
+        """Read the files again; for one that is now invalid, keep the last valid content.
 
-        Returns: the projects, and `apis` as it is of these: another thread may read them anew meanwhile.
+        Returns: the projects, and the `apis` that belong to them: another thread may read the files again meanwhile.
         """
         with self._turn:
             for path in self._paths:
@@ -105,7 +105,7 @@ class CortexRepository(Repository):
             return projects, self.apis
 
     def _read(self, path: Path) -> None:
-        """Read one file, unless it is as it was."""
+        """Read one file, unless it is unchanged."""
         print_ = fingerprint([project_file(path)])
         if print_ and self._prints.get(path) == print_:
             return
@@ -135,7 +135,7 @@ class CortexRepository(Repository):
 
     @staticmethod
     def _taken(api: Api, projects: list[Project]) -> Finding | None:
-        """Say who has an API's endpoint, in a project before its own."""
+        """Report the API of an earlier project that has an API's endpoint."""
         for project in projects:
             for other in project.apis:
                 if other.name == api.name:
@@ -150,7 +150,7 @@ class CortexRepository(Repository):
         return None
 
     def _print(self, api: Api) -> bytes:
-        """Give what changes when a file of an API's project does, or its model."""
+        """Return a value that changes with the files of an API's project, or with its model."""
         places = [api.project]
         try:
             model = self._models.local(api)

@@ -1,7 +1,7 @@
-"""Which SavedModel of many files an API is served from: in a folder, an archive or a store. Called by models.py.
+"""Selects the SavedModel of an API among files in a folder, an archive or a store. Called by models.py.
 
-Source of rules and texts: Cortex v0.10, pkg/operator/api/userconfig/apis.go. Its own choice among several versions is
-meant to be the highest and is, by a slip, the last by name.
+Source of rules and texts: Cortex v0.10, pkg/operator/api/userconfig/apis.go. Of several versions, Cortex intends to use
+the highest, but by mistake uses the last by name.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ For TensorFlow models, the path must contain a directory with the following stru
 
 
 def choose(names: Iterable[str]) -> str | None:
-    """Give the folder, among files by their paths, that is the SavedModel to serve; "" for that which holds them all.
+    """Return the folder, among files by their paths, of the SavedModel to serve; "" for the top folder.
 
-    The one that holds them all goes before what is inside; then the highest version, by the names of the folders.
+    The top folder takes precedence over those inside it; then the highest version counts, by the folders' names.
     """
     known = set(names)
     whole = [folder for folder in _folders(known) if not lacking(known, folder)]
@@ -39,14 +39,14 @@ def choose(names: Iterable[str]) -> str | None:
 
 
 def lacking(names: Iterable[str], folder: str) -> list[str]:
-    """Say what a folder with a graph lacks of a SavedModel."""
+    """Return what a folder with a graph lacks of a SavedModel."""
     known, above = set(names), f"{folder}/" if folder else ""
     lacks = [] if above + _INDEX in known else [_INDEX]
     return lacks if any(name.startswith(above + _VALUES) for name in known) else [*lacks, f"{_VALUES}..."]
 
 
 def refusal(names: Iterable[str]) -> str:
-    """Say why none of the folders will do."""
+    """Return why none of the folders is usable."""
     known = set(names)
     why = [
         f"{folder or '.'}/{GRAPH} is there without {' and '.join(lacking(known, folder))}" for folder in _folders(known)
@@ -55,7 +55,7 @@ def refusal(names: Iterable[str]) -> str:
 
 
 def version_of(folder: str) -> int:
-    """Give the version that a folder's name says, 0 for none."""
+    """Return the version in a folder's name, 0 if there is none."""
     name = folder.rstrip("/").rpartition("/")[2]
     found = int(name) if _VERSION.fullmatch(name) else 0
     return found if found < 2**63 else 0

@@ -1,4 +1,4 @@
-"""Scalars: what the plain words of a cortex.yaml mean, by the rules of Cortex's YAML reader. Called by yaml_nodes.py.
+"""Scalars: the values of plain scalars in a cortex.yaml, by the rules of Cortex's YAML reader. Called by yaml_nodes.py.
 
 They differ from PyYAML's: `1e-3` is a number, `12:30` and `2019-01-02` are texts. Source: go-yaml 2, resolve.go.
 """
@@ -19,7 +19,7 @@ Scalar = str | int | float | bool | None
 
 
 def resolve(text: str) -> Scalar:
-    """Give what a plain word means."""
+    """Return the value of a plain scalar."""
     if text in _NULLS:
         return None
     if text in _TRUE or text in _FALSE:
@@ -42,7 +42,7 @@ def _whole(plain: str) -> int:
 
 
 def named(tag: str, text: str) -> Scalar:
-    """Give what a word means that is written with a tag (`!!str 5`), of YAML's own; any other is a text."""
+    """Return the value of a scalar with a tag of YAML's own (`!!str 5`); with any other tag, it is a text."""
     if tag in {"int", "float", "bool", "null"}:
         value = resolve(text)
         return float(value) if tag == "float" and type(value) is int else value

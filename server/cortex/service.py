@@ -1,7 +1,7 @@
-"""CortexService: the Service that answers Cortex's URLs on the fast lane, as the original's Flask application did.
+"""CortexService: the Service that answers Cortex's URLs on the fast lane, like the original's Flask application.
 
-Made by the composition root. What is Penstock's own (`paths.is_ours`) it leaves to the Service that it is given, and to
-uvicorn. Nothing here logs, and only a request that is large or compressed, or whose hooks yield, has a task.
+Made by dialect.py. Penstock's own paths (`paths.is_ours`) are left to the Service behind it, and to uvicorn. Nothing
+here logs, and only requests that are large or compressed, or whose hooks yield, run as tasks.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ if TYPE_CHECKING:
     from .api import Api
 
 _LINES = b"access-control-allow-origin: *\r\naccess-control-allow-headers: *\r\n"
-"""The header lines of all answers, whatever they are."""
+"""The header lines of all answers."""
 
 
 class Apis(Protocol):
-    """What is read of the repository of projects: its APIs by name, another mapping when they have changed."""
+    """What is read from the repository of projects: its APIs by name, in a new mapping whenever they change."""
 
     @property
     def apis(self) -> Mapping[str, Api]: ...
 
 
 class CortexService:
-    """Answers for the APIs of one server. `ready` is asked by the probe; `others` answers what is Penstock's own.
+    """Answers for the APIs of one server. `ready` is called by the probe; `others` answers Penstock's own paths.
 
-    Threads: the event loop's, but for large bodies that are parsed or compressed.
+    Threads: the event loop's, except that large bodies are parsed or compressed on others.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class CortexService:
     # -- the Service -------------------------------------------------------------------------------------------
 
     def claim(self, head: Head) -> Any:
-        """Claim every path, but for those that are Penstock's own and no API's."""
+        """Claim every path except Penstock's own that belong to no API."""
         path = unquote_to_bytes(path_in(head.path)).decode("utf-8", "replace")
         if is_ours(path) and self._current().find(path) is None:
             return self._others.claim(head)
@@ -93,14 +93,14 @@ class CortexService:
         return CortexClaim(head, path)
 
     def turn_away(self, head: Head) -> Any:
-        """Give the error of a prediction that is refused whatever it brings: its body need not be kept."""
+        """Return the error of a prediction that is rejected whatever it contains, so that its body need not be kept."""
         claim = head.route
         if type(claim) is not CortexClaim:
             return self._others.turn_away(head)
         self._resolve(claim)
         route = claim.route
         if route is None or route.generation != self._engine.generation:
-            return None  # it is another model's queue that counts
+            return None  # it would be the queue of another model
         return self._engine.turn_away(route.model)  # type: ignore[arg-type]
 
     def refuse(self, connection: FastLane, error: Any) -> None:
@@ -112,7 +112,7 @@ class CortexService:
             self._others.refuse(connection, error)
 
     def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
-        """Answer one request, or begin to."""
+        """Answer one request, or start to."""
         claim = head.route
         if type(claim) is not CortexClaim:
             self._others.begin(connection, head, body)
@@ -125,10 +125,10 @@ class CortexService:
             self._predict(connection, claim, claim.route, body)
 
     def abandon(self, connection: Connection) -> None:
-        """Cancel what a gone client asked for."""
+        """Cancel the request of a client that disconnected."""
         self._others.abandon(connection)
 
-    # -- what a request is for ---------------------------------------------------------------------------------
+    # -- routing -----------------------------------------------------------------------------------------------
 
     def _current(self) -> CortexPaths:
         apis = self._repository.apis
@@ -147,7 +147,7 @@ class CortexService:
         return route
 
     def _model(self, api: Api) -> Model:
-        """Give the model of an API. Raises: InferError (NOT_READY)."""
+        """Return the model of an API. Raises: InferError (NOT_READY)."""
         return served(self._engine, api.name, f"API '{api.name}'")
 
     # -- predictions -------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class CortexService:
     async def _run(
         self, connection: FastLane, claim: CortexClaim, route: ServedApi, model: Model, body: bytes, began_ns: int
     ) -> None:
-        """Answer one whose body is large or compressed, or whose hooks yield."""
+        """Answer a request whose body is large or compressed, or whose hooks yield."""
         try:
             sample, depth = None, self._limits.max_json_depth
             if claim.json and claim.coding:
@@ -198,7 +198,7 @@ class CortexService:
 
     @staticmethod
     def _answer(connection: FastLane, claim: CortexClaim, route: ServedApi, began_ns: int, answer: bytes) -> None:
-        """Answer with what the hooks have made. `route` is that of the beginning: the claim's may be another by now."""
+        """Answer with the hooks' result. `route` is that of the start: the claim's may have changed since."""
         if route.parameters:
             line, _, answer = answer.partition(b"\n")
             route.counted.track(line)
@@ -208,7 +208,7 @@ class CortexService:
     def _fail(
         self, connection: FastLane, claim: CortexClaim, route: ServedApi, began_ns: int, error: BaseException
     ) -> None:
-        """Answer with why there is no prediction; what is our own fault is logged under an id."""
+        """Answer with the reason of a failed prediction; the server's own faults are logged under an id."""
         if isinstance(error, MalformedError | HttpError):
             route.counted.count(400, time.monotonic_ns() - began_ns)
             connection.answer(400, pages.MALFORMED[route.api.kind], pages.HTML, _LINES)
@@ -218,7 +218,7 @@ class CortexService:
 
     @staticmethod
     def _refuse(connection: FastLane, route: ServedApi | None, error: InferError, began_ns: int) -> None:
-        """Answer with an error, counted where a prediction was asked of a `route`."""
+        """Answer with an error, and count it if it is that of a prediction (`route`)."""
         status, body, content_type = pages.refused(bare(error))
         again = retry_after_line(error) if status == 503 else b""
         if route is not None:
@@ -254,7 +254,7 @@ class CortexService:
 
 
 def _said(claim: CortexClaim, route: ServedApi, model: Model, sample: Any) -> tuple[Any, str, Terms, Mapping[str, Any]]:
-    """Give what hooks are told of a request: its sample, id, terms and parameters."""
+    """Return the arguments of hooks for a request: its sample, id, terms and parameters."""
     parameters: Mapping[str, Any] = route.parameters
     if claim.parameters:
         debugging.show("sample", sample)
@@ -271,5 +271,5 @@ def _signature(api: Api, model: Model) -> pages.Document:
 
 
 def _broken(error: BaseException, api: Api, claim: CortexClaim) -> InferError:
-    """Log what is our own fault, and have it answered as a failure outside the prediction."""
+    """Log the server's own fault. Returns: the error for a failure outside the prediction."""
     return InferError(Code.UNKNOWN, internal(error, api.name, claim.request_id).message)

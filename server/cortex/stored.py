@@ -15,14 +15,14 @@ from penstock.server.repository.remote import INSTALL, RemoteError, reason_of, s
 
 
 class Stored:
-    """What is at one URL. Threads: any; it blocks."""
+    """The files at one URL. Threads: any; it blocks."""
 
     def __init__(self, url: str) -> None:
         self._depot = Depot(url)
         self._files: dict[str, Mapping[str, Any]] = {}
 
     def look(self) -> str:
-        """List what is there now. Returns: what changes when it does; "" if nothing is there. Raises: RemoteError."""
+        """List the files there now. Returns: a value that changes with them, "" if none. Raises: RemoteError."""
         with self._told():
             self._files = {}
             self._reach()
@@ -35,11 +35,11 @@ class Stored:
 
     @property
     def names(self) -> list[str]:
-        """The files beneath, "" for the one that the URL itself is."""
+        """The files' paths below the URL, "" for a file at the URL itself."""
         return list(self._files)
 
     def copy(self, names: Iterable[str], into: Path) -> None:
-        """Copy some of them into a folder, by their paths; the one without a path as `model`. Raises: RemoteError."""
+        """Copy some of them into a folder, by path; the one at the URL itself as `model`. Raises: RemoteError."""
         for name in names:
             to = into / (name or "model")
             to.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ class Stored:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Turn whatever the store's client raises into RemoteError, without what only the server may know."""
+        """Convert any exception of the store's client to RemoteError, without the address's secrets."""
         try:
             yield
         except RemoteError:
@@ -77,5 +77,5 @@ class Stored:
 
 
 def _is_inside(name: str) -> bool:
-    """Tell whether what a store calls a file names one beneath; "" is the URL's own."""
+    """Return whether a store's name of a file is a path below the URL; "" is the URL itself."""
     return all(is_component(part) and part not in {".", ".."} for part in name.split("/") if name)

@@ -1,7 +1,7 @@
-"""Values of TensorFlow models: what Cortex made a model's inputs of, and the flat prediction it gave a handler.
+"""Values of TensorFlow models: how Cortex made a model's inputs, and the flat prediction it passed to a handler.
 
-Called by `conversions.py`. Source: Cortex 0.9 and 0.10, tf_api, as its process was seen to behave: inputs went through
-TensorFlow 1.14's make_tensor_proto, answers through protobuf's JSON. `protos.py` has the former's rules.
+Called by `conversions.py`. Source: Cortex 0.9 and 0.10, tf_api, by the observed behavior of its process: inputs went
+through TensorFlow 1.14's make_tensor_proto, answers through protobuf's JSON. `protos.py` has the rules of the former.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Input:
         self._batched = batched
 
     def convert(self, value: Any) -> Array:
-        """Make it of a value. Shapes: whole, with rows where the model has them. Raises: InferError."""
+        """Make it from a value. Shapes: complete, with rows if the model has them. Raises: InferError."""
         try:
             array = tensor(value, self._kind)
         except CastError as error:
@@ -65,14 +65,14 @@ class _Input:
 
 
 class TensorValues:
-    """The rules of one TensorFlow model.
+    """The rules for one TensorFlow model.
 
-    Shapes: Cortex checked none. Where requests share batches, a value of one axis less than the input is one row, and
-    one of the input's rank as many rows as it has.
+    Shapes: Cortex checked none. If requests share batches, a value with one axis less than the input is one row, and a
+    value of the input's rank has as many rows as its length.
     """
 
     def __init__(self, described: Described) -> None:
-        # a copy, since a handler may write to it
+        # a copy, since a handler may modify it
         signatures = copy.deepcopy(dict(described.described["signature_def"]))
         self.signatures: tuple[Any, Any] = (signatures, signatures)
         said = described.described["signature_def"][described.described["signature_key"]]
@@ -90,7 +90,7 @@ class TensorValues:
     def inputs(self, value: Any) -> list[Array | None]:
         """Make the model's inputs, in its order. Raises: InferError.
 
-        A list or array alone is taken for the only input of a model, which Cortex said and did not do.
+        A bare list or array is taken for a model's only input, which Cortex documented but did not implement.
         """
         if len(self._inputs) == 1 and isinstance(value, list | tuple | np.ndarray):
             value = {next(iter(self._inputs)): value}
@@ -98,7 +98,7 @@ class TensorValues:
         for name, each in self._items(value):
             try:
                 found = self._inputs.get(name)
-            except TypeError as error:  # a key that nothing can be looked up by
+            except TypeError as error:  # an unhashable key
                 raise bare(str(error)) from error
             if found is None:
                 raise bare(repr(name))
@@ -108,7 +108,7 @@ class TensorValues:
         return [arrays.get(name) for name in self._order]
 
     def _items(self, value: Any) -> list[tuple[Any, Any]]:
-        """Give the members of a value, in its own order, that has all that are wanted."""
+        """Return the members of a value, in its own order, after checking that none is missing."""
         if isinstance(value, Mapping):
             for name in self._inputs:
                 if name not in value and name not in self._optional:
@@ -122,7 +122,7 @@ class TensorValues:
         raise bare(f"'{type(value).__name__}' object has no attribute 'items'")
 
     def _agree(self, arrays: Mapping[str, Array]) -> None:
-        """See that all have as many rows. Raises: InferError."""
+        """Check that all have the same number of rows. Raises: InferError."""
         first, rows = "", -1
         for name, array in arrays.items():
             if rows < 0:
@@ -131,7 +131,7 @@ class TensorValues:
                 raise self._inputs[name].refusal(f"got {len(array)} rows where {key(first)} has {rows}")
 
     def prediction(self, outputs: Sequence[Any]) -> dict[str, Any]:
-        """Give the outputs by name as flat lists of what JSON has. Raises: InferError."""
+        """Return the outputs by name, as flat lists of JSON values. Raises: InferError."""
         return {name: flatten(output) for (name, flatten), output in zip(self._outputs, outputs, strict=True)}
 
 
@@ -139,12 +139,12 @@ def _holds(value: Any, name: str) -> bool:
     try:
         return name in value
     except Exception as error:
-        # the value's own way of comparing
+        # raised by the value's own comparison
         raise bare(str(error)) from error
 
 
 def _flat(kind: str) -> Callable[[Any], list[Any]]:
-    """Give what makes a flat list of an output of a type."""
+    """Return the function that makes a flat list of an output of a type."""
     row = _FLAT.get(kind)
     if row is None:
 
@@ -156,7 +156,7 @@ def _flat(kind: str) -> Callable[[Any], list[Any]]:
 
     def flatten(output: Any) -> list[Any]:
         if not output.size:
-            # protobuf's JSON leaves out what is empty, and Cortex looked for it
+            # protobuf's JSON omits empty fields, and Cortex then failed to find it
             raise bare(repr(member))
         return elements(output.ravel())
 
@@ -164,7 +164,7 @@ def _flat(kind: str) -> Callable[[Any], list[Any]]:
 
 
 def _singles(array: Array) -> list[Any]:
-    """Give float32s by their shortest text that tells one from the next, as protobuf does."""
+    """Return float32s as the shortest decimals that identify them, as protobuf does."""
     if np.isfinite(array).all():
         made: list[Any] = orjson.loads(orjson.dumps(np.ascontiguousarray(array), option=orjson.OPT_SERIALIZE_NUMPY))
         return made
@@ -203,4 +203,5 @@ _FLAT: Mapping[str, tuple[str, Callable[[Array], list[Any]]]] = {
     "DT_COMPLEX64": ("scomplexVal", _pairs),
     "DT_COMPLEX128": ("dcomplexVal", _pairs),
 }
-"""Where protobuf keeps the values of TensorFlow's types, and what its JSON has of them. Others Cortex did not know."""
+"""The field in which protobuf keeps the values of each TensorFlow type, and its form in JSON. Cortex supports no
+others."""

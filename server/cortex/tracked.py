@@ -1,6 +1,6 @@
-"""Tracked: what Cortex sent to CloudWatch of each prediction, on the metrics page: status, latency, value.
+"""Tracked: what Cortex reported to CloudWatch for each prediction, on the metrics page: status, latency, value.
 
-Counted by `service.py`, once for each POST to a prediction's path; read by the metrics page.
+Counted by `service.py`, once for each POST to a prediction's path; rendered on the metrics page.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.server.telemetry.families import FAMILIES
 from .api import Api
 
 MOST_CLASSES = 1000
-"""Of one API. Names beyond them, which a mistaken tracker makes of its requests, are counted together."""
+"""The limit for one API. Any further names, which a wrong tracker may take from requests, are counted together."""
 OTHERS = "(others)"
 LATENCY_BOUNDS_NS = tuple(
     milliseconds * 1_000_000 for milliseconds in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000)
@@ -36,7 +36,7 @@ logger = logging.getLogger("penstock.cortex")
 
 
 class TrackedApi:
-    """What was counted of one API. Threads: the event loop's. Units: `latency_ns` is summed."""
+    """The counts of one API. Threads: the event loop's. Units: `latency_ns` is a sum."""
 
     def __init__(self, api: Api) -> None:
         names = (("AppName", api.deployment), ("APIName", api.name), ("APIID", identity(api)))
@@ -59,7 +59,7 @@ class TrackedApi:
         self.latency_ns += latency_ns
 
     def track(self, line: bytes) -> None:
-        """Count what the conversions say of a prediction (conversions.py): a line of JSON."""
+        """Count what the Conversions report for a prediction (conversions.py): a line of JSON."""
         said = _read(line)
         if "class" in said:
             name = str(said["class"])
@@ -70,7 +70,7 @@ class TrackedApi:
             value = float(said["value"])
             self.values += 1
             self.sum += value
-            # not min and max: what is no number is neither
+            # in this order of arguments, NaN changes neither
             self.least = min(self.least, value)
             self.most = max(self.most, value)
         elif "warning" in said:
@@ -83,7 +83,7 @@ class TrackedApi:
             logger.warning("unable to record prediction metric: %s", text)
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Give the lines of the page, each with its family."""
+        """Yield the lines of the page, each with its family."""
         for series, count in zip(_SERIES, self.statuses, strict=True):
             if count:
                 yield "cortex_status_code_total", f'cortex_status_code_total{{{self.labels},Code="{series}"}} {count}'
@@ -112,14 +112,14 @@ class Tracked:
         self._apis: dict[str, TrackedApi] = {}
 
     def of(self, api: Api) -> TrackedApi:
-        """Give what is counted of an API; one that has changed begins anew under its new id."""
+        """Return the counts of an API; one that has changed starts over under its new id."""
         found = self._apis.get(identity(api))
         if found is None:
             found = self._apis[identity(api)] = TrackedApi(api)
         return found
 
     def render(self) -> Iterator[str]:
-        """Give the lines of the page."""
+        """Yield the lines of the page."""
         families: dict[str, list[str]] = {}
         for api in self._apis.values():
             for family, line in api.lines():
@@ -130,7 +130,7 @@ class Tracked:
 
 
 def identity(api: Api) -> str:
-    """Give the id of an API, as the dimension that Cortex had: one that is configured differently has another."""
+    """Return the id of an API, as the dimension in Cortex: it changes with the configuration."""
     said: Mapping[str, Any] = asdict(api) | {"project": api.project.name, "line": 0, "lines": {}}
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:32]
 

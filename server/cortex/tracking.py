@@ -1,4 +1,4 @@
-"""What Cortex's tracker counted of an answer: its class, or its value.
+"""The part of an answer that Cortex's tracker counts: its class, or its value.
 
 Called by `conversions.py`, where the answer is still an object; `tracked.py` counts.
 Source: Cortex 0.10, extract_prediction.
@@ -11,9 +11,9 @@ from typing import Any
 
 
 def tracked(tracker: Mapping[str, Any], answer: Any) -> dict[str, Any]:
-    """Say what is counted: `class`, `value`, or a `warning` why nothing is; nothing at all of an answer of None.
+    """Return what is counted: `class`, `value`, or a `warning` with the reason if nothing is; {} for an answer of None.
 
-    Types are taken exactly: a bool is no int, and numpy's numbers are neither.
+    Types must match exactly: a bool is not an int, and numpy's numbers are neither int nor float.
     """
     if answer is None:
         return {}

@@ -1,6 +1,6 @@
-"""YAML with the line of everything: a cortex.yaml as Nodes, aliases and merges resolved. Called by project.py.
+"""YAML with line numbers: a cortex.yaml as YamlNodes, with aliases and merges resolved. Called by project.py.
 
-PyYAML reads its form; what words mean is scalars.py's, as Cortex had it.
+PyYAML parses the syntax; scalars.py resolves scalars, as in Cortex.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import yaml
 from .scalars import Scalar, named, resolve
 
 MAX_NODES = 20_000
-"""With what aliases stand for: a few lines of them can stand for any number."""
+"""Includes the expansion of aliases: a few lines of them can expand to any number of values."""
 _OF_YAML = "tag:yaml.org,2002:"
 _PLAIN = "plain"
 
 
 class YamlError(Exception):
-    """Why a text is no YAML that can be used. `line` 0: nowhere in particular."""
+    """Why a text is not usable YAML. `line` is 0 if there is no particular place."""
 
     def __init__(self, message: str, line: int = 0) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class YamlError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class YamlNode:
-    """A value and the line that it begins on. `key_line` is that of its key, in a mapping; `twice`, if it has two."""
+    """A value and its first line. In a mapping, `key_line` is its key's, and `twice` marks a repeated key."""
 
     value: Scalar | list[YamlNode] | dict[str, YamlNode]
     line: int
@@ -38,7 +38,7 @@ class YamlNode:
 
     @property
     def plain(self) -> Any:
-        """The value without lines."""
+        """The value without line numbers."""
         if isinstance(self.value, dict):
             return {key: node.plain for key, node in self.value.items()}
         if isinstance(self.value, list):
@@ -47,7 +47,7 @@ class YamlNode:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """PyYAML's, that leaves words without a tag as they are written."""
+    """PyYAML's loader, which leaves untagged scalars as written."""
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         if kind is yaml.ScalarNode:
@@ -56,7 +56,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
 
 
 def parse(text: str) -> YamlNode:
-    """Read one document; an empty text is null. Raises: YamlError."""
+    """Parse one document; an empty text is null. Raises: YamlError."""
     try:
         loader = _Loader(text)
         try:
@@ -74,12 +74,12 @@ def parse(text: str) -> YamlNode:
         raise YamlError(f"invalid yaml: the character {chr(error.character)!a} is not allowed", line) from error
     except RecursionError as error:
         raise YamlError("invalid yaml: nested too deeply") from error
-    except (ValueError, OverflowError) as error:  # an escape or a directive with a number that is none
+    except (ValueError, OverflowError) as error:  # an escape or a directive with an invalid number
         raise YamlError(f"invalid yaml: {error}") from error
 
 
 class _Tree:
-    """Makes Nodes of PyYAML's, no more than MAX_NODES, and none inside itself."""
+    """Converts PyYAML's nodes, at most MAX_NODES of them, and none that contains itself."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -120,7 +120,7 @@ class _Tree:
         return {**merged, **own}
 
     def _merged(self, said: Any) -> Mapping[str, YamlNode]:
-        """Give what `<<` brings: of a map, or of the maps in a list, the first before the others."""
+        """Return what `<<` merges: a map, or the maps in a list, of which earlier ones override later ones."""
         made = self.node(said)
         maps = made.value if isinstance(made.value, list) else [made]
         found: dict[str, YamlNode] = {}
@@ -132,7 +132,7 @@ class _Tree:
 
 
 def _key(said: Any) -> str | None:
-    """Give a key; None for what is no text. A `y` or an `on` is one, where Cortex took it for a yes."""
+    """Return a key; None if it is not text. `y` and `on` are texts here, while Cortex reads them as booleans."""
     if not isinstance(said, yaml.ScalarNode):
         return None
     value = _scalar(said)

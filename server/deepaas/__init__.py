@@ -1,1 +1,1 @@
-"""DEEPaaS: models of DEEPaaS V2, served as deepaas 2.6.0 served them."""
+"""DEEPaaS: serves DEEPaaS V2 models as deepaas 2.6.0 does."""

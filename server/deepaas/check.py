@@ -1,7 +1,7 @@
-"""`penstock check --dialect deepaas`: what would be served, and every mistake. Called by the command line.
+"""`penstock check --dialect deepaas`: reports what would be served, and every mistake. Called by the command line.
 
-None of a model's code is run: its module is found, and read. Where another Python runs the models, only those modules
-that are in this folder are.
+No code of a model is run: its module is located and parsed. If another Python runs the models, only modules in this
+folder are parsed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _METHODS = ("predict", "train")
 
 
 def check_entries(settings: Settings) -> CheckReport:
-    """Read the models of a command line; it blocks."""
+    """Check the models of a command line; blocks."""
     entries = Entries(settings)
     if wrong := entries.wrong():
         return CheckReport(findings=[wrong])
@@ -45,7 +45,7 @@ def check_entries(settings: Settings) -> CheckReport:
 
 
 def _mistakes(spec: ModelSpec) -> Iterator[Finding]:
-    """Find what would keep a model from being opened, as far as its module's file says it."""
+    """Find what would prevent a model from being opened, as far as its module's file shows."""
     module, _, attribute = spec.options["target"].partition(":")
     own = not spec.worker.interpreter and spec.worker.requirements is None
     places = [str(spec.path), *(sys.path if own else ())]

@@ -1,6 +1,7 @@
-"""The command line of `deepaas-cli`: a model's methods called in this process. Called by server/cli.py.
+"""The command line of `deepaas-cli`: calls a model's methods in this process. Called by server/cli.py.
 
-User code is imported here, as it was: this process serves nobody. `warm` is called before `predict` and `train`.
+User code is imported here, as in the original, since this process serves no one. `warm` is called before `predict` and
+`train`.
 Source: deepaas 2.6.0, cmd/cli.py: arguments, what is printed and stored, and the exit status.
 """
 
@@ -46,12 +47,12 @@ _USAGE = f"{NAME} [NAME=package.module[:attr]] [--FLAG VALUE ...] METHOD [--ARGU
 
 
 def run(argv: Sequence[str], serve: object) -> int:
-    """Call what a command line asks for. Returns: the exit status. Raises: SystemExit, for a wrong command line."""
+    """Run the method that a command line names. Returns: the exit status. Raises: SystemExit for wrong usage."""
     return called(lambda: _run(list(argv)))
 
 
 def called(do: Callable[[], None]) -> int:
-    """Have a command import user code and call it, in this process. Returns: the exit status. Raises: SystemExit."""
+    """Run a command that imports and calls user code in this process. Returns: the exit status. Raises: SystemExit."""
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - a text is wanted
     if IMPORTABLE not in sys.path:
         sys.path.append(IMPORTABLE)
@@ -91,12 +92,12 @@ def _run(words: list[str]) -> None:
 
 
 def taken(words: list[str]) -> Target | None:
-    """Take the model that a command line begins with, if it does."""
+    """Remove the model from the start of a command line, and return it; None if there is none."""
     return target_of(words.pop(0)) if words and "=" in words[0] and not words[0].startswith("-") else None
 
 
 def _divided(words: list[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
-    """Divide words after the method, which is not the value of a flag."""
+    """Split the words after the method, which is not the value of a flag."""
     alone = {flag for action in parser._actions if action.nargs == 0 for flag in action.option_strings}  # noqa: SLF001
     for at, word in enumerate(words):
         flag = words[at - 1] if at else ""
@@ -107,7 +108,7 @@ def _divided(words: list[str], parser: argparse.ArgumentParser) -> tuple[list[st
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Make the parser of what stands before a method's arguments."""
+    """Make the parser for the words before a method's arguments."""
     parser = argparse.ArgumentParser(prog=NAME, usage=_USAGE)
     add_options(parser)
     parser.add_argument("--deepaas_method_output", metavar="FILE", help="file for the result")
@@ -120,14 +121,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _method(word: str) -> str:
-    """Take the name of a method. Raises: ArgumentTypeError of a model, which is named elsewhere."""
+    """Return the name of a method. Raises: ArgumentTypeError for a model, which comes first."""
     if "=" in word:
         raise argparse.ArgumentTypeError(f"{word!r} names a model, which comes first: {_USAGE}")
     return word
 
 
 def chosen(name: str) -> Target:
-    """Find the model. Raises: SettingError unless it is one."""
+    """Find the model. Raises: SettingError unless there is exactly one."""
     there = {each[0]: Target(*each) for each in installed_in().entries}
     if name:
         if name not in there:
@@ -143,7 +144,7 @@ def chosen(name: str) -> Target:
 
 @contextmanager
 def _files(names: Sequence[str], arguments: dict[str, Any]) -> Iterator[None]:
-    """Put uploads in the place of paths, for as long as the block lasts: copies, which the model may remove."""
+    """Replace paths by uploads for the duration of the block: copies, which the model may delete."""
     copies: list[str] = []
     try:
         for name in names:
@@ -160,7 +161,7 @@ def _files(names: Sequence[str], arguments: dict[str, Any]) -> Iterator[None]:
 
 
 class MethodCall:
-    """One call of a model's method. What it says is on stdout, in the form of oslo.log's lines."""
+    """One call of a model's method. It prints to stdout, in the form of oslo.log's lines."""
 
     def __init__(self, model: WrappedModel, output: str) -> None:
         self._model = model
@@ -168,12 +169,12 @@ class MethodCall:
 
     def say(self, text: str, level: str = "INFO") -> None:
         """Print a line."""
-        moment = datetime.now().isoformat(" ", "milliseconds")  # noqa: DTZ005 - as people's clocks
+        moment = datetime.now().isoformat(" ", "milliseconds")  # noqa: DTZ005 - local time, for people
         sys.stdout.write(f"{moment} {os.getpid()} {level} deepaas.cmd.cli [-] {text}\n")
         sys.stdout.flush()
 
     def do(self, method: str | None, arguments: dict[str, Any]) -> None:
-        """Call it, and print or store what comes of it. Raises: what the model does; TypeError of what is no JSON."""
+        """Call it, and print or store the result. Raises: the model's exceptions; TypeError for what is not JSON."""
         if method == "warm":
             self._model.warm()
             self.say("return: Finished warm() method")
@@ -237,7 +238,7 @@ class MethodCall:
 
 
 def content_of(value: Any) -> bytes:
-    """Give what a result is as a file's content; of an open file what it holds. Raises: TypeError."""
+    """Return a result as the content of a file; that of an open file is its content. Raises: TypeError."""
     if isinstance(value, io.BytesIO):
         return value.getvalue()
     if isinstance(value, io.BufferedReader):

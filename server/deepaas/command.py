@@ -1,6 +1,6 @@
 """The command line of `deepaas-run`, its variables and its configuration files, as settings. Called by cli.py.
 
-Source: deepaas 2.6.0, config.py and cmd/run.py, on oslo.config 9 and oslo.log: names, defaults, what goes before what.
+Source: deepaas 2.6.0, config.py and cmd/run.py, on oslo.config 9 and oslo.log: names, defaults, precedence.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .options import BY_NAME, OPTIONS, VERSION
 NAME = "deepaas-run"
 FAILED_STATUS = 1
 ANY_SIZE = 2**40
-"""Bytes of a body, where no size is too large."""
+"""Bytes of a body, if there is no limit."""
 RECEIVE_S = 3600
-"""How long a request may take to arrive: the original let it take any time, and files may be large."""
+"""Time for a request to arrive: the original has no limit, and files may be large."""
 _OURS = (
     "NAME=package.module[:attr] is a model that need not be installed. Every flag of `penstock serve` is accepted too."
 )
@@ -45,14 +45,14 @@ _NO_EFFECT = {
 
 @dataclass(frozen=True, slots=True)
 class DeepaasCommand:
-    """What a command line asks for. `notes` tell of what has no effect here."""
+    """What a command line requests. `notes` describe options that have no effect here."""
 
     settings: Settings
     notes: list[str] = field(default_factory=list)
 
 
 def run(argv: Sequence[str], serve: Callable[[Settings], int]) -> int:
-    """Serve what a command line asks for. Returns: the exit status. Raises: SystemExit, for a wrong command line."""
+    """Serve what a command line requests. Returns: the exit status. Raises: SystemExit for an invalid command line."""
     try:
         asked = ask(argv, os.environ)
     except SettingError as error:
@@ -64,9 +64,9 @@ def run(argv: Sequence[str], serve: Callable[[Settings], int]) -> int:
 
 
 def ask(argv: Sequence[str], environ: Mapping[str, str]) -> DeepaasCommand:
-    """Read a command line. What it says goes before PENSTOCK_ variables, and those before the original's and its files.
+    """Parse a command line. It overrides PENSTOCK_ variables, which override the original's variables and files.
 
-    Raises: SettingError; SystemExit (2) for arguments that there are not, (0) for --help and --version.
+    Raises: SettingError; SystemExit (2) for unknown arguments, (0) for --help and --version.
     """
     parser = parser_of()
     theirs = {option for action in parser._actions for option in action.option_strings}  # noqa: SLF001
@@ -91,9 +91,9 @@ def ask(argv: Sequence[str], environ: Mapping[str, str]) -> DeepaasCommand:
 
 
 class OptionValues:
-    """What options are given, by their names with `_`. `flags` are those that the command line says itself.
+    """The options that are set, by their names with `_`. `flags` are those set by a flag of the command line.
 
-    Raises: SettingError of files that cannot be read.
+    Raises: SettingError for files that cannot be read.
     """
 
     def __init__(self, said: Sequence[tuple[str, str]], environ: Mapping[str, str], program: str = NAME) -> None:
@@ -107,7 +107,7 @@ class OptionValues:
         if "config_dir" not in named:
             for folder in default_folders(environ, program):
                 self._take_files(files_in(folder))
-        # what is later in the command line goes before what is earlier, be it an option or a file
+        # later words of the command line override earlier ones, whether options or files
         for name, text in said:
             if name == "config_file":
                 self._take_files([Path(text).expanduser()])
@@ -123,11 +123,11 @@ class OptionValues:
         self._texts.setdefault("model_name", environ.get("DEEPAAS_V2_MODEL", ""))
 
     def given(self, name: str) -> bool:
-        """Whether anything says the option."""
+        """Return whether the option is set anywhere."""
         return name in self._texts
 
     def of(self, name: str) -> Any:
-        """Give an option's value, its default where nothing says it. Raises: SettingError."""
+        """Return an option's value, or its default if it is unset. Raises: SettingError."""
         option = BY_NAME[name]
         if name not in self._texts:
             return option.default
@@ -156,7 +156,7 @@ class OptionValues:
 
 
 class _Say(argparse.Action):
-    """Notes an option with its value, in the order of the command line."""
+    """Records an option with its value, in the order of the command line."""
 
     def __call__(
         self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
@@ -165,7 +165,7 @@ class _Say(argparse.Action):
 
 
 def parser_of() -> argparse.ArgumentParser:
-    """Make the original's parser, which also takes the beginnings of flags. It has `said` and `models`."""
+    """Make the original's parser, which also accepts prefixes of flags. It sets `said` and `models`."""
     usage = f"{NAME} [NAME=package.module[:attr] ...] [--FLAG VALUE ...]"
     parser = argparse.ArgumentParser(prog=NAME, usage=usage, epilog=_OURS)
     parser.add_argument(
@@ -176,7 +176,7 @@ def parser_of() -> argparse.ArgumentParser:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options, noted in `said`. What they are given is read later: an option may stand for another."""
+    """Add the options, recorded in `said`. Their values are parsed later, since an option may refer to another."""
     parser.set_defaults(said=[])
     parser.add_argument("--version", action="version", version=VERSION)
     for name, about in (("config-file", "a settings file"), ("config-dir", "a folder of settings files, *.conf")):
@@ -216,7 +216,7 @@ _OPTION_OF = {
 
 
 def _settings(values: OptionValues) -> Iterator[tuple[str, str]]:
-    """Give settings, and what they are, as texts. Raises: SettingError."""
+    """Yield settings and their values, as texts. Raises: SettingError."""
     for name, option in _OPTION_OF.items():
         value = values.of(option)
         if option == "base_path" and value and not value.startswith("/"):
@@ -232,7 +232,7 @@ def _settings(values: OptionValues) -> Iterator[tuple[str, str]]:
 
 
 def _notes(values: OptionValues) -> Iterator[str]:
-    """Say what was asked for and has no effect."""
+    """Describe the given options that have no effect."""
     for name, instead in _NO_EFFECT.items():
         if values.given(name) and values.of(name):
             yield f"--{BY_NAME[name].spelled} has no effect: {instead}"

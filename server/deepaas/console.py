@@ -1,8 +1,8 @@
-"""Console: the page of the API at /api: the models, forms to try them with, and their trainings. Pure.
+"""Console: the page of the API at /api: the models, forms to try them, and their trainings. Pure.
 
-It loads nothing from anywhere, and what models and clients have said is escaped. A form is sent by the script as the
-document of the API says. Without scripts the browser sends all of it as a form, which is right for what is filled in
-and may stand in a form; the page says so.
+It loads nothing else, and texts of models and clients are escaped. The script sends a form as the API's document says.
+Without scripts, the browser sends all fields as form fields, which is correct for those that are filled in and allowed
+in a form; the page says so.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ LINES = (
     f"'sha256-{_hash(SCRIPT)}'; connect-src 'self'; img-src blob:; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'\r\n"
 ).encode()
-"""The header lines of the page: a browser runs nothing there but its own script."""
+"""The header lines of the page: a browser runs only the page's own script."""
 _SHOWN = ("description", "summary", "author", "author-email", "license", "version", "url")
 _PLACES = {"query": "query", "formData": "form", "header": "header", "cookie": "cookie"}
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One model as it is now. `metadata` and `trainings` are what their URLs answer."""
+    """One model in its current state. `metadata` and `trainings` are the answers of their URLs."""
 
     name: str
     description: ModelDescription
@@ -45,7 +45,7 @@ class Shown:
 
 
 def page(base: str, models: Iterable[Shown], *, predict: bool, train: bool) -> bytes:
-    """Write the page. `base` stands before the paths; `predict`, `train`: whether these endpoints answer."""
+    """Make the page. `base` is the prefix of paths; `predict`, `train`: whether these endpoints answer."""
     shown = list(models)
     links = "".join(f'<li><a href="#model-{at}">{escape(each.name)}</a></li>' for at, each in enumerate(shown))
     sections = "".join(_model(base, at, each, predict=predict, train=train) for at, each in enumerate(shown))
@@ -86,7 +86,7 @@ def _metadata(path: str, metadata: dict[str, Any]) -> str:
 
 
 def _linked(text: str) -> str:
-    """Write a text, as a link if it is an address of the web."""
+    """Return a text as HTML, as a link if it is a web URL."""
     shown = escape(text)
     return f'<a href="{shown}" rel="noreferrer">{shown}</a>' if text.startswith(("http://", "https://")) else shown
 
@@ -105,7 +105,7 @@ def _form(action: str, prefix: str, arguments: dict[str, Any], button: str, *, e
 
 
 def _flat(parameters: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
-    """Give the arguments one by one: those that are looked for in a body of JSON are described together."""
+    """Yield single arguments: those of a JSON body are described together."""
     for parameter in parameters:
         if parameter.get("in") != "body":
             yield parameter
@@ -117,12 +117,12 @@ def _flat(parameters: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
 
 
 def _field(identifier: str, parameter: dict[str, Any]) -> str:
-    """Write one argument: what it is called and what it means, and where to enter it."""
+    """Make the field of one argument: its name, its meaning, and its control."""
     name, place = str(parameter["name"]), _PLACES.get(parameter.get("in", ""), "json")
     required = bool(parameter.get("required"))
     kind = parameter.get("type", "")
     if kind == "file" and place == "query":
-        place = "form"  # its field does not say where it stands, and it is looked for there, too
+        place = "form"  # its field does not name a location, and forms are searched too
     told = [escape(str(kind))] if kind else []
     told += ["required"] if required else []
     told += [f"default <code>{escape(json.dumps(parameter['default']))}</code>"] if "default" in parameter else []

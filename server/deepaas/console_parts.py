@@ -1,4 +1,4 @@
-"""Parts of the console that do not change: its style, and the script that sends its forms."""
+"""Constant parts of the console: its style, and the script that sends its forms."""
 
 STYLE = """
 :root { color-scheme: light dark; }

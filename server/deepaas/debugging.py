@@ -1,6 +1,6 @@
-"""Debugging: what the endpoint /v2/debug/ shows: the log of the server, and what the models have written.
+"""Debugging: the content of the endpoint /v2/debug/: the server's log, and the output of the models.
 
-Made by `service.py`, only where the operator has asked for it. Source: deepaas 2.6.0, api/v2/debug.py.
+Made by `service.py`, only if the operator has enabled it. Source: deepaas 2.6.0, api/v2/debug.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import deque
 from datetime import datetime
 
 MOST_CHARS = 1 << 20
-"""Of the text; the oldest lines are forgotten."""
+"""The limit of the text; the oldest lines are dropped."""
 _LINE_CHARS = 16_384
 _WARNING = "the debug endpoint is on: whoever reaches this server can read its log. Turn it off when you have done"
 
@@ -18,7 +18,7 @@ logger = logging.getLogger("penstock.deepaas")
 
 
 class Debugging(logging.Handler):
-    """Keeps the last lines of the log. What a worker writes to its output is in there. Threads: any."""
+    """Keeps the last lines of the log, which include the output of workers. Threads: any."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,20 +32,20 @@ class Debugging(logging.Handler):
         """Keep a line."""
         try:
             self._keep(self.format(record)[:_LINE_CHARS])
-        except Exception:  # noqa: BLE001 - whoever has logged what cannot be written goes on
+        except Exception:  # noqa: BLE001 - a record that cannot be formatted must not affect the code that logged it
             self.handleError(record)
 
     def text(self) -> bytes:
-        """Give what there is. It ends with a mark, by which the next text can be told from this one."""
+        """Return the text so far. It ends with a marker, which separates it from the next text."""
         self.acquire()
         try:
-            self._keep(f"--- DEBUG MARKER {datetime.now()} ---")  # noqa: DTZ005 - as people read it on that machine
+            self._keep(f"--- DEBUG MARKER {datetime.now()} ---")  # noqa: DTZ005 - that machine's local time, for people
             return "".join(f"{line}\n" for line in self._lines).encode("utf-8", "replace")
         finally:
             self.release()
 
     def close(self) -> None:
-        """Keep nothing more."""
+        """Stop collecting."""
         logging.getLogger().removeHandler(self)
         super().close()
 

@@ -1,7 +1,7 @@
-"""Desk: the worker of a model that answers what is asked of it while others predict and train. Made by loading.py.
+"""Desk: the worker of a model that answers its other requests while others predict and train. Made by loading.py.
 
-It is what the original's server process was: it has imported the model too, tells its metadata, and reads the arguments
-of trainings, so that nobody waits for a prediction to be told that an argument is wrong.
+It corresponds to the original's server process: it has imported the model too, returns its metadata, and checks the
+arguments of trainings, so that no request waits for a prediction only to learn that an argument is wrong.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from penstock.server.workers.worker import Worker
 
 WAIT_S = 5.0
-"""For how long who asks waits for a worker that is started again."""
+"""How long callers wait for a worker that is restarting."""
 LIMIT_S = 60.0
-"""How long an answer may take, uploads included, before the worker is ended: others wait for theirs."""
+"""The time limit of an answer, uploads included, after which the worker is terminated: others wait for it."""
 
 
 class Desk:
-    """One worker, started anew when it ends. `description` is what it has said when it was started last.
+    """One worker, restarted when it ends. `description` is what it reported at its last start.
 
     Threads: the event loop's.
     """
@@ -49,9 +49,10 @@ class Desk:
         self._there.set()
 
     async def ask(self, kind: int, body: bytes = b"") -> bytes:
-        """Ask it. Returns: its answer (carrying/messages.py).
+        """Call it. Returns: its answer (carrying/messages.py).
 
-        Raises: InferError: NOT_READY while there is no worker, or if it has ended on this; EXPIRED if it took too long.
+        Raises: InferError: NOT_READY while there is no worker, or if it ended during this call; EXPIRED if it took too
+        long.
         """
         try:
             async with asyncio.timeout(WAIT_S):
@@ -74,15 +75,15 @@ class Desk:
         return worker
 
     async def close(self) -> None:
-        """Have the worker end."""
-        self._there.set()  # who waits is told, once this has begun to close
+        """Stop the worker."""
+        self._there.set()  # waiting callers get their error once `_kept` is closing
         worker = self._kept.worker
         await self._kept.close(kill=worker is not None and worker.waiting > 0)
 
-    # -- as RestartingWorker tells it --------------------------------------------------------------------------
+    # -- callbacks of RestartingWorker -------------------------------------------------------------------------
 
     def moved_in(self, worker: Worker) -> None:
-        """Take what it will say of the model: another worker may see other files."""
+        """Take its description of the model: another worker may see other files."""
         worker.ready.add_done_callback(self._described)
 
     def _described(self, ready: asyncio.Future[tuple[bytes, list[Array | None]]]) -> None:
@@ -90,17 +91,17 @@ class Desk:
             self.description = ModelDescription.read(ready.result()[0])
 
     def moved_out(self) -> None:
-        """Nothing is kept for a worker."""
+        """Do nothing: there is no state for each worker."""
 
     def lost(self, failure: InferError) -> None:
-        """Who asks waits a little."""
+        """Do nothing: callers wait for a while."""
 
     def hopeless(self, failure: InferError) -> None:
-        """Likewise."""
+        """Do nothing: callers wait for a while."""
 
     def back(self) -> None:
-        """Go on."""
+        """Resume."""
         self._there.set()
 
     def said(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
-        """Take nothing."""
+        """Ignore it."""

@@ -1,4 +1,4 @@
-"""Deepaas: the parts that serve DEEPaaS models, put together. Made by server/dialects.py."""
+"""Deepaas: assembles the parts that serve DEEPaaS models. Made by server/dialects.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .service import DeepaasService
 
 
 class Deepaas(Dialect):
-    """What one server has of them."""
+    """One server's parts."""
 
     nothing = ""
     alone = "model"
@@ -23,11 +23,11 @@ class Deepaas(Dialect):
     _service: DeepaasService | None = None
 
     def sources(self) -> Entries:
-        """Give the models."""
+        """Return the models."""
         return Entries(self.settings)
 
     def check(self, *, invariance: bool) -> tuple[str, int]:
-        """Say what would be served."""
+        """Report what would be served."""
         report = check_entries(self.settings)
         return str(report), report.status
 
@@ -38,11 +38,11 @@ class Deepaas(Dialect):
         return self._service
 
     def refusal(self, error: HttpError) -> tuple[int, bytes, bytes]:
-        """Write the answer to what is refused as no request."""
+        """Return the answer to a malformed request."""
         return pages.refusal(error, self.settings.http_max_input_size)
 
     async def close(self) -> None:
-        """End the trainings, and write down how."""
+        """End the trainings, and save their state."""
         if self._service is not None:
             self._service.close()
         if self._models is not None:

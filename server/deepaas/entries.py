@@ -1,7 +1,7 @@
-"""Entries: the models that a server has, each a name and where its code is, and the Repository of them.
+"""Entries: the models of a server, each a name and the location of its code, and their Repository.
 
-Made by dialect.py. A PATH is `name=package.module[:attr]`; without any, the entry points of what is installed count.
-Source: deepaas 2.6.0, model/loading.py and model/v2: the namespace, which models are served, what where there is none.
+Made by dialect.py. A PATH is `name=package.module[:attr]`; without any PATH, the installed entry points are served.
+Source: deepaas 2.6.0, model/loading.py and model/v2: the namespace, which models are served, the default model.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from .installed import NAMESPACE, Installed, installed_in
 logger = logging.getLogger("penstock.deepaas")
 
 DEEPAAS = "deepaas"
-"""The backend."""
+"""The name of the backend."""
 BESIDE = ("aiohttp", "marshmallow>=3.13,<4", "setuptools<82", "webargs")
-"""What models import that their requirements.txt need not say: deepaas brought it, and arguments are read with it.
-
-setuptools is for `pkg_resources`, which the template of DEEPaaS modules reads its metadata with, and 82 has no more.
-"""
+"""Packages that models need even if their requirements.txt omits them: deepaas brought them, and arguments are parsed
+with them. setuptools is for `pkg_resources`, with which the template of DEEPaaS modules reads its metadata; version
+82 removed it."""
 MODEL = "DEEPAAS_V2_MODEL"
 _PATH = re.compile(r"([^=/]+)=([^\W\d]\w*(?:\.[^\W\d]\w*)*(?::[^\W\d]\w*(?:\.[^\W\d]\w*)*)?)")
 _WANTED = "no DEEPaaS model: wanted NAME=package.module or NAME=package.module:attr"
@@ -46,20 +45,20 @@ class Target:
 
 
 BUILT_IN = Target("deepaas-test", "penstock.server.deepaas.inside.built_in:BuiltIn")
-"""What is served where there is no model."""
+"""What is served if there is no model."""
 
 
 def target_of(path: str) -> Target | None:
-    """Read `NAME=package.module[:attr]`; None of what is not that."""
+    """Parse `NAME=package.module[:attr]`; None for any other text."""
     found = _PATH.fullmatch(path)
     return Target(found[1], found[2]) if found else None
 
 
 class Entries:
-    """The models of one server. They stand where Mirrors stand for repositories.
+    """The models of one server. Used instead of Mirrors.
 
-    `targets` are there once it is open: the Python that runs them has to be asked for those that are installed.
-    Threads: any, for what blocks.
+    `targets` is filled by `open`, since the Python that runs the models must be queried for installed ones.
+    Threads: any thread, for methods that block.
     """
 
     def __init__(self, settings: Settings, environ: Mapping[str, str] = os.environ) -> None:
@@ -69,11 +68,11 @@ class Entries:
         self._environments = Environments.of(settings)
 
     def repository(self, defaults: Defaults) -> EntryRepository:
-        """Give the Repository of the models."""
+        """Return the Repository of the models."""
         return EntryRepository(self, defaults)
 
     def wrong(self) -> Finding | None:
-        """Say which path is not what it has to be."""
+        """Return the finding for a PATH or base path that is invalid, None if all are valid."""
         seen: set[str] = set()
         for path in self.settings.model_repository:
             found = target_of(path)
@@ -86,7 +85,7 @@ class Entries:
         return Finding(Path(base), "--deepaas-base-path has to begin with /") if base[:1] not in ("", "/") else None
 
     def open(self) -> None:
-        """Find the models; it blocks, for minutes where an environment is made. Raises: MistakesError."""
+        """Find the models; blocks, for minutes if an environment is built. Raises: MistakesError."""
         installed = self._installed()
         paths = self.settings.model_repository
         targets = [Target(*path.split("=", 1)) for path in paths] or [Target(*each) for each in installed.entries]
@@ -98,11 +97,11 @@ class Entries:
         self.targets = {each.name: each for each in targets}
 
     def close(self) -> None:
-        """End what is being made."""
+        """Cancel environments being built."""
         self._environments.close()
 
     def spec(self, found: Target) -> ModelSpec:
-        """Give a model's spec; it blocks."""
+        """Make a model's ModelSpec; blocks."""
         settings = self.settings
         options = {
             "target": found.target,
@@ -122,7 +121,7 @@ class Entries:
         )  # fmt: skip
 
     def _installed(self) -> Installed:
-        """Ask the Python that runs the models. Raises: MistakesError."""
+        """Query the Python that runs the models. Raises: MistakesError."""
         try:
             python = self._environments.interpreter(self._worker(), "the models")
             installed = installed_in(python)
@@ -136,7 +135,7 @@ class Entries:
         return installed
 
     def _choice(self, targets: Iterable[Target]) -> Target:
-        """Find the one model that is wanted; of several installed by one name, the last. Raises: MistakesError."""
+        """Return the one selected model; of several installed under one name, the last. Raises: MistakesError."""
         there = {each.name: each for each in targets}
         if self._chosen in there:
             return there[self._chosen]
@@ -158,5 +157,5 @@ class EntryRepository(CarriedRepository):
         return list(self._entries.targets)
 
     def spec(self, name: str) -> ModelSpec:
-        """Give a model's spec; it blocks."""
+        """Make a model's ModelSpec; blocks."""
         return self._entries.spec(self._entries.targets[name])

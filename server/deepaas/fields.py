@@ -1,6 +1,6 @@
-"""Fields: a model's arguments as those of a command line. Called by cli.py.
+"""Fields: a model's arguments as options of a command line. Called by cli.py.
 
-Source: deepaas 2.6.0, cmd/cli.py: which kind of field is read in which way; no value is checked.
+Source: deepaas 2.6.0, cmd/cli.py: how each kind of field is parsed; no value is validated.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 _OURS = "="
-"""Before an argument's name in the Namespace: there are others."""
+"""The prefix of an argument's name in the Namespace, which has others too."""
 _TRUE = ("yes", "true", "t", "1")
 
 
 def add_fields(parser: argparse.ArgumentParser, fields: Mapping[str, Any]) -> None:
-    """Let a parser take fields, each under its name. What is neither given nor has a default is not there."""
+    """Add fields to a parser, each under its name. A field that is neither given nor has a default is left out."""
     if not fields:
         return
     import marshmallow
@@ -30,13 +30,13 @@ def add_fields(parser: argparse.ArgumentParser, fields: Mapping[str, Any]) -> No
 
 
 def given_fields(given: argparse.Namespace, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the arguments that were given, or have a default, in the order in which they are declared."""
+    """Return the arguments that were given or have a default, in the order of declaration."""
     said = vars(given)
     return {name: said[_OURS + name] for name in fields if _OURS + name in said}
 
 
 def files_of(fields: Mapping[str, Any]) -> list[str]:
-    """Name the arguments that are files."""
+    """List the arguments that are files."""
     return [name for name, field in fields.items() if field.metadata.get("type") == "file"]
 
 
@@ -55,12 +55,12 @@ def _literal(text: str) -> Any:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError) as error:
-        why = str(error).partition(": <")[0]  # not which object of Python's parser, at which address
+        why = str(error).partition(": <")[0]  # without the parser object and its address
         raise argparse.ArgumentTypeError(f"{text!r} is no list or dict as Python writes it: {why}") from None
 
 
 def _said_of(field: Any, default: Any) -> str:
-    """Say of a field what --help shows."""
+    """Return the help text of a field."""
     is_file = field.metadata.get("type") == "file"
     said = [str(field.metadata.get("description", "")), "the path of a file" if is_file else type(field).__name__]
     if field.required:

@@ -1,6 +1,6 @@
-"""Ini: the configuration files of `deepaas-run`, which are oslo.config's. Read by command.py.
+"""Ini: the configuration files of `deepaas-run`, in the format of oslo.config. Read by command.py.
 
-Source: oslo.config 9, iniparser.py and cfg.py: what a line means, where files are looked for, what `$name` stands for.
+Source: oslo.config 9, iniparser.py and cfg.py: the syntax, the places of files, the substitution of `$name`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _REFERENCE = re.compile(r"\\\$|\$\$|\$([_a-z][._a-z0-9]*)|\$\{([_a-z][._a-z0-9]*
 
 
 def read_ini(path: Path) -> dict[str, str]:
-    """Give what a file says in its section DEFAULT, by names as they are spelled there; what is said last counts.
+    """Return the options of a file's section DEFAULT, by their names as spelled there; the last one counts.
 
     Raises: SettingError, with the place.
     """
@@ -81,17 +81,17 @@ def _continued(found: dict[str, str], section: str, name: str, text: str) -> str
 
 
 def default_files(environ: Mapping[str, str], program: str) -> list[Path]:
-    """Name the files that are read where the command line names none: at most two."""
+    """List the files that are read if the command line names none: at most two."""
     return list(_first_of(environ, ("deepaas.conf", f"{program}.conf")))
 
 
 def default_folders(environ: Mapping[str, str], program: str) -> list[Path]:
-    """Name the folders that are read where the command line names none: at most two."""
+    """List the folders that are read if the command line names none: at most two."""
     return list(_first_of(environ, ("deepaas.conf.d", f"{program}.conf.d")))
 
 
 def _first_of(environ: Mapping[str, str], names: tuple[str, ...]) -> Iterator[Path]:
-    home = Path(environ.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111 - without a home, "~" as it is, as there
+    home = Path(environ.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111 - without a home, "~" unchanged
     places = [home / ".deepaas", home, Path("/etc/deepaas"), Path("/etc")]
     places += [Path(environ[snap], "etc", "deepaas") for snap in ("SNAP_COMMON", "SNAP") if environ.get(snap)]
     for name in names:
@@ -99,14 +99,14 @@ def _first_of(environ: Mapping[str, str], names: tuple[str, ...]) -> Iterator[Pa
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Name the files of a folder that are read, in their order. Raises: SettingError where there is no such folder."""
+    """List the files of a folder that are read, in order. Raises: SettingError if there is no such folder."""
     if not folder.exists():
         raise SettingError(f"Failed to read config file directory: {folder}")
     return sorted(folder.glob("*.conf"))
 
 
 def substituted(text: str, value_of: Callable[[str], str]) -> str:
-    r"""Put values for `$name` and `${name}`; `$$` and `\$` are a dollar, as is one before anything else."""
+    r"""Replace `$name` and `${name}` by values; `$$`, `\$` and any other `$` are a dollar."""
 
     def put(found: re.Match[str]) -> str:
         name = found[1] or found[2]

@@ -1,4 +1,4 @@
-"""Installed: which models a Python has, as the entry points of what is installed there say. Asked by entries.py.
+"""Installed: the models that a Python has, from its installed entry points. Called by entries.py and cli.py.
 
 No model is imported. Source: deepaas 2.6.0, model/loading.py: the namespace.
 """
@@ -36,7 +36,7 @@ class Installed:
 
 
 def installed_in(python: str = "") -> Installed:
-    """Ask a Python, "" for this one. Raises: InferError (INVALID). Threads: it blocks."""
+    """Query a Python, "" for this one. Raises: InferError (INVALID). Threads: it blocks."""
     if not python:
         try:
             version = metadata.version("marshmallow")
@@ -55,5 +55,5 @@ def installed_in(python: str = "") -> Installed:
 
 
 def _made(found: list[tuple[str, str]], version: str) -> Installed:
-    # `module:attr [extra]`: what the extra asks for is whoever's who installed it
+    # `module:attr [extra]`: the installer of the model is responsible for the requirements of the extra
     return Installed([(name, value.partition("[")[0].replace(" ", "")) for name, value in found], version)

@@ -1,6 +1,6 @@
-"""Jobs: what clients ask of trainings, and what they are told. Made by loading.py, called by service.py.
+"""Jobs: the requests of clients for trainings, and their answers. Made by loading.py, called by service.py.
 
-Every coroutine gives an answer as carrying/messages.py has it.
+Every coroutine returns an answer in the form of carrying/messages.py.
 Source: deepaas 2.6.0, api/v2/train.py; `log`, `progress` and `page` are Penstock's own.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .runs import Trainings
 
 SETTLE_S = 1.0
-"""For how long a client waits for its training to be on the disk."""
+"""How long a client waits for its training to be saved to disk."""
 _FRESH = b"\r\n" + FRESH
 _PAGE_LINES = (
     b"text/html; charset=utf-8\r\ncontent-security-policy: default-src 'none'; style-src 'unsafe-inline'; "
@@ -41,9 +41,9 @@ class Asks(Protocol):
 
 
 class Jobs:
-    """The trainings of one server, as its clients have them. Threads: the event loop's.
+    """The trainings of one server, as its clients see them. Threads: the event loop's.
 
-    `desk_of` gives a model's Desk, and raises InferError (NOT_READY).
+    `desk_of` returns a model's Desk, and raises InferError (NOT_READY).
     """
 
     def __init__(self, desk_of: Callable[[str], Asks], runs: Trainings) -> None:
@@ -51,9 +51,9 @@ class Jobs:
         self._runs = runs
 
     async def start(self, name: str, request: bytes) -> bytes:
-        """Begin a training, or have it wait for its turn.
+        """Start a training, or queue it.
 
-        Raises: InferError (OVERLOADED: too many wait; NOT_READY: the model is not there, or the server stops).
+        Raises: InferError (OVERLOADED: too many wait; NOT_READY: the model is not loaded, or the server stops).
         """
         desk = self._desk_of(name)
         self._runs.check_room(name)
@@ -68,27 +68,27 @@ class Jobs:
         return pack_answer(200, JSON, shown.encode())
 
     async def list(self, name: str) -> bytes:
-        """Show the trainings of a model."""
+        """List the trainings of a model."""
         shown = ", ".join(run.record.shown for run in self._runs.all(name))
         return pack_answer(200, JSON, f"[{shown}]".encode())
 
     async def get(self, name: str, uuid: str) -> bytes:
-        """Show one."""
+        """Return one."""
         run = self._runs.find(name, uuid)
         return pack_answer(200, JSON, run.record.shown.encode()) if run is not None else _NOT_FOUND
 
     async def delete(self, name: str, uuid: str) -> bytes:
-        """Forget one; if it runs, it is ended first."""
+        """Remove one; end it first if it runs."""
         record = await self._runs.remove(name, uuid)
         return pack_answer(200, JSON, record.shown.encode()) if record is not None else _NOT_FOUND
 
     async def log(self, name: str, uuid: str) -> bytes:
-        """Give the last lines that a training has written."""
+        """Return the last lines that a training wrote."""
         run = self._runs.find(name, uuid)
         return pack_answer(200, TEXT + _FRESH, (await self._runs.log(run)).encode()) if run is not None else _NOT_FOUND
 
     async def progress(self, name: str, uuid: str) -> bytes:
-        """Tell how far a training is: JSON, as docs/deepaas.md has it. Times in seconds, shares from 0 to 1."""
+        """Return a training's progress: JSON, as in docs/deepaas.md. Times in seconds, shares from 0 to 1."""
         run = self._runs.find(name, uuid)
         if run is None:
             return _NOT_FOUND
@@ -108,7 +108,7 @@ class Jobs:
         return pack_answer(200, JSON + _FRESH, json.dumps(told).encode())
 
     async def page(self, name: str, uuid: str) -> bytes:
-        """Give a page that shows the two as they change."""
+        """Return a page that shows the two as they change."""
         return pack_answer(200, _PAGE_LINES, PAGE) if self._runs.find(name, uuid) is not None else _NOT_FOUND
 
 

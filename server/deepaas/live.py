@@ -1,6 +1,6 @@
-"""Live: the page that shows a training as it goes on. It needs nothing but the server. Sent by jobs.py.
+"""Live: the page that shows a running training. It loads nothing from other hosts. Sent by jobs.py.
 
-It asks for `progress` and `log` beside itself, and shows what comes as text: nothing of it is read as HTML.
+It requests `progress` and `log` next to its own URL, and shows them as text: nothing is parsed as HTML.
 """
 
 from __future__ import annotations

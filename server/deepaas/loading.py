@@ -1,4 +1,4 @@
-"""Loading of DEEPaaS models: a desk, workers that predict, and trainers. Made by dialect.py, called by the Engine."""
+"""Loading of DEEPaaS models: Desk, prediction workers, and Trainers. Made by dialect.py, called by the Engine."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ SERVICE = "penstock.server.deepaas.inside.service"
 
 @dataclass(eq=False)
 class DeepaasCrew(Crew):
-    """The workers that predict, and the desk, once all are open: it ends with them. `empty` is called then."""
+    """The workers that predict, and, once all are open, the Desk, which ends with them. Then `empty` is called."""
 
     desk: Desk | None = None
     empty: Callable[[Desk], None] = lambda _: None
 
     async def left(self) -> None:
-        """End the desk with the last of them."""
+        """Stop the Desk after the last worker."""
         if self.desk is not None and all(host.kept.closing for host in self.hosts):
             await self.desk.close()
             self.empty(self.desk)
-            await asyncio.to_thread(sweep)  # what was uploaded to those that were killed
+            await asyncio.to_thread(sweep)  # uploads of killed workers
 
 
 class DeepaasModels:
-    """Opens models, and has their trainings. `desks` are those of what is served, by name.
+    """Opens models, and holds their trainings. `desks` are those of the served models, by name.
 
     Threads: the event loop's.
     """
@@ -61,18 +61,18 @@ class DeepaasModels:
         self._ending: set[asyncio.Task[None]] = set()
 
     def desk_of(self, name: str) -> Desk:
-        """Give the desk of a model. Raises: InferError (NOT_READY)."""
+        """Return the Desk of a model. Raises: InferError (NOT_READY)."""
         desk = self.desks.get(name)
         if desk is None:
             raise InferError(Code.NOT_READY, f"model '{name}' is not there: the log says why")
         return desk
 
     async def close(self) -> None:
-        """End all trainings; what predicts is the Engine's to close."""
+        """End all trainings; the Engine closes the workers that predict."""
         await self.runs.close()
 
     async def open(self, spec: ModelSpec) -> OpenedVersion:
-        """Start a desk, and a worker for each instance. Raises: InferError. Nothing is left behind then."""
+        """Start a Desk, and a worker for each instance. Raises: InferError, after closing all that was started."""
         label = f"model '{spec.name}'"
         interpreter = await asyncio.to_thread(self._environments.interpreter, spec.worker, label)
         await self.runs.open()
@@ -94,7 +94,7 @@ class DeepaasModels:
         return opened
 
     def _emptied(self, name: str, desk: Desk) -> None:
-        """Note that a desk is closed: of a model that is unloaded, or of one in whose place there is another."""
+        """Handle a closed Desk: of an unloaded model, or of a version that was replaced."""
         if self.desks.get(name) is desk:
             del self.desks[name], self._trainers[name]
             ending = asyncio.get_running_loop().create_task(self.runs.unloaded(name))
@@ -102,7 +102,7 @@ class DeepaasModels:
             ending.add_done_callback(self._ending.discard)
 
     def _trainer(self, name: str, uuid: str, line: Callable[[str], None]) -> Trainer:
-        """Make a Trainer, of a model as it is served now. Raises: InferError (NOT_READY)."""
+        """Make a Trainer for a model as served now. Raises: InferError (NOT_READY)."""
         order = self._trainers.get(name)
         if order is None:
             raise InferError(Code.NOT_READY, f"model '{name}' is not there any more")

@@ -1,7 +1,7 @@
-"""OpenAPI: the document of a server's API as OpenAPI 3.0, made of the one that the original had. Pure.
+"""OpenAPI: the document of a server's API as OpenAPI 3.0, derived from the original's. Pure.
 
-It says what is so: predictions are any JSON, trainings are listed as a list, wrong arguments are answered with 422, and
-there are URLs of ours for what a training writes. Source: OpenAPI 3.0.3; Swagger 2.0.
+It is accurate: predictions are any JSON, trainings are listed in an array, wrong arguments are answered with 422, and
+it has Penstock's own URLs for a training's output. Source: OpenAPI 3.0.3; Swagger 2.0.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _OF_A_TRAINING = (
 
 
 def document(swagger: Json) -> Json:
-    """Write the document of what `swagger.document` has given."""
+    """Make the document from the result of `swagger.document`."""
     schemas = {
-        # one of a model may have a name of ours, where ours is not needed
+        # a model's definition may have one of these names, if ours is not needed
         name: _OURS[name] if name in _OURS and definition == DEFINITIONS[name] else _schema(definition)
         for name, definition in swagger["definitions"].items()
     }
@@ -69,7 +69,7 @@ def document(swagger: Json) -> Json:
 
 
 def _correct(path: str, paths: Json) -> None:
-    """Say what the original's document leaves out of a path."""
+    """Add what the original's document lacks for a path."""
     operations = paths[path]
     if path.endswith("/v2/models/"):
         every = {"type": "array", "items": {"$ref": _TO + "ModelMeta"}}
@@ -95,12 +95,12 @@ def _correct(path: str, paths: Json) -> None:
 
 
 def _answer(description: str, schema: Json) -> Json:
-    """Write an answer of JSON."""
+    """Describe an answer of JSON."""
     return {"description": description, "content": {_JSON: {"schema": schema}}}
 
 
 def _operation(operation: Json) -> Json:
-    """Write one method of a path."""
+    """Describe one method of a path."""
     parameters, form, body = [], [], None
     for parameter in operation["parameters"]:
         if parameter["in"] == "formData" or (parameter["in"] == "query" and parameter.get("type") == "file"):
@@ -132,12 +132,12 @@ def _operation(operation: Json) -> Json:
 
 
 def _served(kind: str, schema: Json) -> Json:
-    """Write what an answer of a content type is: what is no JSON is the bytes that the model gives."""
+    """Describe the content of an answer by its content type: anything but JSON is the bytes that the model returns."""
     return {"schema": _schema(schema) if kind in (_JSON, "*/*") else {"type": "string", "format": "binary"}}
 
 
 def _parameter(parameter: Json) -> Json:
-    """Write a parameter that is no part of a body."""
+    """Describe a parameter outside the body."""
     said: Json = {name: parameter[name] for name in ("name", "in", "description") if name in parameter}
     required = bool(parameter.get("required")) or parameter["in"] == "path"
     many = {"explode": parameter["collectionFormat"] == "multi"} if "collectionFormat" in parameter else {}
@@ -145,7 +145,7 @@ def _parameter(parameter: Json) -> Json:
 
 
 def _form(parameters: list[Json]) -> Json:
-    """Write the fields of a form."""
+    """Describe the fields of a form."""
     fields = {}
     for parameter in parameters:
         schema = _schema_of(parameter)
@@ -157,7 +157,7 @@ def _form(parameters: list[Json]) -> Json:
 
 
 def _schema_of(parameter: Json) -> Json:
-    """Give the schema of a parameter's value."""
+    """Return the schema of a parameter's value."""
     said = {name: value for name, value in parameter.items() if name not in _OF_PARAMETER}
     if parameter.get("x-nullable"):
         said["x-nullable"] = True
@@ -168,7 +168,7 @@ def _schema_of(parameter: Json) -> Json:
 
 
 def _schema(schema: Json) -> Json:
-    """Write a schema of Swagger 2.0: where definitions are, and that a value may be null."""
+    """Convert a schema of Swagger 2.0: the place of definitions, and that a value may be null."""
     moved: Json = _nullable(renamed(schema, {}, _TO))
     return {"$ref": moved["$ref"]} if "$ref" in moved else moved
 

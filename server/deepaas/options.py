@@ -1,7 +1,7 @@
-"""Options: those of `deepaas-run`, each stated once. Read by command.py and cli.py.
+"""Options: those of `deepaas-run`, each defined once. Read by command.py and cli.py.
 
-Source: deepaas 2.6.0, config.py and cmd/run.py, and 2.1.0, for what its images say; oslo.log's options; oslo.config's
-types.py for what a value may be.
+Source: deepaas 2.6.0, config.py and cmd/run.py, and 2.1.0, for options that its images use; oslo.log's options;
+oslo.config's types.py for valid values.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from penstock.server.settings import SettingError
 
 VERSION = "2.6.0"
-"""Of the original that is answered for."""
+"""The version of the original that is reported."""
 _TRUTHS = {
     **dict.fromkeys(("true", "1", "on", "yes"), True),
     **dict.fromkeys(("false", "0", "off", "no"), False),
@@ -22,7 +22,7 @@ _TRUTHS = {
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. `name` is that of files and variables, `spelled` that of the command line."""
+    """One option. `name` is used in files and variables, `spelled` on the command line."""
 
     name: str
     default: Any
@@ -33,16 +33,16 @@ class Option:
 
     @property
     def spelled(self) -> str:
-        """The name as a flag has it."""
+        """The name in the form of a flag."""
         return self.name.replace("_", "-")
 
     @property
     def unit(self) -> str:
-        """What stands for the value in the help text."""
+        """The placeholder of the value in the help text."""
         return self.name.upper()
 
     def read(self, text: str) -> Any:
-        """Read a value. Raises: SettingError."""
+        """Parse a value. Raises: SettingError."""
         try:
             return self.convert(text)
         except (ValueError, KeyError):

@@ -1,6 +1,6 @@
-"""Pages: what the server of DEEPaaS models answers itself, but for the documents of its API. Pure.
+"""Pages: what the server itself answers for DEEPaaS models, except the documents of its API. Pure.
 
-Source: deepaas 2.6.0 on aiohttp 3.14, as they answer: api/versions.py, api/v2.
+Source: deepaas 2.6.0 on aiohttp 3.14, by observed behavior: api/versions.py, api/v2.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from penstock.server.workers.order import WorkerLost
 from .messages import TEXT, TROUBLE
 
 FRESH = b"cache-control: no-store\r\nx-content-type-options: nosniff\r\n"
-"""Lines of what shows how things are now, with texts of others in it."""
+"""Header lines for answers that show current state and contain texts of others."""
 
 
 def written(document: Any) -> bytes:
-    """Write a document as all JSON here is written: nothing but ASCII, a blank after each comma and colon."""
+    """Encode a document in the form of all JSON here: ASCII only, a space after each comma and colon."""
     return json.dumps(document).encode()
 
 
 def status_text(status: int) -> bytes:
-    """Write what stands in an answer that is nothing but its status."""
+    """Return the body of an answer that consists of its status only."""
     return f"{status}: {HTTPStatus(status).phrase}".encode()
 
 
 def version(base: str) -> dict[str, Any]:
-    """Say which version of the API there is."""
+    """Return the description of the API version."""
     link = {"rel": "self", "type": "application/json", "href": f"{base}/v2/"}
     return {"version": "stable", "id": "v2", "links": [link]}
 
 
 def versions(base: str, *, documents: bool) -> dict[str, Any]:
-    """Say which versions there are, and where they are documented."""
+    """Return the list of versions, and where they are documented."""
     links = [{"rel": "describedby", "type": "application/json", "href": f"{base}/swagger.json"}]
     if documents:
         links.insert(0, {"rel": "help", "type": "text/html", "href": f"{base}/api"})
@@ -45,19 +45,19 @@ def versions(base: str, *, documents: bool) -> dict[str, Any]:
 
 
 def link_of(base: str, name: str) -> str:
-    """Give the link that a model's metadata has to itself."""
+    """Return the link to itself in a model's metadata."""
     return f"{base}/v2/models/{name}"
 
 
 def no_tensors(base: str, name: str) -> bytes:
-    """Write what a client of the v2 protocol is told that sends tensors, in that protocol's way."""
+    """Return the body, in the form of the v2 protocol, for a client of that protocol that sends tensors."""
     return error_body(f"model '{name}' does not take tensors: POST its arguments to {link_of(base, name)}/predict/")
 
 
 def refused(error: InferError) -> tuple[int, bytes]:
-    """Give the status and the text of what the server itself refuses or fails in.
+    """Return the status and the text for what the server itself rejects or fails in.
 
-    A prediction whose worker has died is the model's failure, as the original has it: the next one is answered.
+    A prediction whose worker died is a failure of the model, as in the original: the next one is answered.
     """
     if isinstance(error, WorkerLost) or error.code is Code.INTERNAL:
         return 500, TROUBLE
@@ -66,7 +66,7 @@ def refused(error: InferError) -> tuple[int, bytes]:
 
 
 def refusal(error: HttpError, most_bytes: int) -> tuple[int, bytes, bytes]:
-    """Give the status, the content type and the text of what is refused as no request. `most_bytes`: of a body."""
+    """Return the status, content type and text for a malformed request. `most_bytes` is the limit of a body."""
     if isinstance(error, TooLargeError):
         return 413, TEXT, f"Maximum request body size {most_bytes} exceeded.".encode()
     return error.status, TEXT, f"{error.status}: {error.text}".encode("utf-8", "replace")

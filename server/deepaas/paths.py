@@ -1,6 +1,6 @@
-"""Paths: what a URL of a server of DEEPaaS models is for. Asked by `service.py`, once for each head. Pure.
+"""Paths: the purpose of each URL of a server of DEEPaaS models. Called by `service.py`, once for each head. Pure.
 
-What the original has, and what is Penstock's own; where both have a path, it is the original's:
+The paths of the original and Penstock's own. If both have a path, it is the original's:
 
     the original's, under the base path     Penstock's own, at the root
     /  /v2/  /v2/models/  /v2/debug/        /v2 of a server with a base path
@@ -11,9 +11,9 @@ What the original has, and what is Penstock's own; where both have a path, it is
     /api  /ui  /swagger.json                /v2/systemsharedmemory/...  /v2/cudasharedmemory/...
                                             /metrics  /docs  /openapi.json
 
-Of these, what takes tensors is refused. What we have beside the original's, under the base path: train/UUID/log,
-train/UUID/progress, train/UUID/page, and /openapi3.json.
-Source: deepaas 2.6.0 on aiohttp 3, as it answers.
+Penstock's own paths that take tensors are rejected. Penstock adds to the original's, under the base path:
+train/UUID/log, train/UUID/progress, train/UUID/page, and /openapi3.json.
+Source: deepaas 2.6.0 on aiohttp 3, by observed behavior.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.server.http.target import path_in
 
 
 class Purpose(enum.Enum):
-    """What a request is for."""
+    """The purpose of a request."""
 
     VERSIONS = enum.auto()
     VERSION = enum.auto()
@@ -57,10 +57,10 @@ class Purpose(enum.Enum):
 
 
 class DeepaasRoute(NamedTuple):
-    """What becomes of a request.
+    """The purpose of a request, and the names in its path.
 
-    `name` is that of the model, `uuid` that of the training. `location` is where a redirect leads; the value of Allow,
-    where the method is not allowed.
+    `name` is that of the model, `uuid` that of the training. `location` is the target of a redirect, or the value of
+    Allow if the method is not allowed.
     """
 
     purpose: Purpose
@@ -70,7 +70,7 @@ class DeepaasRoute(NamedTuple):
 
 
 Methods = dict[str, Purpose]
-"""What a path is for, by the method. In the order in which Allow names them."""
+"""The purposes of a path, by method. In the order in which Allow lists them."""
 
 _TOP: dict[tuple[str, ...], Methods] = {
     ("v2", ""): {"GET": Purpose.VERSION},
@@ -108,14 +108,14 @@ _OURS = re.compile(
 )
 
 _TENSORS = re.compile("/v2/models/([^/]+)(?:/versions/[^/]+)?/(?:infer|predict|generate|generate_stream)")
-"""What takes tensors, or goes through hooks: models of DEEPaaS do neither."""
+"""Paths that take tensors, or run hooks: DEEPaaS models support neither."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeepaasPaths:
-    """The paths of one server. `base` is what stands before those of the original, without a slash at its end.
+    """The paths of one server. `base` is the prefix of the original's paths, without a final slash.
 
-    `names` are the models'. `documents`: there is a page of the API. `off`: what is answered with 402.
+    `names` are the models'. `documents`: there is a page of the API. `off`: the purposes answered with 402.
     """
 
     names: Container[str]
@@ -124,7 +124,7 @@ class DeepaasPaths:
     off: frozenset[Purpose] = frozenset()
 
     def find(self, method: bytes, target: bytes, query: bytes = b"") -> DeepaasRoute:
-        """Tell what becomes of a request. `target` and `query` are as they were sent."""
+        """Return the purpose of a request. `target` and `query` are as they were sent."""
         path, said = path_in(target.partition(b"#")[0]).decode("latin-1"), method.decode("latin-1")
         found = self._methods(path)
         if found is not None:
@@ -146,7 +146,7 @@ class DeepaasPaths:
         return DeepaasRoute(Purpose.SWITCHED_OFF if purpose in self.off else purpose, name, uuid)
 
     def _methods(self, path: str) -> tuple[Methods, str, str] | None:
-        """Give what a path is for, by method, and the names of the model and the training in it."""
+        """Return the purposes of a path, by method, and the names of the model and the training in it."""
         if not path.startswith(self.base):
             return None
         rest = path[len(self.base) :]

@@ -1,8 +1,9 @@
-"""The command line of `deepaas-predict`: one file, or one address, for a model's `predict_data` or `predict_url`.
+"""The command line of `deepaas-predict`: passes one file or URL to a model's `predict_data` or `predict_url`.
 
-They are methods of version 1. Many a module has them yet, beside `predict`, and scripts of OSCAR's services call them
-by this command. Called by server/cli.py; user code is imported here, as in cli.py, and `warm` is called before.
-Source: deepaas 2.6.0, cmd/execute.py: what they are called with, what is stored under which name, and the exit status.
+These are methods of API version 1. Many modules still have them beside `predict`, and scripts of OSCAR's services call
+them through this command. Called by server/cli.py; as in cli.py, user code is imported here, and `warm` is called
+first.
+Source: deepaas 2.6.0, cmd/execute.py: the arguments of the call, the names of stored files, and the exit status.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _JSON = ".json"
 
 
 def run(argv: Sequence[str], serve: object) -> int:
-    """Predict what a command line asks for. Returns: the exit status. Raises: SystemExit, for a wrong command line."""
+    """Make the prediction of a command line. Returns: the exit status. Raises: SystemExit for wrong usage."""
     return called(lambda: _run(list(argv)))
 
 
@@ -49,7 +50,7 @@ def _run(words: list[str]) -> None:
     if values.of("warm"):
         model.warm()
     path = given.input_file
-    # a file is the upload itself, not a copy, as it was
+    # as in the original, a file is itself the upload, not a copy
     sent = {"urls": [path]} if given.url else {"files": [uploaded_file()(path, path, mimetypes.guess_type(path)[0])]}
     stored = _stored(method({**sent, "accept": given.content_type}), given)
     sys.stdout.write(f"Output saved at {stored}\n")
@@ -69,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _stored(value: Any, given: argparse.Namespace) -> str:
-    """Store a result. Returns: its path. Raises: SettingError of what is none of its type; OSError."""
+    """Store a result. Returns: its path. Raises: SettingError for a wrong content type or no result; OSError."""
     extension = mimetypes.guess_extension(given.content_type)
     if value is None or extension is None:
         raise SettingError(f"ERROR: Content type {given.content_type} not valid.")
@@ -77,7 +78,7 @@ def _stored(value: Any, given: argparse.Namespace) -> str:
     name = f"out_{Path(given.input_file).stem}{extension}"
     path = getattr(value, "name", None)
     if extension == _JSON:
-        content = f"{value!r}\n".encode()  # no JSON, as it was: what reads it reads what Python writes
+        content = f"{value!r}\n".encode()  # not JSON, as in the original: its readers expect Python's repr
     elif isinstance(path, str) and Path(path).is_file():
         return shutil.copy(path, given.output)
     else:

@@ -1,7 +1,7 @@
-"""Progress: how far a training is, by what it writes; and its log. Used by runs.py and jobs.py.
+"""Progress: the progress of a training, parsed from its output; and its log. Used by runs.py and jobs.py.
 
-Nobody has to write anything else than they do: the bars of tqdm, Keras and Lightning are read, and lines that name an
-epoch.
+Trainings need not change what they write: the progress bars of tqdm, Keras and Lightning are recognized, and lines that
+name an epoch.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import re
 from collections import deque
 
 LOG_BYTES = 256 << 10
-"""Of the log of a training, the last lines of which are kept."""
+"""The limit for the log of a training, of which the last lines are kept."""
 _EPOCH = re.compile(r"\bepoch\b\W{0,3}(\d{1,9})(?:\s?(?:/|of)\s?(\d{1,9}))?", re.IGNORECASE)
 _PERCENT = re.compile(r"(\d{1,3})%\||\((\d{1,3})%\)")
 """tqdm and Lightning; PyTorch's examples."""
 _STEPS = re.compile(r"(?<![\d./])(\d{1,9})/(\d{1,9})\s?[\[━─]")
-"""Keras 2 and 3, and bars of rich."""
+"""Keras 2 and 3, and rich's bars."""
 
 
 class Meter:
-    """What lines tell of progress. `done` and `epoch_done` are shares, 0 to 1; None: nobody has said.
+    """The progress found in lines. `done` and `epoch_done` are shares, 0 to 1; None if unknown.
 
-    With epochs, a bar is that of one epoch. Lightning counts from 0, Keras from 1: an epoch 0 tells them apart.
+    If there are epochs, a bar is that of one epoch. Lightning counts epochs from 0, Keras from 1: a 0 shows which.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Meter:
 
     @property
     def done(self) -> float | None:
-        """The share of all."""
+        """The share of the whole training."""
         if self.epoch is None:
             return self._bar
         if not self.epochs:
@@ -42,11 +42,11 @@ class Meter:
 
     @property
     def epoch_done(self) -> float | None:
-        """The share of the epoch."""
+        """The share of the current epoch."""
         return self._bar if self.epoch is not None else None
 
     def read(self, line: str) -> None:
-        """Read a line."""
+        """Parse a line."""
         self.last = line
         if (found := _EPOCH.search(line)) is not None:
             epoch, epochs = int(found[1]), int(found[2]) if found[2] else self.epochs
@@ -54,7 +54,7 @@ class Meter:
                 self._first = 0
             if (epoch, epochs) != (self.epoch, self.epochs):
                 self.epoch, self.epochs, self._bar = epoch, epochs, None
-            # "Epoch 3/10 ━━━" has no steps but the epochs'
+            # "Epoch 3/10 ━━━" has no steps other than the epochs
             line = line[: found.start()] + line[found.end() :]
         if (found := _PERCENT.search(line)) is not None:
             self._bar = _share(int(found[1] or found[2]), 100)
@@ -67,7 +67,7 @@ def _share(part: float, whole: float) -> float | None:
 
 
 class Log:
-    """The last lines of a training, no more than LOG_BYTES of them, and what they tell."""
+    """The last lines of a training, at most LOG_BYTES of them, and the progress found in all."""
 
     def __init__(self) -> None:
         self.meter = Meter()
@@ -76,7 +76,7 @@ class Log:
         self._nbytes = 0
 
     def add(self, line: str) -> None:
-        """Take a line."""
+        """Add a line."""
         self.meter.read(line)
         kept = line.encode(errors="backslashreplace") + b"\n"
         self._lines.append(kept)
@@ -86,6 +86,6 @@ class Log:
             self.left_out += 1
 
     def text(self) -> str:
-        """Give all lines."""
+        """Return all lines kept."""
         head = f"({self.left_out} lines before these are left out)\n" if self.left_out else ""
         return head + b"".join(self._lines).decode()

@@ -1,4 +1,4 @@
-"""Records: what there is to know of a training, as clients see it and as it is kept. Made by runs.py, kept by store.py.
+"""Records: the state of a training, as shown to clients and as stored. Made by runs.py, stored by store.py.
 
 Source: deepaas 2.6.0, api/v2/train.py: the fields, and their order.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class TrainingStatus(enum.StrEnum):
-    """How a training stands. One that waits for its turn runs, as the original had it."""
+    """The status of a training. As in the original, one that waits for its turn is RUNNING."""
 
     RUNNING = "running"
     DONE = "done"
@@ -25,7 +25,7 @@ class TrainingStatus(enum.StrEnum):
 class TrainingRecord:
     """A training. `shown` is JSON, an object: date, args, uuid, status, and message or result.
 
-    `elapsed_s`: how long it took, 0 as long as it runs. `log`: the last lines of its output.
+    `elapsed_s` is its duration, 0 while it runs. `log` has the last lines of its output.
     """
 
     uuid: str
@@ -37,25 +37,25 @@ class TrainingRecord:
 
 
 def written(when: datetime) -> str:
-    """Write a date as the original's clients read it."""
+    """Format a date as the original's clients expect it."""
     return when.isoformat(" ", "microseconds")
 
 
 def begun(uuid: str, date: datetime, args: Any) -> str:
-    """Write what is shown of a training that has just been asked for."""
+    """Return what is shown of a training that was just requested."""
     return json.dumps({"date": written(date), "args": args, "uuid": uuid, "status": TrainingStatus.RUNNING})
 
 
 def ended(shown: str, status: TrainingStatus, **more: Any) -> str:
-    """Write what is shown of it at its end."""
+    """Return what is shown of it at its end."""
     return json.dumps({**json.loads(shown), "status": status, **more})
 
 
 def trained(shown: str, reply: bytes, began: datetime, finished: datetime) -> tuple[TrainingStatus, str]:
-    """Write what is shown of one whose trainer has answered (messages.py, TRAIN). Returns: how it stands, and that."""
+    """Return the status of a training from its Trainer's answer (messages.py, TRAIN), and what is shown of it."""
     said = json.loads(reply)
     if "error" in said:
         return TrainingStatus.ERROR, ended(shown, TrainingStatus.ERROR, message=said["error"])
-    took = max(finished - began, timedelta())  # clocks are set back
+    took = max(finished - began, timedelta())  # clocks may be set back
     result = {"output": said.get("output"), "finish_date": written(finished), "duration": str(took)}
     return TrainingStatus.DONE, ended(shown, TrainingStatus.DONE, result=result)

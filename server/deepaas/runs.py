@@ -1,4 +1,4 @@
-"""Trainings: those of a server, which wait, run and end. Made by loading.py; jobs.py tells clients of them."""
+"""Trainings: queues, runs and ends the trainings of a server. Made by loading.py; jobs.py presents them to clients."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from .store import Store
 
 MOST_WAITING = 1000
-"""Of a model's trainings, those that wait for others to end."""
+"""The most trainings of a model that may wait for others to end."""
 MOST_KEPT = 1000
-"""Of a model's trainings, those that have ended: the oldest are forgotten."""
+"""The most ended trainings of a model that are kept: the oldest are dropped."""
 SAVE_S = 2.0
-"""How long what a training writes may be in memory alone."""
+"""How long a training's output may be in memory only."""
 END_S = 5.0
-"""For how long a client waits for the end of what it has cancelled; the system may take longer to end a process."""
+"""How long a client waits for the end of a training it has cancelled; the system may take longer to end a process."""
 CLOSE_LIMIT_S = 10.0
 SERVER_ENDED = "the server has ended while the training ran"
 
@@ -47,16 +47,17 @@ class Trains(Protocol):
 
 
 Trainers = Callable[[str, str, Callable[[str], None]], Trains]
-"""Make a Trainer, of the model's name, the training's uuid, and who is told each line. Raise InferError (NOT_READY)."""
+"""Makes a Trainer from the model's name, the training's uuid, and a callback for each line. Raises InferError
+(NOT_READY)."""
 
 
 @dataclass(slots=True, eq=False)
 class Training:
-    """A training of this server's time, or of an earlier one's, which has ended.
+    """A training of this server process, or an ended one of an earlier process.
 
-    `request` is what its Trainer gets: a file if it is large and had to wait. `verdict` is what ends it before its
-    time: how it stands then, and why. `over` is set when it has ended, and nothing of it runs any more. The log of one
-    that has ended is the Store's.
+    `request` is the input of its Trainer: a file if it is large and had to wait. `verdict` is why it ends early: its
+    status then, and the reason. `over` is set once it has ended, and none of it runs any more. The Store has the log of
+    an ended training.
     """
 
     record: TrainingRecord
@@ -70,7 +71,7 @@ class Training:
 
     @property
     def phase(self) -> str:
-        """Where it is: waiting, loading (the model), training or ended."""
+        """Its phase: waiting, loading (the model), training or ended."""
         if self.over.is_set():
             return "ended"
         if self.trainer is None:
@@ -80,7 +81,7 @@ class Training:
 
 @dataclass(slots=True)
 class Queue:
-    """The trainings of one model, by their uuids in the order of beginning, and those that wait."""
+    """The trainings of one model, by uuid in the order of their start, and those that wait."""
 
     runs: dict[str, Training] = field(default_factory=dict)
     waiting: deque[Training] = field(default_factory=deque)
@@ -90,9 +91,9 @@ class Queue:
 class Trainings:
     """All trainings of one server.
 
-    Invariants: of a model, at most `at_once` run; the others wait, and begin in the order in which they were added. A
-    training that is added ends in exactly one TrainingStatus, and only then does `over` say so. What is removed is
-    found no more from then on. Threads: the event loop's.
+    Invariants: at most `at_once` trainings of a model run; the others wait, and start in the order in which they were
+    added. A training that is added ends in exactly one TrainingStatus, and only then is `over` set. A removed training
+    is no longer found. Threads: the event loop's.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Trainings:
         self._opened = self._closed = False
 
     async def open(self) -> None:
-        """Read what is kept of earlier trainings, once."""
+        """Load the records of earlier trainings, once."""
         async with self._opening:
             if self._opened:
                 return
@@ -125,7 +126,7 @@ class Trainings:
             self._opened = True
 
     async def _as_ended(self, record: TrainingRecord) -> TrainingRecord:
-        """Note that no training outlives its server."""
+        """Mark a training that was running when its server ended as failed."""
         if record.status is not TrainingStatus.RUNNING:
             return record
         shown = ended(record.shown, TrainingStatus.ERROR, message=SERVER_ENDED)
@@ -134,9 +135,9 @@ class Trainings:
         return record
 
     async def close(self) -> None:
-        """End all trainings, and keep what there is to know of them."""
+        """End all trainings, and save their state."""
         self._closed = True
-        with contextlib.suppress(TimeoutError):  # what has not ended then is an error to the next server
+        with contextlib.suppress(TimeoutError):  # what has not ended by then is reported by the next server as an error
             async with asyncio.timeout(CLOSE_LIMIT_S):
                 await self._end_all(self._queues.values(), SERVER_ENDED)
                 if self._tasks:
@@ -144,28 +145,28 @@ class Trainings:
         await self.store.close()
 
     async def unloaded(self, name: str) -> None:
-        """End the trainings of a model that is not served any more."""
+        """End the trainings of a model that is no longer served."""
         await self._end_all([self._of(name)], f"model '{name}' was unloaded while the training ran")
 
-    # -- what is asked -----------------------------------------------------------------------------------------
+    # -- queries and commands ----------------------------------------------------------------------------------
 
     def all(self, name: str) -> list[Training]:
-        """List the trainings of a model, in the order of beginning."""
+        """List the trainings of a model, in the order of their start."""
         return list(self._of(name).runs.values())
 
     def find(self, name: str, uuid: str) -> Training | None:
-        """Give one."""
+        """Return one."""
         return self._of(name).runs.get(uuid)
 
     def check_room(self, name: str) -> None:
-        """Refuse what `add` would. Raises: InferError (OVERLOADED: too many wait; NOT_READY: the server stops)."""
+        """Reject what `add` would. Raises: InferError (OVERLOADED: too many wait; NOT_READY: the server stops)."""
         if self._closed:
             raise InferError(Code.NOT_READY, "the server stops")
         if len(self._of(name).waiting) >= MOST_WAITING:
             raise InferError(Code.OVERLOADED, f"{MOST_WAITING} trainings of model '{name}' wait already")
 
     async def add(self, name: str, args: Any, request: bytes) -> Training:
-        """Begin a training, or have it wait for its turn. `args` are as clients see them. Raises: as `check_room`."""
+        """Start a training, or queue it. `args` are in the form for clients. Raises: as `check_room`."""
         queue = self._of(name)
         kept: bytes | IO[bytes] = request
         if len(request) >= LARGE_BYTES and queue.running >= self._at_once:
@@ -181,7 +182,7 @@ class Trainings:
         return run
 
     async def remove(self, name: str, uuid: str) -> TrainingRecord | None:
-        """Forget a training; if it runs, it is ended first. Returns: what it has become; None if there is none."""
+        """Remove a training; end it first if it runs. Returns: its final record; None if there is none."""
         run = self._of(name).runs.pop(uuid, None)
         if run is None:
             return None
@@ -196,16 +197,16 @@ class Trainings:
         )
 
     async def log(self, run: Training) -> str:
-        """Give the last lines of a training."""
+        """Return the last lines of a training."""
         return run.log.text() if run.log is not None else await self.store.log(run.record.uuid)
 
     def elapsed_s(self, run: Training) -> float:
-        """Tell for how long a training has been there, or how long it was."""
+        """Return the time since a training was added, or its total time if it has ended."""
         if run.over.is_set():
             return run.record.elapsed_s
         return max(0.0, (self._now() - run.began).total_seconds())
 
-    # -- how they run ------------------------------------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------------------------------
 
     def _of(self, name: str) -> Queue:
         return self._queues.setdefault(name, Queue())
@@ -239,7 +240,7 @@ class Trainings:
         return await off_loop(len(reply), trained, record.shown, reply, run.began, self._now())
 
     def _stop(self, run: Training, status: TrainingStatus, why: str) -> None:
-        """End a training before its time, if that has not come: `over` is set soon."""
+        """End a training early, unless it has ended: `over` is set soon."""
         if run.over.is_set() or run.verdict is not None:
             return
         run.verdict = status, why
@@ -276,7 +277,7 @@ class Trainings:
         for run in runs:
             await run.over.wait()
 
-    # -- what they write ---------------------------------------------------------------------------------------
+    # -- output ------------------------------------------------------------------------------------------------
 
     def _heard(self, run: Training, line: str) -> None:
         if run.log is None:
@@ -292,10 +293,10 @@ class Trainings:
 
 
 async def _filed(request: bytes) -> IO[bytes]:
-    """Have a request wait on the disk. Raises: InferError (OVERLOADED)."""
+    """Keep a waiting request on disk. Raises: InferError (OVERLOADED)."""
 
     def write() -> IO[bytes]:
-        file = tempfile.TemporaryFile()  # noqa: SIM115 - nameless: it goes with this process
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - nameless: it ends with this process
         with contextlib.ExitStack() as undo:
             undo.callback(file.close)
             file.write(request)

@@ -1,7 +1,8 @@
 """DeepaasService: the Service that answers DEEPaaS's URLs on the fast lane. Made by dialect.py.
 
-Predictions go to their workers as they came. Everything else takes a task: metadata and trainings ask the desk.
-Source: deepaas 2.6.0 on aiohttp, as it answers.
+Predictions are forwarded to their workers unread. The other requests that need a worker run as tasks: metadata and
+trainings query the Desk.
+Source: deepaas 2.6.0 on aiohttp, by observed behavior.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ _CATEGORIES = {
     **dict.fromkeys((Purpose.MODELS, Purpose.METADATA, Purpose.API, Purpose.SWAGGER, Purpose.OPENAPI), "metadata"),
     Purpose.DEBUG: "logging",
 }
-"""As what the purposes of paths can be restricted."""
+"""The categories by which access to these purposes can be restricted."""
 _STATUSES = {Purpose.SWITCHED_OFF: 402, Purpose.NOT_FOUND: 404, Purpose.NOT_ALLOWED: 405, Purpose.REDIRECT: 308}
 _UNCODED = (b"", b"identity")
 _HTML = b"text/html; charset=utf-8"
 
 
 class DeepaasClaim:
-    """What a head says. Kept with the head's bytes.
+    """What a request head says. Cached with the head's bytes.
 
-    `found` is the model of a prediction, None for what is not asked of a worker. `described` is what stands before the
-    body of a call, and `plain` whether the body goes with it as it is.
+    `found` is the model of a prediction, None for other requests. `described` precedes the body of a call. `plain`: the
+    body is forwarded as it is.
     """
 
     __slots__ = ("coding", "described", "found", "place", "plain", "request_id")
@@ -62,7 +63,7 @@ class DeepaasClaim:
 
 
 class DeepaasService(CarryingService):
-    """Answers for the models of one server. Threads: the event loop's, but for bodies that are decompressed."""
+    """Answers for the models of one server. Threads: the event loop's, except that others decompress bodies."""
 
     claims = DeepaasClaim
 
@@ -88,7 +89,7 @@ class DeepaasService(CarryingService):
 
     @cached_property
     def _founds(self) -> dict[str, ModelLookup]:
-        """The models: they are known when the server listens, and not before."""
+        """The models: they are known only once the server listens."""
         return {name: ModelLookup(self.engine, name) for name in self._repository.names()}
 
     @cached_property
@@ -97,14 +98,14 @@ class DeepaasService(CarryingService):
         return DeepaasPaths(self._founds, self._base, self._documents, off)
 
     def close(self) -> None:
-        """Let go of the log."""
+        """Stop collecting the log."""
         if self._debugging is not None:
             self._debugging.close()
 
     # -- the Service -------------------------------------------------------------------------------------------
 
     def claim(self, head: Head) -> Any:
-        """Claim every path, but for those that are Penstock's own."""
+        """Claim every path except Penstock's own."""
         place = self._paths.find(head.method, head.path, head.query)
         if place.purpose is Purpose.OURS:
             return self.others.claim(head)
@@ -128,10 +129,10 @@ class DeepaasService(CarryingService):
         connection.answer(status, body, TEXT, retry_after_line(error) if status == 503 else b"")
 
     def trouble(self, claim: Any, error: Exception) -> InferError:
-        """Log a failure under the client's own id, if it has sent one."""
+        """Log a failure under the client's request id, if it sent one."""
         return internal(error, claim.place.name, claim.request_id)
 
-    # -- what the server knows itself --------------------------------------------------------------------------
+    # -- answers of the server's own ---------------------------------------------------------------------------
 
     def _answer_now(self, connection: FastLane, claim: DeepaasClaim) -> None:
         place = claim.place
@@ -153,7 +154,7 @@ class DeepaasService(CarryingService):
         else:
             connection.answer(200, self._debugging.text(), TEXT, FRESH)
 
-    # -- what others know --------------------------------------------------------------------------------------
+    # -- answers from workers ----------------------------------------------------------------------------------
 
     async def _answer_later(self, connection: FastLane, claim: DeepaasClaim, body: bytes) -> None:
         try:
@@ -195,7 +196,7 @@ class DeepaasService(CarryingService):
         return pack_answer(200, JSON, pages.written(openapi.document(self._document())))
 
     async def _api(self, claim: DeepaasClaim, body: bytes) -> bytes:
-        """Write the page of the API, with what the models and their trainings are now."""
+        """Make the page of the API, with the current state of the models and their trainings."""
         shown = []
         for name, description in self._described():
             metadata = _said(await self._metadata_of(name), {})
@@ -227,7 +228,7 @@ class DeepaasService(CarryingService):
         return [(name, self._models.desk_of(name).description) for name in self._loaded()]
 
     def _loaded(self) -> list[str]:
-        """List the models that can be asked. Raises: InferError (NOT_READY), if there is none yet."""
+        """List the models that can be called. Raises: InferError (NOT_READY) if there is none yet."""
         names, failure = [], None
         for name, found in self._founds.items():
             try:
@@ -241,13 +242,13 @@ class DeepaasService(CarryingService):
 
 
 def _said(reply: bytes, otherwise: Any) -> Any:
-    """Read the JSON of an answer. `otherwise` stands for what a model fails to say: its page is there all the same."""
+    """Return the JSON of an answer, or `otherwise` if the model failed: its page is shown in any case."""
     status, _, _, body = read_answer(reply)
     return json.loads(body) if status == 200 else otherwise
 
 
 def _described(head: Head) -> bytes:
-    """Write what a worker is told of a head (messages.py)."""
+    """Encode the parts of a head that a worker needs (messages.py)."""
     headers = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in head.fields]
     said = {"method": head.method.decode(), "query": head.query.decode("latin-1"), "headers": headers}
     return json.dumps(said).encode() + b"\n"

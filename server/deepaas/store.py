@@ -1,7 +1,7 @@
 """Store: the records of trainings in a file, so that they outlive the server. Made by loading.py.
 
-SQLite on a thread of its own. What is to be written waits in memory until it is: if it cannot be written, it is still
-there for who asks, and no training fails.
+SQLite on a thread of its own. Records wait in memory until they are written: if the file cannot be written, they remain
+available there, and no training fails.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 NONE = "none"
 FORM = 1
-"""Of the tables: SQLite's user_version. A file of a later one is left alone."""
+"""The version of the tables: SQLite's user_version. A file of a later version is left alone."""
 CLOSE_LIMIT_S = 5.0
-"""For how long the last records may take to be written."""
+"""How long the last records may take to be written."""
 RETRY_S = 10.0
-"""After what could not be written: a disk that was full may have room again."""
+"""The delay after a failed write: a full disk may have space again."""
 _BUSY_S = 1.0
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS trainings (number INTEGER PRIMARY KEY, uuid TEXT NOT NULL UNIQUE, model TEXT NOT NULL,"
@@ -48,9 +48,9 @@ T = TypeVar("T")
 
 
 def file_of(settings: Settings, environ: Mapping[str, str]) -> Path | None:
-    """Give where a server keeps its records; None for nowhere. Source: XDG Base Directory, "state".
+    """Return the file for a server's records; None for no file. Source: XDG Base Directory, "state".
 
-    A port that the system chooses names no server that could come back.
+    A port chosen by the system does not identify a server that could restart.
     """
     if settings.deepaas_jobs == NONE or (not settings.deepaas_jobs and not settings.http_port):
         return None
@@ -59,17 +59,17 @@ def file_of(settings: Settings, environ: Mapping[str, str]) -> Path | None:
     state = Path(environ.get("XDG_STATE_HOME", ""))
     try:
         root = state if state.is_absolute() else Path.home() / ".local" / "state"
-    except RuntimeError:  # nobody's home
+    except RuntimeError:  # the user has no home
         return None
     place = re.sub(r"[^0-9A-Za-z.]", "_", settings.http_address)
     return root / "penstock" / "deepaas" / f"{place}-{settings.http_port}.sqlite"
 
 
 class Store:
-    """The records of one server, in `file`, which no other has meanwhile; in memory alone where that is not to be had.
+    """The records of one server, in `file`, under an exclusive lock; in memory only if the file cannot be used.
 
-    Invariants: what was put last is what `log` and the file have; the file is written in the order of putting.
-    Threads: the event loop's; the file's is its own.
+    Invariants: `log` and the file have the last record that was put; the file is written in the order of the puts.
+    Threads: the event loop's; the file has a thread of its own.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -83,7 +83,7 @@ class Store:
         self._fails = False
 
     async def open(self) -> list[TrainingRecord]:
-        """Open the file. Returns: what is in it, in the order of beginning, without logs."""
+        """Open the file. Returns: its records, in the order of their start, without logs."""
         if self.file is None:
             return []
         try:
@@ -95,12 +95,12 @@ class Store:
             return []
 
     def put(self, record: TrainingRecord) -> None:
-        """Keep a record, in place of the one of the same training."""
+        """Store a record, replacing that of the same training."""
         self._waiting[record.uuid] = record
         self._write_soon()
 
     def drop(self, uuid: str) -> None:
-        """Forget a training."""
+        """Remove the record of a training."""
         if self._base is None:
             self._waiting.pop(uuid, None)
         else:
@@ -108,7 +108,7 @@ class Store:
             self._write_soon()
 
     async def log(self, uuid: str) -> str:
-        """Give the log of a training, "" if there is none."""
+        """Return the log of a training, "" if there is none."""
         if uuid in self._waiting:
             record = self._waiting[uuid]
             return record.log if record is not None else ""
@@ -120,19 +120,19 @@ class Store:
             return ""
 
     async def settled(self) -> None:
-        """Wait until what was put is in the file, or cannot be written."""
+        """Wait until pending records are in the file, or could not be written."""
         if self._writing is not None:
             await asyncio.shield(self._writing)
 
     async def close(self) -> None:
-        """Write what waits, and let go of the file."""
+        """Write pending records, and close the file."""
         self._write_soon()  # also what could not be written before
         try:
             async with asyncio.timeout(CLOSE_LIMIT_S):
                 await self.settled()
                 await self._there(self._let_go)
         except TimeoutError:
-            self._thread.submit(self._let_go)  # once what is being written is
+            self._thread.submit(self._let_go)  # after the write in progress
         if self._again is not None:
             self._again.cancel()
         self._thread.shutdown(wait=False)
@@ -166,13 +166,13 @@ class Store:
 
     def _open(self, file: Path) -> list[TrainingRecord]:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # not the file itself: to close it anywhere in this process would take SQLite's own locks away
+        # not the file itself: closing it anywhere in this process would release SQLite's own locks
         self._lock = os.open(f"{file}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise OSError(0, "another server has it") from None
-        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # arguments are nobody else's business
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # users' arguments are private
         base = sqlite3.connect(file, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         try:
             base.execute("PRAGMA journal_mode = WAL")
@@ -208,7 +208,7 @@ class Store:
                 self._base.execute(_PUT, row)
             self._base.execute("COMMIT")
         except BaseException:
-            with contextlib.suppress(sqlite3.Error):  # SQLite may have done so itself
+            with contextlib.suppress(sqlite3.Error):  # SQLite may have rolled back itself
                 self._base.execute("ROLLBACK")
             raise
 

@@ -1,7 +1,7 @@
 """Swagger: the document of a server's API in the original's version of that format, 2.0. Pure.
 
-Source: deepaas 2.6.0, api/v2 and its responses.py, as aiohttp-apispec 2.2 writes them: what it says, it says of every
-model, so predictions are texts there and a list of trainings is an object. What is right is in openapi.py.
+Source: deepaas 2.6.0, api/v2 and its responses.py, as written by aiohttp-apispec 2.2. It describes every model alike:
+predictions are texts and a list of trainings is an object. openapi.py has the accurate document.
 """
 
 from __future__ import annotations
@@ -53,24 +53,24 @@ DEFINITIONS: dict[str, Json] = {
     "Version": _object(("version", "id"), version=_TEXT, id=_TEXT, links={"$ref": _REF + "Location"}, type=_TEXT),
     "Versions": _object(versions=_list_of("Version")),
 }  # fmt: skip
-"""What all servers have."""
+"""The definitions that all servers have."""
 _UUID = {"in": "path", "name": "uuid", "required": True, "type": "string"}
 
 
 @dataclass
 class _Document:
-    """A document that is being written. `definitions` has the names that are taken, and what they stand for."""
+    """A document being written. `definitions` has the names in use, and their definitions."""
 
     paths: dict[str, Json] = field(default_factory=dict)
     definitions: dict[str, Json] = field(default_factory=dict)
 
     def add(self, path: str, method: str, summary: str, tag: str, **said: Any) -> None:
-        """Write what one method of a path does. `said` are members of its operation beside the usual ones."""
+        """Describe one method of a path. `said` are members of its operation, in addition to the usual ones."""
         operation = {"parameters": [], "responses": {}, "tags": [tag], "summary": summary, "produces": [_JSON], **said}
         self.paths.setdefault(path, {})[method] = operation
 
     def own(self, name: str, status: int = 200) -> Json:
-        """Write the answer of a kind that all servers have. Returns: a member of `responses`."""
+        """Describe an answer of a kind that all servers have. Returns: a member of `responses`."""
         self._define(name)
         return {str(status): {"schema": {"$ref": _REF + name}, "description": "Refused" if status == 400 else "Done"}}
 
@@ -81,7 +81,7 @@ class _Document:
                 self._define(other)
 
     def merge(self, definitions: Mapping[str, Json]) -> dict[str, str]:
-        """Take the definitions of a model. Returns: those of its names that are another's, and what they are here."""
+        """Add the definitions of a model. Returns: new names for those already in use, if any definition differs."""
         taken = [name for name in definitions if name in self.definitions]
         other: dict[str, str] = {}
         if any(self.definitions[name] != definitions[name] for name in taken):
@@ -94,7 +94,7 @@ class _Document:
 
 
 def document(base: str, models: Iterable[tuple[str, ModelDescription]], *, predict: bool, train: bool) -> Json:
-    """Write the document. `predict`, `train`: whether these endpoints answer."""
+    """Make the document. `predict`, `train`: whether these endpoints answer."""
     written, described = _Document(), list(models)
     failure = written.own("Failure", 400)
     written.add(f"{base}/v2/", "get", "The version of the API", "versions", responses=written.own("Version") | failure)
@@ -122,7 +122,7 @@ def document(base: str, models: Iterable[tuple[str, ModelDescription]], *, predi
 
 
 def _add_model(written: _Document, path: str, said: ModelDescription, *, predict: bool, train: bool) -> None:
-    """Write what can be asked of a model. `path` is that of its metadata."""
+    """Describe the endpoints of a model. `path` is that of its metadata."""
     parts = [*((said.train_args,) if train else ()), *((said.predict_args, said.schema) if predict else ())]
     if predict and not said.schema:
         written.own("Prediction")
@@ -148,7 +148,7 @@ def _add_model(written: _Document, path: str, said: ModelDescription, *, predict
 
 
 def renamed(value: Any, names: Mapping[str, str], to: str = _REF) -> Any:
-    """Give JSON in which references to definitions have other names, or lead elsewhere."""
+    """Return JSON with the references to definitions renamed, or with another prefix."""
     if isinstance(value, dict):
         return {
             key: to + names.get(each.removeprefix(_REF), each.removeprefix(_REF))

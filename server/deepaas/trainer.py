@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Trainer:
     """One training. `begun`: the model is loaded, and trains.
 
-    Invariant: after `run` no process is left, and no file of an upload. Threads: the event loop's.
+    Invariant: after `run`, no process and no uploaded file is left. Threads: the event loop's.
     """
 
     def __init__(self, order: Order) -> None:
@@ -29,9 +29,9 @@ class Trainer:
         self._killed = ""
 
     async def run(self, request: bytes) -> bytes:
-        """Train. Returns: what TRAIN is answered with (messages.py), once all that was written is in the log.
+        """Train. Returns: the answer to TRAIN (messages.py), once all output is in the log.
 
-        Raises: InferError that says why there is no answer.
+        Raises: InferError with the reason if there is no answer.
         """
         if self._killed:
             raise WorkerLost(self._killed)
@@ -59,7 +59,7 @@ class Trainer:
         return answer
 
     def kill(self, why: str) -> None:
-        """End it, and all that it has started, now."""
+        """Terminate it, and all processes it started, now."""
         self._killed = why
         if self._worker is not None:
             self._worker.kill(why)

@@ -1,7 +1,7 @@
-"""Sharing: which calls of a component may share a batch, and what is sent to its worker when they do (`--batching`).
+"""Sharing: which calls of a component may share a batch, and what its worker is sent when they do (`--batching`).
 
-Made by loading.py. The server reads a body that may share a batch as the worker would, with the same functions; what it
-does not understand, or has a reason not to touch, travels as it came. What the worker does is in inside/rows.py.
+Made by loading.py. The server decodes a body that may share a batch as the worker would, with the same functions. A
+body that it cannot decode, or must not, travels unread. inside/rows.py is the worker's side.
 
 A message of kind ROWS: JSON, {"form", "kind", "names", "rows": [of each request], "rests": [bytes of each]}, a line
 feed, the rests, and the requests' rows: small ones already in one array. Its answer: TOGETHER, the length of each
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from penstock.batching.request import Sink
 
 MOST_FAILURES = 8
-"""After so many batches in a row that had to run apart no more are shared: the component takes a request at a time."""
+"""After this many batches in a row that had to run apart, sharing stops: the component takes one request at a time."""
 SMALL_BYTES = 64 << 10
-"""Rows of no more than so many bytes are put together here; larger ones in the worker, which has time for it."""
+"""Rows of at most this many bytes in total are concatenated here; larger ones in the worker, which has time for it."""
 KINDS = (TENSOR, NDARRAY)
 NUMBERS = "biuf"
-"""Kinds of arrays that may be put together: they stay what they are next to others of their datatype."""
+"""Kinds of arrays that may be concatenated: their values do not change next to others of their datatype."""
 _LENGTH = struct.Struct("<I")
 
 
 class Sharing:
-    """The rules of one component, and what was learned of it.
+    """The sharing rules of one component, and what was learned about it.
 
-    `allowed`: whether batches are shared. A component may put an end to that: one that answers with a SeldonResponse of
-    tags or metrics for each call, or whose batches never go well. Units: `most_rows` in a batch.
+    `allowed`: whether batches are shared. It becomes False for a component that returns a SeldonResponse of tags or
+    metrics for each call, or whose batches never succeed. Units: `most_rows` of a batch.
     """
 
     def __init__(self, description: ComponentDescription, most_rows: int, *, strict: bool = True) -> None:
@@ -51,9 +51,9 @@ class Sharing:
         self._failures = 0
 
     def call_of(self, model: Model, endpoint: Endpoint, form: PayloadKind, payload: bytes, sink: Sink) -> SeldonCall:
-        """Make a call, one that may share a batch if it is such.
+        """Make a call, which shares batches if it may.
 
-        Threads: any; bodies that are large (answering.LARGE_BYTES) should not be read on the event loop.
+        Threads: any; large bodies (answering.LARGE_BYTES) should not be decoded on the event loop.
         """
         call = SeldonCall(model, endpoint, form, payload, sink)
         if not self.allowed or endpoint is not Endpoint.PREDICT or form is PayloadKind.HTTP:
@@ -78,7 +78,7 @@ class Sharing:
 
     @staticmethod
     def packed(calls: Sequence[SeldonCall]) -> tuple[bytes, list[Array | None]]:
-        """Write calls of one Key. Ownership: larger arrays are the calls' own."""
+        """Encode calls of one Key. Ownership: larger arrays remain the calls' own."""
         _, (form, kind, _), names = calls[0].key  # type: ignore[misc]
         head = {
             "form": form, "kind": KINDS[kind], "names": names, "rows": [call.rows for call in calls],
@@ -91,7 +91,7 @@ class Sharing:
         return body, arrays
 
     def went(self, outcome: int) -> bool:
-        """Learn how a batch has gone. Returns: whether its requests have run together."""
+        """Record the outcome of a batch. Returns: whether its requests have run together."""
         if outcome == TOGETHER:
             self._failures = 0
             return True
@@ -102,7 +102,7 @@ class Sharing:
 
     @staticmethod
     def take(calls: Sequence[SeldonCall], body: bytes) -> None:
-        """Give each call its reply, from what follows TOGETHER."""
+        """Give each call its reply, from the bytes after TOGETHER."""
         sizes = struct.unpack_from(f"<{len(calls)}I", body)
         at = _LENGTH.size * len(calls)
         for call, size in zip(calls, sizes, strict=True):

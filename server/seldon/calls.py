@@ -22,8 +22,8 @@ HEADS = [[bytes((endpoint, form)) for form in PayloadKind] for endpoint in Endpo
 class SeldonCall(RawCall):
     """A RawCall of the original's protocol: `body` is that of CALL.
 
-    It counts as one row, unless it may share a batch (`share`). `rest` is what its answer needs of it beside its rows,
-    where it shares a batch.
+    It counts as one row, unless it may share a batch (`share`). If it does, `rest` is what its answer needs in addition
+    to the rows.
     """
 
     __slots__ = ("endpoint", "rest")
@@ -36,6 +36,6 @@ class SeldonCall(RawCall):
         self.nbytes = len(payload)
 
     def share(self, rows: Array, key: Key, rest: bytes) -> None:
-        """Let it share a batch with calls of the same Key. Shapes: `rows` has them on axis 0, one at least."""
+        """Let it share a batch with calls of the same Key. Shapes: axis 0 of `rows` is the rows, at least one."""
         self.inputs, self.rows, self.key, self.rest = [rows], len(rows), key, rest
         self.nbytes += rows.nbytes

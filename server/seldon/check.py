@@ -1,6 +1,6 @@
-"""`penstock check --dialect seldon`: what would be served, and every mistake. Called by the command line.
+"""`penstock check --dialect seldon`: reports what would be served, and every mistake. Called by the command line.
 
-None of a component's code is run.
+No code of a component is run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .modules import lacks_methods
 
 
 def check_components(settings: Settings) -> CheckReport:
-    """Read the PATH."""
+    """Check the PATH."""
     components = Components(settings)
     if wrong := components.wrong():
         return CheckReport(findings=[wrong])
@@ -40,7 +40,7 @@ def check_components(settings: Settings) -> CheckReport:
 
 
 def mistakes_of(spec: ModelSpec) -> list[Finding]:
-    """Find what would keep a component from being opened, as far as its files say it."""
+    """Find what would prevent a component from being opened, as far as its files show."""
     worker = spec.worker
     found = list(_module_mistakes(spec.path, spec.options["component"]))
     if worker.interpreter and shutil.which(worker.interpreter) is None:
@@ -70,7 +70,7 @@ def _module_mistakes(folder: Path, component: str) -> list[Finding]:
 
 
 def described(spec: ModelSpec) -> list[str]:
-    """Say of a component what its ModelSpec does not."""
+    """Describe what a component's ModelSpec does not show."""
     given = ", ".join(f"{name}={value!r}" for name, value in parameters.read(spec.options["parameters"]).items())
     lines = checking.described(spec, "component", f"{spec.options['component']}({given})")
     if spec.options["batching"] == "true":

@@ -1,6 +1,6 @@
-"""The command line of `seldon-core-microservice`, and the variables that it reads, as settings. Called by cli.py.
+"""The command line of `seldon-core-microservice` and the variables it reads, as settings. Called by cli.py.
 
-Source: seldon-core 1.17.1, microservice.py: names, defaults, which values are refused and with which exit status.
+Source: seldon-core 1.17.1, microservice.py: names, defaults, rejected values and their exit statuses.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ NAME = "seldon-core-microservice"
 ANNOTATIONS = Path("/etc/podinfo/annotations")
 REST_TIMEOUT, GRPC_SIZE = "seldon.io/rest-timeout", "seldon.io/grpc-max-message-size"
 TIMEOUT_S = 5000
-"""After which the original's server ended a process that had not answered; so large for want of a conversion."""
+"""Seconds after which the original's server killed a process that had not answered; large because the original does not
+convert its unit."""
 KEEPALIVE_S = 2
-"""The default, which said nothing: the original's server closed after every answer."""
+"""The original's default, which had no effect: its server closed the connection after every answer."""
 UNKNOWN_STATUS, FAILED_STATUS = 255, 1
 ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - what a container's command listens on
 _TYPES = ("MODEL", "ROUTER", "TRANSFORMER", "COMBINER", "OUTLIER_DETECTOR")
@@ -38,7 +39,7 @@ _THREADS = "calls of one process run one after another; --workers has more of th
 
 @dataclass(frozen=True, slots=True)
 class SeldonCommand:
-    """What a command line asks for. `notes` tell of what has no effect here. `pidfile` "": none."""
+    """What a command line requests. `notes` describe options that have no effect here. `pidfile` is "" for none."""
 
     settings: Settings
     pidfile: str = ""
@@ -46,7 +47,7 @@ class SeldonCommand:
 
 
 class _Environment:
-    """The variables that the original read. Raises: SettingError of those that it could not read."""
+    """The variables that the original reads. Raises: SettingError for a value it could not parse."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
@@ -64,7 +65,7 @@ class _Environment:
 
 
 def run(argv: Sequence[str], serve: Callable[[Settings], int]) -> int:
-    """Serve what a command line asks for. Returns: the exit status. Raises: SystemExit, for a wrong command line."""
+    """Serve what a command line requests. Returns: the exit status. Raises: SystemExit for an invalid command line."""
     try:
         asked = ask(argv, os.environ, Path.cwd())
     except SettingError as error:
@@ -79,10 +80,10 @@ def run(argv: Sequence[str], serve: Callable[[Settings], int]) -> int:
 def ask(
     argv: Sequence[str], environ: Mapping[str, str], folder: Path, annotations: Path = ANNOTATIONS
 ) -> SeldonCommand:
-    """Read a command line. `folder` is where it was given, and where the component is.
+    """Parse a command line. `folder` is the working folder, which has the component.
 
-    What is said on the command line goes before PENSTOCK_ variables, and those before the original's.
-    Raises: SettingError; SystemExit with the original's status for arguments that it refused.
+    The command line overrides PENSTOCK_ variables, which override the original's.
+    Raises: SettingError; SystemExit with the original's status for arguments that it rejected.
     """
     variables = _Environment(environ)
     parser = _parser(variables)
@@ -92,7 +93,7 @@ def ask(
     if unknown:
         _tell(f"Unknown args {unknown}. Note since 1.5.0 this CLI does not take API type (REST, GRPC)")
         raise SystemExit(UNKNOWN_STATUS)
-    for action in actions:  # so that what is left has been said, were it what the default is
+    for action in actions:  # so that the second parse returns only what was given, even if equal to the default
         action.default = argparse.SUPPRESS
     said = vars(parser.parse_known_args(words)[0])
     wanted = _settings(given, variables, _annotations(annotations))
@@ -104,13 +105,13 @@ def ask(
         else:
             below[PREFIX + name.upper()] = value
     flags |= ours
-    # what is served is this command's to say
+    # this command decides what is served
     flags |= {"dialect": "seldon", "model_repository": [str(folder)], "seldon_component": given.interface_name}
     return SeldonCommand(resolve(flags, {**below, **environ}), given.pidfile or "", list(_notes(given)))
 
 
 def _parser(variables: _Environment) -> argparse.ArgumentParser:
-    """Make the original's parser: it also takes the beginnings of flags, and `--debug false` for true."""
+    """Make the original's parser: it also accepts prefixes of flags, and reads `--debug false` as true."""
     parser = argparse.ArgumentParser(prog=NAME, epilog=_OURS)
     text, number = variables.environ.get, variables.number
     parser.add_argument("interface_name", help="the component: Name or package.module.Class")
@@ -140,7 +141,7 @@ def _parser(variables: _Environment) -> argparse.ArgumentParser:
         ("--metrics-port", "PREDICTIVE_UNIT_METRICS_SERVICE_PORT", 6000, "port of the metrics"),
     ):
         parser.add_argument(flag, type=int, default=number(name, usual), help=about)
-    # these two are read as arguments are, so that a wrong one is wrong usage
+    # parsed as arguments are, so that a wrong value is a usage error
     parser.add_argument("--grpc-threads", type=int, default=text("GRPC_THREADS", "1"), help="has no effect")
     parser.add_argument("--grpc-workers", type=int, default=text("GRPC_WORKERS", "1"), help="0: no gRPC")
     return parser
@@ -149,7 +150,7 @@ def _parser(variables: _Environment) -> argparse.ArgumentParser:
 def _settings(
     given: argparse.Namespace, variables: _Environment, annotations: Mapping[str, str]
 ) -> dict[str, tuple[str, str]]:
-    """Give settings: what each takes its value from, an argument or "" for what is no argument; and the value."""
+    """Return the settings: the argument each takes its value from ("" if it is none), and the value."""
     timeout_s: int = TIMEOUT_S
     if REST_TIMEOUT in annotations:
         timeout_s = _number(annotations, REST_TIMEOUT) // 1000 or 1
@@ -179,7 +180,7 @@ def _settings(
 
 
 def _levels(word: str) -> dict[str, tuple[str, str]]:
-    """Give what a level logs. Raises: SettingError."""
+    """Return the log settings for a level. Raises: SettingError."""
     if word not in _NUMBERS:
         raise SettingError(f"Invalid log level: {word}")
     level = _NUMBERS[word]
@@ -192,7 +193,7 @@ def _levels(word: str) -> dict[str, tuple[str, str]]:
 
 
 def _notes(given: argparse.Namespace) -> Iterator[str]:
-    """Say what was asked for and has no effect."""
+    """Describe the given options that have no effect."""
     if given.threads > 1 and not given.single_threaded:
         yield f"--threads has no effect: {_THREADS}"
     if int(given.grpc_workers) > 1 or int(given.grpc_threads) > 1:
@@ -204,7 +205,7 @@ def _notes(given: argparse.Namespace) -> Iterator[str]:
 
 
 def _annotations(path: Path) -> dict[str, str]:
-    """Read the annotations of a pod: `name="value"` lines; {} where there are none."""
+    """Read a pod's annotations, `name="value"` lines; {} if there are none."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -230,7 +231,7 @@ def _word(truth: bool) -> str:
 
 @contextlib.contextmanager
 def _noted(pidfile: str) -> Iterator[None]:
-    """Keep the process id in a file, for as long as the block lasts."""
+    """Keep the process id in a file for the duration of the block."""
     if pidfile:
         Path(pidfile).write_text(f"{os.getpid()}\n", "utf-8")
     try:

@@ -1,6 +1,6 @@
-"""Components: the PATH of a server that serves a Seldon component, and the Repository of it. Made by dialect.py.
+"""Components: the PATH of a server that serves a Seldon component, and its Repository. Made by dialect.py.
 
-A PATH is the folder that a component's container works in, one `Name.py`, or a graph, which graph/ reads.
+A PATH is the working folder of a component's container, one `Name.py`, or a graph, which graph/ reads.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .graph.reading import demand, is_graph
 from .modules import MODEL_NAME, S2I, built_with, of_their_own_name, unreadable, variables_of
 
 SELDON = "seldon"
-"""The backend."""
+"""The name of the backend."""
 BESIDE = ("protobuf",)
-"""What a component needs that its requirements.txt need not say: seldon-core brought it, and gRPC is read with it."""
+"""Packages a component needs even if its requirements.txt omits them: seldon-core brought them, and gRPC uses them."""
 _UNKNOWN = (
     f"which component? Say --seldon-component Name, or {MODEL_NAME} in {S2I} or the environment, or have one Name.py "
     "with a class Name"
@@ -35,9 +35,9 @@ _UNKNOWN = (
 
 
 class Components:
-    """One folder, or file, and the name of the component in it. It stands where Mirrors stand for repositories.
+    """One folder or file, and the name of the component in it. Used instead of Mirrors.
 
-    Threads: any, for what blocks.
+    Threads: any thread, for methods that block.
     """
 
     def __init__(self, settings: Settings, environ: Mapping[str, str] = os.environ) -> None:
@@ -48,12 +48,12 @@ class Components:
 
     @property
     def folder(self) -> Path:
-        """Where the component works."""
+        """The component's working folder."""
         return self.path if self.path.is_dir() else self.path.parent
 
     @cached_property
     def component(self) -> str:
-        """The component's name, as it was first found; "" where nothing says it, or too much does."""
+        """The component's name, as first found; "" if it is not configured or is ambiguous."""
         if self.settings.seldon_component:
             return self.settings.seldon_component
         if not self.path.is_dir():
@@ -66,16 +66,16 @@ class Components:
 
     @property
     def name(self) -> str:
-        """The model's name, that of its class."""
+        """The model's name: that of its class."""
         return self.component.rpartition(".")[2]
 
     @property
     def parameters(self) -> str:
-        """What is said of the parameters, JSON."""
+        """The component's parameters, as JSON."""
         return self.settings.seldon_parameters or self._environ.get("PREDICTIVE_UNIT_PARAMETERS", "[]")
 
     def repository(self, defaults: Defaults) -> Repository:
-        """Give the Repository of the component, or of a graph's."""
+        """Return the Repository of the component or of the graph."""
         if self.graph:
             from .graph.repository import GraphRepository
 
@@ -83,7 +83,7 @@ class Components:
         return ComponentRepository(self, defaults)
 
     def wrong(self) -> Finding | None:
-        """Say which path is not what it has to be."""
+        """Return the finding for a PATH that cannot be served, None if it is valid."""
         first, *others = self.settings.model_repository
         if is_remote(first):
             return Finding(Path(first), "a component is served from a folder on this machine")
@@ -96,7 +96,7 @@ class Components:
         return None
 
     def mistakes(self) -> list[Finding]:
-        """Say what keeps the component from being served, before any of its code is run; it blocks."""
+        """List what prevents the component from being served, without running its code; blocks."""
         found = []
         if not self.component:
             several = [f"{name}.py" for name in of_their_own_name(self.folder)]
@@ -110,24 +110,24 @@ class Components:
         return found
 
     def open(self) -> None:
-        """Check what must be right as a whole; it blocks. Raises: MistakesError."""
+        """Check the PATH as a whole; blocks. Raises: MistakesError."""
         if self.graph:
             demand(self.path)
         elif found := self.mistakes():
             raise MistakesError(found)
 
     def close(self) -> None:
-        """Nothing was copied."""
+        """Do nothing: nothing was copied."""
 
     def spec(self) -> ModelSpec:
-        """Give the component as a model; it blocks."""
+        """Make the component's ModelSpec; blocks."""
         environment = built_with(self.path, self._environ) if self.path.is_dir() else {}
         return spec_of(self.settings, self.name, NodeClass(self.folder, self.component), self.parameters, environment)
 
     def print(self) -> bytes:
-        """Give what changes when a file of the component does; it blocks."""
+        """Return a value that changes when a file of the component changes; blocks."""
         if self.settings.model_control_mode == "none":
-            return b"-"  # nobody asks again, and a folder may be large
+            return b"-"  # the files are not polled, and a folder may be large
         places = [self.path, self.folder / S2I] if self.path.is_dir() else sorted(self.folder.glob("*.py"))
         return fingerprint(place for place in places if place.exists())
 
@@ -138,7 +138,7 @@ class Components:
 def spec_of(
     settings: Settings, name: str, code: NodeClass, given: str, environment: Mapping[str, str]
 ) -> ModelSpec:  # fmt: skip
-    """Make the ModelSpec of a component: `given` are its parameters, JSON, `environment` further variables."""
+    """Make the ModelSpec of a component: `given` are its parameters, as JSON; `environment` has further variables."""
     requirements = Path(settings.seldon_requirements).absolute() if settings.seldon_requirements else None
     options = {
         "component": code.component,
@@ -161,7 +161,7 @@ def spec_of(
 
 
 def _log_level(settings: Settings) -> str:
-    """Give the level from which on the server logs anything: what user code logs below it goes nowhere."""
+    """Return the lowest level that the server logs: user code need not produce records below it."""
     levels = {
         "DEBUG": settings.log_verbose > 0, "INFO": settings.log_info, "WARNING": settings.log_warning,
         "ERROR": settings.log_error,
@@ -170,7 +170,7 @@ def _log_level(settings: Settings) -> str:
 
 
 class ComponentRepository(CarriedRepository):
-    """The component as the one model of a repository, by the name of its class."""
+    """The component as the only model of a repository, named after its class."""
 
     unconfigurable = "its class says it"
 
@@ -179,13 +179,13 @@ class ComponentRepository(CarriedRepository):
         self._components = components
 
     def names(self) -> list[str]:
-        """Give its name."""
+        """List its only name."""
         return [self._components.name]
 
     def spec(self, name: str) -> ModelSpec:
-        """Give the component as a model; it blocks."""
+        """Make the component's ModelSpec; blocks."""
         return self._components.spec()
 
     def fingerprint(self, name: str) -> bytes:
-        """Give what changes when a file of the component does; it blocks. b"" of another name."""
+        """Return a value that changes when a file of the component changes, b"" for another name; blocks."""
         return self._components.print() if name == self._components.name else b""

@@ -1,4 +1,4 @@
-"""Current: the component that serves now, as those must know it who send it calls. Made by dialect.py."""
+"""Current: the Model to which a server sends calls. Made by dialect.py."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Current:
-    """The Model of a server's one component, found again whenever the Engine has other versions. `name` gives its name.
+    """The Model of a server's one component, looked up again whenever the Engine's versions change.
 
-    `sharing` reads calls that may share a batch; None where none may, and before `find` was asked first. `looks`: it is
-    told all header fields, for Flask's request.
+    `name` returns the component's name. `sharing` decodes calls that may share a batch; None if none may, and before
+    the first `find`. `looks`: the component receives all header fields, for Flask's request.
     Threads: the event loop's.
     """
 
@@ -38,11 +38,11 @@ class Current:
 
     @property
     def description(self) -> ComponentDescription | None:
-        """What its worker has said of it; None while none has."""
+        """What its worker reported about it; None before the first report."""
         return self._models.described.get(self.name())
 
     def find(self) -> Model:
-        """Give the Model. Raises: InferError (NOT_READY)."""
+        """Return the Model. Raises: InferError (NOT_READY)."""
         model = self._model
         if model is None or self._generation != self._engine.generation:
             model = self._model = self._look()

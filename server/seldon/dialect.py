@@ -1,4 +1,4 @@
-"""Seldon: the parts that serve Seldon components, put together. Made by server/dialects.py."""
+"""Seldon: assembles the parts that serve Seldon components. Made by server/dialects.py."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Seldon(Dialect):
-    """What one server has of them. `models` opens them, `exposition` has their metrics."""
+    """One server's parts. `models` opens the components, `exposition` holds their metrics."""
 
     nothing = "nothing to serve: give the PATH of a component, its folder or its Name.py, or of a graph"
     alone = "component"
@@ -42,16 +42,16 @@ class Seldon(Dialect):
         self._graph: Graph | None = None
 
     def sources(self) -> Components:
-        """Give the PATH."""
+        """Return the PATH."""
         return Components(self.settings)
 
     def check(self, *, invariance: bool) -> tuple[str, int]:
-        """Say what would be served."""
+        """Report what would be served."""
         report = check_components(self.settings)
         return str(report), report.status
 
     def failure(self, text: str) -> bytes:
-        """Write the body of what is refused as no request."""
+        """Encode the body of the answer to a malformed request."""
         return pages.failure(text)
 
     def service(self, parts: DialectParts) -> SeldonService | GraphService:
@@ -69,7 +69,7 @@ class Seldon(Dialect):
         return service
 
     def grpc_methods(self, restricted: Restricted) -> dict[str, Method]:
-        """Make the RPCs of the gRPC port, by their paths."""
+        """Make the RPCs of the gRPC port, by path."""
         if self._graph is not None:
             methods = GraphRpcs(self._graph).methods()
         else:
@@ -77,11 +77,11 @@ class Seldon(Dialect):
         return restricted_methods(methods, restricted, CATEGORIES)
 
     def grpc_files(self) -> tuple[Any, ...]:
-        """Give the FileDescriptorProtos that reflection tells of."""
+        """Return the FileDescriptorProtos that reflection offers."""
         return protos.files()
 
     def render(self) -> Iterable[str]:
-        """Give the lines for the metrics page."""
+        """Return the lines for the metrics page."""
         return (*self.exposition.render(), *(self._graph.counted.render() if self._graph is not None else ()))
 
     def _current(self) -> Current:

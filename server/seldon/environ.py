@@ -1,4 +1,4 @@
-"""The environment, as the original reads it. Imports nothing: the server and the workers have it. Pure.
+"""Environment variables, parsed as the original does. Used by server and workers, so it imports nothing. Pure.
 
 Source: seldon-core 1.17.1, env_utils.py and utils.py.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 UNSET = "NOT_IMPLEMENTED"
-"""What stands for a component's name, and in the labels of metrics, where no variable says it."""
+"""The default for a component's name, and for the values of metric labels."""
 UNSET_IMAGE = f"{UNSET}:{UNSET}"
 
 
 def truth(environ: Mapping[str, str], name: str) -> bool | None:
-    """Read a variable that is true or false; None where it is not set. Any other word is false."""
+    """Parse a boolean variable; None if it is unset. Any word other than those for true is false."""
     said = environ.get(name)
     return None if said is None else said.lower() in {"1", "true", "t"}

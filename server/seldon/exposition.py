@@ -1,6 +1,6 @@
-"""Exposition: the original's Prometheus series, from what the workers say of each call. Made by the composition root.
+"""Exposition: the original's Prometheus series, from what workers report for each call. Made by dialect.py.
 
-Source: seldon-core 1.17.1, metrics.py, and the pages that it was seen to give.
+Source: seldon-core 1.17.1, metrics.py, and pages observed from it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ logger = logging.getLogger("penstock.seldon")
 COUNTER, GAUGE, TIMER = "COUNTER", "GAUGE", "TIMER"
 _KINDS = {COUNTER: "counter", GAUGE: "gauge", TIMER: "histogram"}
 WORKER = "0"
-"""The value of `worker_id`: the copies of a component are added up, where each process of the original had its own."""
-EDGES = (  # seconds: fifty points from 0.001 to 30, as far from each other as the next; as the original wrote them
+"""The value of `worker_id`: a component's copies are summed, whereas each process of the original had its own series.
+"""
+EDGES = (  # seconds: fifty points from 0.001 to 30 with a constant ratio, as the original wrote them
     0.001, 0.0012341553253454693, 0.0015231393670785815, 0.0018797905611233593, 0.0023199535315445415,
     0.002863183005509725, 0.0035336125536884733, 0.004361026750842238, 0.005382184388525997, 0.006642451525090608,
     0.008197816923039709, 0.010117379411776668, 0.012486417679584786, 0.015410178873747385, 0.019018554321561593,
@@ -43,17 +44,17 @@ _EDGE_TEXTS = (*(repr(edge) for edge in EDGES), "+Inf")
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _KNOWN_MOST, _KNOWN_BYTES = 4096, 4096
-"""So many texts are remembered with what they add, if they are no longer than that: they are not read again."""
+"""The limits of the cache of parsed metrics: the number of texts, and the bytes of one."""
 _WARNED_MOST = 256
 MOST_SERIES = 10_000
-"""Of all components together. Labels may be what clients say, and a series is kept for as long as the server runs."""
+"""The limit for all components together. Labels may come from clients, and a series lasts as long as the server."""
 
 Step = Callable[[float], None]
-"""How one metric's value is added to its series."""
+"""Adds a value to the series of one metric."""
 
 
 def labels_of(environ: Mapping[str, str]) -> dict[str, str]:
-    """Give the labels that all series of a component have, from its variables."""
+    """Return the labels common to all series of a component, from its variables."""
     *name, version = environ.get("PREDICTIVE_UNIT_IMAGE", UNSET_IMAGE).split(":")
     image, deployment = ":".join(name), environ.get("SELDON_DEPLOYMENT_ID", UNSET)
     return {
@@ -78,7 +79,7 @@ def _predictor_version(text: str) -> str:
 
 
 class ValueSeries:
-    """The series of a counter or a gauge, which is its last value."""
+    """The series of a counter, or of a gauge, which holds its last value."""
 
     __slots__ = ("_labels", "_sample", "value")
 
@@ -88,40 +89,40 @@ class ValueSeries:
         self.value: float = 0.0
 
     def add(self, value: float) -> None:
-        """Count."""
+        """Add to a counter."""
         self.value += value
 
     def set(self, value: float) -> None:
-        """Take a gauge's new value."""
+        """Set a gauge."""
         self.value = value
 
     def lines(self) -> Iterator[str]:
-        """Write it."""
+        """Format the series."""
         yield f"{self._sample}{{{self._labels}}} {_number(self.value)}"
 
 
 class TimerSeries:
-    """The series of a timer: a histogram. Units: milliseconds come in, seconds are shown."""
+    """The series of a timer: a histogram. Units: takes milliseconds, exposes seconds."""
 
     __slots__ = ("_after", "_before", "_counts", "_sample", "_sum")
 
     def __init__(self, sample: str, labels: Mapping[str, str]) -> None:
         self._sample = sample
-        # labels are in the order of their names, and there are always some before `le` and some after it
+        # labels are sorted by name, and there are always some before `le` and some after it
         self._before = _written({name: value for name, value in labels.items() if name < "le"})
         self._after = _written({name: value for name, value in labels.items() if name > "le"})
         self._counts = [0] * len(_EDGE_TEXTS)
         self._sum = 0.0
 
     def add(self, value: float) -> None:
-        """Count a time. One that is negative, or no number, is in the sum alone, as in the original."""
+        """Record a time. As in the original, a negative one or a NaN is added only to the sum."""
         seconds = value / 1000
         self._sum += seconds
         if seconds >= 0:
             self._counts[bisect_right(EDGES, seconds)] += 1
 
     def lines(self) -> Iterator[str]:
-        """Write it."""
+        """Format the series."""
         below = 0
         for edge, count in zip(_EDGE_TEXTS, self._counts, strict=True):
             below += count
@@ -134,8 +135,8 @@ class TimerSeries:
 class Exposition:
     """The custom metrics of all components of a server, on one page.
 
-    Invariant: the page can be read whatever components say: a metric whose name, labels or value Prometheus would not
-    take is left out, and the log says so once. Series of one name stand together. Threads: the event loop's.
+    Invariant: the page is valid whatever components report: a metric whose name, labels or value Prometheus would
+    reject is left out, and logged once. Series of one name are adjacent. Threads: the event loop's.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
@@ -147,22 +148,22 @@ class Exposition:
         self.label("", environ)
 
     def label(self, model: str, environ: Mapping[str, str]) -> None:
-        """Have the series of a model's component carry the labels that these variables say; "": of all others."""
+        """Set the labels for the series of a model's component from its variables; "" sets those of all others."""
         self._ledgers[model] = Ledger(self, labels_of(environ))
 
     def add(self, endpoint: Endpoint, metrics: bytes, model: str = "") -> None:
-        """Add what one call has said: JSON, [[key, type, value, tags or null]]."""
+        """Add what one call reported: JSON, [[key, type, value, tags or null]]."""
         (self._ledgers.get(model) or self._ledgers[""]).add(endpoint, metrics)
 
     def render(self) -> Iterable[str]:
-        """Give the lines for the metrics page."""
+        """Return the lines for the metrics page."""
         for name, (kind, series) in self._families.items():
             yield f"# HELP {name} \n# TYPE {name} {kind}"
             for each in series.values():
                 yield from each.lines()
 
     def series(self, kind: Any, key: Any, labels: Mapping[str, Any]) -> ValueSeries | TimerSeries:
-        """Find a series, or begin it. Raises: ValueError, TypeError, which say what is wrong with it."""
+        """Return a series, new if it is not there. Raises: ValueError, TypeError, which describe the problem."""
         if kind not in _KINDS:
             raise ValueError(f"the type {kind!r} is none of {', '.join(_KINDS)}")
         if not isinstance(key, str) or not _NAME.fullmatch(key):
@@ -172,7 +173,7 @@ class Exposition:
                 raise ValueError(f"its tag {label!r} is no label that Prometheus takes")
             if not isinstance(value, str):
                 raise TypeError(f"its tag {label!r} is no text")
-            value.encode()  # which a lone surrogate fails
+            value.encode()  # a lone surrogate raises
         shown, samples = _names(kind, key)
         word = f"{shown} {_KINDS[kind]}"
         if any(self._taken.get(sample, word) != word for sample in samples):
@@ -190,7 +191,7 @@ class Exposition:
         return made
 
     def warn(self, key: Any, why: object) -> None:
-        """Say once of a metric that it is left out."""
+        """Log once that a metric is left out."""
         text = f"metric {str(key)[:200]!r} is left out: {why}"
         if text not in self._warned and len(self._warned) < _WARNED_MOST:
             self._warned.add(text)
@@ -198,9 +199,9 @@ class Exposition:
 
 
 class Ledger:
-    """Adds up what the calls of one component say. Made by Exposition. Threads: the event loop's.
+    """Sums what the calls of one component report. Made by Exposition. Threads: the event loop's.
 
-    What a call adds is remembered by its text: 1 us for three metrics that were there before, 6 us for other values.
+    The effect of each text is cached: a call takes 1 us for three metrics seen before, 6 us for new values.
     """
 
     def __init__(self, page: Exposition, labels: Mapping[str, str]) -> None:
@@ -210,7 +211,7 @@ class Ledger:
         self._steps: dict[tuple[Any, ...], Step] = {}
 
     def add(self, endpoint: Endpoint, metrics: bytes) -> None:
-        """Add what one call has said: JSON, [[key, type, value, tags or null]]."""
+        """Add what one call reported: JSON, [[key, type, value, tags or null]]."""
         steps = self._known.get((endpoint, metrics))
         if steps is None:
             steps = self._read(endpoint, metrics)
@@ -241,7 +242,7 @@ class Ledger:
 
 
 def _said(metrics: bytes) -> Iterator[tuple[Any, Any, Any, Any]]:
-    """Read what a call has said. Python's json writes NaN and numbers of any size, which orjson does not read."""
+    """Parse what a call reported. Python's json writes NaN and integers of any size, which orjson does not read."""
     try:
         read = orjson.loads(metrics)
     except ValueError:
@@ -264,7 +265,7 @@ def _float(value: Any) -> float:
 
 
 def _names(kind: str, key: str) -> tuple[str, tuple[str, ...]]:
-    """Give the name that a metric is shown by, and those of its samples."""
+    """Return a metric's exposed name, and the names of its samples."""
     if kind == COUNTER:
         name = key if key.endswith("_total") else f"{key}_total"
         return name, (name,)
@@ -278,6 +279,6 @@ def _written(labels: Mapping[str, str]) -> str:
 
 
 def _number(value: float) -> str:
-    """Write a number as Prometheus reads it."""
+    """Format a number for Prometheus."""
     text = repr(float(value))
     return {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}.get(text, text)

@@ -1,6 +1,6 @@
-"""Loading of Seldon components: a worker for each, and the configuration that it has as a model of the v2 protocol.
+"""Loading of Seldon components: a worker for each instance, and the configuration as a model of the v2 protocol.
 
-Made by the composition root, called by the Engine when a version whose backend is "seldon" is opened.
+Made by dialect.py; called by the Engine when it opens a version whose backend is "seldon".
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ SERVICE = "penstock.server.seldon.inside.service"
 
 
 class SeldonModels:
-    """Opens components, each of its instances in a process of its own. Threads: the event loop's.
+    """Opens components, each instance in a process of its own. Threads: the event loop's.
 
-    `described` is what the workers have said of their components, by model, `sharing` what decodes calls that may share
-    a batch, for those that may. `count` is called with the metrics of v2 requests.
+    `described` has what workers reported about their components, by model; `sharing` decodes calls that may share a
+    batch, for the models that allow it. `count` is called with the metrics of v2 requests.
     """
 
     def __init__(self, environments: Environments) -> None:
@@ -74,17 +74,17 @@ class SeldonModels:
 
 
 def _completed(spec: ModelSpec, description: ComponentDescription, *, batches: bool) -> ModelSpec:
-    """Say what the component takes and gives as a model of the v2 protocol, and how its calls go.
+    """Complete the component's configuration as a model of the v2 protocol, and set the capacity of its Batches.
 
-    What does not share batches has no axis for rows as such a model, and its calls are sent to the worker a few at a
-    time all the same: that number is then what a Batch holds.
+    A component that does not share batches has no axis for rows as such a model. Its calls are still sent to the worker
+    several at a time, and a Batch holds that number.
     """
     rows = (spec.policy.max_batch_rows or spec.policy.default_max_batch_rows) if batches else AT_ONCE
     return as_carried(spec, signature_of(description.metadata, batched=batches), rows)
 
 
 def _most_calls(spec: ModelSpec) -> int:
-    """Say how many calls a worker is to serve: at random a little more for each, so that they do not end together."""
+    """Return how many calls a worker may serve, with a random addition, so that workers do not end at the same time."""
     most, jitter = (int(spec.options.get(name, "0")) for name in ("max_requests", "max_requests_jitter"))
     return most + random.randint(0, jitter) if most else 0  # noqa: S311 - no secret
 

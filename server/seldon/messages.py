@@ -1,11 +1,10 @@
-"""Messages: what a server and a worker with a Seldon component say to each other, beside workers/kinds.py.
+"""Messages between a server and a worker with a Seldon component, in addition to workers/kinds.py.
 
 The service is `penstock.server.seldon.inside.service`. Its settings: {"component": "Name" or "package.module.Class",
-"folder": where it works, "parameters": the JSON text of its parameters, "strict": bool, "custom_service": whether it is
-to run that; and what else the component's ModelSpec has for options}. It answers being opened with a
-ComponentDescription.
+"folder": its working folder, "parameters": its parameters as JSON text, "strict": bool, "custom_service": whether to
+run it; and the other options of the component's ModelSpec}. It answers being opened with a ComponentDescription.
 
-Both ways, a call travels as it came: the server reads no JSON and no protobuf, but for --batching.
+A call travels unread in both directions: except for --batching, the server reads no JSON and no protobuf.
 """
 
 from __future__ import annotations
@@ -19,24 +18,28 @@ from typing import Any
 from penstock.server.carrying.messages import CALL
 
 __all__ = ["CALL"]
-"""Of it: two bytes, an Endpoint and a PayloadKind, then the payload. Answered: ANSWER, metrics, header lines, body."""
+"""Its body: two bytes, an Endpoint and a PayloadKind, then the payload. Its answer: ANSWER, metrics, header lines,
+body."""
 ROWS = 33
-"""Call. Requests that share a batch, which the server has decoded: `rows.py` and `batching.py` say how."""
+"""Call. Requests that share a batch, decoded by the server: see `rows.py` and `batching.py`."""
 TENSORS = 34
-"""Call. Requests of the v2 protocol: `rows.py` and `tensors.py` say how."""
+"""Call. Requests of the v2 protocol: see `rows.py` and `tensors.py`."""
 TOGETHER, APART, NEVER = range(3)
-"""How the answers to ROWS and TENSORS begin: the requests have run together; they are to run apart; and so is whatever
-comes later, as the component says more of each call than can be told apart."""
+"""The first byte of the answers to ROWS and TENSORS: the requests have run together; they must run apart; or they and
+all later ones must, since the component reports more for each call than can be told apart in a batch."""
 
 ANSWER = struct.Struct("<HHI")
-"""Status (HTTP's, or gRPC's for PayloadKind.PROTO), and the lengths of what stands before the body, metrics first:
-header lines, of which the first is the value of content-type alone, none for JSON; and metrics, JSON: [[key, type,
-value, tags or null]], none for none. The body of a gRPC status other than OK is its text."""
+"""Status (HTTP's, or gRPC's for PayloadKind.PROTO), and the lengths of what precedes the body:
+
+- header lines; the first is the bare value of content-type. None for JSON.
+- metrics, which come first in the answer, as JSON: [[key, type, value, tags or null]]. None if there are none.
+
+The body of a gRPC status other than OK is its text."""
 _HEAD = ANSWER.size
 
 
 def read_answer(reply: bytes) -> tuple[int, bytes, bytes, bytes]:
-    """Take the answer to a CALL apart. Returns: its status, metrics, header lines, and body."""
+    """Split the answer to a CALL. Returns: its status, metrics, header lines, and body."""
     status, lines, metrics = ANSWER.unpack_from(reply)
     if not lines and not metrics:
         return status, b"", b"", reply[_HEAD:]
@@ -45,7 +48,7 @@ def read_answer(reply: bytes) -> tuple[int, bytes, bytes, bytes]:
 
 
 class Endpoint(enum.IntEnum):
-    """What is asked of a component. Its `label` is what the original's metrics call it."""
+    """A method of a component that a request calls. `label` is its name in the original's metrics."""
 
     PREDICT = 0
     FEEDBACK = 1
@@ -65,25 +68,26 @@ _LABELS = ("predict", "feedback", "inputtransform", "outputtransform", "router",
 
 
 class PayloadKind(enum.IntEnum):
-    """What the payload of a CALL is."""
+    """The form of a CALL's payload."""
 
     JSON = 0
     """The body of a request whose content type is JSON and which has no query."""
     HTTP = 1
-    """A line of JSON, {"method": str, "type": its Content-Type, "query": str}, and after it the body. It has "path"
-    and "headers", pairs, too, where the ComponentDescription `looks`."""
+    """A line of JSON, {"method": str, "type": its Content-Type, "query": str}, then the body. If the
+    ComponentDescription `looks`, the line also has "path" and "headers", a list of pairs."""
     PROTO = 2
     """The message of the RPC: SeldonMessage, SeldonMessageList for AGGREGATE, Feedback for FEEDBACK."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComponentDescription:
-    """What a worker says of its component.
+    """What a worker reports about its component.
 
-    `metadata` is what `/metadata` answers, None where it is not valid, and `page` the same as it is written. `health`
-    is what `/health/status` always answers, as it is; "" where the component is to be asked. `batches`: calls of
-    `predict` may share one (docs/seldon.md has the rules); `takes_meta`: unless a request has `meta`. `looks`: its
-    methods may look at Flask's request.
+    - `metadata` is the answer of `/metadata`, None if it is invalid; `page` is its encoded form.
+    - `health` is the constant answer of `/health/status`, encoded; "" if the component must be called.
+    - `batches`: calls of `predict` may share a batch (docs/seldon.md has the rules).
+    - `takes_meta`: calls with `meta` may not.
+    - `looks`: its methods may read Flask's request.
     """
 
     metadata: dict[str, Any] | None = field(default_factory=dict)
@@ -94,10 +98,10 @@ class ComponentDescription:
     looks: bool = False
 
     def write(self) -> bytes:
-        """Write it."""
+        """Encode it."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def read(cls, body: bytes) -> ComponentDescription:
-        """Read what `write` has written."""
+        """Decode what `write` encoded."""
         return cls(**json.loads(body))

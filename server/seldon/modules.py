@@ -1,4 +1,4 @@
-"""Modules: what the files of a component's folder say of it; none is run. Called by components.py, check.py, graph/."""
+"""Modules: what the files in a component's folder show without being run. Called by components.py, check.py, graph/."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from penstock.server.modules import made_in, parsed
 
 S2I = Path(".s2i", "environment")
-"""What s2i read when it built an image: `NAME=VALUE` lines, which became variables of the container."""
+"""The file that s2i reads to build an image: `NAME=VALUE` lines, which become variables of the container."""
 MODEL_NAME = "MODEL_NAME"
 METHODS = ("predict", "transform_", "route", "aggregate", "send_feedback", "health_status", "__getattr__")
-"""How the names begin of what a component may have."""
+"""The prefixes of a component's methods."""
 
 
 def variables_of(path: Path) -> dict[str, str]:
-    """Read `NAME=VALUE` lines; {} where there is no such file."""
+    """Parse `NAME=VALUE` lines; {} if there is no such file."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -26,17 +26,17 @@ def variables_of(path: Path) -> dict[str, str]:
 
 
 def built_with(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Give the variables of an image of a folder: they go after `environ`, which its container is started with."""
+    """Return the variables of a folder's image, except those in `environ`, which the container is started with."""
     return {key: value for key, value in variables_of(folder / S2I).items() if key not in environ}
 
 
 def of_their_own_name(folder: Path) -> list[str]:
-    """Name the modules of a folder that have a class of their name, without importing them."""
+    """List the modules of a folder with a class of their own name, without importing them."""
     return [path.stem for path in sorted(folder.glob("*.py")) if path.stem in _classes_of(path)]
 
 
 def unreadable(folder: Path) -> dict[Path, SyntaxError]:
-    """Say which modules of a folder Python cannot read."""
+    """Return the modules of a folder with syntax errors."""
     found = {}
     for path in sorted(folder.glob("*.py")):
         try:
@@ -56,7 +56,7 @@ def _classes_of(path: Path) -> set[str]:
 
 
 def lacks_methods(path: Path, name: str) -> bool:
-    """Tell whether a class that stands in a module has nothing that Seldon calls, nor a class that it could have it of.
+    """Return whether a class defined in a module has no method that Seldon calls, and no base that could have one.
 
     Raises: as `names_of`.
     """

@@ -1,6 +1,6 @@
 """OpenAPI: the document at `/seldon.json`, which describes the URLs of a component server. Pure; made once.
 
-The original serves a file there; this document is Penstock's own, of the same URLs and messages.
+The original serves a file there; this document is Penstock's own, for the same URLs and messages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CALLS: Mapping[str, tuple[str, str]] = {
     "/aggregate": ("SeldonMessageList", "Make one answer of several"),
     "/send-feedback": ("Feedback", "Take what was right, and the reward"),
 }
-"""What is taken by each path that has GET as well as POST."""
+"""The message that each path with both GET and POST takes."""
 
 
 def _object(**properties: Any) -> dict[str, Any]:
@@ -135,5 +135,5 @@ def document() -> dict[str, Any]:
 
 @cache
 def page() -> bytes:
-    """Give the document as it is served."""
+    """Return the document as it is served."""
     return written(document())

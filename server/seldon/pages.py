@@ -1,6 +1,6 @@
-"""Pages: what a component server answers itself, and the header lines and errors of all answers. Pure.
+"""Pages: what a component server itself answers, and the header lines and errors of all answers. Pure.
 
-Source: seldon-core 1.17.1 with flask-cors 3.0, as they answer.
+Source: seldon-core 1.17.1 with flask-cors 3.0, by observed behavior.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _METHODS = b"DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
 
 
 def written(document: Any) -> bytes:
-    """Write a document as all JSON here is written: its keys in order, nothing but ASCII, a line end."""
+    """Encode a document in the form of all JSON here: sorted keys, ASCII only, a final line end."""
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode() + b"\n"
 
 
 def failure(text: str, reason: str = INTERNAL) -> bytes:
-    """Write the body of an error."""
+    """Encode the body of an error."""
     status = {"code": -1, "info": text, "reason": reason, "status": 1}
     return written({"status": status})
 
@@ -42,13 +42,13 @@ NO_METADATA = failure("Model metadata unavailable", BAD_METADATA)
 
 
 def refused(error: InferError) -> tuple[int, bytes]:
-    """Give the status and the body of what the server itself refuses or fails in."""
+    """Return the status and body for what the server itself rejects or fails in."""
     status = HTTP_STATUS[error.code]
     return status, failure(error.message, BAD_DATA if status == 400 else INTERNAL)
 
 
 def lines_for(method: bytes, header: Mapping[bytes, bytes]) -> bytes:
-    """Give the header lines of the answer to a head: every page may ask (CORS), and it is told that it may."""
+    """Return the CORS header lines of the answer to a head: every origin is allowed."""
     origin = header.get(b"origin", b"")
     lines = b"%b: %b\r\n" % (_ALLOW_ORIGIN, origin or b"*")
     asked = header.get(b"access-control-request-method", b"").upper()
@@ -62,5 +62,5 @@ def lines_for(method: bytes, header: Mapping[bytes, bytes]) -> bytes:
 
 
 def joined(own: bytes, lines: bytes) -> bytes:
-    """Put the lines of all answers to those that a component has given its own, unless it has said who may ask."""
+    """Append the lines of all answers to a component's own, unless its own set Access-Control-Allow-Origin."""
     return own if _ALLOW_ORIGIN in own.lower() else own + lines

@@ -1,6 +1,6 @@
-"""Parameters: what a component's constructor is given, as `--parameters` says it. Pure.
+"""Parameters: the arguments of a component's constructor, from `--parameters`. Pure.
 
-Read where a component is served from, and again by its worker. Source: seldon-core 1.17.1, microservice.py.
+Parsed in the server, and again in its worker. Source: seldon-core 1.17.1, microservice.py.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _KNOWN = "INT, FLOAT, DOUBLE, STRING, BOOL"
 
 
 class BadParameterError(ValueError):
-    """A text that says no parameters. The reason is MICROSERVICE_BAD_PARAMETER where the original had one."""
+    """Invalid parameters. The reason is MICROSERVICE_BAD_PARAMETER if the original had one."""
 
 
 def read(text: str) -> dict[str, Any]:
-    """Give the keyword arguments that a text says: JSON, [{"name", "value", "type"}]. Raises: BadParameterError."""
+    """Return the keyword arguments given in JSON: [{"name", "value", "type"}]. Raises: BadParameterError."""
     try:
         stated = json.loads(text)
     except ValueError as error:

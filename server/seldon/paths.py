@@ -1,6 +1,6 @@
-"""Paths: what a URL of a component server is for. Asked by `service.py`, once for each head. Pure.
+"""Paths: the purpose of each URL of a component server. Called by `service.py`, once for each head. Pure.
 
-Source: seldon-core 1.17.1 on Flask 2.2 and gunicorn 20.1, as they answer.
+Source: seldon-core 1.17.1 on Flask 2.2 and gunicorn 20.1, by observed behavior.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from penstock.server.http.target import path_in
 from .messages import Endpoint
 
 PING, METADATA, OPENAPI = "ping", "metadata", "openapi"
-"""What the server answers itself."""
+"""What the server itself answers."""
 NOT_FOUND, NOT_ALLOWED, OPTIONS = "not found", "not allowed", "options"
-"""What else may become of a request."""
+"""The other outcomes of a request."""
 Purpose = Endpoint | str
 
 _READ, _CALL, _POST = (b"GET", b"HEAD"), (b"GET", b"POST", b"HEAD"), (b"POST",)
 
 
 class SeldonRoute(NamedTuple):
-    """What a path is for, and with which methods."""
+    """The purpose of a path, and its methods."""
 
     purpose: Purpose
     methods: tuple[bytes, ...]
@@ -47,13 +47,13 @@ _PLACES = {
     b"/seldon.json": SeldonRoute(OPENAPI, _READ),
 }
 _OURS = frozenset((b"v2", b"docs", b"openapi.json", b"metrics"))
-"""The first segments of the paths that are Penstock's own. The original has none of them."""
+"""The first segments of Penstock's own paths. The original has none of them."""
 
 
 def parted(path: bytes, query: bytes) -> tuple[bytes, bytes]:
-    """Give the path of a request, decoded, and its query, as they were sent in its target.
+    """Return the decoded path of a request and its query, from its target.
 
-    Of slashes at the beginning one counts. What follows a `#` is not the server's.
+    Several leading slashes count as one. The fragment, from `#` on, is dropped.
     """
     path, fragment, _ = path.partition(b"#")
     query = b"" if fragment else query.partition(b"#")[0]
@@ -61,16 +61,16 @@ def parted(path: bytes, query: bytes) -> tuple[bytes, bytes]:
 
 
 def is_ours(path: bytes) -> bool:
-    """Whether a path is one of Penstock's own protocol or of its control plane."""
+    """Return whether a path belongs to Penstock's own protocol or its control plane."""
     return path.split(b"/", 2)[1] in _OURS
 
 
 def purpose_of(method: bytes, path: bytes, *, strict: bool) -> Purpose:
-    """Tell what is to become of a request. `path` is decoded.
+    """Return the purpose of a request. `path` is decoded.
 
-    The original serves a folder, which does not exist, at every path but `/`. So a GET of what is not there is not
-    found, and so is one of what takes a POST only; any other method is not allowed there, and OPTIONS has an answer.
-    If not `strict`, there is no such folder.
+    The original serves a folder that does not exist at every path except `/`. A GET of an unknown path, or of a path
+    that accepts only POST, is therefore not found; any other method is not allowed, and OPTIONS is answered. Unless
+    `strict`, there is no such folder.
     """
     place = _PLACES.get(path)
     if place is not None and method in place.methods:
@@ -81,7 +81,7 @@ def purpose_of(method: bytes, path: bytes, *, strict: bool) -> Purpose:
 
 
 def methods_of(path: bytes, *, strict: bool) -> bytes:
-    """Give the value of the Allow field of a path."""
+    """Return the value of the Allow field of a path."""
     place = _PLACES.get(path)
     methods = place.methods if place is not None else ()
     if strict:

@@ -1,9 +1,9 @@
-"""The messages and services of seldon.protos, described by hand: nothing generated, and no compiler, is needed.
+"""The messages and services of seldon.protos, described by hand: no generated code, and no compiler, is needed.
 
-`inside/protobuf.py` and the importable `seldon_core.proto` take the messages from here, `rpc.py` what reflection tells.
-All is registered in protobuf's default pool, where the classes of google.protobuf are that users' code gives and takes;
-a file that is there already is taken as it is, and what is registered is what the original registers, to the byte, so
-that whoever else brings these files finds no difference. Source: seldon-core 1.17.1, proto/prediction.proto.
+`inside/protobuf.py` and the importable `seldon_core.proto` take the messages from here, `rpc.py` the content of
+reflection. All is registered in protobuf's default pool, which has the classes of google.protobuf that user code uses.
+A file that is already there is used as it is; what is registered is equal to the original's, to the byte, so that it
+does not conflict with other copies of these files. Source: seldon-core 1.17.1, proto/prediction.proto.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ _SCALARS = {
     "double": 1, "float": 2, "int64": 3, "uint64": 4, "int32": 5, "bool": 8, "string": 9, "bytes": 12, "uint32": 13,
 }  # fmt: skip
 
-# Of a field: its number, name and type. Before the type, "*" is repeated, "!" also says that it is packed, "?" is of
-# the message's one oneof, and "%" a map from strings. A message or enum is found in the file, or in _FOREIGN.
+# Of a field: its number, name and type. Before the type, "*" is repeated, "!" is repeated with an explicit packed
+# option, "?" is of the message's one oneof, and "%" a map from strings. A message or enum is found in the file, or in
+# _FOREIGN.
 _ONEOF = "data_oneof"
 _FOREIGN = {
     "Value": ".google.protobuf.Value",
@@ -84,7 +85,7 @@ _SERVICES = {
     ),
 }
 
-# TensorFlow's, for where it is not installed: name of the file, its messages, what it depends on, its class in Java.
+# TensorFlow's files, in case it is not installed: name of the file, its messages, its dependencies, its class in Java.
 _TENSORFLOW: tuple[tuple[str, dict[str, str], tuple[str, ...], str], ...] = (
     (
         "tensor_shape",
@@ -126,7 +127,7 @@ _GO = "github.com/tensorflow/tensorflow/tensorflow/go/core/framework/{}_go_proto
 
 @cache
 def registered() -> Any:
-    """Give the FileDescriptor of seldon.protos in protobuf's default pool, where it and what it imports then are."""
+    """Return the FileDescriptor of seldon.protos in protobuf's default pool, after registering it and its imports."""
     pool = descriptor_pool.Default()
     for stem, messages, needs, java in _TENSORFLOW:
         name = _tensorflow_name(stem)
@@ -139,7 +140,7 @@ def registered() -> Any:
 
 @cache
 def files() -> tuple[Any, ...]:
-    """Give the FileDescriptorProtos that a client of reflection needs: seldon.protos, and all that it imports."""
+    """Return the FileDescriptorProtos that a reflection client needs: seldon.protos, and all that it imports."""
     found: dict[str, Any] = {}
     waiting = [registered()]
     while waiting:
@@ -152,7 +153,7 @@ def files() -> tuple[Any, ...]:
 
 @cache
 def message_class(name: str) -> Any:
-    """Give a message's class by its name in seldon.protos. Raises: KeyError."""
+    """Return a message's class by its name in seldon.protos. Raises: KeyError."""
     descriptor = registered().message_types_by_name[name]
     try:
         from google.protobuf.message_factory import GetMessageClass
@@ -209,9 +210,9 @@ def _tensorflow(stem: str, messages: dict[str, str], needs: tuple[str, ...], jav
 
 
 def _of_installed(stem: str) -> bytes | None:
-    """Give a file's descriptor as the installed TensorFlow will register it; None where there is none.
+    """Return a file's descriptor as the installed TensorFlow will register it; None if there is none.
 
-    It is read from the generated module, as importing that imports TensorFlow, which takes seconds.
+    It is read from the source of the generated module: importing it would import TensorFlow, which takes seconds.
     """
     try:
         found = importlib.util.find_spec("tensorflow")
@@ -254,7 +255,7 @@ def _add_fields(message: Any, scope: str, fields: str) -> None:
 
 
 def _named(kind: str, scope: str) -> tuple[int, str]:
-    """Give the type of a field that is no scalar, and its full name."""
+    """Return the type of a nonscalar field, and its full name."""
     if kind in _FOREIGN_ENUMS:
         return _ENUM, _FOREIGN_ENUMS[kind]
     if any(kind == enum for enum, _ in _ENUMS.values()):

@@ -1,7 +1,7 @@
-"""Reading a body in front of the worker: the rows in it, if it is one whose rows may stand in a batch with others'.
+"""Decodes a body in the server: the rows in it, if they may share a batch with others'.
 
-Called by batching.py. What is read is what the worker would read: the functions are the worker's own, of which these
-modules need no component and no seldon_core.
+Called by batching.py. The functions are the worker's own, so both read the same; these modules need no component and no
+seldon_core.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TENSOR, NDARRAY = "tensor", "ndarray"
 
 
 class PayloadRows(NamedTuple):
-    """What a body brings. `kind` is TENSOR or NDARRAY; `rest` is what the answer needs of it beside its rows."""
+    """The content of a body. `kind` is TENSOR or NDARRAY; `rest` is what the answer needs in addition to the rows."""
 
     array: Array
     kind: str
@@ -30,7 +30,7 @@ class PayloadRows(NamedTuple):
 
 
 def rows_of_json(body: bytes) -> PayloadRows | None:
-    """Read a body of JSON; None for one that is not plainly rows, whatever is the matter with it.
+    """Decode a body of JSON; None if it is anything but plain rows.
 
     The rest is its meta as JSON, b"" for none.
     """
@@ -46,12 +46,12 @@ def rows_of_json(body: bytes) -> PayloadRows | None:
         if has_meta and type(meta) is not dict:
             return None
         return PayloadRows(array, kind, tuple(names), json.dumps(meta).encode() if has_meta else b"", has_meta)
-    except Exception:  # noqa: BLE001 - the worker says what is wrong with it
+    except Exception:  # noqa: BLE001 - the worker reports what is wrong with it
         return None
 
 
 def rows_of_proto(body: bytes, *, exact: bool) -> PayloadRows | None:
-    """Read a SeldonMessage, as `rows_of_json` does. The rest is the message without its values."""
+    """Decode a SeldonMessage like `rows_of_json`. The rest is the message without its values."""
     try:
         message = message_class("SeldonMessage").FromString(body)
         if message.WhichOneof("data_oneof") != "data":

@@ -1,6 +1,7 @@
-"""SeldonRpcs: the RPCs of seldon.protos. Made by dialect.py, called by the gRPC lane; the sink of its calls.
+"""SeldonRpcs: the RPCs of seldon.protos, and the sink of their calls. Made by dialect.py, called by the gRPC lane.
 
-A call goes to its component as it came: nothing here parses a message, logs, or starts a task.
+A call is forwarded to its component unread, without logging or a task. With batching, the messages of Predict are
+decoded here, large ones in a task.
 """
 
 from __future__ import annotations
@@ -48,21 +49,21 @@ RPCS: dict[str, Endpoint] = {
     "Seldon/Predict": Endpoint.PREDICT,
     "Seldon/SendFeedback": Endpoint.FEEDBACK,
 }
-"""What each asks of a component. Every component answers all of them, whatever it is."""
+"""The Endpoint that each RPC calls. Every component answers all of them, whatever its type."""
 METADATA = ("Model/Metadata", "Seldon/ModelMetadata")
 GRAPH_METADATA = "Seldon/GraphMetadata"
 CATEGORIES = {
     **{PACKAGE + path: "inference" for path in RPCS},
     **{PACKAGE + path: "metadata" for path in (*METADATA, GRAPH_METADATA)},
 }
-"""As what the RPCs can be restricted."""
+"""The categories by which access to the RPCs can be restricted."""
 NO_GRAPH = "Exception calling application: GraphMetadata not available on the Model level."
 
 
 class SeldonRpcs:
-    """Answers for the component of one server, which `current` finds.
+    """Answers for the one component of a server, which `current` finds.
 
-    A call's deadline is that of its stay in the queue, and a client that has gone takes its call back from there.
+    A call's deadline limits its time in the queue, and a client's cancellation removes it from there.
     Threads: the event loop's.
     """
 
@@ -73,31 +74,31 @@ class SeldonRpcs:
         self._tasks = Tasks()
 
     def methods(self) -> dict[str, Method]:
-        """Give the RPCs by their paths."""
+        """Return the RPCs by their paths."""
         unary: dict[str, Unary] = {path: partial(self.begin, endpoint) for path, endpoint in RPCS.items()}
         unary |= dict.fromkeys(METADATA, self.metadata)
         unary[GRAPH_METADATA] = self.graph_metadata
         return {PACKAGE + path: Method(PACKAGE + path, answer) for path, answer in unary.items()}
 
     def begin(self, endpoint: Endpoint, call: Call, message: bytes) -> None:
-        """Send one call on its way. Raises: InferError."""
+        """Submit one call. Raises: InferError."""
         model, sharing = self._current.find(), self._current.sharing
         if sharing is None or endpoint is not Endpoint.PREDICT:
             self._submit(call, SeldonCall(model, endpoint, PayloadKind.PROTO, message, self))
             return
-        # it is to be read here, which nobody needs of what is refused whatever it brings
+        # the message is parsed here, so first reject a call that would be rejected whatever it contains
         refusal = self._engine.turn_away(model)
         if refusal is not None:
             self._refuse(call, refusal)
         elif len(message) < LARGE_BYTES:
             self._submit(call, sharing.call_of(model, endpoint, PayloadKind.PROTO, message, self))
         else:
-            self._engine.hold(model)  # the version that it is for stays meanwhile
+            self._engine.hold(model)  # keeps this version loaded meanwhile
             task = self._tasks.start(call, partial(self._share_slowly, model, sharing, call, message), "Predict")
             task.add_done_callback(lambda _: self._engine.release(model))
 
     def metadata(self, call: Call, message: bytes) -> None:
-        """Tell what the component says of itself: nothing, if that is not valid. Its name is not looked at."""
+        """Answer with the component's metadata, or an empty message if it is invalid. The requested name is ignored."""
         described = self._current.description
         try:
             call.answer(metadata_message((described.metadata if described is not None else None) or {}))
@@ -105,7 +106,7 @@ class SeldonRpcs:
             call.refuse(Status.UNKNOWN, "Exception calling application: ")
 
     def graph_metadata(self, call: Call, message: bytes) -> None:
-        """Say that a component knows of no graph."""
+        """Report that a component has no graph."""
         call.refuse(Status.UNKNOWN, NO_GRAPH)
 
     def _submit(self, call: Call, request: SeldonCall) -> None:
@@ -119,7 +120,7 @@ class SeldonRpcs:
             self._refuse(call, error)
 
     async def _share_slowly(self, model: Model, sharing: Sharing, call: Call, message: bytes) -> None:
-        """Read on a thread what would hold the loop."""
+        """Decode on a thread what would block the event loop."""
         request = await off_loop(
             len(message), sharing.call_of, model, Endpoint.PREDICT, PayloadKind.PROTO, message, self
         )
@@ -131,13 +132,13 @@ class SeldonRpcs:
         """Send the answers of one delivery."""
         for request in requests:
             call: Call = request.context
-            # whoever was to cancel it holds it, and it holds the call
+            # breaks a cycle: `cancelled` holds the request, which holds the call
             call.cancelled = None
             try:
                 if request.error is not None:
                     self._refuse(call, request.error)
                     continue
-                # what was submitted here are SeldonCalls, and nothing else
+                # only SeldonCalls are submitted here
                 reply: bytes = request.reply  # type: ignore[attr-defined]
                 status, metrics, _, body = read_answer(reply)
                 if metrics:
@@ -152,14 +153,14 @@ class SeldonRpcs:
     @staticmethod
     def _refuse(call: Call, error: InferError) -> None:
         if error.code is Code.EXPIRED:
-            # it had no deadline but the client's
+            # its only deadline was the client's
             call.refuse(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
         else:
             refuse(call, error)
 
 
 def metadata_message(metadata: dict[str, Any]) -> bytes:
-    """Write a component's metadata as a SeldonModelMetadata, without what that has no field for. Raises: ParseError."""
+    """Encode a component's metadata as a SeldonModelMetadata; unknown fields are dropped. Raises: ParseError."""
     message = message_class("SeldonModelMetadata")()
     json_format.ParseDict(metadata, message, ignore_unknown_fields=True)
     return bytes(message.SerializeToString())

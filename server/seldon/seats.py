@@ -1,7 +1,7 @@
-"""Seats of a component, and the Crew of its workers: requests may share a batch there, or be of the v2 protocol.
+"""WorkerSlots of a component, and the Crew of its workers. Requests may share a batch, or be of the v2 protocol.
 
-Requests that share a batch (`--batching`) are one call; if that does not go well each of them is called alone. Made by
-loading.py. What is the same of all calls that are carried is in carrying/.
+Requests that share a batch (`--batching`) are one call; if it fails, each of them is called alone. Made by loading.py.
+What all carried calls have in common is in carrying/.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ logger = logging.getLogger("penstock.seldon")
 class SeldonCrew(Crew):
     """A Crew whose calls may share batches. `count` is called with the metrics of v2 requests.
 
-    `apart` are requests that run alone, since a batch that they shared did not go well.
+    `apart` are requests that run alone because a batch they shared failed.
     """
 
     count: Callable[[Endpoint, bytes], None] = lambda _endpoint, _metrics: None
@@ -55,28 +55,28 @@ class SeldonCrew(Crew):
         return SeldonSeat(host, self)
 
     def done(self, requests: Sequence[InferRequest]) -> None:
-        """Forget who was to run alone."""
+        """Forget which of these were to run alone."""
         if self.apart:
             self.apart.difference_update(requests)
 
     def hopeless(self) -> None:
-        """Likewise: who is answered so does not come back here."""
+        """Forget all that were to run alone: requests answered this way do not come back here."""
         self.apart.clear()
 
 
 class SeldonSeat(WorkerSlot):
-    """A WorkerSlot that also has calls of several requests. Threads: the event loop's."""
+    """A WorkerSlot that also makes one call of several requests. Threads: the event loop's."""
 
     def __init__(self, host: CarryingHost, crew: SeldonCrew) -> None:
         super().__init__(host)
         self._crew = crew
 
     def most_ns(self, key: Key) -> int:
-        """Keep calls that run one after another few; those that share a batch are one."""
+        """Limit calls that run one after another; those that share a batch are one call, and have no limit."""
         return 0 if key != RAW and self._crew.shares else super().most_ns(key)
 
     def _those_alone(self, batch: Batch) -> Sequence[InferRequest]:
-        """Send those that share the Batch as one call, and give the others."""
+        """Send those that share the Batch as one call. Returns: the others."""
         requests, crew = batch.requests, self._crew
         if len(requests) > 1 and requests[0].inputs and crew.shares:
             together = [request for request in requests if request not in crew.apart]
@@ -123,7 +123,7 @@ class SeldonSeat(WorkerSlot):
     def _take_together(
         self, requests: Sequence[Any], body: bytes, arrays: list[Array | None], error: Exception | None
     ) -> None:
-        """Take the end of a call of ROWS or TENSORS, of one request or several."""
+        """Handle the end of a call of ROWS or TENSORS, of one request or several."""
         self._asked -= 1
         together = False
         if error is None:
@@ -141,7 +141,7 @@ class SeldonSeat(WorkerSlot):
         self._tell_soon()
 
     def _read(self, requests: Sequence[Any], body: bytes, arrays: list[Array | None]) -> None:
-        """Give requests that have run together what has come of them. Raises: whatever is wrong with that."""
+        """Distribute the results of requests that ran together. Raises: any exception that decoding them causes."""
         if type(requests[0]) is SeldonCall:
             self._sharing.take(requests, body)
             for call in requests:
@@ -152,7 +152,7 @@ class SeldonSeat(WorkerSlot):
                 self._crew.count(Endpoint.PREDICT, metrics.encode())
 
     def _part(self, requests: Sequence[InferRequest], error: Exception | None) -> None:
-        """Run requests alone whose batch did not go well; one that was alone has failed."""
+        """Run the requests of a failed batch alone; a request that was alone has failed."""
         if len(requests) == 1 and error is not None:
             self._fail(requests[0], error)
         elif isinstance(error, NotBegunError):
@@ -164,6 +164,6 @@ class SeldonSeat(WorkerSlot):
                 self._unbegun += requests
                 return
             if self._batch is not None:
-                self._batch.runs += len(requests) - 1  # the one of all of them has come to nothing
+                self._batch.runs += len(requests) - 1  # the shared call does not count as a run
             for request in requests:
                 self._send(request)

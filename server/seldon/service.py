@@ -1,6 +1,6 @@
-"""SeldonService: the Service that answers Seldon's URLs on the fast lane, in front of the v2 protocol's.
+"""SeldonService: the Service that answers Seldon's URLs on the fast lane, ahead of the v2 protocol's.
 
-Made by dialect.py. A call goes to its component as it came, unless it may share a batch.
+Made by dialect.py. A call is forwarded to its component unread, unless it may share a batch.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ if TYPE_CHECKING:
     from .exposition import Exposition
 
 _CATEGORIES = {Endpoint.HEALTH: "health", PING: "health", METADATA: "metadata"}
-"""As what the purposes of paths can be restricted; other Endpoints are inference."""
+"""The categories by which access to these purposes can be restricted; the other Endpoints are inference."""
 _DISPOSITION = b"content-disposition: inline; filename=seldon.json\r\ncache-control: no-cache\r\n"
 _MAGIC = {b"gzip": b"\x1f\x8b", b"deflate": b"\x78"}
-"""How a body begins that has a coding. One that only says so is taken as it is, which the original does with all."""
+"""The first bytes of a compressed body, by content coding. A body that declares a coding but begins otherwise is passed
+on as is; the original passes on every body as is."""
 
 
 class SeldonClaim:
-    """What a head says. Kept with the head's bytes.
+    """What a request head says. Cached with the head's bytes.
 
-    `found` is the component that is asked, None for what the server answers itself. `plain`: the payload of its call is
-    the body as it is, unless the component is told all of the `head`; `described` is what stands before it otherwise.
-    `lines` are the header lines of its answer.
+    `found` is the Current to call, None for requests that the server can answer itself. `plain`: the payload of the
+    call is the body alone, unless the component receives the whole `head`; otherwise the payload is `described` and the
+    body. `lines` are header lines of the answer.
     """
 
     __slots__ = ("accept", "coding", "described", "found", "head", "lines", "path", "plain", "purpose", "request_id")
@@ -66,9 +67,9 @@ class SeldonClaim:
 
 
 class SeldonService(CarryingService):
-    """Answers for the component of one server, which `current` finds.
+    """Answers for the one component of a server, which `current` finds.
 
-    Threads: the event loop's, but for large bodies that are decoded.
+    Threads: the event loop's, except that large bodies are decoded on others.
     """
 
     claims = SeldonClaim
@@ -85,7 +86,7 @@ class SeldonService(CarryingService):
     # -- the Service -------------------------------------------------------------------------------------------
 
     def claim(self, head: Head) -> Any:
-        """Claim every path, but for those that are Penstock's own."""
+        """Claim every path except Penstock's own."""
         claim = SeldonClaim(head, self._current, strict=self._strict)
         if is_ours(claim.path):
             return self.others.claim(head)
@@ -94,7 +95,7 @@ class SeldonService(CarryingService):
         return claim
 
     def answer(self, connection: FastLane, claim: Any, body: bytes) -> None:
-        """Answer a request, or send it on."""
+        """Answer a request, or send it to the component."""
         if claim.found is None:
             self._answer_page(connection, claim)
         elif claim.coding or (self._current.sharing is not None and len(body) >= LARGE_BYTES):
@@ -108,7 +109,7 @@ class SeldonService(CarryingService):
         connection.answer(status, body, JSON, claim.lines + (retry_after_line(error) if status == 503 else b""))
 
     def trouble(self, claim: Any, error: Exception) -> InferError:
-        """Log a failure under the client's own id, if it has sent one."""
+        """Log a failure under the client's request id, if it sent one."""
         return internal(error, self._current.name(), claim.request_id)
 
     # -- calls of the component --------------------------------------------------------------------------------
@@ -127,10 +128,10 @@ class SeldonService(CarryingService):
         self.submit(connection, call)
 
     async def _ask_later(self, connection: FastLane, claim: SeldonClaim, body: bytes) -> None:
-        """Ask what takes more than one step.
+        """Send a call that takes more than one step.
 
-        A coding is taken off its body, which the original never did, and a large one is read for the batch that it may
-        share on a thread.
+        A compressed body is decompressed, which the original never did. A large body that may share a batch is decoded
+        on a thread.
         """
         endpoint: Endpoint = claim.purpose  # type: ignore[assignment]
         try:
@@ -154,7 +155,7 @@ class SeldonService(CarryingService):
             off_task(connection)
 
     def answer_call(self, connection: FastLane, claim: Any, call: SeldonCall) -> None:
-        """Answer with what the component has answered, and count what it has said of its metrics."""
+        """Send the component's answer, and count the metrics it reported."""
         status, metrics, lines, body = read_answer(call.reply)
         content_type, extra = JSON, claim.lines
         if metrics:
@@ -168,11 +169,11 @@ class SeldonService(CarryingService):
             connection.answer(status, body, content_type, extra)
 
     def unread(self, call: SeldonCall) -> None:
-        """Count what a call has said whose client has gone: the component has done it all the same."""
+        """Count the metrics of a call whose client has gone: the component has run it."""
         try:
             if call.error is None and (metrics := read_answer(call.reply)[1]):
                 self._exposition.add(call.endpoint, metrics)
-        except Exception as error:  # noqa: BLE001 - it must not take the others' answers
+        except Exception as error:  # noqa: BLE001 - it must not lose the others' answers
             internal(error, call.model.name, "")
 
     # -- everything else ---------------------------------------------------------------------------------------
@@ -199,7 +200,7 @@ class SeldonService(CarryingService):
         return methods_of(claim.path, strict=self._strict)
 
     def _answer_health(self, connection: FastLane, claim: SeldonClaim) -> None:
-        """Answer at once where that is known, and a worker serves; otherwise the component is asked."""
+        """Answer at once if the answer is known and a worker serves; otherwise call the component."""
         described = self._current.description
         if described is not None and described.health and self._current.find().healthy:
             connection.answer(200, described.health.encode(), JSON, claim.lines)
@@ -217,19 +218,19 @@ class SeldonService(CarryingService):
 
 
 def _is_json(content_type: bytes) -> bool:
-    """Whether a body of a Content-Type is read as JSON: as Werkzeug's `is_json`."""
+    """Return whether a body of this Content-Type is read as JSON, like Werkzeug's `is_json`."""
     kind = content_type.partition(b";")[0].strip().lower()
     return kind == JSON or (kind.startswith(b"application/") and kind.endswith(b"+json"))
 
 
 def _described(method: bytes, content_type: bytes, query: bytes) -> bytes:
-    """Write what a worker must know of a head to read the body: a line of JSON."""
+    """Encode the parts of a head that a worker needs to read the body: a line of JSON."""
     said = {"method": method, "type": content_type, "query": query}
     return json.dumps({name: value.decode("latin-1") for name, value in said.items()}).encode() + b"\n"
 
 
 def _told(head: Head) -> bytes:
-    """Write all of a head, likewise."""
+    """Encode the whole head in the same form."""
     path, query = parted(head.path, head.query)
     said = {"method": head.method, "type": head.header.get(b"content-type", b""), "query": query, "path": path}
     told: dict[str, Any] = {name: value.decode("latin-1") for name, value in said.items()}

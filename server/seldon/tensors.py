@@ -1,11 +1,11 @@
 """Tensors: a component as a model of the v2 protocol: its Signature, and its requests in messages to a worker.
 
-Called by loading.py and seats.py. What a worker makes of a message is in inside/rows.py.
+Called by loading.py and seats.py. inside/rows.py is the worker's side.
 
 A message of kind TENSORS: JSON, {"inputs": [[name, datatype]], "outputs": [[name, datatype or ""]], "rows": [of each
-request]}, and the requests' tensors, each request's after the one before it. With several requests a batch is shared.
-Its answer: one byte, TOGETHER, APART or NEVER, and after TOGETHER JSON, for each request an error, {"code", "message"},
-or its outputs, {"outputs": [positions], "parameters", "metrics"}, whose tensors follow one another likewise.
+request]}, and the requests' tensors, request by request. Several requests share a batch. Its answer: one byte,
+TOGETHER, APART or NEVER. After TOGETHER follows JSON, for each request an error, {"code", "message"}, or its outputs,
+{"outputs": [positions], "parameters", "metrics"}; their tensors are in the same order.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
 
 DEFAULT = {"input": TensorSpec("input", "FP64", (-1, -1)), "output": TensorSpec("output", "FP64", (-1, -1))}
-"""What stands for the inputs, and for the outputs, of a component that does not say them as tensors."""
+"""The inputs, or outputs, of a component whose metadata does not declare them as tensors."""
 
 
 def signature_of(metadata: Mapping[str, Any] | None, *, batched: bool) -> Signature:
-    """Read what a component takes and gives from its metadata, where that has tensors of the v2 protocol.
+    """Read a component's Signature from its metadata, if that has tensors of the v2 protocol.
 
-    A side with any tensor of another kind is taken for DEFAULT. Shapes: the first axis that is said counts rows, and is
-    free; a shape that is not said, or is empty, is one free axis after the rows, or rows alone.
+    A side with any tensor of another kind becomes DEFAULT. Shapes: the first declared axis counts rows, and is free. A
+    missing shape is one free axis after the rows; an empty one is rows alone.
     """
     said = metadata or {}
     return Signature(_side(said, "input"), _side(said, "output"), batched=batched)
@@ -55,24 +55,24 @@ def _side(metadata: Mapping[str, Any], side: str) -> tuple[TensorSpec, ...]:
 
 
 class Tensors:
-    """Writes and reads the messages of one component."""
+    """Encodes and decodes the messages of one component."""
 
     def __init__(self, model: str, signature: Signature) -> None:
         self._model = model
         self._outputs = signature.outputs
         inputs = [(spec.name, spec.datatype) for spec in signature.inputs]
-        # what nobody has said has the datatype that it has
+        # an undeclared output keeps its own datatype
         outputs = [(spec.name, "" if spec is DEFAULT["output"] else spec.datatype) for spec in signature.outputs]
         self._opening = orjson.dumps({"inputs": inputs, "outputs": outputs})[:-1]
 
     def packed(self, requests: Sequence[InferRequest]) -> tuple[bytes, list[Array | None]]:
-        """Write requests. Ownership: the tensors are the requests' own."""
+        """Encode requests. Ownership: the tensors are the requests' own."""
         rows = orjson.dumps([request.rows for request in requests])
         arrays = [array for request in requests for array in request.inputs]
         return self._opening + b',"rows":' + rows + b"}", arrays
 
     def take(self, requests: Sequence[InferRequest], body: bytes, arrays: Sequence[Array | None]) -> list[Any]:
-        """Give each request its outputs, or its error, from what follows TOGETHER.
+        """Give each request its outputs, or its error, from the bytes after TOGETHER.
 
         Returns: the metrics of each, None for none.
         """
@@ -90,7 +90,7 @@ class Tensors:
         return counted
 
     def _in_order(self, request: InferRequest, found: Mapping[int, Any], parameters: Any) -> list[Any]:
-        """Give a request the outputs that it wants; as OwnOutputs, where something of them is not as was said."""
+        """Return a request's wanted outputs; as OwnOutputs if something differs from what was declared."""
         outputs, wrong = [], ""
         for position in request.wanted:
             array, spec = found.get(position), self._outputs[position]

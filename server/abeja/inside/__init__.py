@@ -1,1 +1,1 @@
-"""Inside: what runs in the worker of an ABEJA handler."""
+"""Inside: the code that runs in the worker of an ABEJA handler."""

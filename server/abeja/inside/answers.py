@@ -1,6 +1,6 @@
-"""ResponseWriter: what a handler returns, as an HTTP answer.
+"""ResponseWriter: turns a handler's result into an HTTP answer.
 
-Source: abejaruntime 1.1.1 and abeja-platform-model-proxy 2.6.5, as they answer.
+Source: abejaruntime 1.1.1 and abeja-platform-model-proxy 2.6.5, by observed behavior.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .content import ContentEncoder
 from .refused import CallRefusedError
 
 PROXY_VERSION, RUNTIME_VERSION = "2.6.5", "1.1.1"
-"""Of those whose answers these are."""
+"""The versions whose answers these are."""
 _IDENTITIES = {
     "X-Abeja-Model-Id": "ABEJA_MODEL_ID",
     "X-Abeja-Model-Version": "ABEJA_MODEL_VERSION",
@@ -27,14 +27,14 @@ _IDENTITIES = {
     "X-Abeja-Service-Id": "ABEJA_SERVICE_ID",
 }
 _FRAMING = frozenset(("Connection", "Content-Length", "Date", "Keep-Alive", "Transfer-Encoding", "Upgrade"))
-"""The server's own."""
+"""Headers that the server sets."""
 _TYPE = "Content-Type"
 _CONTROLS = re.compile("[\0-\x08\n-\x1f\x7f]")
 _MOST_KINDS = 256
 
 
 class ResponseWriter:
-    """Writes the answers of one handler. `environ` has what identifies it. Threads: one."""
+    """Encodes the answers of one handler. `environ` has what identifies it. Threads: one."""
 
     def __init__(self, environ: Mapping[str, str], *, strict: bool) -> None:
         self._encoder = ContentEncoder(strict=strict)
@@ -47,7 +47,10 @@ class ResponseWriter:
         self._kinds: dict[str, tuple[str, bytes]] = {}
 
     def pack(self, returned: Any) -> bytes:
-        """Write an answer. Raises: CallRefusedError; of what is none, TypeError, ValueError, what it raises."""
+        """Encode an answer.
+
+        Raises: CallRefusedError; for an invalid result TypeError, ValueError, or the result's own exceptions.
+        """
         if not isinstance(returned, dict):
             raise TypeError(f"a handler has to return a dict, and not {_kind_of(returned)}")
         content_type = returned.get("content_type", "text/plain")
@@ -69,7 +72,7 @@ class ResponseWriter:
         return pack_answer(status, (b"" if status == 304 else header) + b"\r\n" + lines, body)
 
     def _kind(self, content_type: str) -> tuple[str, bytes]:
-        """Give the media type that a content goes by, and the header; empty for one that cannot be sent."""
+        """Return the media type that selects the encoding, and the header; b"" for one that cannot be sent."""
         said = parse_media(content_type.encode("utf-8", "replace").decode("latin-1"))
         header = b"" if said is None or said[0] == FORM else _value(content_type).encode()
         kind = content_type.partition(";")[0].strip().lower(), header
@@ -88,7 +91,7 @@ def _status(status: Any) -> int:
 
 
 def _fields(metadata: Mapping[Any, Any]) -> dict[str, str]:
-    """Give the headers that a handler asks for, by their canonical names. What cannot be a name is left out."""
+    """Return the headers that a handler sets, by canonical name. Invalid names are left out."""
     fields = {}
     for key, value in metadata.items():
         if not isinstance(value, str | None) or not isinstance(key, str | int | float | None):
@@ -101,7 +104,7 @@ def _fields(metadata: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def _value(text: str) -> str:
-    """Give a text as a header has it: on one line, and without what is no character."""
+    """Return a text as the value of a header: on one line, without lone surrogates."""
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return _CONTROLS.sub(" ", text).strip(" \t")
 

@@ -1,8 +1,8 @@
-"""Content: what becomes of the `content` that a handler returns. Source: abejaruntime 1.1.1, as it behaves.
+"""Content: encodes the `content` that a handler returns. Source: abejaruntime 1.1.1, by observed behavior.
 
-What can be iterated is, unless it is a text or a dict, and each element is written after the other: bytes as they are,
-texts in UTF-8 and all else as JSON, each of these two on a line of its own; or as rows, where the type is text/csv.
-Where the original sent decimal digits for bytes, or had no answer, ours does better unless it is to be `strict`.
+An iterable, unless it is a text or a dict, is encoded element by element: bytes unchanged, texts in UTF-8, and anything
+else as JSON. Each text and each JSON value has a line of its own. For text/csv, elements become rows. Where the
+original sent bytes as decimal digits, or failed, this encoder does better unless `strict`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _FILES = (io.BytesIO, io.BufferedReader)
 
 
 class ContentEncoder:
-    """Writes contents. `strict`: as the original did also where it was wrong. Threads: any."""
+    """Encodes contents. `strict`: as the original, including its errors. Threads: any."""
 
     def __init__(self, *, strict: bool) -> None:
         self._strict = strict
         self._json = json.JSONEncoder(default=self._plain).encode
 
     def encode(self, content: Any, media: str) -> bytes:
-        """Write a content of this media type, in small letters and without parameters.
+        """Encode a content for this media type, in lower case and without parameters.
 
-        Raises: whatever a content raises that cannot be written (TypeError, ValueError and others).
+        Raises: any exception of a content that cannot be encoded (TypeError, ValueError and others).
         """
         if content is None:
             return b""
@@ -78,7 +78,7 @@ class ContentEncoder:
         return b"".join(written)
 
     def _plain(self, value: Any) -> Any:
-        """Give what JSON has in the place of a value that it does not have."""
+        """Return a JSON substitute for a value that JSON lacks."""
         if isinstance(value, dt.datetime):
             return value.isoformat()
         if isinstance(value, np.ndarray):
@@ -93,7 +93,7 @@ class ContentEncoder:
 
 
 class _Lines:
-    """Where the rows of a table go."""
+    """A file for the rows of a table."""
 
     def __init__(self, written: list[Any]) -> None:
         self._written = written
@@ -103,7 +103,7 @@ class _Lines:
 
 
 def _octets(content: Any) -> bytes | None:
-    """Give the bytes of what consists of bytes; None for anything else."""
+    """Return the bytes of an object that consists of bytes; None for any other."""
     if isinstance(content, bytes | bytearray):
         return bytes(content)
     if isinstance(content, memoryview):
@@ -120,9 +120,9 @@ def _is_empty(content: Any, *, strict: bool) -> bool:
 
 
 def _paired(element: list[Any]) -> Any:
-    """Give the dict that a list of pairs stands for; a list of something else is itself.
+    """Return the dict of a list of pairs; any other list unchanged.
 
-    Raises: ValueError for elements that are as long as no pair is.
+    Raises: ValueError for iterable elements that are not pairs.
     """
     try:
         return dict(element)

@@ -1,8 +1,8 @@
-"""Multipart: the parts of a form, as the original's proxy read them.
+"""Multipart: splits a form into its parts as the original's proxy does.
 
-Source: RFC 7578; Go 1.19, packages mime/multipart and net/textproto, as they behave: a preamble is skipped, lines may
-end with a line feed alone if the first one does, quoted-printable is decoded and nothing else is, a head that is cut
-off ends the form, and content that is cut off is an error.
+Source: RFC 7578; Go 1.19, packages mime/multipart and net/textproto, by observed behavior: a preamble is skipped, lines
+may end with a line feed alone if the first one does, only quoted-printable is decoded, truncated headers end the form,
+and truncated content is an error.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from .refused import CallRefusedError
 
 _CUT = ": unexpected EOF"
 _TRAILING = re.compile(rb"(?<![ \t])[ \t]++(?=\r?\n|\Z)")
-"""What RFC 2045, 6.7, has dropped at the end of a line. It begins nowhere but at the first blank: linear."""
+"""The blanks that RFC 2045, 6.7, removes at the end of a line. Matches only from the first blank: linear time."""
 _AFTER_EDGE = (b" ", b"\t", b"\r", b"\n", b"--")
 
 
 @dataclass(frozen=True, slots=True)
 class MultipartPart:
-    """One part. What it does not say is None; a file has its last name, without folders."""
+    """One part. What it does not specify is None; a file has its base name, without folders."""
 
     content_type: str | None
     file_name: str | None
@@ -32,7 +32,7 @@ class MultipartPart:
 
 
 def parts_of(body: bytes, boundary: bytes) -> list[MultipartPart]:
-    """Read a form. Raises: CallRefusedError (400; 503 as in the original where content is cut off)."""
+    """Parse a form. Raises: CallRefusedError (400; 503, as in the original, for truncated content)."""
     if not boundary:
         raise _unreadable("its boundary is empty")
     edge = b"--" + boundary
@@ -50,7 +50,7 @@ def parts_of(body: bytes, boundary: bytes) -> list[MultipartPart]:
 
 
 def _begin(body: bytes, edge: bytes) -> tuple[int | None, bytes]:
-    """Find where the first part begins, None for no part; and how lines end."""
+    """Return the start of the first part, None if there is none; and the line end."""
     at = 0
     while at < len(body):
         end = body.find(b"\n", at) + 1 or len(body)
@@ -66,7 +66,7 @@ def _begin(body: bytes, edge: bytes) -> tuple[int | None, bytes]:
 
 
 def _next(body: bytes, at: int, edge: bytes, newline: bytes) -> int | None:
-    """Find where the part after a content begins; None after the last."""
+    """Return the start of the part after a content; None after the last."""
     if body.startswith(newline, at):
         at += len(newline)
     end = body.find(b"\n", at) + 1 or len(body)
@@ -79,7 +79,7 @@ def _next(body: bytes, at: int, edge: bytes, newline: bytes) -> int | None:
 
 
 def _end(body: bytes, at: int, edge: bytes, newline: bytes) -> int:
-    """Find the end of a content. Nothing at all may stand before the next edge, not even a newline."""
+    """Return the end of a content. An empty content needs not even a newline before the next boundary."""
     if body.startswith(edge, at) and _ends(body, at + len(edge)):
         return at
     between = newline + edge
@@ -96,7 +96,10 @@ def _ends(body: bytes, at: int) -> bool:
 
 
 def _headers(body: bytes, at: int) -> tuple[dict[bytes, bytes], int] | None:
-    """Read the headers of a part, the first of each name, and where its content begins; None if they do not end."""
+    """Parse a part's headers, the first of each name.
+
+    Returns: these, and the start of the part's content; None if the headers are truncated.
+    """
     lines: list[list[bytes]] = []
     while at < len(body):
         end = body.find(b"\n", at)

@@ -1,4 +1,4 @@
-"""CallRefusedError: why a call is answered by something else than its handler's answer. For inside the worker."""
+"""CallRefusedError: why a call is not answered by its handler. Raised and handled inside the worker."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ class CallRefusedError(Exception):
 
 
 def pack_refusal(status: int, text: str) -> bytes:
-    """Write such an answer."""
+    """Encode such an answer."""
     return pack_answer(status, JSON, status_body(text))

@@ -1,6 +1,6 @@
-"""Request: what a handler is given of one call. Source: abejaruntime 1.1.1, as its classes of these names behave.
+"""Request: the argument of a handler for one call. Source: abejaruntime 1.1.1, its classes of the same names.
 
-The names, and those of their methods, are what handlers use.
+The names, and those of their methods, are used by handlers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .multipart import parts_of
 
 
 class _Shown(Mapping[str, Any]):
-    """A mapping that cannot be changed, is equal to a dict of what it holds, and looks like one as a text."""
+    """An immutable mapping that is equal to a dict of its items, and has the same text."""
 
     def __init__(self, items: dict[str, Any]) -> None:
         self._items = items
@@ -39,24 +39,24 @@ class _Shown(Mapping[str, Any]):
     __hash__ = None  # type: ignore[assignment]
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Give an item, or `default`."""
+        """Return an item, or `default`."""
         return self._items.get(key, default)
 
     def keys(self) -> Any:
-        """Give the keys."""
+        """Return the keys."""
         return self._items.keys()
 
     def items(self) -> Any:
-        """Give the keys with the values."""
+        """Return the keys with the values."""
         return self._items.items()
 
     def values(self) -> Any:
-        """Give the values."""
+        """Return the values."""
         return self._items.values()
 
 
 class Content(_Shown):
-    """One content of a request: its body, which is a binary file, and what is said of it."""
+    """One content of a request: its body, which is a binary file, and its description."""
 
     def __init__(
         self, content_type: str | None, body: bytes, file_name: str | None = None, form_name: str | None = None
@@ -72,7 +72,7 @@ class Content(_Shown):
         )
 
     def read(self, size: int = -1) -> bytes:
-        """Read so many bytes, or all that are left. Raises: ValueError after `close`."""
+        """Read at most `size` bytes, or all that are left. Raises: ValueError after `close`."""
         content: bytes = self._items["body"].read(size)
         return content
 
@@ -82,13 +82,13 @@ class Content(_Shown):
 
 
 class HttpHeaders(Mapping[str, Any]):
-    """The headers of a request, by names in any letters. It iterates over pairs, as many as there are values."""
+    """The headers of a request, with case-insensitive names. It iterates over pairs, one for each value."""
 
     def __init__(self, pairs: tuple[tuple[str, str], ...]) -> None:
         self._pairs = pairs
 
     def get_all(self, key: str) -> list[str]:
-        """Give all values of a header, in their order."""
+        """Return all values of a header, in order."""
         wanted = key.lower()
         return [value for name, value in self._pairs if name == wanted]
 
@@ -113,25 +113,25 @@ class HttpHeaders(Mapping[str, Any]):
     __hash__ = None  # type: ignore[assignment]
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Give the last value of a header, or `default`."""
+        """Return the last value of a header, or `default`."""
         value = self[key]
         return default if value is None else value
 
     def keys(self) -> Any:
-        """Give the name of each value."""
+        """Return the name for each value."""
         return (name for name, _ in self._pairs)
 
     def values(self) -> Any:
-        """Give all values."""
+        """Return all values."""
         return (value for _, value in self._pairs)
 
     def items(self) -> Any:
-        """Give names and values."""
+        """Return names and values."""
         return (pair for pair in self._pairs)
 
 
 class Request(_Shown):
-    """One request: a mapping, and a file to read from, which is its first content."""
+    """One request: a mapping, and a readable file, which is its first content."""
 
     def __getitem__(self, key: str) -> Any:
         return self._first()["metadata"] if key == "metadata" else self._items[key]
@@ -141,7 +141,7 @@ class Request(_Shown):
         self._items["contents"].append(content)
 
     def read(self, size: int = -1) -> bytes:
-        """Read so many bytes of the first content, or all that are left. Raises: ValueError if there is none."""
+        """Read at most `size` bytes of the first content, or all that are left. Raises: ValueError if there is none."""
         content: bytes = self._first().read(size)
         return content
 
@@ -158,7 +158,7 @@ class Request(_Shown):
 
 
 class RequestHead:
-    """What a head says. Kept with its bytes: of what a handler is given, nothing that can be changed is kept."""
+    """The content of a head. Cached by its bytes: nothing in it is an object that a handler could modify."""
 
     def __init__(self, said: Mapping[str, Any]) -> None:
         self._method = said["method"]
@@ -168,7 +168,7 @@ class RequestHead:
         self._pairs = tuple((name, value) for name, values in self._headers for value in values)
 
     def request(self, body: bytes) -> Request:
-        """Make the request of a call with this body. Raises: Refused, for a form that cannot be read."""
+        """Make the request of a call with this body. Raises: CallRefusedError for a form that cannot be read."""
         if self._boundary is None:
             contents = [Content(None, body)]
         else:

@@ -1,8 +1,8 @@
-"""The service of a handler's worker: it imports the handler, and calls it, one request at a time.
+"""The service of a handler's worker: imports the handler, and calls it for one request at a time.
 
-Its settings: {"handler": "module:name", "strict": bool, "beside": [folders]}, the last being where modules are looked
-for that are found nowhere else. A call and its answer are those of ../messages.py.
-Source: abejaruntime 1.1.1, what a handler is given and what becomes of what it returns.
+Its settings: {"handler": "module:name", "strict": bool, "beside": [folders]}; the folders are searched last for
+modules. A call and its answer are described in ../messages.py.
+Source: abejaruntime 1.1.1, for a handler's arguments and the handling of its result.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _imported(handler: str, label: str) -> Handler:
 
 
 class AbejaInside:
-    """One handler. `context` is given to every call. Threads: the main one."""
+    """One handler. `context` is passed to every call. Threads: the main one."""
 
     listens = False
 
@@ -74,11 +74,11 @@ class AbejaInside:
         self._runner: asyncio.Runner | None = None
 
     def opened(self) -> Reply:
-        """Say nothing."""
+        """Return an empty description."""
         return b"", None
 
     def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Reply:
-        """Call the handler. What is no Exception, as sys.exit, is left to be raised: it harms this call only."""
+        """Call the handler. A BaseException that is not an Exception, such as SystemExit, ends only this call."""
         try:
             said, content = split_call(body)
             request = (self._heads.get(said) or self._asked(said)).request(content)
@@ -102,27 +102,27 @@ class AbejaInside:
         return asked
 
     def _awaited(self, returned: Any) -> Any:
-        """Run the coroutine of a handler that is one, on a loop that lives as long as the worker."""
+        """Run the coroutine of an async handler, on an event loop that lives as long as the worker."""
         if self._strict:
             returned.close()
             return returned
         if self._runner is None:
-            import asyncio  # which most handlers need not wait for
+            import asyncio  # most handlers do not need it
 
             self._runner = asyncio.Runner()
         return self._runner.run(returned)
 
     def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
-        """Nothing is told."""
+        """Ignore it: the server sends no notifications."""
 
     def close(self) -> None:
-        """End the loop."""
+        """Close the event loop."""
         if self._runner is not None:
             self._runner.close()
 
 
 def _log(error: Exception) -> None:
-    """Say why the answer is not the handler's, which may have closed stderr, and have errors of its own."""
+    """Log why the answer is not the handler's. User code may have closed stderr, and its errors may themselves fail."""
     with contextlib.suppress(Exception):
         if isinstance(error, CallRefusedError):
             sys.stderr.write(f"{error.text}\n")

@@ -1,1 +1,1 @@
-"""The folder that a Cortex project's modules are looked for in last: what Cortex had there of its own."""
+"""The last folder on the import path of a Cortex project: a substitute for Cortex's own modules."""

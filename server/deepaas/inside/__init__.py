@@ -1,1 +1,1 @@
-"""Inside: what runs in the workers of a DEEPaaS model."""
+"""Inside: the code that runs in the workers of a DEEPaaS model."""

@@ -1,7 +1,7 @@
-"""AcceptArgument: the argument `accept`, by which a client says what type of answer it wants.
+"""AcceptArgument: the argument `accept`, with which a client chooses the content type of the answer.
 
-Source: deepaas 2.6.0, api/v2/predict.py. It is read as all arguments are: the header Accept counts only where the
-field says so, or where the setting lets it.
+Source: deepaas 2.6.0, api/v2/predict.py. It is read like other arguments: the header Accept counts only if the field
+declares that location, or if the setting allows it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ JSON_TYPES = ("application/json", ANY)
 class AcceptArgument:
     """The argument of one model; without it, every answer is JSON.
 
-    `arguments` are the model's, with the field as it is to be read: any type may be asked for, and if none is, it is
-    the field's default where that is one of the choices, and the first of them otherwise. The model's own field and its
-    list stay as they are.
+    `arguments` are the model's, with the field adapted: */* is accepted too, and the default is the field's if it is
+    one of the choices, otherwise the first choice. The model's own field and its list of choices remain unchanged.
     """
 
     def __init__(self, declared: dict[str, Any], *, by_header: bool) -> None:
@@ -35,7 +34,7 @@ class AcceptArgument:
         self.arguments = {**declared, "accept": field}
 
     def _widened(self, validator: Any) -> Any:
-        """Give a validator that lets any type be asked for, too: its words stay those of its choices."""
+        """Return a validator that also accepts any type; its error text still lists the original choices."""
         if not hasattr(validator, "choices"):
             return validator
         widened = copy.copy(validator)
@@ -44,7 +43,7 @@ class AcceptArgument:
         return widened
 
     def chosen(self, headers: dict[str, list[Any]]) -> dict[str, Any] | None:
-        """Say what the header Accept chooses, if the setting lets it, and it names exactly one of the types."""
+        """Return the type that the header Accept chooses, if the setting allows it and exactly one type is named."""
         if not self._by_header or not self.choices or "accept" not in headers:
             return None
         named = [each.split(";") for each in ",".join(headers["accept"]).split(",")]
@@ -54,6 +53,6 @@ class AcceptArgument:
 
 
 def _refuses(parameter: str) -> bool:
-    """Tell whether a parameter of a type says that it is not wanted."""
+    """Return whether a parameter of a media type rejects it."""
     name, _, value = parameter.partition("=")
     return name.strip().lower() == "q" and value.strip(" 0.") == "" and "0" in value

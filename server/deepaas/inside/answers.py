@@ -1,7 +1,7 @@
-"""Answers: what becomes of what a model gives and raises. Source: deepaas 2.6.0 on aiohttp, api/v2/predict.py.
+"""Answers: turns a model's results and exceptions into answers. Source: deepaas 2.6.0 on aiohttp, api/v2/predict.py.
 
-Each is written as carrying/messages.py says. JSON is as json.dumps writes it, NaN and all; values of numpy, which the
-original could not answer, are what their item() and tolist() are.
+Each answer has the form of carrying/messages.py. JSON is encoded as by json.dumps, including NaN. numpy's values, which
+the original could not encode, become their item() or tolist().
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OWN_HEADERS = ("content-type", "content-length", "transfer-encoding", "connecti
 
 
 class Refusal(Exception):  # noqa: N818 - no error of ours: the client's
-    """A call is not to be made, or its result not to be given: `answer` is what the client has instead."""
+    """A call must not be made, or its result not be sent: the client receives `answer` instead."""
 
     def __init__(self, answer: bytes) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def _numpy_value(value: Any) -> Any:
 
 
 write_json = json.JSONEncoder(default=_numpy_value).encode
-"""Write a value as the original did. Raises: TypeError, ValueError, RecursionError for what is no JSON."""
+"""Encode a value as the original does. Raises: TypeError, ValueError, RecursionError for what is not JSON."""
 
 
 def json_answer(value: Any) -> bytes:
@@ -54,12 +54,12 @@ def json_answer(value: Any) -> bytes:
 
 
 def json_error(status: int, messages: Any) -> bytes:
-    """Answer with what is wrong, by argument."""
+    """Answer with error messages, by argument."""
     return pack_answer(status, _PLAIN_JSON, json.dumps(messages).encode())
 
 
 def text_error(status: int, text: str) -> bytes:
-    """Answer with what is wrong."""
+    """Answer with an error text."""
     return pack_answer(status, TEXT, text.encode("utf-8", "replace"))
 
 
@@ -69,7 +69,7 @@ def text_answer(status: int, reason: str) -> bytes:
 
 
 def error_answer(error: BaseException, *, shown: bool = False) -> bytes:
-    """Answer with what a model has raised, and log it. `shown`: with its message."""
+    """Answer with a model's exception, and log it. `shown`: include its message."""
     of_http = _http_answer(error)
     if of_http is not None:
         return of_http
@@ -79,7 +79,7 @@ def error_answer(error: BaseException, *, shown: bool = False) -> bytes:
 
 
 def log(error: BaseException) -> None:
-    """Write an error to the log, unless user code has closed it."""
+    """Log an error, unless user code has closed the log."""
     with contextlib.suppress(Exception):
         traceback.print_exception(error)
 
@@ -92,7 +92,7 @@ def _words(error: Any) -> str:
 
 
 def _http_answer(error: BaseException) -> bytes | None:
-    """Answer with an HTTPException of aiohttp as it says; None for another error."""
+    """Answer with an HTTPException of aiohttp as it specifies; None for another error."""
     if (said := unmade(error)) is not None:
         return text_answer(*said)
     web = sys.modules.get("aiohttp.web_exceptions")
@@ -105,14 +105,14 @@ def _http_answer(error: BaseException) -> bytes | None:
     kind = error.headers.get("Content-Type", "application/octet-stream" if content else "")
     more = [f"{name}: {value}" for name, value in error.headers.items() if name.lower() not in _OWN_HEADERS]
     if any("\r" in line or "\n" in line for line in (kind, *more)):
-        return None  # what follows would be a line of its own: aiohttp sends no such header either
+        return None  # the rest would be a header line of its own: aiohttp rejects such a header too
     return _packed(error.status, kind, more, content)
 
 
 def unmade(error: BaseException) -> tuple[int, str] | None:
-    """Say which HTTPException was to be raised where aiohttp has not made it, for its reason alone; None for another.
+    """Return the HTTPException that aiohttp failed to construct only because of its reason; None for another error.
 
-    Until 3.9 a reason could be an exception, or have several lines: `raise HTTPBadRequest(reason=error)` is in the
+    Before 3.9, a reason could be an exception, or have several lines: `raise HTTPBadRequest(reason=error)` is in the
     template of DEEPaaS modules, and in most of them. Returns: its status, and its reason.
     """
     web, at = sys.modules.get("aiohttp.web_exceptions"), error.__traceback__
@@ -128,15 +128,15 @@ def unmade(error: BaseException) -> tuple[int, str] | None:
 
 
 def content_answer(value: Any, content_type: str) -> bytes:
-    """Answer with a value as it is.
+    """Answer with a value as the body.
 
-    Raises: TypeError for what has no content; OSError for a file that is gone; ValueError for no content type.
+    Raises: TypeError for a value without content; OSError for a missing file; ValueError for an invalid content type.
     """
     if not content_type.isprintable():
         raise ValueError(f"{content_type!r} is no content type")
     more = []
     if isinstance(value, io.BufferedReader):
-        # opened again, by its name, as in the original: what was read of it, or that it is closed, does not matter
+        # reopened by name, as in the original: earlier reads, or that it is closed, do not matter
         path = Path(os.fsdecode(value.name))
         more = _attachment(str(path))
         content = path.read_bytes()
@@ -156,13 +156,13 @@ def content_answer(value: Any, content_type: str) -> bytes:
 
 
 def _attachment(name: Any) -> list[str]:
-    """Name a file in the header that aiohttp gives to all that have a name, such as `buffer.name = "output.pdf"`."""
+    """Return the header with which aiohttp names a file that has a name, such as `buffer.name = "output.pdf"`."""
     if not isinstance(name, str) or not name or name[0] == "<" or name[-1] == ">":
         return []
     return [f'Content-Disposition: attachment; filename="{quote(os.fsencode(Path(name).name))}"']
 
 
 def _packed(status: int, content_type: str, more: list[str], content: bytes) -> bytes:
-    """Write an answer with further header lines, each of which ends as lines do."""
+    """Encode an answer with further header lines, each with its line end."""
     lines = "".join(f"{line}\r\n" for line in [content_type, *more]) if more else content_type
     return pack_answer(status, lines.encode("utf-8", "surrogateescape"), content)

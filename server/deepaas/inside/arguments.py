@@ -1,8 +1,8 @@
-"""Arguments: what a model's methods are called with, read from a request and checked. Source: webargs 5.5 as it reads.
+"""Arguments: those of a model's methods, read from a request and validated. Source: webargs 5.5, by observed behavior.
 
-The look-up is our own, by what the fields say; values are marshmallow's to check, whatever version of webargs the
-model has imported its fields from. What can be known when the worker opens is made out then: a call looks for its
-values and has each field deserialize its own, as Schema.load would, which takes 1.5 to 3 times as long.
+Penstock looks up arguments itself, by the fields' declarations; marshmallow validates values, whatever version of
+webargs the model imported its fields from. As much as possible is computed when the worker opens: a call finds its
+values and has each field deserialize its own, where Schema.load takes 1.5 to 3 times as long.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ from .answers import Refusal, json_error
 from .requests import ABSENT, Request
 
 PLACES = ("query", "form", "json")
-"""Where an argument is looked for that does not say where it stands."""
+"""The places searched for an argument that declares none."""
 _NAMED = {
     "querystring": "query", "query": "query", "form": "form", "files": "form", "json": "json", "headers": "headers",
     "cookies": "cookies", "match_info": "path", "path": "path",
 }  # fmt: skip
 _FIXED = (type(None), bool, int, float, complex, str, bytes)
-"""Types of defaults that every call may have the same object of."""
+"""Types of defaults that calls may share as one object."""
 
 
 @dataclass(slots=True)
 class Argument:
-    """One argument. `key` is what the model calls it, `name` the client; `names` are `name`, as `places` spell it.
+    """One argument. `key` is its name in the model, `name` the client's.
 
-    `repeated`: it takes all values of its name. `whole`: a list may be its value that is all the JSON there is.
-    `known`: its value where none is sent is `default`, which is `missing` if it is left out then.
+    - `places` are searched for it in order.
+    - `repeated`: it takes all values of its name.
+    - `whole`: a list that is the entire JSON may be its value.
+    - `known`: if it is not sent, its value is `default`; it is left out if that is `missing`.
     """
 
     key: str
@@ -44,21 +46,21 @@ class Argument:
 
 
 class Arguments:
-    """The arguments of one method, in the order in which they are declared. `fields` are by their names."""
+    """The arguments of one method, in the order of declaration. `fields` has them by name."""
 
     def __init__(self, declared: Mapping[str, Any]) -> None:
-        """Take what get_predict_args or get_train_args gives. Raises: what marshmallow does of it."""
+        """Take the result of get_predict_args or get_train_args. Raises: marshmallow's exceptions."""
         self.fields: dict[str, Any] = {}
         self._arguments: list[Argument] = []
         self._unknown: set[str] = set()
         self._schema: Any = None
         if not declared:
             return
-        import marshmallow  # not there if models need none
+        import marshmallow  # may be absent if the models do not use it
 
         self._marshmallow = marshmallow
         schema = marshmallow.Schema.from_dict(dict(declared))()
-        # before 3.26, marshmallow gives them in any order
+        # before 3.26, marshmallow returns them in any order
         self.fields = {key: schema.fields[key] for key in declared if key in schema.fields}
         self._arguments = [_argument(key, field, marshmallow) for key, field in self.fields.items()]
         self._unknown = {each.name for each in self._arguments} - {
@@ -68,10 +70,10 @@ class Arguments:
         if len(names) < len(self._arguments) or any(
             "." in (each.field.attribute or each.key) for each in self._arguments
         ):
-            self._schema = schema  # rare, and its own business
+            self._schema = schema  # rare, and left to marshmallow
 
     def read(self, request: Request, chosen: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Read the arguments of a call. `chosen` are values of arguments that are not sent. Raises: Refusal."""
+        """Read the arguments of a call. `chosen` has values for arguments that are not sent. Raises: Refusal."""
         if not self._arguments:
             return {}
         marshmallow = self._marshmallow
@@ -89,7 +91,7 @@ class Arguments:
             raise Refusal(json_error(422, error.messages)) from error
 
     def _load(self, found: dict[str, Any], missing: Any) -> dict[str, Any]:
-        """Do what Schema.load does for a schema without hooks. Raises: ValidationError."""
+        """Do the same as Schema.load for a schema without hooks. Raises: ValidationError."""
         errors: dict[str, Any] = {}
         given: dict[str, Any] = {}
         failed = self._marshmallow.ValidationError
@@ -107,7 +109,7 @@ class Arguments:
                     errors[name] = error.messages
                     continue
                 if argument.field.load_default is value and not isinstance(value, _FIXED):
-                    value = copy.deepcopy(value)  # the next call is to have it as it was
+                    value = copy.deepcopy(value)  # so that the next call gets it unchanged
             if value is not missing:
                 given[argument.field.attribute or argument.key] = value
         for name in found:
@@ -123,7 +125,7 @@ def _argument(key: str, field: Any, marshmallow: Any) -> Argument:
     name = field.data_key or key
     place = field.metadata.get("location")
     places = (_NAMED[place],) if place in _NAMED else PLACES
-    # a list that is written in one value, as webargs' DelimitedList, has what divides it
+    # a list within one value, like webargs' DelimitedList, has a delimiter
     repeated = isinstance(field, fields.List) and not hasattr(type(field), "delimiter")
     whole = isinstance(field, fields.Nested) and bool(field.many)
     argument = Argument(key, name, field, places, repeated, whole)
@@ -135,7 +137,7 @@ def _argument(key: str, field: Any, marshmallow: Any) -> Argument:
 
 
 def _find(argument: Argument, request: Request, missing: Any) -> Any:
-    """Look for an argument, place by place. Returns: its value, or `missing`. Raises: Refusal."""
+    """Search for an argument, place by place. Returns: its value, or `missing`. Raises: Refusal."""
     name = argument.name
     for place in argument.places:
         if place == "json":
@@ -152,7 +154,7 @@ def _find(argument: Argument, request: Request, missing: Any) -> Any:
         elif place == "cookies":
             values = request.said.cookies.get(name)
         else:
-            values = None  # of the path, where there is nothing
+            values = None  # of the path, which has no arguments
         if values is not None:
             return list(values) if argument.repeated else values[0]
     return missing

@@ -1,4 +1,4 @@
-"""BuiltIn: the model that is served where none is found. Source: deepaas 2.6.0, model/v2/test.py, as it answers."""
+"""BuiltIn: the model that is served if none is found. Source: deepaas 2.6.0, model/v2/test.py, by observed behavior."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from marshmallow import fields, validate
 _PICTURE = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNoAAAAggCBd81ytgAAAABJRU5ErkJggg=="
 )
-"""A PNG of one grey point; the original has a logo."""
+"""A PNG of one gray pixel; the original has a logo."""
 
 
 class BuiltIn:
-    """A model that predicts the same whatever it is given."""
+    """A model that makes the same prediction for all arguments."""
 
     schema = {  # noqa: RUF012 - as users write it
         "date": fields.Date(),
@@ -24,7 +24,7 @@ class BuiltIn:
     }
 
     def get_metadata(self) -> dict[str, Any]:
-        """Say what it is."""
+        """Return its metadata."""
         return {
             "id": "0",
             "name": "deepaas-test",
@@ -36,7 +36,7 @@ class BuiltIn:
         }
 
     def get_predict_args(self) -> dict[str, Any]:
-        """Say what predict takes."""
+        """Declare the arguments of predict."""
         return {
             "data": fields.Raw(
                 required=True,
@@ -61,7 +61,7 @@ class BuiltIn:
         }
 
     def predict(self, **arguments: Any) -> Any:
-        """Give the same, in the form that is asked for."""
+        """Return the constant prediction, in the requested form."""
         if arguments.get("accept") == "image/png":
             return _PICTURE
         text = "data:image/png;base64," + base64.b64encode(_PICTURE).decode()
@@ -70,12 +70,12 @@ class BuiltIn:
         return {"date": "2019-01-1", "labels": [{"label": "foo", "probability": 1.0}], "data": text}
 
     def get_train_args(self) -> dict[str, Any]:
-        """Say what train takes."""
+        """Declare the arguments of train."""
         return {
             "sleep": fields.Int(required=True),
             "parameter_two": fields.Str(metadata={"description": "This is a string parameter."}),
         }
 
     def train(self, **arguments: Any) -> None:
-        """Take as long as is asked for. Units: `sleep` in seconds."""
+        """Sleep as long as requested. Units: `sleep` in seconds."""
         time.sleep(arguments["sleep"])

@@ -1,7 +1,7 @@
-"""Describing: a model's arguments and its answers as Swagger 2.0 writes them, made of marshmallow's fields.
+"""Describing: a model's arguments and answers in the form of Swagger 2.0, derived from marshmallow's fields.
 
-What each field is written as was found in swagger.json of deepaas 2.6.0 (apispec 3.3); later versions of apispec write
-other things. What cannot be described, a default that is no JSON say, is left out.
+The output for each field follows swagger.json of deepaas 2.6.0 (apispec 3.3); later versions of apispec differ. What
+cannot be described is left out, such as a default that is not JSON.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _TYPES: dict[str, tuple[str, str]] = {
     "Email": ("string", "email"), "Url": ("string", "url"), "URL": ("string", "url"), "String": ("string", ""),
     "Boolean": ("boolean", ""), "Dict": ("object", ""), "List": ("array", ""),
 }  # fmt: skip
-"""The type and format of marshmallow's fields, and of those that descend from them; others have none."""
+"""The type and format of marshmallow's fields, and of their subclasses; others have none."""
 _SAID = {
     "format", "title", "description", "default", "multipleOf", "maximum", "exclusiveMaximum", "minimum",
     "exclusiveMinimum", "maxLength", "minLength", "pattern", "maxItems", "minItems", "uniqueItems",
     "maxProperties", "minProperties", "required", "enum", "type", "items", "allOf", "properties",
     "additionalProperties", "readOnly", "xml", "externalDocs", "example",
 }  # fmt: skip
-"""What of a field's metadata is written: it goes over all else, as `x_...` does."""
+"""The keys of a field's metadata that are written: they override everything else, as does `x_...`."""
 _PLACES = {
     "query": "query", "querystring": "query", "form": "formData", "files": "formData", "headers": "header",
     "cookies": "cookie", "json": "body", "match_info": "path",
@@ -34,7 +34,7 @@ _REFERENCE = "#/definitions/"
 
 
 class Describer:
-    """Describes one model. A nested schema has one definition, whoever refers to it."""
+    """Describes one model. A nested schema has one definition, for all references to it."""
 
     def __init__(self) -> None:
         self._definitions: dict[str, Any] = {}
@@ -90,7 +90,7 @@ class Describer:
         return said
 
     def _defined(self, schema: Any) -> str:
-        """Define a Schema, unless it is. Returns: its name."""
+        """Define a Schema, unless it is already. Returns: its name."""
         key = (type(schema), *(_hashable(getattr(schema, name, None)) for name in _MODIFIERS))
         if key in self._names:
             return self._names[key]
@@ -114,7 +114,7 @@ class Describer:
         return name
 
     def _referred(self, described: Any) -> dict[str, Any]:
-        """Give the definitions that a description refers to, and those that these refer to."""
+        """Return the definitions that a description refers to, directly or indirectly."""
         found: dict[str, Any] = {}
         left = [described]
         while left:
@@ -126,7 +126,7 @@ class Describer:
 
 
 def _is_a(field: Any, name: str) -> bool:
-    """Tell whether a field is one of marshmallow's, or descends from it."""
+    """Return whether a field is of a class of marshmallow's, or of a subclass."""
     return any(each.__name__ == name and each.__module__ == "marshmallow.fields" for each in type(field).__mro__)
 
 
@@ -155,7 +155,7 @@ def _default_of(field: Any) -> dict[str, Any]:
 
 
 def _checked(field: Any) -> dict[str, Any]:
-    """Say what of a field's checks can be said."""
+    """Describe a field's validators, as far as the format allows."""
     said: dict[str, Any] = {}
     items = "Items" if _is_a(field, "List") or _is_a(field, "Nested") else "Length"
     choices: list[list[Any]] = []

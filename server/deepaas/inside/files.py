@@ -1,7 +1,7 @@
-"""Files: what clients upload, stored for as long as a call takes. Source: deepaas 2.6.0, model/v2/wrapper.py.
+"""Files: uploads, stored for the duration of a call. Source: deepaas 2.6.0, model/v2/wrapper.py.
 
-The original left them behind. Here each worker has a folder of its own in the system's temporary folder (TMPDIR), made
-for the first upload and locked while the worker lives; a worker that opens removes those of workers that were killed.
+The original never removed them. Here each worker has its own folder in the system's temporary folder (TMPDIR), created
+for the first upload and locked while the worker lives; a worker that opens removes the folders of killed workers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Uploads:
-    """The uploads of one worker: `stored` gives a call its files, `clear` ends them. Threads: one."""
+    """The uploads of one worker: `stored` stores those of a call, `clear` removes them. Threads: one."""
 
     def __init__(self) -> None:
         self._folder = ""
@@ -37,9 +37,9 @@ class Uploads:
         sweep()
 
     def stored(self, arguments: dict[str, Any]) -> None:
-        """Store the uploads among the arguments, where each becomes an UploadedFile; also those in lists.
+        """Store the uploads among the arguments, including those in lists, and replace each by an UploadedFile.
 
-        Raises: Refusal (507) if the disk is full; then nothing is stored. OSError.
+        Raises: Refusal (507) if the disk is full, in which case nothing remains stored; OSError.
         """
         try:
             for name, value in arguments.items():
@@ -54,13 +54,13 @@ class Uploads:
             raise
 
     def clear(self) -> None:
-        """Remove what is stored. What the model has removed or moved itself is gone, and well."""
-        while self._paths and os.getpid() == self._pid:  # a child that user code has forked has nothing to remove
+        """Remove the stored files. Ignores those that the model itself removed or moved."""
+        while self._paths and os.getpid() == self._pid:  # a child that user code forked must not remove them
             with contextlib.suppress(OSError):
                 os.unlink(self._paths.pop())  # noqa: PTH108 - a Path costs more than the call
 
     def close(self) -> None:
-        """Remove all there is."""
+        """Remove everything."""
         self.clear()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -81,11 +81,11 @@ class Uploads:
         return self._made_as(upload.name, path, upload.content_type, upload.filename)
 
     def _opened(self) -> tuple[int, str]:
-        """Make a file. Returns: its descriptor, and its path. Raises: OSError."""
-        self._count += 1  # nobody else writes into the folder: numbers do, and cost 20 us less than names by chance
+        """Create a file. Returns: its descriptor, and its path. Raises: OSError."""
+        self._count += 1  # no one else writes into the folder: numbers suffice, and cost 20 us less than random names
         if self._folder:
             path = f"{self._folder}/{self._count}"
-            with contextlib.suppress(FileNotFoundError):  # somebody has removed the folder
+            with contextlib.suppress(FileNotFoundError):  # the folder was removed
                 return os.open(path, _NEW, 0o600), path
         self.close()
         self._folder, self._lock = _own_folder()
@@ -94,12 +94,12 @@ class Uploads:
 
 
 def uploaded_file() -> Any:
-    """Give the class that user code may have imported: the original's where that is installed."""
+    """Return the class that user code may have imported: the original's if installed."""
     return importlib.import_module("deepaas.model.v2.wrapper").UploadedFile
 
 
 def sweep() -> None:
-    """Remove the folders of workers that did not end by themselves: nobody has locked them. It blocks."""
+    """Remove the folders of workers that were killed, which are no longer locked; blocks."""
     for found in Path(tempfile.gettempdir()).glob(_PREFIX + "*"):
         with contextlib.suppress(OSError):
             if found.lstat().st_uid == os.getuid() and (descriptor := _locked(str(found))) is not None:
@@ -108,7 +108,7 @@ def sweep() -> None:
 
 
 def _own_folder() -> tuple[str, int]:
-    """Make a folder. Returns: its path, and the descriptor that keeps it, or -1 where there are no locks.
+    """Create a folder. Returns: its path, and the descriptor that locks it, or -1 if locks are not supported.
 
     Raises: OSError.
     """
@@ -123,9 +123,9 @@ def _own_folder() -> tuple[str, int]:
 
 
 def _locked(folder: str) -> int | None:
-    """Lock a folder. Returns: the descriptor that does, or None if another process has it, or has removed it.
+    """Lock a folder. Returns: the descriptor of the lock, or None if another process has locked or removed it.
 
-    Raises: OSError where there are no locks.
+    Raises: OSError if locks are not supported.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -1,4 +1,4 @@
-"""Forms: what a form is read into, and what its ways of writing one share."""
+"""Forms: the values of a form, and what its encodings have in common."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Form = dict[str, list[Any]]
 
 
 _MOST_PARAMETERS = 128
-"""email of Python 3.11 reads them in a time that grows with their number times the length of all."""
+"""Their parsing in Python 3.11's email takes time proportional to their number times the total length."""
 
 
 class MalformedFormError(ValueError):
-    """A body is not the form that its content type says."""
+    """A body is not a form of its content type."""
 
 
 def parameters_of(header: str) -> dict[str, str]:
-    """Give the parameters of a header's value, by their names in small letters. Raises: MalformedFormError."""
+    """Return the parameters of a header's value, by their names in lower case. Raises: MalformedFormError."""
     if ";" not in header:
         return {}
     if header.count(";") > _MOST_PARAMETERS:
@@ -32,14 +32,14 @@ def parameters_of(header: str) -> dict[str, str]:
 
 
 def decoded(raw: bytes | memoryview, charset: str) -> str:
-    """Read a text. Raises: LookupError for a charset that is not known, or takes the square of the time; ValueError."""
+    """Decode a text. Raises: LookupError for a charset that is unknown or takes quadratic time; ValueError."""
     if codecs.lookup(charset).name == "punycode":
         raise LookupError(f"no text is sent as {charset}")
     return str(raw, charset)
 
 
 def read_pairs(text: str, charset: str = "utf-8") -> Form:
-    """Read a query, or a form that is written like one. Raises: LookupError for a charset that is not known."""
+    """Parse a query, or a form of the same syntax. Raises: LookupError for an unknown charset."""
     form: Form = {}
     for name, value in parse_qsl(text, keep_blank_values=True, encoding=charset):
         form.setdefault(name, []).append(value)
@@ -47,7 +47,7 @@ def read_pairs(text: str, charset: str = "utf-8") -> Form:
 
 
 def read_urlencoded(body: bytes, content_type: str) -> Form:
-    """Read a form that is written like a query. Raises: MalformedFormError."""
+    """Parse a form with the syntax of a query. Raises: MalformedFormError."""
     charset = parameters_of(content_type).get("charset", "utf-8")
     try:
         return read_pairs(decoded(body.rstrip(), charset), charset)

@@ -1,7 +1,7 @@
-"""WrappedModel: what an entry point names, and which methods that has. Source: deepaas 2.6.0, model/v2/wrapper.py.
+"""WrappedModel: the target of an entry point, and its methods. Source: deepaas 2.6.0, model/v2/wrapper.py.
 
-Every method is optional. A class is instantiated, without arguments, unless all the methods that it has work without
-an instance: the original never did, against its documents.
+Every method is optional. A class is instantiated, without arguments, unless all its methods work without an instance;
+the original never did, contrary to its documentation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ METHODS = ("get_metadata", "get_predict_args", "predict", "get_train_args", "tra
 
 
 class WrappedModel:
-    """One model. `found` is a module, or an object."""
+    """One model. `found` is a module or an object."""
 
     def __init__(self, name: str, target: str) -> None:
         self.name = name
@@ -27,26 +27,26 @@ class WrappedModel:
         self.schema = getattr(self.found, "schema", None)
 
     def method(self, name: str) -> Callable[..., Any] | None:
-        """Give a method, None if the model has none of this name."""
+        """Return a method, None if the model does not have it."""
         found: Callable[..., Any] | None = getattr(self.found, name, None)
         of_nobody = isinstance(self.found, type) and getattr(found, "__isabstractmethod__", False)
         return None if of_nobody else found
 
     def needed(self, name: str) -> Callable[..., Any]:
-        """Give a method that is called. Raises: Refusal (501) if there is none."""
+        """Return a method that is about to be called. Raises: Refusal (501) if there is none."""
         found = self.method(name)
         if found is None:
             raise Refusal(text_answer(501, f"Not implemented by underlying model (loaded '{self.name}')"))
         return found
 
     def arguments(self, name: str) -> dict[str, Any]:
-        """Give what get_predict_args or get_train_args says, {} if there is no such method. Raises: what it does."""
+        """Return the result of get_predict_args or get_train_args, {} without such a method. Raises: its exceptions."""
         method = self.method(name)
         try:
             declared = {} if method is None else method()
         except NotImplementedError:
             declared = {}
-        except AttributeError as error:  # of the method's own: it counts as one that is not there, as it did
+        except AttributeError as error:  # the method's own; it counts as a missing method, as in the original
             log(error)
             declared = {}
         if not isinstance(declared, dict):
@@ -54,14 +54,14 @@ class WrappedModel:
         return declared
 
     def warm(self) -> None:
-        """Have the model prepare itself. Raises: what that does, but for NotImplementedError."""
+        """Let the model prepare itself. Raises: its exceptions, except NotImplementedError."""
         method = self.method("warm")
         if method is not None:
             with contextlib.suppress(NotImplementedError):
                 method()
 
     def metadata(self, href: str) -> bytes:
-        """Answer with the metadata, which go over what is always there. Raises: what get_metadata does, TypeError."""
+        """Answer with the metadata, which override the defaults. Raises: the exceptions of get_metadata, TypeError."""
         said = {"id": self.name, "name": self.name, "links": [{"rel": "self", "href": href}]}
         try:
             own = self.found.get_metadata()
@@ -73,7 +73,7 @@ class WrappedModel:
 
 
 def _found(target: str) -> Any:
-    """Import what an entry point names: `module`, `module:attr`, `module:attr.attr`, and perhaps extras in brackets."""
+    """Import an entry point's target: `module`, `module:attr`, `module:attr.attr`, with optional extras in brackets."""
     module, _, path = target.partition("[")[0].strip().partition(":")
     names = [name for name in path.strip().split(".") if name]
     found: Any = importlib.import_module(module.strip())
@@ -82,7 +82,7 @@ def _found(target: str) -> Any:
 
 
 def _works_as_it_is(found: type) -> bool:
-    """Tell whether what a class has of METHODS needs no instance. Abstract ones are not there for one."""
+    """Return whether none of a class's METHODS needs an instance. Abstract methods do not count."""
     own = [inspect.getattr_static(found, name, None) for name in METHODS]
     methods = [each for each in own if each is not None and not getattr(each, "__isabstractmethod__", False)]
     return all(isinstance(each, staticmethod | classmethod) for each in methods)

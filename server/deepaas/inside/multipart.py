@@ -1,7 +1,7 @@
-"""Multipart: the fields and files of a form. Source: RFC 7578, as strictly as aiohttp 3.14 reads it.
+"""Multipart: the fields and files of a form. Source: RFC 7578, parsed as strictly as by aiohttp 3.14.
 
-Lines end with CRLF, and what comes before the first boundary and after the last one is nobody's. Nothing of a file is
-copied: an Upload looks at the body.
+Lines end with CRLF; bytes before the first boundary and after the last are ignored. Files are not copied: an Upload is
+a view of the body.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from .forms import Form, MalformedFormError, decoded, parameters_of
 
 _LONGEST_BOUNDARY = 70
 _MOST_HEADERS, _LONGEST_HEADER = 128, 8190
-"""How many lines a part's headers have, and bytes of one, as in aiohttp."""
+"""The most header lines of a part, and the most bytes of one, as in aiohttp."""
 _DISPOSITION = re.compile(
     r""";\s*(?P<name>[^\s;="]+)\s*=\s*(?:"(?P<quoted>(?:\\.|[^"\\])*)"\s*(?=;|$)|(?P<token>[^\s;"]*)\s*(?=;|$))""",
 )
 
 _EXTENDED = re.compile(r"(?P<charset>[\w!#$%&*+.^`|~-]*)'[\w!#$%&*+.^`|~-]*'(?P<text>[\w!#$%&*+.^`|~-]*)", re.ASCII)
-"""A charset, a language, and a text that has no characters but those of a token: what has others is not read."""
+"""A charset, a language, and a text of token characters only: texts with others are not read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Upload:
-    """A file of a form, not stored anywhere. `filename` is the client's. Its attributes are those of aiohttp's."""
+    """A file of a form, not stored. `filename` is the client's. It has the attributes of aiohttp's class."""
 
     name: str
     filename: str
@@ -38,12 +38,12 @@ class Upload:
 
     @property
     def file(self) -> io.BytesIO:
-        """Give what reads its content."""
+        """Return a reader of its content."""
         return io.BytesIO(self.content)
 
 
 def read_multipart(body: bytes, start: int, content_type: str) -> Form:
-    """Read a form that begins at `start`: its values by name, in order. Raises: MalformedFormError."""
+    """Parse a form that begins at `start`: its values by name, in order. Raises: MalformedFormError."""
     boundary = parameters_of(content_type).get("boundary", "")
     if not boundary or len(boundary) > _LONGEST_BOUNDARY:
         raise MalformedFormError("no boundary, or one that is too long")
@@ -76,10 +76,10 @@ def _read(body: bytes, start: int, line: bytes) -> Form:
 
 
 def _first_part(body: bytes, start: int, line: bytes) -> int:
-    """Find the first line that is a boundary. Returns: where its part begins, -1 if it is the last."""
+    """Find the first boundary line. Returns: the start of its part, -1 if it is the last."""
     at = body.find(line, start)
     while at >= 0:
-        # asked first, so that a line is looked at once, however many boundaries are in it
+        # checked first, so that a line is examined once, however many boundaries it contains
         if at == start or body[at - 1 : at] == b"\n":
             rest = body[at + len(line) : _line_end(body, at)].rstrip()
             if rest in (b"", b"--"):
@@ -89,7 +89,7 @@ def _first_part(body: bytes, start: int, line: bytes) -> int:
 
 
 def _after(body: bytes, at: int, line: bytes) -> int:
-    """Step over a boundary. Returns: where its part begins, -1 if it is the last."""
+    """Skip a boundary. Returns: the start of its part, -1 if it is the last."""
     end = _line_end(body, at)
     rest = body[at + len(line) : end].rstrip()
     if rest == b"--":
@@ -149,7 +149,7 @@ def _decoded(content: memoryview, coding: str) -> memoryview:
 
 
 def _disposition(header: str) -> dict[str, str]:
-    """Read the parameters of a Content-Disposition, by their names in small letters; none, if it is malformed."""
+    """Parse the parameters of a Content-Disposition, by their names in lower case; none if it is malformed."""
     said: dict[str, str] = {}
     at = header.find(";")
     if at < 0:
@@ -162,13 +162,13 @@ def _disposition(header: str) -> dict[str, str]:
         if name in said:
             return {}
         quoted = found["quoted"]
-        # a path that begins at the root, or is escaped as a whole, is one inside a folder
+        # a path from the root, or one escaped as a whole, becomes relative
         said[name] = found["token"] if quoted is None else re.sub(r"\\(.)", r"\1", quoted.lstrip("\\/"))
     return said
 
 
 def _named(said: dict[str, str], name: str) -> str | None:
-    """Give a parameter: its extended form, its usual one, or its pieces. Source: RFC 5987, RFC 2231."""
+    """Return a parameter: its extended form, its usual one, or its parts. Source: RFC 5987, RFC 2231."""
     extended = _unquoted(said.get(f"{name}*", ""))
     if extended is not None or name in said:
         return extended if extended is not None else said[name]
@@ -182,7 +182,7 @@ def _named(said: dict[str, str], name: str) -> str | None:
 
 
 def _unquoted(text: str) -> str | None:
-    """Read an extended text, None if it is not written as one."""
+    """Decode an extended text, None if it is not in that form."""
     found = _EXTENDED.fullmatch(text)
     try:
         return found and unquote(found["text"], found["charset"] or "utf-8", "strict")

@@ -1,6 +1,6 @@
-"""Requests: where the arguments of a call stand: query, form, JSON, headers, cookies. Source: webargs 5.5 on aiohttp.
+"""Requests: finds a call's arguments in query, form, JSON, headers, cookies. Source: webargs 5.5 on aiohttp.
 
-A call's body is a line of JSON (messages.py) and the request's body. Nothing is read of that before it is looked for.
+A call's body is a line of JSON (messages.py) and the request's body. Each part is parsed on first use.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from .forms import Form, decoded, parameters_of, read_pairs, read_urlencoded
 from .multipart import read_multipart
 
 ABSENT: Any = object()
-"""What a request without JSON has for it."""
+"""The JSON of a request without any."""
 _NOT_READ: Any = object()
 _REMEMBERED, _LONGEST = 64, 4096
-"""How many lines are remembered, and bytes of one. A client sends the same one again and again."""
+"""The most lines that are cached, and the most bytes of one. A client sends the same line again and again."""
 _NO_FORM: Form = {}
 
 
 class RequestLine:
-    """What the line says. Shared by all requests that have the same; nobody changes it."""
+    """The content of the line. Shared by all requests with the same line, and never modified."""
 
     __slots__ = ("_cookies", "content_type", "headers", "is_json", "kind", "query")
 
@@ -51,7 +51,7 @@ _SAID: dict[bytes, RequestLine] = {}
 
 
 def said_by(line: bytes) -> RequestLine:
-    """Read a line, or remember it."""
+    """Parse a line, or return its cached form."""
     said = _SAID.get(line)
     if said is None:
         said = RequestLine(line)
@@ -63,7 +63,7 @@ def said_by(line: bytes) -> RequestLine:
 
 
 class Request:
-    """One request. Its Forms and `json` raise a Refusal where the body is not what it is said to be."""
+    """One request. Its Forms and `json` raise a Refusal if the body does not match its content type."""
 
     __slots__ = ("_body", "_form", "_json", "_start", "said")
 
@@ -76,7 +76,7 @@ class Request:
 
     @property
     def form(self) -> Form:
-        """The form; one that is not there has nothing in it."""
+        """The form; empty if there is none."""
         if self._form is _NOT_READ:
             self._form = self._read_form()
         return self._form
@@ -110,7 +110,7 @@ class Request:
 
 
 def _text(latin: str) -> str:
-    """Give the text of bytes that travel as Latin-1."""
+    """Return the text of bytes that travel as Latin-1."""
     return latin if latin.isascii() else latin.encode("latin-1").decode("utf-8", "surrogateescape")
 
 

@@ -1,6 +1,6 @@
-"""The service of a DEEPaaS model's workers: desk, predictions, or one training. `messages.py` says what they are asked.
+"""The service of a DEEPaaS model's workers: Desk, predictions, or one training. `messages.py` describes the calls.
 
-Source: deepaas 2.6.0, model/v2/wrapper.py and api/v2: what a model is called with, and what becomes of its answers.
+Source: deepaas 2.6.0, model/v2/wrapper.py and api/v2: how a model is called, and what becomes of its results.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from .untouched import untouched
 
 Reply = tuple[bytes, Sequence[Array | None] | None]
 IMPORTABLE = str(Path(__file__).resolve().parents[1] / "importable")
-"""What `import deepaas` finds where the original is not installed: last on the path."""
+"""The substitute for `deepaas` if the original is not installed: last on the path."""
 
 
 def open_service(settings: dict[str, Any], channel: Channel) -> DeepaasInside:
-    """Import the model, and warm it. Raises: InferError (INVALID)."""
+    """Import the model, and warm it up. Raises: InferError (INVALID)."""
     try:
         if IMPORTABLE not in sys.path:
             sys.path.append(IMPORTABLE)
@@ -59,7 +59,7 @@ class DeepaasInside:
         self._uploads = Uploads()
         trains = self._role is not WorkerRole.PREDICT
         predicts = self._role is not WorkerRole.TRAIN
-        # what the desk knows of the arguments it may remember, as the original's server did
+        # the Desk may keep state from declaring arguments, as the original's server did
         with contextlib.nullcontext() if self._role is WorkerRole.DESK else untouched(settings["target"]):
             predict_args = model.arguments("get_predict_args") if predicts else {}
             train_args = model.arguments("get_train_args") if trains else {}
@@ -71,18 +71,18 @@ class DeepaasInside:
             model.warm()
 
     def opened(self) -> Reply:
-        """Describe the model, if this is its desk."""
+        """Return the model's description, if this is its Desk."""
         if self._role is not WorkerRole.DESK:
             return b"", None
         try:
             return self._described().write(), None
-        except Exception as error:  # noqa: BLE001 - a model that can be called is not to fail at its documents
+        except Exception as error:  # noqa: BLE001 - a model that can be called must not fail because of its documents
             log(error)
             predicts, trains = (self._model.method(name) is not None for name in ("predict", "train"))
             return ModelDescription(predicts, trains).write(), None
 
     def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Reply:
-        """Do one call. Everything but what is wrong with the server comes back as an answer."""
+        """Run one call. Every failure except the server's own is returned as an answer."""
         if kind == CALL:
             return self._answered(self._predict, body), None
         if kind == TRAIN:
@@ -94,23 +94,23 @@ class DeepaasInside:
         raise InferError(Code.INTERNAL, f"no call is of kind {kind}")
 
     def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
-        """Nothing is told."""
+        """Ignore it: the server sends no notifications."""
 
     def close(self) -> None:
-        """Remove what is stored."""
+        """Remove stored files."""
         self._uploads.close()
 
     # -- calls -------------------------------------------------------------------------------------------------
 
     def _answered(self, do: Callable[[bytes], bytes], body: bytes) -> bytes:
-        """Answer a call, whatever comes of it."""
+        """Answer a call, also if it fails."""
         try:
             return do(body)
         except Refusal as refusal:
             return refusal.answer
-        except BaseException as error:  # sys.exit in user code harms its own call only
+        except BaseException as error:  # sys.exit in user code affects only its own call
             if os.getpid() != self._pid:
-                raise  # a child that user code has forked
+                raise  # a child that user code forked
             return error_answer(error, shown=self._shows)
 
     def _predict(self, body: bytes) -> bytes:
@@ -166,7 +166,7 @@ class DeepaasInside:
         finally:
             self._uploads.clear()
 
-    # -- and what is said of it --------------------------------------------------------------------------------
+    # -- description -------------------------------------------------------------------------------------------
 
     def _described(self) -> ModelDescription:
         model, describer = self._model, Describer()
@@ -180,7 +180,7 @@ class DeepaasInside:
 
 
 def _schema_of(declared: Any) -> Any:
-    """Make the Schema that answers are checked against, None for none. Raises: TypeError, what marshmallow does."""
+    """Make the Schema for validating answers, None for none. Raises: TypeError, marshmallow's exceptions."""
     if declared is None:
         return None
     import marshmallow
@@ -193,10 +193,10 @@ def _schema_of(declared: Any) -> Any:
 
 
 def shown(value: Any) -> Any:
-    """Say what a training shows of an argument, or of its result.
+    """Return the form in which a training shows an argument, or its result.
 
-    Of a file its name there, its type and its name at the client's. What is no JSON is shown as its text: many a
-    module's train() gives a set, and has trained well.
+    A file is shown as its argument name, content type and the client's file name. A value that is not JSON is shown as
+    its text: many modules' train() returns a set after a successful training.
     """
     if isinstance(value, Upload):
         return [value.name, value.content_type, value.filename]

@@ -1,8 +1,8 @@
-"""What a model that predicts or trains keeps of being asked for its arguments: nothing. Called by service.py.
+"""Undoes what declaring arguments changes in a model that predicts or trains. Called by service.py.
 
-Source: deepaas 2.6.0: the server's process asked, and what came of it no worker saw. The modules of the DEEP catalogue
-that classify images, sounds and plankton are written for that: get_predict_args puts what there is to choose from into
-the module's configuration, a dict of dicts, against which what a training had saved is checked when it is loaded.
+Source: deepaas 2.6.0: the server process requested the arguments, and no worker saw the effects. Modules of the DEEP
+catalog for images, sounds and plankton depend on that: get_predict_args puts the available choices into the module's
+configuration, a dict of dicts, with which the saved state of a training is compared when it is loaded.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections.abc import Iterator
 from typing import Any
 
 _PLAIN = (dict, OrderedDict)
-"""Types that are walked and put back: what is of another type has a mind of its own."""
+"""Types that are traversed and restored: other types may have side effects."""
 
 
 @contextlib.contextmanager
 def untouched(target: str) -> Iterator[None]:
-    """Put what the dicts of the target's package held back, those of other modules and of objects not.
+    """Restore the dicts of the target's package, but not those of other modules and of objects.
 
-    A dict that was empty stays as it was filled. Nothing is put back if a module of the package was imported meanwhile,
-    or a name in one bound anew: what that enters into a registry, or has been noted as done, is done once.
+    A dict that was empty keeps what was added. Nothing is restored if a module of the package was imported meanwhile,
+    or a name in one was rebound: registrations and flags of completed work that go with it must remain.
     """
     package = target.partition("[")[0].partition(":")[0].strip().partition(".")[0]
     before = _names_of(package)
@@ -42,19 +42,19 @@ def _is_of(package: str, module: str) -> bool:
 
 
 def _globals(package: str, *, of_it: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give the globals of what is imported of a package, or of what is not of it, by the modules' names."""
+    """Yield the globals of a package's imported modules, or of all others, by module name."""
     for name, module in list(sys.modules.items()):
         if _is_of(package, name) is of_it:
             yield name, dict(getattr(module, "__dict__", {}))
 
 
 def _names_of(package: str) -> dict[tuple[str, str], Any]:
-    """Give what each name in the modules of a package stands for."""
+    """Return the values of all names in the modules of a package."""
     return {(module, name): value for module, found in _globals(package, of_it=True) for name, value in found.items()}
 
 
 def _dicts_of(package: str) -> list[tuple[Any, dict[Any, Any]]]:
-    """Give the dicts in a package's globals, and those in them, each with what is in it now."""
+    """Return the dicts in a package's globals, and those nested in them, each with a copy of its content."""
     waiting = [value for (_, name), value in _names_of(package).items() if not name.startswith("__")]
     seen = {id(value) for _, found in _globals(package, of_it=False) for value in found.values()}
     seen.add(id(sys.modules))

@@ -1,1 +1,1 @@
-"""Inference graphs: components wired by a manifest or a small file, called as Seldon's orchestrator called them."""
+"""Inference graphs: components connected by a manifest or a small file, called as Seldon's orchestrator calls them."""

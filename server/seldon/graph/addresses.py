@@ -1,4 +1,4 @@
-"""Addresses: which URL of a graph's server is for what, also with what an ingress had before it. Pure.
+"""Addresses: the purpose of each URL of a graph's server, with or without an ingress's prefix. Pure.
 
 Source: Seldon Core 1.17.1, the executor's routes; `/ping` was the engine's.
 """
@@ -10,13 +10,13 @@ from typing import NamedTuple
 PREDICTIONS, FEEDBACK, STATUS, METADATA, GRAPH = "predictions", "feedback", "status", "metadata", "graph"
 READY, LIVE, PING = "ready", "live", "ping"
 CALLED = (PREDICTIONS, FEEDBACK, STATUS, METADATA)
-"""What each is for; these are what metrics call the service, GRAPH counts as metadata."""
+"""The purposes that call nodes. Metrics use these words for the service; GRAPH counts as metadata."""
 _POST, _GET, _ANY = (b"POST", b"OPTIONS"), (b"GET", b"OPTIONS"), ()
 _VERSIONS = (b"v1.0", b"v0.1")
 
 
 class GraphRoute(NamedTuple):
-    """What a path is for. `methods`: those that it has, none for all. `node` is the node that it names."""
+    """The purpose of a path. `methods` are those it accepts, () for all. `node` is the node that the path names."""
 
     purpose: str
     methods: tuple[bytes, ...] = _ANY
@@ -27,9 +27,9 @@ _PROBES = {b"ready": GraphRoute(READY), b"live": GraphRoute(LIVE), b"ping": Grap
 
 
 def find(path: bytes, deployment: str, namespace: str) -> GraphRoute | None:
-    """Find what a decoded path is for; None for nothing.
+    """Return the purpose of a decoded path; None if it has none.
 
-    A path may begin with /seldon/NAMESPACE/DEPLOYMENT; of a deployment without a namespace, any is taken.
+    A path may begin with /seldon/NAMESPACE/DEPLOYMENT; any namespace is accepted for a deployment without one.
     """
     _, *parts = path.split(b"/")
     if parts[0] == b"seldon" and len(parts) > 3:

@@ -1,4 +1,4 @@
-"""Built in: the nodes that need no code. Called by walk.py.
+"""Built-in nodes, which need no user code. Called by walk.py.
 
 Source: Seldon Core 1.17.1, the executor (RANDOM_ABTEST), and the Java engine before it (the other three), which the
 executor no longer had.
@@ -21,7 +21,7 @@ METRICS = (("mymetric_counter", "COUNTER", 1), ("mymetric_gauge", "GAUGE", 100),
 
 
 def route(node: GraphNode, chance: random.Random) -> int:
-    """Choose a child: of an A/B test by its `ratioA`, the first one's share, one half if it is not said."""
+    """Choose a child: for an A/B test by `ratioA`, the share of the first child, one half by default."""
     if node.implementation != ABTEST:
         return 0
     said = [each["value"] for each in node.parameters if each["name"] == "ratioA"]
@@ -29,7 +29,7 @@ def route(node: GraphNode, chance: random.Random) -> int:
 
 
 def predict(message: Dict) -> Dict:
-    """Answer as the model that is always the same did: texts and bytes with themselves, all else with three numbers."""
+    """Answer like the original's constant model: texts and bytes are echoed, all else gets three numbers."""
     answer: Dict = {key: message[key] for key in ("strData", "binData") if key in message}
     if not answer or "data" in message:
         answer = {"data": {"names": [*CLASSES], "tensor": {"shape": [1, len(VALUES)], "values": [*VALUES]}}}
@@ -39,7 +39,7 @@ def predict(message: Dict) -> Dict:
 
 
 def average(messages: Sequence[Dict]) -> Dict:
-    """Give the mean of arrays of one shape, encoded as the first. Raises: GraphError."""
+    """Return the mean of arrays of one shape, encoded like the first. Raises: GraphError."""
     arrays = [_array(message) for message in messages]
     first = arrays[0]
     for array in arrays[1:]:
@@ -72,7 +72,7 @@ def _array(message: Dict) -> Any:
 
 
 def _merged(messages: Sequence[Dict]) -> Dict:
-    """Merge what messages say of themselves, as a component's `aggregate` does."""
+    """Merge the `meta` of messages, as a component's `aggregate` does."""
     metas: list[Dict] = [message["meta"] for message in messages if isinstance(message.get("meta"), dict)]
     merged: Dict = {}
     for meta in metas:

@@ -1,6 +1,6 @@
-"""`penstock check --dialect seldon` of a graph: its nodes, how they stand to each other, and all mistakes.
+"""`penstock check --dialect seldon` for a graph: its nodes, how they are connected, and all mistakes.
 
-Called by seldon/check.py. None of a component's code is run.
+Called by seldon/check.py. No code of a component is run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .repository import GraphRepository
 
 
 def check_graph(settings: Settings) -> CheckReport:
-    """Read the file."""
+    """Check the file."""
     file = Path(settings.model_repository[0])
     deployment = read(file)
     if deployment.mistakes:
@@ -29,7 +29,7 @@ def check_graph(settings: Settings) -> CheckReport:
     report = CheckReport(findings=findings)
     for entry in entries:
         for spec in entry.specs:
-            report.specs.append(replace(spec, options={}))  # what they say is said below
+            report.specs.append(replace(spec, options={}))  # the notes below describe them
             report.findings += mistakes_of(spec)
             report.notes[spec.name] = described(spec)
     if report.specs:
@@ -38,7 +38,7 @@ def check_graph(settings: Settings) -> CheckReport:
 
 
 def _drawn(deployment: Deployment) -> Iterator[str]:
-    """Draw the graphs, a line for each node."""
+    """Draw the graphs, one line for each node."""
     alone = sum(not predictor.shadow for predictor in deployment.predictors) == 1
     for predictor in deployment.predictors:
         share = "a shadow" if predictor.shadow else f"{100 if alone else predictor.weight} % of the requests"

@@ -1,7 +1,7 @@
-"""GraphMetrics: the orchestrator's Prometheus series: how long requests took, and the calls of nodes they were made of.
+"""GraphMetrics: the orchestrator's Prometheus series: the duration of requests, and of the node calls they consist of.
 
-Counted by service.py, rpc.py and walk.py, once for each; read by the metrics page.
-Source: Seldon Core 1.17.1, the executor, whose names, labels and buckets these are. It had each as a summary, too.
+Counted by service.py, rpc.py and walk.py, once for each; rendered on the metrics page.
+Source: Seldon Core 1.17.1, the executor, whose names, labels and buckets these are. It also had each as a summary.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _METHODS = {
     Endpoint.AGGREGATE: ("/aggregate", "/seldon.protos.Combiner/Aggregate"),
     Endpoint.HEALTH: ("/health/status", "/health/status"),
 }
-"""What a call is called, over HTTP and over gRPC."""
+"""The label of a call, over HTTP and over gRPC."""
 GRPC_CODES = (
     "OK", "Canceled", "Unknown", "InvalidArgument", "DeadlineExceeded", "NotFound", "AlreadyExists", "PermissionDenied",
     "ResourceExhausted", "FailedPrecondition", "Aborted", "OutOfRange", "Unimplemented", "Internal", "Unavailable",
@@ -39,7 +39,7 @@ GRPC_CODES = (
 
 
 class GraphMetrics:
-    """All series of one server, a histogram each. Threads: the event loop's."""
+    """All series of one server, each a histogram. Threads: the event loop's."""
 
     def __init__(self, deployment: str) -> None:
         self.deployment = deployment
@@ -50,7 +50,7 @@ class GraphMetrics:
         self._count((SERVER, predictor.name, predictor.version, service, method, code), spent_ns)
 
     def call(self, predictor: Predictor, node: GraphNode, endpoint: Endpoint, status: int, spent_ns: int) -> None:
-        """Count one call of a node; its status is HTTP's, or gRPC's, which are smaller, -1: it is none."""
+        """Count one call of a node. `status` is HTTP's, or gRPC's, which are smaller; a negative one is not counted."""
         if status < 0:
             return
         http = status > len(GRPC_CODES)
@@ -68,7 +68,7 @@ class GraphMetrics:
         counts[-1] += spent_ns
 
     def render(self) -> Iterator[str]:
-        """Give the lines of the page."""
+        """Return the lines for the metrics page."""
         for name in (SERVER, CLIENT):
             keys = [key for key in self._series if key[0] == name]
             if keys:

@@ -1,6 +1,6 @@
-"""Described: what a graph says of itself: its nodes' metadata, and what goes in and comes out. Pure.
+"""The metadata of a graph: that of its nodes, and its inputs and outputs. Pure.
 
-Source: Seldon Core 1.17.1, the executor. Built-in nodes say nothing, where the executor failed.
+Source: Seldon Core 1.17.1, the executor. It failed for built-in nodes, whose metadata is empty here.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Dict = dict[str, Any]
 
 
 class NotDescribedError(Exception):
-    """A node says nothing that is valid."""
+    """A node has no valid metadata."""
 
     def __init__(self, node: str) -> None:
         super().__init__(f"node '{node}' has no valid metadata")
 
 
 def metadata_of(node: GraphNode, described: Mapping[str, ComponentDescription]) -> Dict:
-    """Give what one node says of itself. Raises: NotDescribedError."""
+    """Return the metadata of one node. Raises: NotDescribedError."""
     if node.implementation in BUILT_IN:
         return {"name": node.name, "platform": "", "versions": [], "inputs": [], "outputs": []}
     found = described.get(node.model)
@@ -37,13 +37,13 @@ def metadata_of(node: GraphNode, described: Mapping[str, ComponentDescription]) 
 
 
 def page_of(node: GraphNode, described: Mapping[str, ComponentDescription]) -> bytes:
-    """Give the same as it is written. Raises: NotDescribedError."""
+    """Return the same, encoded. Raises: NotDescribedError."""
     metadata, found = metadata_of(node, described), described.get(node.model)
     return found.page.encode() if found is not None and found.page else written(metadata)
 
 
 def graph_metadata(predictor: Predictor, described: Mapping[str, ComponentDescription]) -> Dict:
-    """Give what a graph says of itself. Raises: NotDescribedError."""
+    """Return the metadata of a graph. Raises: NotDescribedError."""
     models = {node.name: metadata_of(node, described) for node in predictor.graph.all() if node.code is not None}
     said = {
         name: {key: models[name][key] for key in _KEYS if _counts(models[name].get(key))} for name in sorted(models)
@@ -58,7 +58,7 @@ def graph_metadata(predictor: Predictor, described: Mapping[str, ComponentDescri
 
 
 def _edges(node: GraphNode) -> tuple[GraphNode, GraphNode]:
-    """Give the nodes that a request goes into and an answer comes out of: of several children, the first counts."""
+    """Return the nodes that receive a request and that produce the answer: of several children, the first counts."""
     if not node.children:
         return node, node
     first, last = _edges(node.children[0])
@@ -70,5 +70,5 @@ def _edges(node: GraphNode) -> tuple[GraphNode, GraphNode]:
 
 
 def _counts(value: Any) -> bool:
-    """Tell whether a value is written: empty texts and maps are not, empty lists are but for `versions`."""
+    """Return whether a value is written: empty texts and maps are not; empty lists are."""
     return value is not None and value not in ("", {})

@@ -1,6 +1,6 @@
-"""Nodes: what a graph file says, read and checked. Made by reading.py; walked by walk.py.
+"""Nodes: the content of a graph file, parsed and checked. Made by reading.py; walked by walk.py.
 
-Source of which method is called for which type: Seldon Core 1.17.1, the executor.
+Source for the methods called for each type: Seldon Core 1.17.1, the executor.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ BUILT_IN = (ABTEST, SIMPLE_MODEL, SIMPLE_ROUTER, AVERAGE)
 
 
 class MetaNotes(enum.Enum):
-    """What is written into the `meta` of an answer. NONE: what the nodes have, as the executor left it."""
+    """What is written into the `meta` of an answer. NONE: only what the nodes return, as in the executor."""
 
     NONE = "none"
     ROUTING = "routing"
     ALL = "all"
-    """Routing, request path and puid, as the Java engine did."""
+    """Routing, request path and puid, as in the Java engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeClass:
-    """Where a node's class is: a folder, and `Name` or `package.module.Class` in it."""
+    """The place of a node's class: a folder, and `Name` or `package.module.Class` in it."""
 
     folder: Path
     component: str
@@ -38,9 +38,10 @@ class NodeClass:
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """One node. `model` is its name in the Engine; `code` None: it is built in (`implementation`), or only passes on.
+    """One node. `model` is its name in the Engine; `code` is None if it is built in or only passes messages on.
 
-    `parameters` are those of its class, as JSON. `environment` has the variables that its worker is to have.
+    `implementation` names a built-in node. `parameters` are those of its class, as in JSON. `environment` has the
+    variables for its worker.
     """
 
     name: str
@@ -57,33 +58,33 @@ class GraphNode:
 
     @property
     def into(self) -> Endpoint | None:
-        """What is called with what comes in."""
+        """The Endpoint called with its input, None if there is none."""
         if self.type == "TRANSFORMER" or "TRANSFORM_INPUT" in self.methods:
             return Endpoint.TRANSFORM_INPUT
         return Endpoint.PREDICT if self.type == "MODEL" else None
 
     @property
     def routes(self) -> bool:
-        """Whether it is asked which child is next."""
+        """Whether it is called to choose the next child."""
         return self.type == "ROUTER" or "ROUTE" in self.methods
 
     @property
     def aggregates(self) -> bool:
-        """Whether it makes one message of its children's."""
+        """Whether it is called to merge its children's messages."""
         return self.type == "COMBINER" or "AGGREGATE" in self.methods
 
     @property
     def out(self) -> bool:
-        """Whether it is called with what goes out."""
+        """Whether it is called with its output."""
         return self.type == "OUTPUT_TRANSFORMER" or "TRANSFORM_OUTPUT" in self.methods
 
     @property
     def takes_feedback(self) -> bool:
-        """Whether it is told of feedback."""
+        """Whether feedback is sent to it."""
         return self.type in {"MODEL", "ROUTER"} or "SEND_FEEDBACK" in self.methods
 
     def all(self) -> Iterator[GraphNode]:
-        """Give it, and all nodes under it."""
+        """Yield it and all nodes below it."""
         yield self
         for child in self.children:
             yield from child.all()
@@ -91,7 +92,7 @@ class GraphNode:
 
 @dataclass(frozen=True, slots=True)
 class Predictor:
-    """One graph. `weight`: its share of the requests; `shadow`: it has a copy of each, and nobody its answers.
+    """One graph. `weight` is its share of the requests. A `shadow` receives a copy of each; its answers are dropped.
 
     Units: the limits are seconds for one call of a node, 0 for none.
     """
@@ -108,7 +109,7 @@ class Predictor:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What one file says. With mistakes among `findings`, `predictors` are those that could be read."""
+    """The content of one file. If `findings` has mistakes, `predictors` are those that could be read."""
 
     file: Path
     name: str = ""
@@ -118,15 +119,15 @@ class Deployment:
 
     @property
     def nodes(self) -> list[GraphNode]:
-        """All nodes that have code: each is a model of the Engine."""
+        """All nodes with code: each is a model of the Engine."""
         return [node for predictor in self.predictors for node in predictor.graph.all() if node.code is not None]
 
     @property
     def mistakes(self) -> list[Finding]:
-        """What keeps it from being served."""
+        """The findings that prevent it from being served."""
         return [finding for finding in self.findings if finding.mistake]
 
     def find(self, name: str) -> GraphNode | None:
-        """Find a node by its name, in the first predictor that has one."""
+        """Return the node of a name, from the first predictor that has one."""
         every = (node for predictor in self.predictors for node in predictor.graph.all())
         return next((node for node in every if node.name == name), None)

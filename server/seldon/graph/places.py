@@ -1,4 +1,4 @@
-"""Places: where the class of a node is, on this machine. A manifest names images, which are not run here.
+"""Places: locates the class of a node on this machine. A manifest names images, which are not run here.
 
 Called by units.py. Nothing is imported, and no code is run.
 """
@@ -14,14 +14,14 @@ from .nodes import NodeClass
 
 
 class PlaceError(Exception):
-    """Why there is no class for a node; a sentence for its author."""
+    """Why a node's class was not found; a sentence for the author of the graph."""
 
 
 def code_of(beside: Path, name: str, said: str, image: str, variables: Mapping[str, str]) -> NodeClass:
     """Find the class of the node `name` of a file in the folder `beside`. Raises: PlaceError.
 
-    `said` is what the file says of it, `FOLDER:Name` or `Name`; "": it is in the folder of the node's name or of the
-    image's, or beside the file, and called as MODEL_NAME says, or else as the one class that has a module's name.
+    `said` is `FOLDER:Name` or `Name` from the file. If it is "", the class is in the folder named after the node or its
+    image, or beside the file. Its name is then MODEL_NAME, or else that of the one class named like its module.
     """
     if said:
         folder, _, component = said.rpartition(":")
@@ -41,12 +41,12 @@ def code_of(beside: Path, name: str, said: str, image: str, variables: Mapping[s
 
 
 def image_name(image: str) -> str:
-    """Give the last name of an image, without its tag: `reg.io/org/iris:1.3` is iris."""
+    """Return the last part of an image's name, without its tag: `reg.io/org/iris:1.3` is iris."""
     return image.rpartition("/")[2].partition("@")[0].partition(":")[0]
 
 
 def _class_in(folder: Path) -> str:
-    """Give the class that a folder is for, as Seldon's builder was told or as its one module says."""
+    """Return a folder's class: as configured for Seldon's builder, or the one class named like its module."""
     if said := variables_of(folder / S2I).get(MODEL_NAME):
         return said
     found = of_their_own_name(folder)
@@ -57,7 +57,7 @@ def _class_in(folder: Path) -> str:
 
 
 def _checked(folder: Path, component: str) -> NodeClass:
-    """Make sure that a class can be there: its module is."""
+    """Check that the class can exist: its module does."""
     if not folder.is_dir():
         raise PlaceError(f"{folder}: no such folder")
     if not all(part.isidentifier() for part in component.split(".")):

@@ -1,6 +1,6 @@
-"""Reading: a graph file, or a SeldonDeployment manifest, as a Deployment. Called by repository.py and check.py.
+"""Reads a graph file, or a SeldonDeployment manifest, as a Deployment. Called by repository.py and check.py.
 
-Source of what a manifest may say: Seldon Core 1.17.1, the operator's types and checks.
+Source for the content of a manifest: Seldon Core 1.17.1, the operator's types and checks.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _PREDICTOR = (
 
 
 def is_graph(path: Path) -> bool:
-    """Tell whether a PATH is a graph: a file, by its name."""
+    """Return whether a PATH is a graph: a file with one of these suffixes."""
     return path.suffix in SUFFIXES and not path.is_dir()
 
 
 def demand(path: Path) -> Deployment:
-    """Read a file that has to be right. Raises: MistakesError."""
+    """Read a file that must be correct. Raises: MistakesError."""
     deployment = read(path)
     if deployment.mistakes:
         raise MistakesError(deployment.findings)
@@ -41,7 +41,7 @@ def demand(path: Path) -> Deployment:
 
 
 def read(path: Path) -> Deployment:
-    """Read a file; whatever is wrong with it is among the findings. It blocks."""
+    """Read a file, with everything wrong with it among the findings; blocks."""
     file = path.absolute()
     findings: list[Finding] = []
     deployment = Deployment(file)
@@ -59,13 +59,13 @@ def read(path: Path) -> Deployment:
 
 
 def _text(file: Path) -> str:
-    """Read it. JSON may be indented with tabs, as YAML may not; its texts have none. Raises: MistakeError."""
+    """Return the text. JSON may be indented with tabs, unlike YAML; its strings contain none. Raises: MistakeError."""
     text = read_text(file)
     return text.replace("\t", " ") if text.lstrip().startswith("{") else text
 
 
 def _small(root: GraphMapping) -> Deployment:
-    """Read a file of our own: a name, annotations, and one graph, whose answers say all that there is to say."""
+    """Read a file of Penstock's own form: a name, annotations, and one graph, with full `meta` in its answers."""
     root.only(_SMALL)
     name = root.text("name", root.file.stem)
     units = Units(name, "default", {}, root.part("annotations").texts(), {}, small=True)
@@ -128,7 +128,7 @@ def _predictor(said: GraphMapping, units: Units, name: str, *, alone: bool) -> P
 
 
 def _notes(said: GraphMapping, units: Units) -> MetaNotes:
-    """Say what an answer tells of its way: all in a file of ours, and where the engine was asked for; else as set."""
+    """Choose the `meta` of answers: all for a small file or if the Java engine was requested, else as configured."""
     if units.small or units.annotations.get("seldon.io/executor") == "false":
         return MetaNotes.ALL
     variables = {each.text("name"): each.text("value") for each in said.part("svcOrchSpec").parts("env")}

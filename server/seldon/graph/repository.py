@@ -23,11 +23,11 @@ from .reading import read
 
 
 class GraphRepository(Repository):
-    """One file, each of whose nodes with code is a model, with workers of its own.
+    """One file, whose nodes with code are models, each with workers of its own.
 
-    Invariant: a file that has become wrong changes nothing: what it said before goes on, which is `deployment`.
-    `served` is what requests go through, as Graph says: its nodes stay until that is the latest, too.
-    Threads: any, for what blocks; `deployment` and `served` are the event loop's.
+    Invariant: a file that becomes invalid changes nothing: `deployment` is its last valid content. `served` is the
+    deployment that requests use, set by Graph: its nodes remain until Graph switches to the latest.
+    Threads: any, for methods that block; `deployment` and `served` are the event loop's.
     """
 
     def __init__(
@@ -42,23 +42,23 @@ class GraphRepository(Repository):
         self.deployment = self.served = read(file)
 
     def scan(self) -> tuple[list[Entry], list[Finding], dict[str, bytes]]:
-        """Read the file; it blocks."""
+        """Read the file; blocks."""
         nodes = self._nodes()
         prints = {node.model: self._fingerprint(node) for node in nodes}
         warnings = [finding for finding in self.deployment.findings if not finding.mistake]
         return [self._entry(node) for node in nodes], warnings, prints
 
     def fingerprints(self) -> dict[str, bytes]:
-        """Give the fingerprint of each node; it blocks."""
+        """Return the fingerprint of each node; blocks."""
         return {node.model: self._fingerprint(node) for node in self._nodes()}
 
     def fingerprint(self, name: str) -> bytes:
-        """Give the fingerprint of one node; it blocks."""
+        """Return the fingerprint of one node; blocks."""
         node = self._find(name)
         return b"" if node is None else self._fingerprint(node)
 
     def read(self, name: str, config: Any = None) -> tuple[Entry | None, bytes]:
-        """Read one node; it blocks."""
+        """Read one node; blocks."""
         node = self._find(name)
         if node is None:
             return None, b""
@@ -68,11 +68,11 @@ class GraphRepository(Repository):
         return self._entry(node), self._fingerprint(node)
 
     def names(self) -> list[str]:
-        """List the names of the models; it blocks."""
+        """List the names of the models; blocks."""
         return sorted(node.model for node in self._nodes())
 
     def _nodes(self) -> list[GraphNode]:
-        """Read the file anew if it has changed; one that is wrong now stays what it was."""
+        """Read the file again if it has changed; if it is now invalid, keep the last valid content."""
         with self._turn:
             print_ = fingerprint([self._file])
             if print_ != self._print:
@@ -89,7 +89,7 @@ class GraphRepository(Repository):
         return next((node for node in self._nodes() if node.model == name), None)
 
     def _fingerprint(self, node: GraphNode) -> bytes:
-        """Give what changes when a module of a node's folder does, what s2i says there, or what the file says of it."""
+        """Return a value that changes with the node's modules, its s2i file, or its part of the graph file."""
         if self._settings.model_control_mode == "none" or node.code is None:
             return b"-"
         said = json.dumps([node.code.component, [*node.parameters], {**node.environment}], sort_keys=True)

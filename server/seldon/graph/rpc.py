@@ -1,4 +1,4 @@
-"""GraphRpcs: the service `Seldon` of seldon.protos, answered by a graph. Made by dialect.py, called by the gRPC lane.
+"""GraphRpcs: the service `Seldon` of seldon.protos for a graph. Made by dialect.py, called by the gRPC lane.
 
 Source: Seldon Core 1.17.1, the executor, which had no other service.
 """
@@ -36,7 +36,7 @@ _KNOWN = (GraphError, NotDescribedError)
 
 
 class GraphRpcs:
-    """Answers for the graph of one server; a call that its client gives up is given up. Threads: the event loop's."""
+    """Answers for the graph of one server; a client's cancellation cancels the work. Threads: the event loop's."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -44,7 +44,7 @@ class GraphRpcs:
         self._wire = ProtoWire()
 
     def methods(self) -> dict[str, Method]:
-        """Give the RPCs by their paths."""
+        """Return the RPCs by path."""
         unary = {
             "Predict": partial(self._begin, "Predict", self._predict),
             "SendFeedback": partial(self._begin, "SendFeedback", self._feedback),
@@ -79,13 +79,13 @@ class GraphRpcs:
 
     async def _feedback(self, predictor: Predictor, call: Call, message: Message) -> Message:
         answer = await self._walk(predictor).feedback(message)
-        # of a graph whose first node takes none, the executor gave nothing
+        # the executor returned an empty message if the first node takes no feedback
         return Message(b"") if answer is message else answer
 
     def _walk(self, predictor: Predictor) -> Walk:
         return Walk(self._graph.means, predictor, self._wire)
 
-    # -- what it is --------------------------------------------------------------------------------------------
+    # -- metadata ----------------------------------------------------------------------------------------------
 
     @staticmethod
     def _tell(work: Callable[[bytes], Any], call: Call, message: bytes) -> None:
@@ -119,7 +119,7 @@ def _made(kind: str, said: dict[str, Any]) -> Any:
 
 
 def _refusal(error: Exception) -> tuple[Status, str, int]:
-    """Give the status, the text, and when to come again: of a node that has failed, its own."""
+    """Return the status, the text, and the retry delay; for a failed node, its own status and text."""
     if isinstance(error, NodeFailed):
         return Status(error.status), error.message.body.decode("utf-8", "replace"), 0
     if isinstance(error, _KNOWN):

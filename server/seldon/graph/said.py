@@ -1,4 +1,4 @@
-"""GraphMapping: the maps and lists of a graph file, read with what is wrong with them. Called by reading.py."""
+"""GraphMapping: reads the maps and lists of a graph file, and records what is wrong with them. Called by reading.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.server.settings import nearest
 class GraphMapping:
     """One map of a file, and the findings that reading it adds to. `what` names it in them ("node 'a'").
 
-    Invariant: a value of a wrong kind is a finding, and read as if it were not there.
+    Invariant: a value of the wrong type is a finding, and otherwise treated as missing.
     """
 
     def __init__(self, file: Path, node: YamlNode | None, what: str, findings: list[Finding]) -> None:
@@ -32,11 +32,11 @@ class GraphMapping:
         return key in self.values
 
     def mistake(self, text: str, key: str = "") -> None:
-        """Note what keeps the file from being served."""
+        """Record what prevents the file from being served."""
         self._note(text, key, mistake=True)
 
     def warn(self, text: str, key: str = "") -> None:
-        """Note what may not be as it was meant."""
+        """Record what may be unintended."""
         self._note(text, key, mistake=False)
 
     def _note(self, text: str, key: str, *, mistake: bool) -> None:
@@ -45,7 +45,7 @@ class GraphMapping:
         self.findings.append(Finding(self.file, f"{self.what}: {text}" if self.what else text, line, mistake=mistake))
 
     def text(self, key: str, default: str = "") -> str:
-        """Give a text. A number or a yes is one, as it is written in JSON."""
+        """Return a text. A number or boolean counts as one, in its JSON form."""
         found = self.values.get(key)
         if found is None:
             return default
@@ -57,7 +57,7 @@ class GraphMapping:
         return str(found.value).lower() if isinstance(found.value, bool) else str(found.value)
 
     def word(self, key: str, words: Iterable[str]) -> str:
-        """Give one of some words; "" if there is none."""
+        """Return one of the given words; "" if it is missing."""
         value = self.text(key)
         known = tuple(words)
         if value and value not in known:
@@ -66,7 +66,7 @@ class GraphMapping:
         return value
 
     def whole(self, key: str, default: int) -> int:
-        """Give a whole number that is not negative."""
+        """Return a nonnegative integer."""
         found = self.values.get(key)
         if found is None:
             return default
@@ -76,19 +76,19 @@ class GraphMapping:
         return found.value
 
     def flag(self, key: str) -> bool:
-        """Give a yes or no; no if there is none."""
+        """Return a boolean; False if it is missing."""
         found = self.values.get(key)
         if found is not None and not isinstance(found.value, bool):
             self.mistake(f"{key} is true or false", key)
         return found is not None and found.value is True
 
     def part(self, key: str, what: str = "") -> GraphMapping:
-        """Give a map that is a part of this one, an empty one if there is none."""
+        """Return a nested map, empty if it is missing."""
         found = self.values.get(key)
         return GraphMapping(self.file, found or YamlNode({}, self.line), what or self.what, self.findings)
 
     def items(self, key: str) -> list[YamlNode]:
-        """Give the items of a list."""
+        """Return the items of a list."""
         found = self.values.get(key)
         if found is None:
             return []
@@ -98,20 +98,20 @@ class GraphMapping:
         return found.value
 
     def parts(self, key: str, what: str = "") -> list[GraphMapping]:
-        """Give the maps of a list."""
+        """Return a list's maps."""
         return [GraphMapping(self.file, item, what or self.what, self.findings) for item in self.items(key)]
 
     def texts(self) -> dict[str, str]:
-        """Give all of a map of texts."""
+        """Return all values as texts."""
         return {key: self.text(key) for key in self.values}
 
     def plain(self, key: str) -> Any:
-        """Give a value as it is, without lines."""
+        """Return a value as plain data, without line numbers."""
         found = self.values.get(key)
         return found.plain if found is not None else None
 
     def only(self, keys: Iterable[str]) -> None:
-        """Warn of keys that mean nothing here."""
+        """Warn of unknown keys."""
         known = tuple(keys)
         for key in self.values:
             if key not in known:

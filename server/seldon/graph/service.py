@@ -1,7 +1,8 @@
-"""GraphService: the Service that answers for a graph on the fast lane, before the v2 protocol's. Made by dialect.py.
+"""GraphService: the Service that answers for a graph on the fast lane, ahead of the v2 protocol's. Made by dialect.py.
 
-Every request is a task, which walks the graph; its client's going ends it, and with it the calls that wait.
-Source: Seldon Core 1.17.1, the executor, as it answers.
+Each request that calls nodes is a task, which walks the graph. If its client disconnects, the task is cancelled, and
+its waiting calls with it.
+Source: Seldon Core 1.17.1, the executor, by observed behavior.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ LINES = (
     b"access-control-allow-methods: GET, OPTIONS, POST\r\naccess-control-allow-headers: Accept, Accept-Encoding, "
     b"Authorization, Content-Length, Content-Type, X-CSRF-Token\r\n"
 )
-"""The header lines of all answers at URLs that there are."""
+"""The header lines of all answers at URLs that exist."""
 NOT_FOUND = b"404 page not found\n"
 _CATEGORIES = {
     **dict.fromkeys((addresses.READY, addresses.LIVE, addresses.PING, addresses.STATUS), "health"),
@@ -49,10 +50,10 @@ _CODINGS = (b"gzip", b"deflate")
 
 
 class GraphClaim:
-    """What a head says. Kept with the head's bytes. `lines` are those of its answer, but for its id."""
+    """What a request head says. Cached with the head's bytes. `lines` are the answer's header lines except its id."""
 
     found = None
-    """Which nodes a request meets is not known yet: it is turned away by none of them."""
+    """The nodes that a request will reach are not known yet, so none of them can turn it away."""
     __slots__ = (
         "address", "coding", "content_type", "deployment", "fields", "lines", "method", "path", "puid", "request_id",
     )  # fmt: skip
@@ -75,13 +76,13 @@ class GraphClaim:
             self.lines += b"ce-specversion: 0.3\r\nce-path: %b\r\n" % path.replace(b"\r", b"").replace(b"\n", b"")
 
     def resolve(self, deployment: Deployment) -> None:
-        """Find what the path is for, which a file that is read anew may change."""
+        """Find the path's purpose, which may change when the file is read again."""
         self.deployment = deployment
         self.address = addresses.find(self.path, deployment.name, deployment.namespace)
 
 
 class GraphService(CarryingService):
-    """Answers for the graph of one server. `others` answers what is Penstock's own. Threads: the event loop's."""
+    """Answers for the graph of one server. `others` answers Penstock's own paths. Threads: the event loop's."""
 
     claims = GraphClaim
 
@@ -93,7 +94,7 @@ class GraphService(CarryingService):
     # -- the Service -------------------------------------------------------------------------------------------
 
     def claim(self, head: Head) -> Any:
-        """Claim every path, but for those that are Penstock's own."""
+        """Claim every path except Penstock's own."""
         path, _ = parted(head.path, head.query)
         if is_ours(path):
             return self.others.claim(head)
@@ -104,7 +105,7 @@ class GraphService(CarryingService):
         return claim
 
     def answer(self, connection: FastLane, claim: Any, body: bytes) -> None:
-        """Answer one request, or begin to."""
+        """Answer one request, or start to."""
         if claim.deployment is not self._graph.deployment:
             claim.resolve(self._graph.deployment)
         address = claim.address
@@ -124,7 +125,7 @@ class GraphService(CarryingService):
         _answer(connection, claim, "", *_refusal(error))
 
     def trouble(self, claim: Any, error: Exception) -> InferError:
-        """Log a failure under the client's own id, if it has sent one."""
+        """Log a failure under the client's request id, if it sent one."""
         return internal(error, "graph", claim.request_id)
 
     # -- walks -------------------------------------------------------------------------------------------------
@@ -140,7 +141,7 @@ class GraphService(CarryingService):
             walk = Walk(self._graph.means, predictor, wire)
             status, answer = 200, await self._answered(walk, address, message, puid)
         except NodeFailed as failed:
-            # what a component has raised may have a status that ends no answer
+            # a component may raise a status that cannot end an answer
             status, answer = (failed.status if 200 <= failed.status <= 999 else 500), failed.message
         except Exception as error:  # noqa: BLE001 - the client gets an answer whatever it is
             known = isinstance(error, GraphError | NotDescribedError | InferError | HttpError)
@@ -192,7 +193,7 @@ class GraphService(CarryingService):
 def _answer(
     connection: FastLane, claim: GraphClaim, puid: str, status: int, message: Message, again: bytes = b""
 ) -> None:
-    """Write an answer. `<`, `>` and `&` are escaped, as they were for browsers that take JSON for a page."""
+    """Send an answer. `<`, `>` and `&` are escaped, as in the original, for browsers that take JSON for a page."""
     body = message.body
     for sign, escaped in ((b"<", b"\\u003c"), (b">", b"\\u003e"), (b"&", b"\\u0026")):
         if sign in body and message.content_type == JSON:
@@ -210,10 +211,10 @@ def _answer(
 
 
 def _refusal(error: Exception) -> tuple[int, Message, bytes]:
-    """Give the status, the body and more header lines of what the orchestrator itself has to say."""
+    """Return the status, the body and further header lines of the orchestrator's own errors."""
     status, again = 500, b""
     if isinstance(error, InferError):
-        # a node that cannot be reached was a 500; one that cannot take more for now says so
+        # an unreachable node was a 500; one that is only overloaded or not ready says so
         status = HTTP_STATUS[error.code] if error.code in (Code.OVERLOADED, Code.EXPIRED, Code.NOT_READY) else 500
         again = retry_after_line(error)
     elif isinstance(error, GraphError | HttpError):

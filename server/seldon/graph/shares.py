@@ -1,4 +1,4 @@
-"""Graph: what a server has of a graph: its predictors by their shares, and what walks stand on. Made by dialect.py."""
+"""Graph: what a server knows of a graph: its predictors by their shares, and what walks use. Made by dialect.py."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from .wires import Message, MessageCodec
 
 MOST_SHADOWS = 64
-"""How many copies for shadows may be under way; more requests than that have none."""
+"""The most copies for shadows in flight; requests beyond that are not copied."""
 
 
 class Graph:
-    """What GraphService and GraphRpcs answer with. `described` has what workers say of their nodes, by model.
+    """What GraphService and GraphRpcs answer with. `described` has what workers reported about their nodes, by model.
 
     Threads: the event loop's.
     """
@@ -50,7 +50,7 @@ class Graph:
 
     @property
     def deployment(self) -> Deployment:
-        """What the file says, as it was last right: until its new nodes are open, what it said before."""
+        """The last valid content of the file; until its new nodes are open, the content before."""
         latest = self._repository.deployment
         if latest is not self._repository.served and self._looked != (latest, self.means.engine.generation):
             self._looked = latest, self.means.engine.generation
@@ -60,11 +60,14 @@ class Graph:
 
     @property
     def first(self) -> Predictor:
-        """The predictor that is asked of what all have in common."""
+        """The predictor used for what all have in common."""
         return next(each for each in self.deployment.predictors if not each.shadow)
 
     def chosen(self, address: addresses.GraphRoute, message: Message, wire: MessageCodec) -> Predictor:
-        """Choose who answers: by the shares; feedback goes where the request went, if it says which nodes those are."""
+        """Choose the predictor by share, for feedback by its routing.
+
+        Feedback goes to the one predictor that has all nodes its routing names, or by share if there is no such one.
+        """
         candidates = [each for each in self.deployment.predictors if not each.shadow]
         if len(candidates) == 1:
             return candidates[0]
@@ -76,7 +79,7 @@ class Graph:
         return self.chance.choices(candidates, [each.weight for each in candidates])[0]
 
     def shadow(self, message: Message, puid: str, wire: MessageCodec) -> None:
-        """Give a copy of a request to every shadow. Nobody waits for the answers."""
+        """Send a copy of a request to every shadow. Nothing waits for the answers."""
         for predictor in self.deployment.predictors:
             if predictor.shadow and len(self._shadows) < MOST_SHADOWS:
                 walk = Walk(self.means, predictor, wire)
@@ -85,7 +88,7 @@ class Graph:
                 task.add_done_callback(self._shadows.discard)
 
     def ready(self) -> bool:
-        """Whether every node can be called."""
+        """Return whether every node can be called."""
         return self._open(self.deployment)
 
     def _open(self, deployment: Deployment) -> bool:
@@ -95,7 +98,7 @@ class Graph:
             return False
 
     def _tell(self, model: str, endpoint: Endpoint, metrics: bytes) -> None:
-        """Add what a node has counted, under its own labels."""
+        """Add the metrics of a node, under its own labels."""
         if self._labelled is not self.deployment:
             self._labelled = self.deployment
             for node in self.deployment.nodes:

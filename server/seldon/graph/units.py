@@ -1,4 +1,4 @@
-"""Units: the nodes of one predictor, from its `graph` and what else the file says of them. Called by reading.py."""
+"""Units: the nodes of one predictor, from its `graph` and the rest of the file. Called by reading.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .places import PlaceError, code_of
 from .said import GraphMapping
 
 PLACE = "penstock.io/"
-"""How the annotations begin that say where a node's class is."""
+"""The prefix of annotations that locate a node's class."""
 UNKNOWN = ("", "UNKNOWN_IMPLEMENTATION")
 MAX_DEPTH = 32
 _KEYS = (
@@ -28,7 +28,7 @@ _PARAMETER_TYPES = ("INT", "FLOAT", "DOUBLE", "STRING", "BOOL")
 
 
 class Units:
-    """What all nodes of one predictor share. `small`: of a file of ours, where a node may say more of itself."""
+    """What all nodes of one predictor share. `small`: the file has Penstock's own form, where a node has more keys."""
 
     def __init__(
         self, deployment: str, predictor: str, labels: Mapping[str, str], annotations: Mapping[str, str],
@@ -45,7 +45,7 @@ class Units:
         }
 
     def read(self, said: GraphMapping, prefix: str, depth: int = 1) -> GraphNode | None:
-        """Read a node and all under it; None for one that has no name. `prefix` is that of its model's name."""
+        """Read a node and all below it; None if its name is invalid or it is too deep. `prefix` is the model names'."""
         name = said.text("name")
         problem = bad_name(name) if name else "it has no name"
         if problem or depth > MAX_DEPTH:
@@ -96,7 +96,7 @@ class Units:
                 said.mistake(f"{implementation} is built in, and needs no class")
             return None
         if kind in {"", "UNKNOWN_TYPE"} and not said.items("methods"):
-            return None  # `_check` says what is to be said
+            return None  # `_check` reports it
         if implementation not in UNKNOWN and not place:
             said.mistake(
                 f"{implementation} is a prepackaged server, which is not a part of Penstock: say which class of yours "
@@ -141,7 +141,7 @@ class Units:
 
     @staticmethod
     def _local(said: GraphMapping) -> str:
-        """Give the path of a model that is on this machine."""
+        """Return the path of a model on this machine."""
         place = said.text("modelUri")
         scheme, separator, rest = place.partition("://")
         if separator and scheme != "file":
@@ -151,7 +151,7 @@ class Units:
 
 
 def _check(said: GraphMapping, node: GraphNode) -> None:
-    """Tell of what cannot be meant so."""
+    """Report what cannot be intended."""
     count = len(node.children)
     if node.implementation == ABTEST and count != 2:
         said.mistake(f"{ABTEST} chooses between two children, and there {'is' if count == 1 else 'are'} {count}")

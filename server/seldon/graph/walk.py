@@ -1,7 +1,8 @@
 """Walk: one request on its way through a graph, on the event loop. Made by service.py and rpc.py.
 
-Each call of a node is a SeldonCall of its model, so that a node that sleeps, fails or dies harms only who waits for it.
-Source of what is called when: Seldon Core 1.17.1, the executor.
+Each call of a node is a SeldonCall of its model, so a node that is slow, fails or dies affects only requests that wait
+for it.
+Source for the order of calls: Seldon Core 1.17.1, the executor.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ if TYPE_CHECKING:
     from penstock.server.seldon.messages import ComponentDescription
 
 ABORT = -2
-"""What a router answers that wants no child to be asked: the message goes back as it is."""
+"""A router's answer for calling no child: the message is returned as it is."""
 ALL = -1
 
 
 class NodeFailed(Exception):  # noqa: N818 - a condition that the node has answered
-    """A node has answered with an error: its status, and the answer, which is the client's as it is."""
+    """A node answered with an error: its status, and its answer, which the client receives unchanged."""
 
     def __init__(self, node: str, status: int, message: Message) -> None:
         super().__init__(node)
@@ -47,10 +48,10 @@ class NodeFailed(Exception):  # noqa: N818 - a condition that the node has answe
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What all walks of a server share. `tell` takes what a node's call has counted: model, endpoint, metrics.
+    """What all walks of a server share. `tell` takes the metrics that a node's call reported: model, endpoint, metrics.
 
-    `counted` takes each call's predictor, node, endpoint, status (-1: none came) and nanoseconds. `sharing` has, by
-    model, what makes calls that may share batches, and `described` what a worker has said of its node.
+    `counted` takes each call's predictor, node, endpoint, status (-1 if none arrived) and nanoseconds. By model,
+    `sharing` makes calls that may share batches, and `described` has what a worker reported about its node.
     """
 
     engine: Serves
@@ -62,7 +63,7 @@ class Means:
 
 
 class Walk:
-    """One request. `routing` is where it went so far, `path` the images of the nodes that it passed."""
+    """One request. `routing` has the child that each node chose so far, `path` the images of the nodes it passed."""
 
     def __init__(self, means: Means, predictor: Predictor, wire: MessageCodec) -> None:
         self._means = means
@@ -82,7 +83,7 @@ class Walk:
         return await off_loop(len(answer.body), self._wire.noted, answer, noted, notes)
 
     async def feedback(self, message: Message) -> Message:
-        """Tell the nodes that a request has passed of its feedback. Raises: as `predict`."""
+        """Send feedback to the nodes that its request passed. Raises: as `predict`."""
         routing = await off_loop(len(message.body), self._wire.routing, message)
         return await self._back(self._predictor.graph, message, routing)
 
@@ -110,7 +111,7 @@ class Walk:
         return answer
 
     async def _answered(self, call: SeldonCall, node: GraphNode) -> None:
-        """Wait for an answer; take the call back when nobody waits any more, or the time is over."""
+        """Wait for an answer; cancel the call if its client is gone or the time limit is reached."""
         try:
             async with asyncio.timeout(self._limit_s or None):
                 await call.context
@@ -122,13 +123,13 @@ class Walk:
             raise
 
     def _opened(self, call: SeldonCall, node: GraphNode, endpoint: Endpoint) -> tuple[int, Message]:
-        """Give the status and the message of an answer; what it says of itself is counted."""
+        """Return the status and message of an answer, and count the metrics it reported."""
         status, metrics, lines, body = read_answer(call.reply)
         if metrics:
             self._means.tell(node.model, endpoint, metrics)
         return status, Message(body, lines.partition(b"\r\n")[0] if lines else JSON)
 
-    # -- to the model ------------------------------------------------------------------------------------------
+    # -- predictions -------------------------------------------------------------------------------------------
 
     async def _through(self, node: GraphNode, message: Message) -> Message:
         message = await self._into(node, message)
@@ -147,7 +148,7 @@ class Walk:
         return await self.ask(node, node.into, message)
 
     async def _children(self, node: GraphNode, message: Message) -> Message:
-        """Ask the children that the node chooses, and make one message of theirs."""
+        """Call the children that the node chooses, and merge their messages into one."""
         if not node.children:
             return message
         route = await self._route(node, message)
@@ -167,7 +168,7 @@ class Walk:
         return answers[0]
 
     async def _route(self, node: GraphNode, message: Message) -> int:
-        """Ask a router for the child that is next. Raises: GraphError for one that is not there."""
+        """Ask a router for the next child. Raises: GraphError if there is no such child."""
         if node.implementation in BUILT_IN:
             if node.implementation in (AVERAGE, SIMPLE_MODEL):
                 return ALL
@@ -178,7 +179,7 @@ class Walk:
         try:
             route = self._wire.route(await self.ask(node, Endpoint.ROUTE, message))
         except NodeFailed as failed:
-            # the one call whose answer the executor did not hand on
+            # the only call whose error answer the executor did not pass on
             reason = self._wire.reason(failed.message)
             raise GraphError(f"node '{node.name}' could not say where to go: {reason}", failed.status) from None
         if not ABORT <= route < len(node.children):
@@ -188,10 +189,10 @@ class Walk:
     def _pass(self, node: GraphNode) -> None:
         self.path[node.name] = node.implementation
 
-    # -- and back ----------------------------------------------------------------------------------------------
+    # -- feedback ----------------------------------------------------------------------------------------------
 
     async def _back(self, node: GraphNode, message: Message, routing: object) -> Message:
-        """Tell the children first, those that the request went to, then the node itself."""
+        """Send it to the children on the request's way first, then to the node itself."""
         if node.children:
             said = routing.get(node.name, ALL) if isinstance(routing, dict) else ALL
             route = said if isinstance(said, int) else ALL
@@ -211,7 +212,7 @@ def _averaged(wire: MessageCodec, messages: Sequence[Message]) -> Message:
 
 
 async def _together(works: Sequence[object]) -> list[Message]:
-    """Wait for all, side by side; then raise the error of the first that has one."""
+    """Wait for all concurrently, then raise the first one's error, if any failed."""
     if len(works) == 1:
         return [await works[0]]  # type: ignore[misc]
     answers = await asyncio.gather(*works, return_exceptions=True)  # type: ignore[call-overload]
@@ -222,5 +223,5 @@ async def _together(works: Sequence[object]) -> list[Message]:
 
 
 def model_of(engine: Serves, node: GraphNode) -> Model:
-    """Give the model that a node is. Raises: InferError (NOT_READY)."""
+    """Return a node's model. Raises: InferError (NOT_READY)."""
     return served(engine, node.model, f"node '{node.name}'")

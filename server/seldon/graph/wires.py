@@ -1,6 +1,6 @@
-"""Wires: what a walk must know of messages, in JSON and in protobuf; all else travels as it came. Pure.
+"""Wires: the parts of messages that a walk reads or writes, in JSON and in protobuf. Pure.
 
-JSON keeps its numbers: it is read into Python's int and float, and written again only where something is added to it.
+JSON keeps its numbers: it is parsed into Python's int and float, and encoded again only if something is added.
 Source: Seldon Core 1.17.1, the executor; seldon.protos.
 """
 
@@ -21,18 +21,18 @@ from .nodes import MetaNotes, Predictor
 Dict = dict[str, Any]
 PUID = "seldon-puid"
 _OF_ONE_CALL = (b"host", b"content-type", b"content-length", b"transfer-encoding", b"trailer", PUID.encode())
-"""Header fields of a request that are not those of the call of a node."""
+"""Header fields of a request that are not passed on to the calls of nodes."""
 
 
 class Message(NamedTuple):
-    """What goes from node to node. `content_type` is that of a body over HTTP."""
+    """What is passed between nodes. `content_type` is that of a body over HTTP."""
 
     body: bytes
     content_type: bytes = JSON
 
 
 class GraphError(Exception):
-    """What is wrong on the way, in a sentence: the orchestrator's own answer, over gRPC UNKNOWN."""
+    """The orchestrator's own error, as a sentence; over gRPC its status is UNKNOWN."""
 
     def __init__(self, text: str, status: int = 500) -> None:
         super().__init__(text)
@@ -40,7 +40,7 @@ class GraphError(Exception):
 
 
 class Noted(NamedTuple):
-    """What a walk has to tell: which child each node went to (-1: all), the images it passed, and its id."""
+    """What a walk adds to an answer: the child each node chose (-1: all), the images it passed, and its id."""
 
     routing: Mapping[str, int]
     path: Mapping[str, str]
@@ -48,40 +48,40 @@ class Noted(NamedTuple):
 
 
 class MessageCodec(Protocol):
-    """One way of writing messages. `good` is the status of an answer that goes on."""
+    """One encoding of messages. `good` is the status of a successful answer."""
 
     good: int
 
     def limit_s(self, predictor: Predictor) -> float:
-        """Give what a call of a node may take. Units: seconds, 0 for any time."""
+        """Return the limit for a call of a node. Units: seconds, 0 for none."""
 
     def payload(self, message: Message, *, headed: bool = False) -> tuple[PayloadKind, bytes]:
-        """Give what a worker is sent of a message; `headed`: and of the headers that it came with, if there are any."""
+        """Return what a worker is sent for a message; if `headed`, with the headers of its request, if it has any."""
 
     def route(self, message: Message) -> int:
-        """Read what a router has answered. Raises: GraphError."""
+        """Decode a router's answer. Raises: GraphError."""
 
     def combined(self, messages: Sequence[Message]) -> Message:
-        """Put messages together for `aggregate`. Raises: GraphError."""
+        """Combine messages for `aggregate`. Raises: GraphError."""
 
     def routing(self, feedback: Message) -> Mapping[str, Any]:
-        """Give where the request went that a feedback is for; nothing where that is not said."""
+        """Return the routing of the request that a feedback is for; empty if it is not given."""
 
     def noted(self, message: Message, noted: Noted, notes: MetaNotes) -> Message:
-        """Write into an answer what the walk has to tell."""
+        """Add the walk's notes to an answer."""
 
     def reason(self, message: Message) -> str:
-        """Say why a node has failed, from what it has answered."""
+        """Return why a node failed, from its answer."""
 
     def read(self, message: Message) -> Dict:
-        """Give a message as it is in JSON. Raises: GraphError."""
+        """Return a message in its JSON form. Raises: GraphError."""
 
     def write(self, message: Dict) -> Message:
-        """Write such a message."""
+        """Encode such a message."""
 
 
 class JsonWire:
-    """Messages over HTTP. `fields` are the headers of a walk's request, with lower-cased names, `puid` is its id."""
+    """Messages over HTTP. `fields` are the headers of the walk's request, with lower-case names; `puid` is its id."""
 
     good = 200
 
@@ -90,11 +90,11 @@ class JsonWire:
         self._puid = puid
 
     def limit_s(self, predictor: Predictor) -> float:
-        """Give the limit for REST."""
+        """Return the limit for REST."""
         return predictor.rest_limit_s
 
     def payload(self, message: Message, *, headed: bool = False) -> tuple[PayloadKind, bytes]:
-        """Give the body; with what its content type is if that is not JSON, and the headers where they are wanted.
+        """Return the body, with its content type if that is not JSON, and the headers if requested.
 
         Source: executor/api/rest/client.go, addHeaders, and server.go, puidHeader.
         """
@@ -108,14 +108,14 @@ class JsonWire:
         return PayloadKind.HTTP, json.dumps(said).encode() + b"\n" + message.body
 
     def reason(self, message: Message) -> str:
-        """Give what its status says."""
+        """Return the `info` of its status."""
         try:
             return str(json.loads(message.body)["status"]["info"])
         except (ValueError, TypeError, KeyError, RecursionError):
             return shown(message.body)
 
     def read(self, message: Message) -> Dict:
-        """Read JSON."""
+        """Parse JSON."""
         try:
             found = json.loads(message.body)
         except ValueError:
@@ -127,11 +127,11 @@ class JsonWire:
         return found
 
     def write(self, message: Dict) -> Message:
-        """Write JSON as components do."""
+        """Encode JSON as components do."""
         return Message(json.dumps(message, sort_keys=True, separators=(",", ":")).encode() + b"\n")
 
     def route(self, message: Message) -> int:
-        """Read the first number of the array; a bare list of numbers is one too."""
+        """Return the first number of the array; a bare list of numbers counts as one."""
         try:
             found = json.loads(message.body)
             content: Any = found.get("data") if isinstance(found, dict) else {"ndarray": found}
@@ -144,13 +144,13 @@ class JsonWire:
             raise GraphError(f"no route can be read of {shown(message.body)}") from None
 
     def combined(self, messages: Sequence[Message]) -> Message:
-        """Write a list of the bodies as they are."""
+        """Return a list of the unchanged bodies."""
         if any(message.content_type != JSON for message in messages):
             raise GraphError("what is to be combined is not JSON")
         return Message(b"[" + b",".join([message.body.strip() for message in messages]) + b"]")
 
     def routing(self, feedback: Message) -> Mapping[str, Any]:
-        """Read `response.meta.routing`."""
+        """Return `response.meta.routing`."""
         try:
             found = json.loads(feedback.body)["response"]["meta"]["routing"]
         except (ValueError, TypeError, KeyError, RecursionError):
@@ -158,7 +158,7 @@ class JsonWire:
         return found if isinstance(found, dict) else {}
 
     def noted(self, message: Message, noted: Noted, notes: MetaNotes) -> Message:
-        """Add to `meta`; what is no Seldon message stays as it is."""
+        """Add to `meta`; anything but a Seldon message stays as it is."""
         try:
             found = json.loads(message.body) if message.content_type == JSON else None
         except (ValueError, RecursionError):
@@ -178,19 +178,19 @@ class ProtoWire:
     good = 0
 
     def limit_s(self, predictor: Predictor) -> float:
-        """Give the limit for gRPC."""
+        """Return the limit for gRPC."""
         return predictor.grpc_limit_s
 
     def payload(self, message: Message, *, headed: bool = False) -> tuple[PayloadKind, bytes]:
-        """Give the message as it is: it has no headers."""
+        """Return the unchanged message: it has no headers."""
         return PayloadKind.PROTO, message.body
 
     def reason(self, message: Message) -> str:
-        """Give its text."""
+        """Return its text."""
         return shown(message.body)
 
     def read(self, message: Message) -> Dict:
-        """Read a SeldonMessage."""
+        """Decode a SeldonMessage."""
         from google.protobuf import json_format
 
         try:
@@ -200,7 +200,7 @@ class ProtoWire:
         return found
 
     def write(self, message: Dict) -> Message:
-        """Write a SeldonMessage."""
+        """Encode a SeldonMessage."""
         from google.protobuf import json_format
 
         try:
@@ -210,7 +210,7 @@ class ProtoWire:
         return Message(made.SerializeToString())
 
     def route(self, message: Message) -> int:
-        """Read the first number of the array."""
+        """Return the first number of the array."""
         content = self._parsed(message.body).data
         try:
             if content.WhichOneof("data_oneof") == "tensor":
@@ -224,15 +224,15 @@ class ProtoWire:
         return -1
 
     def combined(self, messages: Sequence[Message]) -> Message:
-        """Write a SeldonMessageList: field 1, once for each."""
+        """Encode a SeldonMessageList: field 1, once for each message."""
         return Message(b"".join([field(1, each.body) for each in messages]))
 
     def routing(self, feedback: Message) -> Mapping[str, Any]:
-        """Read `response.meta.routing`."""
+        """Return `response.meta.routing`."""
         found = message_class("Feedback")()
         try:
             found.ParseFromString(feedback.body)
-        except Exception:  # noqa: BLE001 - protobuf's DecodeError; the component says what is wrong
+        except Exception:  # noqa: BLE001 - protobuf's DecodeError; the component reports what is wrong
             return {}
         return dict(found.response.meta.routing)
 
@@ -258,7 +258,7 @@ class ProtoWire:
 
 
 def new_puid() -> str:
-    """Make the id of a request that has none, as the executor made them."""
+    """Make an id for a request without one, as the executor does."""
     return str(uuid.uuid4())
 
 
@@ -271,6 +271,6 @@ def _note(meta: Dict, noted: Noted, notes: MetaNotes) -> None:
 
 
 def shown(body: bytes) -> str:
-    """Show how a message begins."""
+    """Return the beginning of a message as text."""
     text = body[:80].decode("utf-8", "replace").strip()
     return text if len(body) <= 80 else f"{text}..."

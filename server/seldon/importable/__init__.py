@@ -1,1 +1,1 @@
-"""The folder that a component's modules are looked for in last: `seldon_core`, if seldon-core is not installed."""
+"""The last folder on a component's import path: it provides `seldon_core` if seldon-core is not installed."""

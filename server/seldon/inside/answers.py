@@ -1,4 +1,4 @@
-"""Answers: what user code returns, as the message of an answer, and a message as the bytes of one.
+"""Answers: turns the results of user code into messages, and messages into bytes.
 
 Source: seldon-core 1.17.1, utils.py, and Flask 2.2, which wrote the JSON: sorted, compact, ASCII, and a line feed.
 """
@@ -33,7 +33,7 @@ _OF_METRICS = json.JSONEncoder(default=float)
 _MANY = len(KEPT_NAMES)
 _WRITTEN_NAMES = [json.dumps(names, separators=(",", ":")) for names in KEPT_NAMES]
 _WORTH = 64
-"""How many numbers are worth a look at all of them first."""
+"""The count of numbers from which it pays to examine them all first."""
 _NO_DATA = {"tensor": None}
 _UNKNOWN = "Unknown data type returned as payload (must be list or np array):"
 
@@ -41,9 +41,9 @@ _UNKNOWN = "Unknown data type returned as payload (must be list or np array):"
 def construct(component: Component, request: Any, result: Any, meta: Any, metrics: list[Any], tags: Any) -> Any:
     """Make the message of an answer.
 
-    `request` is the message that is answered, whose `data` says how arrays are written; `meta` is its meta, or what
-    stands for it. `metrics` and `tags` are the call's. Raises: SeldonMicroserviceException for a result that is of none
-    of the types that there are, and what user code does in class_names() and tags().
+    `request` is the message that is answered: its `data` determines how arrays are encoded. `meta` is the request's
+    meta or its substitute; `metrics` and `tags` are the call's. Raises: SeldonMicroserviceException for a result of an
+    unsupported type, and the exceptions of user code in class_names() and tags().
     """
     response: dict[str, Any] = {}
     if isinstance(result, np.ndarray):
@@ -67,19 +67,19 @@ def construct(component: Component, request: Any, result: Any, meta: Any, metric
     if puid:
         path = said.pop("requestPath", None)
         said["puid"] = puid
-        if path:  # behind it, as seen where keys are not sorted
+        if path:  # after puid, as the original has it if keys are not sorted
             said["requestPath"] = path
     return response
 
 
 def reply(component: Component, status: int, body: bytes, lines: bytes = b"") -> bytes:
-    """Write the answer to a CALL, with the metrics that were recorded for it, which are then forgotten."""
+    """Encode the answer to a CALL, with the metrics recorded for it, and clear these."""
     metrics = recorded_of(component) if component.recorded else b""
     return ANSWER.pack(status, len(lines), len(metrics)) + metrics + lines + body
 
 
 def recorded_of(component: Component) -> bytes:
-    """Write the metrics that were recorded, as an ANSWER has them; they are then forgotten."""
+    """Encode the recorded metrics for an ANSWER, and clear them."""
     recorded, component.recorded = component.recorded, []
     try:
         return _OF_METRICS.encode(recorded).encode() if recorded else b""
@@ -89,9 +89,9 @@ def recorded_of(component: Component) -> bytes:
 
 
 class Writer:
-    """Writes JSON as Flask did; its settings come from the environment.
+    """Encodes JSON as Flask did; its settings come from the environment.
 
-    Where `strict` is off, what JSON has no words for is written anyhow: numpy's scalars and arrays, pandas' frames.
+    Unless `strict`, values that JSON lacks are encoded too: numpy's scalars and arrays, pandas' frames.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ, *, strict: bool = True) -> None:
@@ -115,7 +115,7 @@ class Writer:
         ).encode
 
     def write(self, value: Any) -> bytes:
-        """Write a value, and a line feed. Raises: what json says of one that it cannot write."""
+        """Encode a value, and a line feed. Raises: json's exceptions for a value it cannot encode."""
         if value.__class__ is dict and len(value) == 2 and self._pieces is not None:
             body = self._of_array(value)
             if body:
@@ -128,9 +128,10 @@ class Writer:
         return (self._encode(_plain(value)) + "\n").encode()
 
     def _of_array(self, message: dict[str, Any]) -> bytes:
-        """Write a message that has `data` and `meta`, in parts; b"" for any other, and where it goes wrong.
+        """Encode a message of `data` and `meta` in parts; b"" for any other message, or on failure.
 
-        That takes half the time of a dict of dicts, as the encoder sorts each, and less by far where numbers are many.
+        This takes half the time of encoding a dict of dicts, each of which the encoder sorts, and far less if there are
+        many numbers.
         """
         found, meta = message.get("data"), message.get("meta")
         if found.__class__ is not dict or meta is None or len(found) != 2 or "names" not in found:
@@ -146,7 +147,7 @@ class Writer:
                 tensor = found["tensor"]
                 shape, values = tensor["shape"], self._numbers(tensor["values"])
                 array = f'"tensor":{{"shape":{self._piece(shape)},"values":{values}}}' if len(tensor) == 2 else ""
-        except Exception:  # noqa: BLE001 - a message of another kind, or one that the encoder has words for
+        except Exception:  # noqa: BLE001 - a message of another kind, or one that the encoder can report on
             self._seen.clear()
             return b""
         return f'{{"data":{{"names":{named},{array}}},"meta":{said}}}\n'.encode() if array else b""
@@ -155,7 +156,7 @@ class Writer:
         return "".join(self._pieces(value, 0))
 
     def _numbers(self, rows: Any) -> str:
-        """Write lists. Many numbers that orjson writes as json does are written by it: 10 times as fast."""
+        """Encode lists. Many numbers are left to orjson if it writes them as json does: 10 times as fast."""
         if rows.__class__ is list and rows:
             first = rows[0]
             if len(rows) * (len(first) if first.__class__ is list else 1) >= _WORTH:
@@ -163,17 +164,17 @@ class Writer:
                 if array.dtype.kind == "i" or (array.dtype.kind == "f" and _are_plain(array)):
                     try:
                         return orjson.dumps(rows).decode()
-                    except TypeError:  # integers of more than 64 bits, and what neither of both writes
+                    except TypeError:  # integers of more than 64 bits, and values that neither can encode
                         pass
         return self._piece(rows)
 
     def configure(self, provider: Any) -> None:
-        """Have a JSON provider of Flask's write likewise."""
+        """Configure a JSON provider of Flask's to write the same way."""
         provider.ensure_ascii, provider.sort_keys, provider.compact = self._ascii, self._sorts, not self._indents
 
 
 def _encoder_of_parts(seen: dict[int, Any]) -> Any:
-    """Give what json's encoder makes for each call, made once; None where this Python makes it in another way."""
+    """Return what json's encoder creates for each call, created once; None if this Python creates it differently."""
     encoder: Any = json.encoder
     try:
         return encoder.c_make_encoder(
@@ -184,13 +185,13 @@ def _encoder_of_parts(seen: dict[int, Any]) -> Any:
 
 
 def _are_plain(array: Any) -> bool:
-    """Tell whether all numbers are written without an exponent, which json and orjson write in different ways."""
+    """Return whether all numbers are written without an exponent, which json and orjson write differently."""
     sizes = np.abs(array)
     return bool((((sizes >= 1e-4) & (sizes < 1e16)) | (sizes == 0)).all())
 
 
 def _of_array(component: Component, request: Any, array: Any, given: list[Any] | None) -> dict[str, Any]:
-    """Write an array as the request's was; `given`: the list that it was made of."""
+    """Encode an array as the request's was; `given` is the list it was made of."""
     asked: Any = request.get("data", _NO_DATA)
     made: dict[str, Any] = {}
     if array.dtype.kind not in NUMERIC or not ("tensor" in asked or "tftensor" in asked):
@@ -208,7 +209,7 @@ def _array_of(result: Any) -> Any:
 
 
 def _default(value: Any) -> Any:
-    """Give what stands for a value that JSON has not. Source: Flask 2.2, flask/json/provider.py."""
+    """Return a substitute for a value that JSON lacks. Source: Flask 2.2, flask/json/provider.py."""
     if isinstance(value, dt.date):
         if not isinstance(value, dt.datetime):
             value = dt.datetime.combine(value, dt.time(), tzinfo=dt.UTC)
@@ -227,7 +228,7 @@ def _default(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Give a value with plain Python in the place of numpy and pandas."""
+    """Return a value with numpy and pandas objects replaced by plain Python."""
     if isinstance(value, dict):
         return {_plain(key): _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Arrays: tensors of the v2 protocol as user code gets them, and what it returns as tensors. Called by rows.py."""
+"""Arrays: v2 tensors in the form for user code, and its results as tensors. Called by rows.py."""
 
 from __future__ import annotations
 
@@ -21,24 +21,27 @@ _UNKNOWN = "Unknown data type returned as payload (must be list or np array):"
 
 
 def array_of(tensor: Array, datatype: str) -> Array:
-    """Give a tensor as user code gets it: strings as numpy's text, as JSON brings them, if all are UTF-8."""
+    """Return a tensor in the form for user code: strings become numpy's text, as from JSON, if all are UTF-8."""
     if datatype != "BYTES":
         return tensor
     try:
         texts = [element.decode() for element in tensor.ravel().tolist()]
     except UnicodeDecodeError:
         return tensor
-    if any(text.endswith("\0") for text in texts):  # which numpy would leave out
+    if any(text.endswith("\0") for text in texts):  # numpy would drop the zeros
         return tensor
     return np.array(texts, np.str_).reshape(tensor.shape)
 
 
 def tensors_of(result: Any, outputs: Sequence[tuple[str, str]]) -> tuple[list[int], list[Array]]:
-    """Make tensors of what `predict` has returned. `outputs` are (name, datatype), "" for one that is not said.
+    """Make tensors of the result of `predict`. `outputs` are (name, datatype), with "" for an undeclared datatype.
 
-    A dict whose keys are outputs has them by name; where there are several outputs, a list or tuple of as many arrays
-    has them in order; all else is the first output. Returns: the positions of the outputs that there are, and tensors.
-    Raises: SeldonMicroserviceException for what is no tensor.
+    - A dict whose keys are all outputs has them by name.
+    - If there are several outputs, a list or tuple of as many arrays has them in order.
+    - Anything else is the first output.
+
+    Returns: the positions of the outputs present, and their tensors. Raises: SeldonMicroserviceException for a value
+    that is not a tensor.
     """
     names = [name for name, _ in outputs]
     if isinstance(result, dict) and result and all(key in names for key in result):
@@ -55,7 +58,7 @@ def _are_arrays(values: Sequence[Any]) -> bool:
 
 
 def _tensor(value: Any, datatype: str) -> Array:
-    """Make one tensor: of the datatype that was said where that loses no more than precision, or of its own."""
+    """Make one tensor: of the declared datatype if the cast loses at most precision, else of its own."""
     if isinstance(value, dict):
         value = json.dumps(value)
     elif hasattr(value, "to_numpy"):

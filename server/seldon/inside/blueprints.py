@@ -1,7 +1,7 @@
-"""Blueprints: a component's `model_error_handler`, which is Flask's, and is run by Flask. Imported with it only.
+"""Blueprints: runs a component's `model_error_handler`, a Flask blueprint, in Flask. Imported only if it has one.
 
-An app that has the blueprint, and the two error handlers that the original had, is asked for the answer of each failed
-call. Where the blueprint has more than error handlers, each call is made in it.
+An app with the blueprint and the original's two error handlers answers each failed call. If the blueprint has more than
+error handlers, every call is made within the app.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ SETTINGS = (
     "SESSION_REFRESH_EACH_REQUEST", "TEMPLATES_AUTO_RELOAD", "TESTING", "TRAP_HTTP_EXCEPTIONS",
     "TRAP_BAD_REQUEST_ERRORS", "USE_X_SENDFILE",
 )  # fmt: skip
-"""Those of Flask's that the environment may set, each with FLASK_ before it."""
+"""The settings of Flask's that the environment may set, with the prefix FLASK_."""
 _JSON = "application/json"
 _OWN_HEADERS = ("content-type", "content-length")
 _OF_THE_BODY = (*_OWN_HEADERS, "transfer-encoding", "content-encoding")
-"""Headers of a request that say of its body what is not so any more."""
+"""Request headers that no longer describe the body."""
 
 Page = tuple[int, bytes, bytes]
-"""Status, body, and header lines as messages.ANSWER has them."""
+"""Status, body, and header lines in the form of messages.ANSWER."""
 
 
 def blueprints_of(user: Any, writer: Writer) -> Blueprints | None:
-    """Make what a component's `model_error_handler` asks for; None where it has none."""
+    """Make the app for a component's `model_error_handler`; None if it has none."""
     blueprint = getattr(user, "model_error_handler", MISSING)
     if blueprint is not MISSING:
         return Blueprints(blueprint, writer)
@@ -61,15 +61,15 @@ def blueprints_of(user: Any, writer: Writer) -> Blueprints | None:
 
 
 def looking(writer: Writer) -> Blueprints | None:
-    """Make what has calls find themselves in Flask's request; None where no code of the component's folder can look.
+    """Make the app that provides `flask.request` during calls; None if no module of the component's folder can read it.
 
-    Many read a header by it, of which seldon-core tells a method nothing.
+    Many components read headers from it, which seldon-core does not pass to methods.
     """
     if (flask := sys.modules.get("flask")) is None:
         return None
     folder = os.path.join(os.path.realpath(os.getcwd()), "")  # noqa: PTH109, PTH118 - compared with names of files
     for module in list(sys.modules.values()):
-        file = getattr(module, "__dict__", {}).get("__file__")  # one that loads itself when asked is not asked
+        file = getattr(module, "__dict__", {}).get("__file__")  # `__dict__` does not trigger lazy modules
         ours = isinstance(file, str) and os.path.realpath(file).startswith(folder)
         if ours and any(each is flask or each is flask.request for each in list(vars(module).values())):
             return Blueprints(None, writer)
@@ -77,7 +77,7 @@ def looking(writer: Writer) -> Blueprints | None:
 
 
 class Blueprints:
-    """A Flask app around the calls of a component. `around`: it has to be around all, not only around those that fail.
+    """A Flask app for the calls of a component. `around`: it must wrap all calls, not only failed ones.
 
     Threads: one call at a time.
     """
@@ -103,7 +103,7 @@ class Blueprints:
         app.register_error_handler(SeldonMicroserviceException, self._failed)
         for endpoint, path in enumerate(PATHS):
             app.add_url_rule(path, f"seldon_{endpoint}", self._called, methods=["GET", "POST"])
-        # user code may have been written for a request of Flask's, and make its answers with jsonify
+        # user code may have been written for Flask's requests, and build its answers with jsonify
         self._context = app.app_context()
         self._context.push()
         self._app = app
@@ -111,7 +111,7 @@ class Blueprints:
         self._response = flask.Response
 
     def run(self, endpoint: Endpoint, form: PayloadKind, payload: bytes, view: Callable[[], tuple[int, bytes]]) -> Page:
-        """Have a call made in a request of Flask's; `view` gives its status and body."""
+        """Make a call within a request of Flask's; `view` returns its status and body."""
         self._view = view
         try:
             response = self._client.open(**_request(endpoint, form, payload) | {"path": PATHS[endpoint]})
@@ -127,7 +127,7 @@ class Blueprints:
 
     @contextmanager
     def request(self, endpoint: Endpoint, form: PayloadKind, payload: bytes) -> Iterator[None]:
-        """Have `flask.request` be a call's."""
+        """Make `flask.request` that of a call."""
         try:
             with self._app.test_request_context(**_request(endpoint, form, payload)):
                 yield
@@ -135,11 +135,11 @@ class Blueprints:
             self._forget()
 
     def _forget(self) -> None:
-        # the app's context stays from call to call, and with it `flask.g`, which in Flask is a request's own
+        # the app's context outlives the call, and with it `flask.g`, which in Flask belongs to one request
         vars(self._context.g).clear()
 
     def failed(self, endpoint: Endpoint, form: PayloadKind, payload: bytes, error: Exception) -> Page:
-        """Give the answer of a call that has failed."""
+        """Return the answer to a failed call."""
 
         def view() -> tuple[int, bytes]:
             raise error
@@ -156,7 +156,7 @@ class Blueprints:
 
 
 def _request(endpoint: Endpoint, form: PayloadKind, payload: bytes) -> dict[str, Any]:
-    """Give Flask's words for a call."""
+    """Return Flask's arguments for a call."""
     said: dict[str, Any] = {"method": "GET" if endpoint is Endpoint.HEALTH else "POST", "type": _JSON, "query": ""}
     if form is PayloadKind.HTTP:
         line, _, payload = payload.partition(b"\n")

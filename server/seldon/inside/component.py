@@ -1,7 +1,7 @@
-"""Component: the user's object, and how Seldon calls its methods, whatever brings the request.
+"""Component: the user's object, and how Seldon calls its methods, independent of transport.
 
-Source: seldon-core 1.17.1, user_model.py and seldon_methods.py, as they answer. One thing is otherwise: whether `meta`
-is handed to a method is decided by its signature, where the original called again without it after any TypeError.
+Source: seldon-core 1.17.1, user_model.py and seldon_methods.py, by observed behavior. One difference: a method's
+signature decides whether it is passed `meta`, where the original called again without it after any TypeError.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .signatures import UNSURE, refuses_meta, takes_meta
 logger = logging.getLogger("seldon_core")
 
 MISSING: Any = object()
-"""In the place of a method that a component has not."""
+"""Stands for a method that a component lacks."""
 NOTHING: Any = object()
-"""What `raw` gives where the request is one for the methods that take numpy."""
+"""The result of `raw` if the request is one for the methods that take numpy."""
 ROUTE_TEXT = "Routing response must be int but got "
 
 _NAMES = ("predict", "send_feedback", "transform_input", "transform_output", "route", "aggregate", "health_status")
@@ -39,18 +39,18 @@ _LEGACY = tuple(
     (_BOTH[0][:1] if not proto else _BOTH[0][1:], (), *_BOTH[2:], ())
     for proto in (False, True)
 )  # fmt: skip
-"""The methods of older days, by Endpoint: predict had one for REST and one for gRPC; of all others the first that there
-is was called, whatever had come. Feedback's are protobuf's."""
+"""The legacy methods, by Endpoint. `predict` had one for REST and one for gRPC; of the others, the first that exists
+was called for either transport. Those for feedback take protobuf."""
 _FEEDBACK_KEYS = ("seldon_api_model_feedback", "seldon_api_model_feedback_reward")
 _NO_METRICS: list[Any] = []
 _PREDICT, _ROUTE, _HEALTH = Endpoint.PREDICT, Endpoint.ROUTE, Endpoint.HEALTH
 KEPT_NAMES = [[f"t:{number}" for number in range(count)] for count in range(65)]
-"""What columns are called that have no names: the lists themselves, by how many there are."""
+"""The names of columns without names: the lists themselves, by the number of columns."""
 _MANY, _MOST_COLUMNS = len(KEPT_NAMES), 1_000_000
 
 
 class Component:
-    """One user object. `recorded` has the metrics of the call under way: [key, type, value, tags or None] each.
+    """One user object. `recorded` has the metrics of the current call: [key, type, value, tags or None] each.
 
     Threads: one call at a time.
     """
@@ -70,9 +70,9 @@ class Component:
     # -- whole calls -------------------------------------------------------------------------------------------
 
     def raw(self, endpoint: Endpoint, request: Any, proto: bool) -> Any:
-        """Call the method that takes the request as it is, if there is one; a feedback is `proto`, whatever brought it.
+        """Call the method that takes the raw request, if there is one; feedback is always `proto`.
 
-        Returns: what it gives, for the client as it is; NOTHING where there is none. Its metrics are recorded.
+        Returns: its result, for the client unchanged; NOTHING if there is no such method. Its metrics are recorded.
         """
         user = self.user
         for name in _LEGACY[proto][endpoint]:
@@ -94,7 +94,7 @@ class Component:
     def respond(self, endpoint: Endpoint, features: Any, names: Any, meta: Any) -> tuple[Any, Any, Any]:
         """Call predict, transform_input, transform_output or route.
 
-        Returns: the payload, and the tags and metrics of a SeldonResponse. Raises: what user code does, and
+        Returns: the payload, and the tags and metrics of a SeldonResponse. Raises: the exceptions of user code, and
         SeldonMicroserviceException.
         """
         method = getattr(self.user, _NAMES[endpoint], MISSING)
@@ -103,7 +103,7 @@ class Component:
                 raise SeldonNotImplementedError("Route not defined")
             branch, tags, metrics = self.split(self._called(endpoint, method, features, names, meta))
             if not self.strict and isinstance(branch, np.integer):
-                branch = int(branch)  # what np.argmax says
+                branch = int(branch)  # the type of np.argmax's result
             if not isinstance(branch, int):
                 raise SeldonMicroserviceException(ROUTE_TEXT + str(branch))
             return np.array([[branch]]), tags, metrics
@@ -115,14 +115,14 @@ class Component:
         return [] if endpoint is _PREDICT else features, {}, []
 
     def aggregate(self, features: list[Any], names: list[Any]) -> tuple[Any, Any, Any]:
-        """Call aggregate. Returns: as `respond` does. Raises: likewise."""
+        """Call aggregate. Returns and raises: as `respond`."""
         method = getattr(self.user, "aggregate", MISSING)
         if method is MISSING:
             raise SeldonNotImplementedError("Aggregate not defined")
         return self.split(method(features, names))
 
     def feedback(self, features: Any, names: Any, reward: float, truth: Any, routing: Any) -> tuple[Any, Any, Any]:
-        """Call send_feedback. Returns: as `respond` does, the payload None where it is not defined."""
+        """Call send_feedback. Returns: as `respond`, with the payload None if it is not defined."""
         method = getattr(self.user, "send_feedback", MISSING)
         if method is not MISSING:
             try:
@@ -132,7 +132,7 @@ class Component:
         return None, {}, []
 
     def health(self) -> Any:
-        """Call health_status. Returns: the payload, which is no SeldonResponse."""
+        """Call health_status. Returns: the payload, without support for SeldonResponse."""
         method = getattr(self.user, "health_status", MISSING)
         if method is MISSING:
             return "healthy"
@@ -142,7 +142,7 @@ class Component:
             return "not implemented - assuming healthy"
 
     def split(self, result: Any) -> tuple[Any, Any, Any]:
-        """Give the payload of what a method has returned, and the tags and metrics of a SeldonResponse."""
+        """Split a method's result into the payload, and the tags and metrics of a SeldonResponse."""
         if not self.strict:
             result = self.settled(result)
         if isinstance(result, SeldonResponse):
@@ -150,26 +150,26 @@ class Component:
         return result, {}, []
 
     def settled(self, result: Any) -> Any:
-        """Await what a method has returned, where that is wanted and it can be."""
+        """Await a method's result, if it is awaitable and `strict` is off."""
         if self.strict or not inspect.isawaitable(result):
             return result
         if self._loop is None:
-            import asyncio  # which most components need not wait for
+            import asyncio  # most components do not need it
 
             self._loop = asyncio.new_event_loop()
         return self._loop.run_until_complete(_awaited(result))
 
     def close(self) -> None:
-        """End what methods were awaited on."""
+        """Close the event loop on which results were awaited."""
         if self._loop is not None:
             self._loop.close()
 
-    # -- what is asked after each call -------------------------------------------------------------------------
+    # -- after each call ---------------------------------------------------------------------------------------
 
     def metrics(self, endpoint: Endpoint, runtime: Any = _NO_METRICS) -> list[Any]:
-        """Validate and record the metrics of a SeldonResponse, and those that the component has.
+        """Validate and record the metrics of a SeldonResponse, and the component's own.
 
-        Returns: what the client is shown of them. Raises: SeldonMicroserviceException, and what user code does.
+        Returns: those shown to the client. Raises: SeldonMicroserviceException, and the exceptions of user code.
         """
         if type(runtime) is not list or runtime:
             self._record_valid(endpoint, runtime)
@@ -185,7 +185,7 @@ class Component:
         return shown if self._shows_metrics else []
 
     def class_names(self, array: Any) -> Any:
-        """Give the names of an array's columns as the component says; [] where it has no columns."""
+        """Return the component's names for an array's columns; [] if it has no columns."""
         shape = array.shape
         if len(shape) < 2:
             return []
@@ -201,14 +201,14 @@ class Component:
             except SeldonNotImplementedError:
                 pass
         if shape[1] > _MOST_COLUMNS and not array.size:
-            # a request of 20 bytes may have such a shape, and names for them would take all memory
+            # a request of 20 bytes may have such a shape, and names for it would exhaust memory
             raise SeldonMicroserviceException(f"No values have no {shape[1]} columns")
         return KEPT_NAMES[shape[1]] if shape[1] < _MANY else [f"t:{each}" for each in range(shape[1])]
 
     def meta(self, meta: Any, metrics: list[Any], tags: Any) -> dict[str, Any]:
-        """Give the meta of an answer, but for its puid: tags, metrics and requestPath, those that are not empty.
+        """Return the meta of an answer, except its puid: tags, metrics and requestPath, without empty ones.
 
-        `meta` is the request's, `metrics` and `tags` are the call's.
+        `meta` is the request's; `metrics` and `tags` are the call's.
         """
         own: Any = None
         method = getattr(self.user, "tags", MISSING)
@@ -239,7 +239,7 @@ class Component:
             kind = metric.get("type", "COUNTER")
             tags = metric.get("tags", {})
             tags["method"] = endpoint.label
-            "_".join("-".join(pair) for pair in sorted(tags.items()))  # the original's key: other than str are refused
+            "_".join("-".join(pair) for pair in sorted(tags.items()))  # the original's key: only str is accepted
             key, value = metric["key"], metric["value"]
             hash(key)
             if kind == "COUNTER":
@@ -282,10 +282,10 @@ class Component:
             return
         self.record(endpoint, metrics)
 
-    # -- meta, or no meta --------------------------------------------------------------------------------------
+    # -- passing meta ------------------------------------------------------------------------------------------
 
     def takes_meta(self, endpoint: Endpoint) -> bool:
-        """Tell whether a method may be handed `meta`."""
+        """Return whether a method may be passed `meta`."""
         method = getattr(self.user, _NAMES[endpoint], MISSING)
         return method is not MISSING and takes_meta(method) is not False
 
@@ -307,7 +307,7 @@ class Component:
 
 
 def merged(metas: Iterable[Any]) -> dict[str, Any]:
-    """Give what the answer of `aggregate` has of its requests' meta, the last winning."""
+    """Merge the meta of the requests of `aggregate` for its answer; the last wins."""
     tags: dict[str, Any] = {}
     path: dict[str, Any] = {}
     for meta in metas:
@@ -318,7 +318,7 @@ def merged(metas: Iterable[Any]) -> dict[str, Any]:
 
 
 def merged_metrics(metas: Iterable[Any], metrics: list[Any]) -> list[Any]:
-    """Give the metrics of the answer of `aggregate`: those of its requests, and its own."""
+    """Return the metrics for the answer of `aggregate`: those of its requests, and its own."""
     found: list[Any] = []
     for meta in metas:
         if meta:
@@ -328,7 +328,7 @@ def merged_metrics(metas: Iterable[Any], metrics: list[Any]) -> list[Any]:
 
 
 def inherited(name: str, user: Any) -> bool:
-    """Tell whether a component has a method only as SeldonComponent has it, or not at all."""
+    """Return whether a component inherits a method from SeldonComponent or lacks it."""
     method = getattr(user, name, MISSING)
     return method is MISSING or getattr(method, "__func__", None) in _INHERITED
 
@@ -346,4 +346,4 @@ _INHERITED = frozenset(
     each for name in (*_NAMES, "metrics", "tags", "class_names", *_RAW)
     if (each := getattr(SeldonComponent, name, None)) is not None
 )  # fmt: skip
-"""What SeldonComponent has of the methods that it only declares: they are known not to be implemented."""
+"""The methods that SeldonComponent only declares: they are known not to be implemented."""

@@ -35,7 +35,7 @@ class Rest:
         self._ends = (self._plain, self._feedback, self._plain, self._plain, self._plain, self._aggregate)
 
     def answer(self, endpoint: Endpoint, form: PayloadKind, payload: bytes) -> bytes:
-        """Answer one request: the reply to a CALL. Raises: nothing of user code but what is no Exception."""
+        """Answer one request. Returns: the reply to a CALL. Raises: only BaseExceptions that are not Exceptions."""
         if self.blueprints is not None and self.blueprints.around:
             return reply(
                 self.component,
@@ -48,18 +48,18 @@ class Rest:
         return reply(self.component, status, body)
 
     def asked(self, form: PayloadKind, endpoint: Endpoint, payload: bytes) -> bytes:
-        """Answer one request, Flask's current one where the component may look at that. Raises: as `answer`."""
+        """Answer one request, within Flask's if the component may read that. Raises: as `answer`."""
         if self.looking is None:
             return self.answer(endpoint, form, payload)
         with self.looking.request(endpoint, form, payload):
             return self.answer(endpoint, form, payload)
 
     def page(self, endpoint: Endpoint) -> bytes:
-        """Give the body that answers a request of PayloadKind.JSON which says nothing."""
+        """Return the body that answers an empty request of PayloadKind.JSON."""
         return self._answered(endpoint, PayloadKind.JSON, b"")[1]
 
     def answered(self, endpoint: Endpoint, request: Any, data: Any, tags: Any, metrics: Any) -> bytes:
-        """Answer a request whose method has run: `data`, `tags` and `metrics` as Component.respond gives them."""
+        """Answer a request whose method has run: `data`, `tags` and `metrics` are the result of Component.respond."""
         try:
             message = self._message(endpoint, request, request.get("meta"), data, tags, metrics)
             return reply(self.component, 200, self.writer.write(message))
@@ -69,7 +69,7 @@ class Rest:
     def failed(
         self, endpoint: Endpoint, error: Exception, form: PayloadKind = PayloadKind.JSON, payload: bytes = b""
     ) -> bytes:
-        """Answer with an exception, as the component's blueprint has it, where it has one."""
+        """Answer with an exception, through the component's blueprint if it has one."""
         if self.blueprints is None and is_response(error):
             self.blueprints = Blueprints(None, self.writer)
         if self.blueprints is not None:
@@ -77,12 +77,12 @@ class Rest:
         try:
             status, message = failure(error)
             return reply(self.component, http_status(status), self.writer.write(message))
-        except Exception:  # its text cannot be had, or is nothing that JSON has words for
+        except Exception:  # its text cannot be obtained, or JSON cannot represent it
             logger.exception("An exception cannot be told to the client")
             return reply(self.component, 500, self.writer.write(said_of(UNTOLD)))
 
     def _answered(self, endpoint: Endpoint, form: PayloadKind, payload: bytes) -> tuple[int, bytes]:
-        """Give the status and the body. Raises: whatever goes wrong."""
+        """Return the status and the body. Raises: any failure."""
         if endpoint is _HEALTH:
             return 200, self.writer.write(self._health())
         passes = self.passes and endpoint is _PREDICT
@@ -108,10 +108,10 @@ class Rest:
         return self._message(endpoint, request, meta, *component.respond(endpoint, features, names_of(datadef), meta))
 
     def _message(self, endpoint: Endpoint, request: Any, meta: Any, *result: Any) -> Any:
-        """Make the message of an answer. `result` is what Component.respond has given."""
+        """Make the message of an answer. `result` is that of Component.respond."""
         data, tags, metrics = result
         shown = self.component.metrics(endpoint, metrics)
-        # what a router was told does not come back
+        # a router's answer does not repeat the request's meta
         return construct(self.component, request, data, None if endpoint is _ROUTE else meta, shown, tags)
 
     def _aggregate(self, endpoint: Endpoint, request: Any) -> Any:
@@ -133,7 +133,7 @@ class Rest:
         return construct(component, messages[0], data, merged(metas), merged_metrics(metas, shown), tags)
 
     def _feedback(self, endpoint: Endpoint, request: Any) -> Any:
-        # a feedback is protobuf's whatever brings it: so its numbers are floats, and its fields are known
+        # feedback is protobuf for either transport: its numbers are floats, and only known fields are accepted
         from .proto_values import json_of
         from .protobuf import feedback, feedback_of
 
@@ -149,7 +149,7 @@ class Rest:
 
 
 def passed(message: Any) -> bytes:
-    """Give the body of PAYLOAD_PASSTHROUGH: what user code returns, as a WSGI server would send it."""
+    """Return the body for PAYLOAD_PASSTHROUGH: the result of user code, as a WSGI server would send it."""
     if message is None:
         return b""
     if isinstance(message, (bytes, bytearray)):

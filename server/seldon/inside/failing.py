@@ -1,4 +1,4 @@
-"""Failing: what a client is told of an exception. Source: seldon-core 1.17.1, wrapper.py and flask_utils.py."""
+"""Failing: what a client is told about an exception. Source: seldon-core 1.17.1, wrapper.py and flask_utils.py."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ UNTOLD = (
     "500 Internal Server Error: The server encountered an internal error and was unable to complete your request. "
     "Either the server is overloaded or there is an error in the application."
 )
-"""What Flask says of an exception that cannot be told."""
+"""Flask's text for an exception that cannot be reported."""
 _HERE = f"{Path(__file__).parent}{os.sep}"
 _QUALIFIED = re.compile(r"^(?:[\w<>]+\.)+(?=\w+\(\) )")
-"""The class that Python names since 3.10 when a method is called with the wrong arguments."""
+"""The qualifying classes that Python adds since 3.10 when a method is called with wrong arguments."""
 
 
 def failure(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Give the HTTP status of an exception, and the message that is answered; it is logged."""
+    """Return the HTTP status and the message for an exception, and log it."""
     if isinstance(error, SeldonMicroserviceException):
         status, said = error.status_code, error.to_dict()
     else:
@@ -39,12 +39,12 @@ def failure(error: Exception) -> tuple[int, dict[str, Any]]:
 
 
 def said_of(text: str) -> dict[str, Any]:
-    """Give the message that tells of a failure of the component."""
+    """Return the message that reports a failure of the component."""
     return {"status": {"status": 1, "info": text, "code": -1, "reason": INTERNAL}}
 
 
 def print_traceback(error: BaseException) -> None:
-    """Print an exception, and from where in user code it has come."""
+    """Print an exception with its traceback from user code on."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_HERE):
         frames = frames.tb_next
@@ -52,15 +52,15 @@ def print_traceback(error: BaseException) -> None:
 
 
 def text_of(error: BaseException) -> str:
-    """Give an exception's text, as Python 3.8 wrote it where later ones say more."""
+    """Return an exception's text as Python 3.8 wrote it, without later additions."""
     text = str(error)
     return _QUALIFIED.sub("", text) if type(error) is TypeError else text
 
 
 def http_status(code: Any) -> int:
-    """Give the HTTP status that a message's `status.code` asks for, as Werkzeug 2.2 reads it; 500 for what is none.
+    """Return the HTTP status for a message's `status.code`, as Werkzeug 2.2 reads it; 500 if it is invalid.
 
-    Raises: TypeError for what is neither a number nor text.
+    Raises: TypeError for neither a number nor text.
     """
     if not isinstance(code, (int, str)):
         raise TypeError("Invalid status argument")
@@ -75,6 +75,6 @@ def http_status(code: Any) -> int:
 
 
 def is_response(error: Exception) -> bool:
-    """Tell whether an exception is an answer by itself: Flask's abort(response)."""
+    """Return whether an exception is itself an answer: Flask's abort(response)."""
     exceptions = sys.modules.get("werkzeug.exceptions")
     return exceptions is not None and isinstance(error, exceptions.HTTPException) and error.code is None

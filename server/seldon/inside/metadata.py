@@ -1,4 +1,4 @@
-"""Metadata: what a component says of itself, checked. Source: seldon-core 1.17.1, metadata.py, and its JSON schema."""
+"""Metadata: a component's own description, validated. Source: seldon-core 1.17.1, metadata.py, and its JSON schema."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _PLAIN = frozenset(("strData", "binData"))
 
 
 def metadata_of(user: Any, environ: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
-    """Give what `/metadata` answers: what the image says, what init_metadata() says, what MODEL_METADATA says.
+    """Return the answer of `/metadata`: from the image's name, init_metadata() and MODEL_METADATA.
 
-    Each overrides those before it. Returns: None where that is not valid, which is logged. Raises: what user code does.
+    Each overrides those before it. Returns: None if it is invalid, which is logged. Raises: the exceptions of user
+    code.
     """
     made: Any = {}
     if hasattr(user, "init_metadata"):
@@ -47,7 +48,7 @@ def metadata_of(user: Any, environ: Mapping[str, str] = os.environ) -> dict[str,
 
 
 def wrong(metadata: dict[str, Any]) -> str:
-    """Say what is not valid in metadata; "" for nothing."""
+    """Return what is invalid in metadata; "" if nothing is."""
     for key, value in metadata.items():
         if key in {"name", "platform"}:
             fits = isinstance(value, str)
@@ -65,12 +66,12 @@ def wrong(metadata: dict[str, Any]) -> str:
 
 
 def _said(text: str) -> dict[str, Any]:
-    """Read MODEL_METADATA, which is YAML. What cannot be read is logged."""
+    """Parse MODEL_METADATA, which is YAML. Unreadable text is logged."""
     if not text:
         return {}
     try:
         import yaml
-    except ImportError:  # a Python of the component's own may be without; most of what is said is JSON
+    except ImportError:  # a component's own Python may lack it; most values are JSON
         try:
             said: Any = json.loads(text)
         except ValueError:
@@ -86,7 +87,7 @@ def _said(text: str) -> dict[str, Any]:
 
 
 def _is_tensor(said: Any) -> bool:
-    """Tell whether an input or output is described as one of the two protocols has it."""
+    """Return whether an input or output is described in the form of one of the two protocols."""
     if not isinstance(said, dict):
         return False
     if "messagetype" not in said:
@@ -125,7 +126,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_whole(value: Any) -> bool:
-    """Tell whether a value is an integer of JSON's schemas: 1.0 is one, true is none."""
+    """Return whether a value is an integer of JSON schemas: 1.0 is one, true is not."""
     if isinstance(value, bool):
         return False
     return isinstance(value, int) or (isinstance(value, float) and value.is_integer())

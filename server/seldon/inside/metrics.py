@@ -1,4 +1,4 @@
-"""Metrics: which custom ones a component may give. Source: seldon-core 1.17.1, metrics.py, validate_metrics."""
+"""Metrics: validation of custom ones. Source: seldon-core 1.17.1, metrics.py, validate_metrics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def are_valid(metrics: Any) -> bool:
-    """Tell whether metrics are a list of {"type", "key", "value"}, each of a type that there is and with a number."""
+    """Return whether metrics are a list of {"type", "key", "value"}, each with a known type and a number."""
     if not isinstance(metrics, list):
         return False
     for metric in metrics:

@@ -1,4 +1,4 @@
-"""Multipart: the fields and files of a form. Source: RFC 7578, as leniently as Werkzeug 2.2 reads it."""
+"""Multipart: the fields and files of a form. Source: RFC 7578, parsed as leniently as in Werkzeug 2.2."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ _CONTINUED = re.compile(_BREAK + rb"[ \t]")
 _ENDING = rb"(--[^\S\n\r]*" + _BREAK + rb"?|[^\S\n\r]*" + _BREAK + rb")"
 
 _LONGEST_HEADERS, _MOST_PARAMETERS = 1 << 16, 128
-"""Bytes of a part's headers, and parameters of one. email of Python 3.11 reads these in a time that grows with both."""
+"""The most bytes of a part's headers, and the most parameters of one. Their parsing in Python 3.11's email takes time
+that grows with both."""
 
 
 def form_of(body: bytes, content_type: str) -> tuple[dict[str | None, str], dict[str | None, bytes]]:
-    """Read a form: its fields and its files, the first of each name. One that is malformed has none.
+    """Parse a form: its fields and its files, the first of each name. A malformed form has none.
 
-    Raises: LookupError for a field in a charset that is not known.
+    Raises: LookupError for a field in an unknown charset.
     """
     try:
         boundary = (_parameter(content_type, "boundary") or "").encode("ascii")
@@ -49,7 +50,7 @@ def _read(body: bytes, boundary: bytes) -> tuple[dict[str | None, str], dict[str
             files.setdefault(name, content)
         else:
             charset = _parameter(headers.get("content-type", ""), "charset") or "utf-8"
-            if codecs.lookup(charset).name == "punycode":  # it takes the square of the time
+            if codecs.lookup(charset).name == "punycode":  # decoding takes quadratic time
                 raise LookupError(f"no text is sent as {charset}")
             fields.setdefault(name, content.decode(charset, "replace"))
         found = following
@@ -70,7 +71,7 @@ def _headers(lines: bytes) -> dict[str, str]:
 
 
 def _parameter(header: str, name: str) -> str | None:
-    """Give a parameter of a header's value, the last of its name; None for none."""
+    """Return a parameter of a header's value, the last of its name; None if it is missing."""
     if header.count(";") > _MOST_PARAMETERS:
         raise ValueError("a header of a form has too many parameters")
     message = Message()

@@ -1,4 +1,4 @@
-"""What calling code shares with components: seldon_core's own classes, the original's where that is installed.
+"""The classes that components share with the calling code: seldon_core's own, if the original is installed.
 
 Importing this makes `seldon_core` importable, from the end of the path.
 """

@@ -1,6 +1,7 @@
-"""Payloads: what is in the message of a request, and how an array is written into one. JSON only: protobuf.py has RPCs.
+"""Payloads: decodes the payload of a request's message, and encodes arrays. JSON only: protobuf.py is for RPCs.
 
-Imports without a component, and needs none of seldon_core unless it refuses. Source: seldon-core 1.17.1, utils.py.
+Importable without a component, and without seldon_core until a request is rejected. Source: seldon-core 1.17.1,
+utils.py.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import orjson
 from penstock.server.json_text import may_have_long_integers
 
 NUMERIC = frozenset("iufcm")
-"""The kinds of dtypes that numpy counts as numbers; bool is none."""
+"""The kinds of dtypes that numpy counts as numbers; bool is not one."""
 
 
 def loads(body: bytes) -> Any:
-    """Parse JSON as Python's own json does, with NaN, and integers of any size. Raises: ValueError, RecursionError."""
+    """Parse JSON as Python's json does, with NaN, and integers of any size. Raises: ValueError, RecursionError."""
     if not may_have_long_integers(body):
         try:
             return orjson.loads(body)
@@ -29,10 +30,10 @@ def loads(body: bytes) -> Any:
 
 
 def parts(request: Any) -> tuple[Any, Any, Any, str]:
-    """Take a message apart: data before jsonData before strData before binData.
+    """Split a message: data before jsonData before strData before binData.
 
-    Returns: the payload, as user code gets it; the meta, None if there is none; what `data` has, None if there is none;
-    and which of the four it is. Raises: SeldonMicroserviceException, and what Python and numpy say of wrong values.
+    Returns: the payload for user code; the meta and the `data`, None if missing; and which of the four it is. Raises:
+    SeldonMicroserviceException, and Python's and numpy's exceptions for wrong values.
     """
     if not isinstance(request, dict):
         raise _invalid(request)
@@ -57,12 +58,12 @@ def parts(request: Any) -> tuple[Any, Any, Any, str]:
 
 
 def names_of(datadef: Any) -> Any:
-    """Give the names that user code gets with a payload."""
+    """Return the names that user code receives with a payload."""
     return datadef["names"] if datadef and "names" in datadef else []
 
 
 def datadef(data_type: str, array: Any, names: Any = ()) -> dict[str, Any]:
-    """Write an array as the `data` of a message: a tensor, a tftensor, or else an ndarray."""
+    """Encode an array as the `data` of a message: a tensor, a tftensor, or else an ndarray."""
     made: dict[str, Any] = {"names": list(names) if names == () else names}
     if data_type == "tensor":
         made["tensor"] = {"shape": array.shape, "values": array.ravel().tolist()}
@@ -74,7 +75,7 @@ def datadef(data_type: str, array: Any, names: Any = ()) -> dict[str, Any]:
 
 
 def tftensor(array: Any) -> Any:
-    """Write an array as protobuf's JSON of a TensorProto."""
+    """Encode an array as protobuf's JSON of a TensorProto."""
     from google.protobuf import json_format
 
     from .tftensors import tftensor_of_array

@@ -1,6 +1,6 @@
-"""Messages of seldon.protos, written as bytes from numpy and plain Python. Called by protobuf.py.
+"""Encodes messages of seldon.protos from numpy and plain Python. Called by protobuf.py.
 
-Arrays of numbers are written without a message object for each, to the same bytes that protobuf writes.
+Arrays of numbers are encoded without a message object for each number, to the same bytes as protobuf's.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from .proto_values import BEFORE, METRICS
 from .tftensors import tftensor_of_array
 
 pb: Any = importlib.import_module("seldon_core.proto.prediction_pb2")
-"""The classes that users' code sees: the original's where that is installed, and ours where it is not."""
+"""The classes that user code sees: the original's if installed, else ours."""
 
 _DOUBLE = 8
 _OF_METRIC = {"key", "type", "value", "tags"}
 _MOST_FLOAT = float(np.finfo(np.float32).max)
 _NO_NUMBERS = {"c": "complex", "m": "datetime.timedelta"}
-"""What numpy calls numbers and a Tensor does not hold, by the dtype's kind. A timedelta of nanoseconds is an int."""
+"""Types that numpy counts as numbers and a Tensor cannot hold, by dtype kind. A timedelta of nanoseconds is an int."""
 _FEW = 16
-"""As many numbers are written one by one, more as a whole."""
+"""Up to this many numbers are encoded one by one, more as a whole."""
 _NAMES: dict[tuple[Any, ...], bytes] = {}
 _MOST_NAMES = 1024
 _pack = struct.Struct("<d").pack
 
 
 def data_bytes(kind: str | None, array: Array, names: Any) -> bytes:
-    """Write a DefaultData. Raises: TypeError, ValueError for what it cannot hold."""
+    """Encode a DefaultData. Raises: TypeError, ValueError for what it cannot hold."""
     if kind == "tensor":
         return _names_bytes(names) + field(2, _tensor_bytes(array))
     if kind == "tftensor":
@@ -54,7 +54,7 @@ def list_value_of(array: Array) -> Any:
 
 
 def list_bytes(array: Array) -> bytes:
-    """Write an array as a ListValue. Raises: TypeError, ValueError."""
+    """Encode an array as a ListValue. Raises: TypeError, ValueError."""
     if not array.ndim:
         raise TypeError("iteration over a 0-d array")
     if array.dtype.kind in "fiu" and array.itemsize <= _DOUBLE:
@@ -101,7 +101,7 @@ def _names_bytes(names: Any) -> bytes:
     key = tuple(names) if names is not None else ()
     try:
         known = _NAMES.get(key)
-    except TypeError:  # what cannot be hashed is no text, which protobuf will say
+    except TypeError:  # an unhashable element is not text, which protobuf reports
         known = None
     if known is None:
         known = pb.DefaultData(names=_texts(key)).SerializeToString()
@@ -111,11 +111,11 @@ def _names_bytes(names: Any) -> bytes:
     return known
 
 
-# -- what JSON can say -----------------------------------------------------------------------------------------
+# -- JSON values -----------------------------------------------------------------------------------------------
 
 
 def _texts(names: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Give names again. Raises: TypeError for what is no text, in words that today's protobuf has not."""
+    """Return the names. Raises: TypeError for a non-text, with a message that current protobuf no longer has."""
     for name in names:
         if not isinstance(name, (str, bytes)):
             raise TypeError(f"{name!r} has type {type(name).__name__}, but expected one of: bytes, unicode")
@@ -123,7 +123,7 @@ def _texts(names: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class MisfitError(Exception):
-    """A value that JSON cannot say, and where it stands within another."""
+    """A value that JSON cannot represent, and its place within another."""
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
@@ -131,12 +131,12 @@ class MisfitError(Exception):
         self.path = ""
 
     def told(self, root: str) -> json_format.ParseError:
-        """Say it as protobuf's JSON does."""
+        """Return it as an error of protobuf's JSON."""
         return json_format.ParseError(f"Value {self.value} has unexpected type {type(self.value)} at {root}{self.path}")
 
 
 def json_bytes(value: Any, *, exact: bool = True) -> bytes:
-    """Write what JSON can say as a Value; if not `exact`, numpy's numbers too. Raises: ParseError, TypeError."""
+    """Encode a JSON value as a Value; unless `exact`, numpy's numbers too. Raises: ParseError, TypeError."""
     try:
         return _value(value if exact else plain(value))
     except MisfitError as misfit:
@@ -144,7 +144,7 @@ def json_bytes(value: Any, *, exact: bool = True) -> bytes:
 
 
 def meta_bytes(said: dict[str, Any], puid: str = "", *, exact: bool = True) -> bytes:
-    """Write a Meta of a dict with `tags`, `requestPath` and `metrics`. Raises: ParseError."""
+    """Encode a Meta from a dict with `tags`, `requestPath` and `metrics`. Raises: ParseError."""
     tags, path, metrics = said.get("tags"), said.get("requestPath"), said.get("metrics")
     if not exact:
         tags, metrics = plain(tags), plain(metrics)
@@ -164,7 +164,7 @@ def meta_bytes(said: dict[str, Any], puid: str = "", *, exact: bool = True) -> b
 
 
 def plain(value: Any) -> Any:
-    """Give the same with plain Python's numbers and lists where numpy's stand."""
+    """Return a value with numpy's numbers and arrays replaced by plain Python."""
     if isinstance(value, dict):
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -219,7 +219,7 @@ def _entry(number: int, key: str, packed: bytes) -> bytes:
 
 
 def _metrics(metrics: list[dict[str, Any]]) -> bytes:
-    """Write metrics: usual ones here, others as protobuf's JSON takes them. Raises: ParseError."""
+    """Encode metrics: usual ones here, others through protobuf's JSON. Raises: ParseError."""
     try:
         return b"".join([field(5, _metric(each)) for each in metrics])
     except (ValueError, TypeError, AttributeError):

@@ -1,7 +1,7 @@
-"""Values of the messages of seldon.protos, as numpy and plain Python. Called by protobuf.py and, in front, reading.py.
+"""Decodes messages of seldon.protos to numpy and plain Python. Called by protobuf.py, and by reading.py in the server.
 
-Numbers are read as bytes where that is the same, since a message object for each number takes far longer than the rest
-of a call. Nothing of this knows what a component is, or makes a message; it takes anybody's classes of them.
+Numbers are read as bytes if the result is the same, since a message object for each number takes far longer than the
+rest of a call. Nothing here depends on a component or makes a message; any classes for the messages will do.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from penstock.backends.backend import Array
 from .tftensors import array_of_tftensor
 
 BEFORE = b"\x0a\x09\x11"
-"""What stands before a number's 8 bytes in a ListValue: its field 1, 9 bytes long, and the Value's field 2. Before a
-list there, it is the Value's field 6."""
+"""The bytes before a number's 8 bytes in a ListValue: its field 1, 9 bytes long, and the Value's field 2. Before a list
+there, it is the Value's field 6."""
 _MANY_BYTES = 512
-"""A list from this size on is looked at as a whole, whether it is nothing but numbers in a regular shape."""
+"""Lists of at least this size are examined as a whole for numbers only, in a regular shape."""
 METRICS = ("COUNTER", "GAUGE", "TIMER")
-"""The types of metrics, as they are numbered."""
+"""The types of metrics, by number."""
 
 
 def payload_of(message: Any, *, exact: bool = True) -> Any:
-    """Give what a SeldonMessage brings: an array, bytes, a text, what JSON can say, or an Any.
+    """Return the payload of a SeldonMessage: an array, bytes, a text, a JSON value, or an Any.
 
-    `exact`: as the original, see `value_of`. Raises: LookupError if it brings nothing; ValueError, TypeError.
+    `exact`: as the original, see `value_of`. Raises: LookupError if there is none; ValueError, TypeError.
     """
     kind = message.WhichOneof("data_oneof")
     if kind == "data":
@@ -40,14 +40,14 @@ def payload_of(message: Any, *, exact: bool = True) -> Any:
 
 
 def array_of(data: Any, *, exact: bool = True) -> Array:
-    """Give the array of a DefaultData, an empty one if it has none. Raises: ValueError, TypeError."""
+    """Return the array of a DefaultData, an empty one if it has none. Raises: ValueError, TypeError."""
     kind = data.WhichOneof("data_oneof")
     if kind == "tensor":
         return _tensor(data.tensor, exact=exact)
     if kind == "ndarray":
         packed = data.ndarray.SerializeToString()
         found = _numbers(packed) if len(packed) >= _MANY_BYTES else None
-        # a NaN among them is another matter, see value_of
+        # if `exact`, NaN and infinities become texts, see value_of
         if found is not None and (not exact or np.isfinite(found).all()):
             return found
         return np.array(_list_of(data.ndarray, exact=exact))
@@ -55,7 +55,7 @@ def array_of(data: Any, *, exact: bool = True) -> Array:
 
 
 def value_of(value: Any, *, exact: bool = True) -> Any:
-    """Give what a Value says. `exact`: NaN and the infinities come as texts, as protobuf's JSON has them."""
+    """Return the content of a Value. `exact`: NaN and infinities become texts, as in protobuf's JSON."""
     kind = value.WhichOneof("kind")
     if kind == "number_value":
         number = value.number_value
@@ -70,7 +70,7 @@ def value_of(value: Any, *, exact: bool = True) -> Any:
 
 
 def meta_of(meta: Any, *, exact: bool = True) -> dict[str, Any]:
-    """Give a Meta as a dict of what it has. Source: protobuf's JSON, without the fields that have their default."""
+    """Return a Meta as a dict. Source: protobuf's JSON, without the fields that have their default."""
     found: dict[str, Any] = {}
     if meta.puid:
         found["puid"] = meta.puid
@@ -86,7 +86,7 @@ def meta_of(meta: Any, *, exact: bool = True) -> dict[str, Any]:
 
 
 def json_of(message: Any) -> dict[str, Any]:
-    """Give a SeldonMessage as JSON: what is empty is left out, and so is the first word of an enum."""
+    """Return a SeldonMessage as JSON, without empty fields and enums' zero values."""
     found: dict[str, Any] = {}
     kind = message.WhichOneof("data_oneof")
     if message.HasField("status"):
@@ -132,7 +132,7 @@ def _metric(metric: Any) -> dict[str, Any]:
 
 
 def shortest(number: float) -> float:
-    """Give the float of the fewest digits that is the same as a float32."""
+    """Return the float with the fewest digits that equals a float32."""
     return float(str(np.float32(number))) if math.isfinite(number) else number
 
 
@@ -149,7 +149,7 @@ def _list_of(values: Any, *, exact: bool) -> list[Any]:
     for each in values.values:
         if each.WhichOneof("kind") == "number_value":
             number = each.number_value
-            # only what is not finite differs from itself here
+            # only nonfinite numbers differ from themselves here
             found.append(number if number - number == 0 or not exact else _named(number))
         else:
             found.append(value_of(each, exact=exact))
@@ -157,18 +157,18 @@ def _list_of(values: Any, *, exact: bool) -> list[Any]:
 
 
 def _tensor(tensor: Any, *, exact: bool) -> Array:
-    """Give a Tensor's array, float64. Raises: ValueError, TypeError for a shape that is not that of the values."""
+    """Return a Tensor's array, float64. Raises: ValueError, TypeError for a shape that does not fit the values."""
     shape, there = tensor.shape[:], len(tensor.values)
     count = math.prod(shape)
     if count != there or not shape:
         _look_at(shape, count, there, exact=exact)
-    # packed values are the last that a Tensor has; a bytearray, so that it can be written to like those of REST
+    # a Tensor ends with its packed values; a bytearray, so that the array is writable like those of REST
     packed = bytearray(tensor.SerializeToString())
     return np.frombuffer(packed, np.float64, count, len(packed) - 8 * count).reshape(shape)
 
 
 def _look_at(shape: list[int], count: int, there: int, *, exact: bool) -> None:
-    """Say what is wrong with a Tensor's shape. Of too many values the original took the last, which is right for it."""
+    """Report a wrong shape of a Tensor. If `exact`, excess values are allowed: the original takes the last ones."""
     if not shape and exact:
         raise TypeError("slice indices must be integers or None or have an __index__ method")
     if count < 0:
@@ -180,10 +180,9 @@ def _look_at(shape: list[int], count: int, there: int, *, exact: bool) -> None:
 
 
 def _numbers(packed: bytes) -> Array | None:
-    """Read a ListValue that is nothing but numbers in a regular shape; None for any other.
+    """Decode a ListValue of numbers only, in a regular shape; None for any other.
 
-    Such a list is the same bytes again and again but for the numbers: what stands before the first element, and the
-    first of it, and so on, stands before all.
+    In such a list, all elements of one level have the same bytes before their content; only the numbers differ.
     """
     cells = np.frombuffer(packed, np.uint8).reshape(1, -1)
     shape = []
@@ -201,7 +200,7 @@ def _numbers(packed: bytes) -> Array | None:
 
 
 def _element(packed: bytes) -> tuple[int, int, bool]:
-    """Measure the first element of a ListValue. Returns: where its content begins and ends, and if that is a list.
+    """Measure the first element of a ListValue. Returns: the start and end of its content, and whether it is a list.
 
     Both are 0 if it is neither a number nor a list.
     """

@@ -1,7 +1,7 @@
 """Calls whose request is a message of seldon.protos, and feedback, which is one over REST too.
 
 Called by service.py for gRPC, by endpoints.py for feedback. Source: seldon-core 1.17.1, seldon_methods.py and utils.py,
-as they answer over gRPC.
+by observed behavior over gRPC.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ STATUSES = {
     503: Status.UNAVAILABLE,
     504: Status.DEADLINE_EXCEEDED,
 }
-"""The status for that of HTTP which an exception has, of a component that is not strict. For others: INVALID_ARGUMENT
-from 400 on, INTERNAL from 500 on, and UNKNOWN for what is no status of an error. Source: google/rpc/code.proto."""
+"""The gRPC status for an exception's HTTP status, unless `strict`. Any other status from 400 on is INVALID_ARGUMENT,
+from 500 on INTERNAL; one that is no error's is UNKNOWN. Source: google/rpc/code.proto."""
 _UNWRITTEN = b"Failed to serialize response!"
 _REQUESTS = {Endpoint.AGGREGATE: pb.SeldonMessageList, Endpoint.FEEDBACK: pb.Feedback}
 _READ = [_REQUESTS.get(endpoint, pb.SeldonMessage).FromString for endpoint in Endpoint]
@@ -58,19 +58,19 @@ _DATA, _BIN, _STR, _JSON, _CUSTOM = 3, 4, 5, 6, 7
 
 
 def answer(component: Component, endpoint: Endpoint, payload: bytes) -> bytes:
-    """Do one call over gRPC. Returns: the answer to a CALL, whatever comes of it."""
+    """Make one call over gRPC. Returns: the answer to a CALL, also for failures."""
     try:
         request = _READ[endpoint](payload)
-    except (DecodeError, UnicodeDecodeError):  # the latter of protobuf's pure Python
+    except (DecodeError, UnicodeDecodeError):  # the latter from protobuf's pure Python
         status = Status.INTERNAL if component.strict else Status.INVALID_ARGUMENT
         return reply(component, status, b"Exception deserializing request!")
     return _replied(component, endpoint, partial(called, component, endpoint, request))
 
 
 def answered(component: Component, endpoint: Endpoint, request: Any, data: Any, tags: Any, runtime: Any) -> bytes:
-    """Finish a call whose result is there already. Returns: the answer to a CALL, whatever comes of it.
+    """Finish a call whose result is already there. Returns: the answer to a CALL, also for failures.
 
-    `data`, `tags` and `runtime` are what Component.respond has given for it, or for it and others together.
+    `data`, `tags` and `runtime` are the result of Component.respond, for this call or for it and others together.
     """
 
     def body() -> bytes:
@@ -80,7 +80,7 @@ def answered(component: Component, endpoint: Endpoint, request: Any, data: Any, 
 
 
 def unanswered(component: Component, endpoint: Endpoint, error: Exception) -> bytes:
-    """Give the answer to a CALL that has raised something."""
+    """Return the answer to a CALL that raised an exception."""
     status, text = failed(error, strict=component.strict)
     if status in {Status.UNKNOWN, Status.INTERNAL}:
         logger.error("%s failed", endpoint.label, exc_info=error)
@@ -96,9 +96,9 @@ def _replied(component: Component, endpoint: Endpoint, work: Callable[[], bytes 
 
 
 def failed(error: Exception, *, strict: bool = True) -> tuple[Status, str]:
-    """Give the gRPC status of what a call has raised, and its text.
+    """Return the gRPC status and the text for an exception of a call.
 
-    The original had one for all, and of its own exceptions no text, which it kept elsewhere.
+    The original has one status for all, and no text for its own exceptions, which keep theirs elsewhere.
     """
     try:
         said = text_of(error)
@@ -116,7 +116,7 @@ def failed(error: Exception, *, strict: bool = True) -> tuple[Status, str]:
 
 
 def called(component: Component, endpoint: Endpoint, request: Any) -> bytes | None:
-    """Give the answer's message; None if what the component gave is none. Raises: what user code does."""
+    """Return the answer's message; None if the component's result is none. Raises: the exceptions of user code."""
     if endpoint is Endpoint.FEEDBACK:
         return _written(_feedback(component, request))
     result = component.raw(endpoint, request, True)
@@ -127,7 +127,7 @@ def called(component: Component, endpoint: Endpoint, request: Any) -> bytes | No
     features, meta = _payload(component, request), _meta(component, request)
     data, tags, runtime = component.respond(endpoint, features, list(request.data.names), meta)
     metrics = component.metrics(endpoint, runtime)
-    # what a router was told does not come back
+    # a router's answer does not repeat the request's meta
     return respond(component, request, data, None if endpoint is Endpoint.ROUTE else meta, metrics, tags)
 
 
@@ -170,19 +170,19 @@ def _written(result: Any) -> bytes | None:
 
 
 def feedback_of(said: Any) -> Any:
-    """Make a Feedback of JSON. Raises: SeldonMicroserviceException, TypeError."""
+    """Make a Feedback from JSON. Raises: SeldonMicroserviceException, TypeError."""
     message = pb.Feedback()
     try:
         json_format.ParseDict(said, message)
     except json_format.ParseError as error:
         raise SeldonMicroserviceException(f"Invalid JSON: {error}") from None
-    except SystemError as error:  # protobuf's own, of a field whose name is no UTF-8
+    except SystemError as error:  # raised by protobuf itself for a field whose name is not UTF-8
         raise SeldonMicroserviceException(f"Invalid JSON: {error.__cause__ or error}") from None
     return message
 
 
 def feedback(component: Component, request: Any) -> Any:
-    """Hand a Feedback to the component. Returns: a SeldonMessage, or what its own method gave. Raises: as that."""
+    """Pass a Feedback to the component. Returns: a SeldonMessage, or its own method's result. Raises: as that."""
     result = _feedback(component, request)
     return pb.SeldonMessage.FromString(result) if type(result) is bytes else result
 
@@ -211,7 +211,7 @@ def _feedback(component: Component, request: Any) -> Any:
 
 
 def _message_of(said: Any) -> Any:
-    """Make a SeldonMessage of JSON. Raises: SeldonMicroserviceException."""
+    """Make a SeldonMessage from JSON. Raises: SeldonMicroserviceException."""
     message = pb.SeldonMessage()
     try:
         json_format.ParseDict({} if said is None else said, message)
@@ -224,9 +224,9 @@ def _message_of(said: Any) -> Any:
 
 
 def respond(component: Component, request: Any, result: Any, meta: Any, metrics: list[Any], tags: Any) -> bytes:
-    """Write the SeldonMessage that answers `request` with what the component gave.
+    """Encode the SeldonMessage that answers `request` with the component's result.
 
-    `meta` is the request's, None for none of it. Raises: SeldonMicroserviceException, TypeError, ValueError, and
+    `meta` is the request's, None to leave it out. Raises: SeldonMicroserviceException, TypeError, ValueError, and
     json_format's ParseError.
     """
     exact = component.strict
@@ -247,13 +247,13 @@ def respond(component: Component, request: Any, result: Any, meta: Any, metrics:
         return before + field(_BIN, bytes(result))
     if isinstance(result, any_pb2.Any):
         return before + field(_CUSTOM, result.SerializeToString())
-    # the original fails at this very sum, whatever it is that was returned
+    # the original fails in this concatenation, whatever was returned
     text = "Unknown data type returned as payload:"
     raise SeldonMicroserviceException(text + (result if exact else str(result)))
 
 
 def _kind(request: Any, array: Any) -> str | None:
-    """Say how an array travels: as the request's did, if it is of numbers."""
+    """Return the encoding of an array: the request's, if it is numeric."""
     if array.dtype.kind not in NUMERIC:
         return "ndarray"
     kind = request.WhichOneof("data_oneof")

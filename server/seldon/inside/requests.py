@@ -1,4 +1,4 @@
-"""Requests: where in an HTTP request the message is, and what it says.
+"""Requests: locates and decodes the message in an HTTP request.
 
 In this order: the fields and files of a multipart form, the field `json` of a form, the query's `json`, the body.
 Source: seldon-core 1.17.1, flask_utils.py, with Flask 2.2 and Werkzeug 2.2, whose rules these are.
@@ -19,7 +19,7 @@ _NO_JSON = "Can't find JSON in data"
 
 
 def message_of(body: bytes) -> Any:
-    """Read the message in a body of JSON. Raises: SeldonMicroserviceException."""
+    """Decode the message in a body of JSON. Raises: SeldonMicroserviceException."""
     try:
         message = loads(body)
     except ValueError:
@@ -30,9 +30,9 @@ def message_of(body: bytes) -> Any:
 
 
 def found_in(payload: bytes, *, decode: bool) -> Any:
-    """Read the message of a request of Form.HTTP; unless `decode`, give text or bytes as they are, but for a form's.
+    """Return the message of a request of PayloadKind.HTTP; unless `decode`, its raw text or bytes, except for a form's.
 
-    Raises: SeldonMicroserviceException; for a form or a query, what json says.
+    Raises: SeldonMicroserviceException; json's exceptions for a form or a query.
     """
     said, _, body = payload.partition(b"\n")
     head = json.loads(said)
@@ -43,7 +43,7 @@ def found_in(payload: bytes, *, decode: bool) -> Any:
     text = ""
     if media_type in _URL_ENCODED:
         text, body = _field(body), b""
-    elif media_type == "multipart/form-data":  # in capitals, which is another way
+    elif media_type == "multipart/form-data":  # in capitals, which the original handles differently
         from .multipart import form_of
 
         text, body = form_of(body, content_type)[0].get("json", ""), b""
@@ -70,13 +70,13 @@ def _of_form(body: bytes, content_type: str) -> dict[Any, Any]:
 
 
 def _media_type(content_type: str) -> str:
-    """Give the media type of a Content-Type, in small letters."""
+    """Return the media type of a Content-Type, in lower case."""
     words = content_type.replace("\n", ",").replace(",", ";").partition(";")[0].split()
     return words[0].lower() if words else ""
 
 
 def _field(encoded: bytes) -> str:
-    """Give the first `json` among URL-encoded fields, "" for none."""
+    """Return the first `json` among URL-encoded fields, "" if there is none."""
     for pair in encoded.split(b"&"):
         name, _, value = pair.partition(b"=")
         if _decoded(name) == "json":

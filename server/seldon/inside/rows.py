@@ -1,7 +1,7 @@
-"""RowRunner: requests whose tensors the server has read: those that share a batch, and those of the v2 protocol.
+"""RowRunner: requests whose tensors the server decoded: those that share a batch, and those of the v2 protocol.
 
-Called by service.py. `batching.py` and `tensors.py` say what the messages are. Nothing here runs a request a second
-time: what did not go well together is asked for again, one request after another, by the server.
+Called by service.py. `batching.py` and `tensors.py` describe the messages. Nothing here runs a request a second time:
+after a failed batch, the server sends its requests again, one by one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RowRunner:
         self._takes_raw = hasattr(component.user, "predict_rest") or not inherited("predict_raw", component.user)
 
     def call(self, kind: int, body: bytes, arrays: Sequence[Array | None]) -> Reply:
-        """Do one call of kind ROWS or TENSORS. Raises: nothing of user code but, for one request alone, SystemExit."""
+        """Run one call of kind ROWS or TENSORS. Raises: only SystemExit of user code, for a single request."""
         try:
             if kind == ROWS:
                 return self._shared(body, arrays)
@@ -69,7 +69,7 @@ class RowRunner:
             rows = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
             data, tags, metrics = self._component.respond(Endpoint.PREDICT, rows, names, meta)
             fits = isinstance(data, (np.ndarray, list)) and len(data) == len(rows)
-        except BaseException:  # noqa: BLE001 - each is called alone, and says so itself
+        except BaseException:  # noqa: BLE001 - each is called alone, and reports its own failure
             return _APART, None
         if _is_of_one_call(tags, metrics):
             return _NEVER, None
@@ -126,7 +126,7 @@ class RowRunner:
         return _TOGETHER + json.dumps([answer]).encode(), sent
 
     def _respond(self, said: Any, inputs: list[Any]) -> tuple[Any, Any, Any]:
-        """Call `predict`, or what a component has in its place. Raises: what user code does."""
+        """Call `predict`, or what a component has in its place. Raises: the exceptions of user code."""
         component = self._component
         several = len(inputs) > 1
         rows: Any = inputs if several else inputs[0]
@@ -141,7 +141,7 @@ class RowRunner:
         return component.respond(Endpoint.PREDICT, rows, names, None)
 
     def _described(self, positions: list[int], tags: Any, metrics: Any) -> dict[str, Any]:
-        """Say what goes with the tensors of one request: its tags, and what is to be counted of it."""
+        """Return what accompanies the tensors of one request: its tags, and its metrics."""
         component = self._component
         component.recorded = []
         try:
@@ -158,12 +158,12 @@ class RowRunner:
 
 
 def _is_of_one_call(tags: Any, metrics: Any) -> bool:
-    """Tell whether a SeldonResponse says more than data: for whom of several that is meant nobody knows."""
+    """Return whether a SeldonResponse has more than data, which cannot be assigned to one of several requests."""
     return bool(tags or metrics or type(metrics) is not list)
 
 
 def _requests(said: Any, rests: bytes) -> Any:
-    """Give the requests of a batch, without their rows."""
+    """Yield the requests of a batch, without their rows."""
     for begin, end in pairwise(accumulate(said["rests"], initial=0)):
         rest = rests[begin:end]
         if said["form"] == PayloadKind.PROTO:
@@ -173,19 +173,19 @@ def _requests(said: Any, rests: bytes) -> Any:
 
 
 def _joined(arrays: Sequence[Any]) -> Any:
-    """Put the same input of several requests together. Raises: ValueError for strings of which some are no text."""
+    """Concatenate an input of several requests. Raises: ValueError for strings of which only some are text."""
     if len({array.dtype.kind for array in arrays}) > 1:
         raise ValueError("bytes and texts")
     return np.concatenate(arrays)
 
 
 def _parameter(value: Any) -> Any:
-    """Give a tag as a parameter of the v2 protocol: what is no scalar goes as JSON."""
+    """Return a tag as a parameter of the v2 protocol: anything but a scalar becomes JSON."""
     return value if isinstance(value, (str, int, float, bool)) else json.dumps(value, default=str)
 
 
 def _refusal(error: Exception) -> dict[str, Any]:
-    """Say what has gone wrong: with its own text, and INVALID where user code says that the client is to blame."""
+    """Return an error: with the exception's own text, and INVALID if user code blames the client."""
     status, _ = failure(error)
     text = getattr(error, "message", None)
     code = Code.INVALID if 400 <= status < 500 else Code.INTERNAL

@@ -1,6 +1,6 @@
-"""The service of a component's worker: it opens the user's class, and has its methods called.
+"""The service of a component's worker: constructs the user's class, and runs its calls.
 
-Source: seldon-core 1.17.1, microservice.py: what is done with a class, and in which order.
+Source: seldon-core 1.17.1, microservice.py: how a class is loaded, and in which order.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ logger = logging.getLogger("seldon_core")
 
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _LOG_FORMAT = "%(asctime)s - %(name)s:%(funcName)s:%(lineno)s - %(levelname)s:  %(message)s"
-"""The original's, as components' own lines are in it."""
+"""The original's, which components' own lines have too."""
 _ASKED_FOR_HEALTH = ("health_status_raw", "health_status", "metrics", "tags")
 _IN_THE_WAY_OF_BATCHES = ("predict_rest", "predict_grpc", "predict_raw")
 
 
 def open_service(settings: dict[str, Any], channel: Channel) -> SeldonInside:
-    """Import the component, construct it, and load it. Raises: InferError (INVALID) for what is wrong with it."""
+    """Import the component, construct it, and load it. Raises: InferError (INVALID) if that fails."""
     if settings["folder"] not in sys.path:
         sys.path.append(settings["folder"])
     from .originals import SeldonMicroserviceException
@@ -52,7 +52,7 @@ def open_service(settings: dict[str, Any], channel: Channel) -> SeldonInside:
         raise InferError(Code.INVALID, str(error)) from None
     except BaseException as error:  # noqa: BLE001 - whatever it is, there is no component
         said = f"component '{settings['component']}' cannot be opened: {type(error).__name__}"
-        with contextlib.suppress(Exception):  # its text is user code, too
+        with contextlib.suppress(Exception):  # producing its text runs user code, too
             traceback.print_exception(error)
             said += f": {error.message if isinstance(error, SeldonMicroserviceException) else error}"
         raise InferError(Code.INVALID, said) from None
@@ -91,15 +91,15 @@ class SeldonInside:
         self._rows: Any = None
 
     def opened(self) -> Reply:
-        """Describe the component."""
+        """Return the component's description."""
         return self.description.write(), None
 
     def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Reply:
-        """Do one call."""
+        """Run one call."""
         if kind == CALL:
             try:
                 return self._answers[body[1]](_ENDPOINTS[body[0]], body[2:]), None
-            except BaseException:  # sys.exit, as a rule
+            except BaseException:  # usually sys.exit
                 self._rest.component.recorded = []
                 raise
         if self._rows is None:
@@ -110,10 +110,10 @@ class SeldonInside:
         return reply
 
     def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
-        """Nothing is told."""
+        """Ignore it: the server sends no notifications."""
 
     def close(self) -> None:
-        """End what methods were awaited on."""
+        """Close the event loop on which results were awaited."""
         self._rest.component.close()
 
     def _grpc(self, endpoint: Endpoint, payload: bytes) -> bytes:
@@ -124,7 +124,7 @@ class SeldonInside:
 
 
 def _load(user: Any) -> None:
-    """Call load(), where there is one. What the original took for its absence is not raised, but it is told of."""
+    """Call load(), if there is one. Errors that the original took for its absence are logged, not raised."""
     load = getattr(user, "load", None)
     if load is None:
         return
@@ -167,7 +167,7 @@ def _run_apart(custom: Callable[[], Any], channel: Channel | None) -> None:
     def run(parent: int) -> None:
         die_with(parent)
         if descriptor >= 0:
-            os.close(descriptor)  # so that the server sees this worker end although the service runs on
+            os.close(descriptor)  # so that the server notices the end of this worker while the service still runs
         custom()
 
     multiprocessing.get_context("fork").Process(target=run, args=(os.getpid(),), daemon=True).start()

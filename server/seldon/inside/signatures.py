@@ -1,7 +1,7 @@
-"""Signatures: whether a method of a component is to be handed `meta`.
+"""Signatures: whether a component's method is passed `meta`.
 
 The original tried, and called again without it after any TypeError. Here a method is called again only if the first
-call did not get into it, or into what it hands its keywords on to.
+call did not enter it, or the callable to which it passes its keywords.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import inspect
 from typing import Any
 
 UNSURE = None
-"""It takes any keywords, and may hand them on; or it is not Python's."""
+"""It takes any keywords, and may pass them on; or it is not written in Python."""
 _COMPLAINTS = ("keyword argument", "positional argument", " takes ", " arguments")
 
 
 def takes_meta(method: Any) -> bool | None:
-    """Tell whether a method takes two values and `meta` by its name. UNSURE: that is seen when it is called."""
+    """Return whether a method takes two values and the keyword `meta`. UNSURE: only a call can tell."""
     try:
         signature = inspect.signature(method, follow_wrapped=False)
-    except Exception:  # noqa: BLE001 - not Python's, or it describes itself in a way of its own
+    except Exception:  # noqa: BLE001 - not written in Python, or with a custom signature
         return UNSURE
     try:
         signature.bind(None, None, meta=None)
@@ -30,10 +30,10 @@ def takes_meta(method: Any) -> bool | None:
 
 
 def refuses_meta(error: TypeError) -> bool:
-    """Tell whether some callable was not called at all, as it takes no `meta`."""
+    """Return whether a callable was not entered, because it takes no `meta`."""
     text = str(error)
-    if "argument 'meta'" in text:  # unexpected, or a second value for the one in the place of names
+    if "argument 'meta'" in text:  # unexpected, or a second value for the second positional one
         return True
-    # a function that is not Python's: it has no frame, and words of its own
+    # a callable not written in Python: it has no frame, and texts of its own
     frames = error.__traceback__
     return frames is not None and frames.tb_next is None and any(words in text for words in _COMPLAINTS)

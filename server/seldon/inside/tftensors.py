@@ -1,7 +1,7 @@
-"""TensorProtos of TensorFlow, to and from numpy, without TensorFlow.
+"""Converts TensorFlow's TensorProtos to and from numpy, without TensorFlow.
 
 Called by proto_values.py, proto_bytes.py and payloads.py.
-Source: tensorflow/python/framework/tensor_util.py, make_tensor_proto and make_ndarray, as they answer.
+Source: tensorflow/python/framework/tensor_util.py, make_tensor_proto and make_ndarray, by observed behavior.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _KINDS: dict[int, tuple[str, str]] = {
     22: ("u4", "uint32_val"),
     23: ("u8", "uint64_val"),
 }
-"""By TensorFlow's DataType: numpy's, and the field that has the values where they are not bytes."""
+"""By TensorFlow's DataType: numpy's, and the field that has the values if they are not bytes."""
 _NUMBERS = {np.dtype(kind): number for number, (kind, _) in _KINDS.items()}
 _STRING = 7
 _MOST_BYTES = 2**31 - 1
-"""Of a tensor whose values are not all there: no message could bring more."""
+"""The limit for a tensor with omitted values: no message could contain more."""
 
 
 def array_of_tftensor(tensor: Any) -> Array:
-    """Give the array of a TensorProto, strings as bytes objects. Raises: ValueError, TypeError."""
+    """Return the array of a TensorProto, strings as bytes objects. Raises: ValueError, TypeError."""
     if tensor.dtype not in _KINDS:
         raise TypeError(f"Unsupported tensor type: {tensor.dtype}")
     kind, name = _KINDS[tensor.dtype]
@@ -57,12 +57,12 @@ def array_of_tftensor(tensor: Any) -> Array:
     if len(values) < count:
         if count * values.itemsize > _MOST_BYTES:
             raise ValueError(f"a tensor of shape {shape} has more bytes than any message can bring")
-        # the last one stands for all that are not there
+        # the last value stands for all that are omitted
         padded = np.full(count, values[-1] if len(values) else np.zeros((), kind).item() if kind != "O" else b"", kind)
         padded[: len(values)] = values
         values = padded
     elif len(values) > count and kind != "O":
-        raise ValueError("index can't contain negative values")  # of numpy's padding there
+        raise ValueError("index can't contain negative values")  # the error of numpy's padding there
     return values.reshape(shape)
 
 

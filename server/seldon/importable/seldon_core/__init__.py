@@ -1,7 +1,7 @@
-"""What `import seldon_core` finds where the original is not installed: what components import of it, and nothing else.
+"""A substitute for `seldon_core` if the original is not installed, limited to what components import.
 
-This package stands last on a worker's path. Its modules have the original's names, signatures and texts; what they do
-is in `penstock.server.seldon`, which they import when it is needed. Source: seldon-core 1.17.1, as it behaves.
+This package is last on a worker's path. Its modules have the original's names, signatures and texts; the code is in
+`penstock.server.seldon`, which they import on demand. Source: seldon-core 1.17.1, by observed behavior.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 try:
-    import penstock.server  # noqa: F401 - to have it found
+    import penstock.server  # noqa: F401 - to check that it is found
 except ImportError:
-    # a process that a component has started, on a Python that need not have penstock
+    # a process started by a component, on a Python that may lack penstock
     import runpy
 
     _SERVER = Path(__file__).resolve().parents[3]
@@ -28,7 +28,7 @@ __all__ = ["Storage", "__version__"]
 
 
 class _Absent:
-    """Asked last for a module: says of one of this package that it is not in it."""
+    """The last finder on the path: rejects modules that this package lacks, with the reason."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""The gRPC channels of `seldon_client.py`: as its words say, over TLS where they give credentials."""
+"""The gRPC channels of `seldon_client.py`, over TLS if credentials are given."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import grpc
 
 
 def open_channel(words: dict[str, Any], endpoint: str, secure: bool) -> Any:
-    """Open a channel. Only one to a gateway may be secure. Raises: OSError for PEM files that cannot be read."""
+    """Open a channel. Only one to a gateway can be secure. Raises: OSError for unreadable PEM files."""
     options = [
         (f"grpc.max_{way}_message_length", words[f"grpc_max_{way}_message_length"]) for way in ("send", "receive")
     ]

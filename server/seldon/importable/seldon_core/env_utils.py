@@ -1,4 +1,4 @@
-"""What the orchestrator says of a component in its environment. Source: seldon-core 1.17.1."""
+"""What the orchestrator states about a component in its environment. Source: seldon-core 1.17.1."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ NONIMPLEMENTED_IMAGE_MSG = f"{NONIMPLEMENTED_MSG}:{NONIMPLEMENTED_MSG}"
 
 
 def get_predictor_version(default_val: str = NONIMPLEMENTED_MSG) -> str:
-    """Give the predictor's label `version`. Raises: ValueError for labels that are no JSON."""
+    """Return the predictor's label `version`. Raises: ValueError for labels that are not JSON."""
     version: str = json.loads(os.environ.get(ENV_PREDICTOR_LABELS, "{}")).get("version", default_val)
     return version
 
 
 def get_predictor_name(default_val: str = NONIMPLEMENTED_MSG) -> str:
-    """Give the predictor's name."""
+    """Return the predictor's name."""
     return os.environ.get(ENV_PREDICTOR_NAME, default_val)
 
 
 def get_deployment_name(default_val: str = NONIMPLEMENTED_MSG) -> str:
-    """Give the name of the deployment."""
+    """Return the name of the deployment."""
     return os.environ.get(ENV_SELDON_DEPLOYMENT_NAME, default_val)
 
 
 def get_model_name(default_val: str = NONIMPLEMENTED_MSG) -> str:
-    """Give the component's name in its graph."""
+    """Return the component's name in its graph."""
     return os.environ.get(ENV_MODEL_NAME, default_val)
 
 
 def get_image_name(default_val: str = NONIMPLEMENTED_IMAGE_MSG) -> str:
-    """Give the component's image."""
+    """Return the component's image."""
     return os.environ.get(ENV_MODEL_IMAGE, default_val)

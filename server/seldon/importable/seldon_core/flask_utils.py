@@ -1,6 +1,6 @@
-"""The exception that a component raises to choose its answer, and the readers of requests. Source: seldon-core 1.17.1.
+"""The exception with which a component chooses its answer, and readers of requests. Source: seldon-core 1.17.1.
 
-Flask is imported by the functions that need it: a component without it has none of their use.
+Flask is imported only by the functions that use it, since a component may lack it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ANNOTATION_REST_TIMEOUT = "seldon.io/rest-timeout"
 
 
 class SeldonMicroserviceException(Exception):  # noqa: N818 - a name of seldon-core's
-    """What a component raises to have a text, a reason and an HTTP status answered. Its own `str` is empty."""
+    """Raised by a component to answer with a text, a reason and an HTTP status. Its own `str` is empty."""
 
     status_code = 400
 
@@ -35,12 +35,12 @@ class SeldonMicroserviceException(Exception):  # noqa: N818 - a name of seldon-c
         self.reason = reason
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the body of the answer."""
+        """Return the body of the answer."""
         return {"status": {"status": 1, "info": self.message, "code": -1, "reason": self.reason}}
 
 
 def get_multi_form_data_request() -> dict[str, Any]:
-    """Give the message that is in the multipart form of Flask's current request."""
+    """Return the message in the multipart form of Flask's current request."""
     from flask import request
 
     fields: dict[str, Any] = {
@@ -53,7 +53,7 @@ def get_multi_form_data_request() -> dict[str, Any]:
 
 
 def get_request(skip_decoding: bool = False) -> Any:
-    """Give the message in Flask's current request, parsed unless told. Raises: SeldonMicroserviceException."""
+    """Return the message in Flask's current request, raw if `skip_decoding`. Raises: SeldonMicroserviceException."""
     from flask import request
     from werkzeug.exceptions import HTTPException
 
@@ -74,7 +74,7 @@ def get_request(skip_decoding: bool = False) -> Any:
 
 
 def jsonify(response: Any, skip_encoding: bool = False) -> Any:
-    """Make Flask's response of a message, which is bytes already where told."""
+    """Make a Flask response of a message, which is already bytes if `skip_encoding`."""
     from flask import current_app
     from flask import jsonify as flask_jsonify
 

@@ -1,4 +1,4 @@
-"""Whether TensorFlow is installed: `_TF_PRESENT`, found out when it is asked, as it takes seconds to import."""
+"""Whether TensorFlow is installed: `_TF_PRESENT`, determined on access, since the import takes seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def __getattr__(name: str) -> Any:
     if name != "_TF_PRESENT":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        # a folder of that name is importable, too
+        # a plain folder of that name can be imported, too
         from tensorflow import make_ndarray  # noqa: F401
     except ImportError:
         return False

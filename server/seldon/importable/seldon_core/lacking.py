@@ -1,4 +1,4 @@
-"""What a module of this package says of a name that the original's has and it has not."""
+"""The error for names that the original's modules have and these lack."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WHY = "penstock stands in for seldon-core here, without it; `pip install seldon-
 
 
 def lacking(module: str, *names: str) -> Callable[[str], Any]:
-    """Make a module's `__getattr__`. It raises ImportError for these names, as `from` would not give our text else."""
+    """Make a module's `__getattr__`. It raises ImportError for these names: `from` replaces other errors' text."""
 
     def missing(name: str) -> Any:
         if name in names:

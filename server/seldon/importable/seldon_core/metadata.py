@@ -1,4 +1,4 @@
-"""What a component says of itself, checked. Source: seldon-core 1.17.1."""
+"""Validation of a component's metadata. Source: seldon-core 1.17.1."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 class SeldonInvalidMetadataError(Exception):
-    """Metadata that is none."""
+    """Invalid metadata."""
 
 
 def validate_model_metadata(data: dict[str, Any]) -> dict[str, Any]:
-    """Give metadata, with what the image says where it says nothing. Raises: SeldonInvalidMetadataError."""
+    """Return metadata, with defaults from the image's name. Raises: SeldonInvalidMetadataError."""
     from penstock.server.seldon.inside.metadata import metadata_of, wrong
 
     class Stated:

@@ -1,6 +1,6 @@
-"""Custom metrics: made, checked, and counted. Source: seldon-core 1.17.1.
+"""Custom metrics: creation, validation, counting. Source: seldon-core 1.17.1.
 
-A component makes them, and the server counts them. SeldonMetrics counts where there is no server: in users' own tests.
+A component creates them, and the server counts them. SeldonMetrics counts without a server, in users' own tests.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ HEALTH_METRIC_METHOD_TAG = "health"
 
 
 def split_image_tag(tag: str) -> tuple[str, str]:
-    """Give an image's name, and its version: what stands after the last colon."""
+    """Return an image's name, and its version: the text after the last colon."""
     name, _, version = tag.rpartition(":")
     return name, version
 
 
 def create_counter(key: str, value: float) -> dict[str, Any]:
-    """Make a metric that is added up. Raises: TypeError for a value that is no number."""
+    """Make a metric that is summed. Raises: TypeError for a value that is not a number."""
     return _metric(key, COUNTER, value)
 
 
 def create_gauge(key: str, value: float) -> dict[str, Any]:
-    """Make a metric that is set. Raises: TypeError for a value that is no number."""
+    """Make a metric that is set. Raises: TypeError for a value that is not a number."""
     return _metric(key, GAUGE, value)
 
 
 def create_timer(key: str, value: float) -> dict[str, Any]:
-    """Make a metric that is a duration. Units: milliseconds. Raises: TypeError for a value that is no number."""
+    """Make a metric of a duration. Units: milliseconds. Raises: TypeError for a value that is not a number."""
     return _metric(key, TIMER, value)
 
 
 def _metric(key: str, kind: str, value: float) -> dict[str, Any]:
-    value + 1  # raises for what is no number
+    value + 1  # raises if it is no number
     return {"key": key, "type": kind, "value": value}
 
 
 def validate_metrics(metrics: Any) -> bool:
-    """Tell whether these are metrics, each with a key, a type and a number."""
+    """Return whether these are metrics, each with a key, a type and a number."""
     from penstock.server.seldon.inside.metrics import are_valid
 
     return are_valid(metrics)
 
 
 class SeldonMetrics:
-    """Metrics of one process, added up, for a page that Prometheus reads.
+    """Metrics of one process, aggregated for a page that Prometheus reads.
 
-    `data` has, by worker, and by a metric's type, key and tags, its value and tags; a timer's value is how many there
-    were in each of BINS, and their sum in seconds.
+    `data` has the value and tags of each metric, by worker, and by the metric's type, key and tags. A timer's value is
+    the count in each of BINS, and the sum in seconds.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class SeldonMetrics:
         self.clear()
 
     def update_reward(self, reward: float) -> None:
-        """Count feedback that has a reward."""
+        """Count feedback with a reward."""
         if reward:
             made = [create_counter(FEEDBACK_KEY, 1), create_counter(FEEDBACK_REWARD_KEY, reward)]
             self.update(made, FEEDBACK_METRIC_METHOD_TAG)
 
     def update(self, custom_metrics: list[dict[str, Any]], method: str) -> None:
-        """Count metrics of one call, and write `method` into the tags of those that have tags, as the original does."""
+        """Count one call's metrics. Like the original, write `method` into the tags of those that have tags."""
         from penstock.server.seldon.exposition import labels_of
 
         worker = self.worker_id_func()
@@ -93,11 +93,11 @@ class SeldonMetrics:
             (series.set if kind == GAUGE else series.add)(value)
 
     def generate_metrics(self) -> tuple[str, str]:
-        """Give the page, and its content type."""
+        """Return the page and its content type."""
         return "\n".join((*self._page.render(), "")), "text/plain; version=0.0.4; charset=utf-8"
 
     def clear(self) -> None:
-        """Forget what was counted."""
+        """Drop all counts."""
         from penstock.server.seldon.exposition import Exposition
 
         self.data.clear()
@@ -105,7 +105,7 @@ class SeldonMetrics:
 
 
 def _added(kind: str, before: dict[str, Any] | None, value: Any) -> Any:
-    """Give what a metric has come to."""
+    """Return a metric's new value."""
     if kind == GAUGE:
         return value
     if kind == COUNTER:

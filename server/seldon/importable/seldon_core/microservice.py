@@ -1,6 +1,6 @@
-"""What other programs take of the original's command: its parameters, annotations, and names.
+"""What other programs import from the original's command: its parameters, annotations, and names.
 
-The command itself is `seldon-core-microservice`, which penstock has too. Source: seldon-core 1.17.1.
+The command itself is `seldon-core-microservice`, which penstock also provides. Source: seldon-core 1.17.1.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ GUNICORN_ACCESS_LOG_ENV = "GUNICORN_ACCESS_LOG"
 
 
 def parse_parameters(parameters: list[dict[str, Any]]) -> dict[str, Any]:
-    """Give the keyword arguments that {"name", "value", "type"} each say. Raises: SeldonMicroserviceException."""
+    """Return the keyword arguments given by {"name", "value", "type"} each. Raises: SeldonMicroserviceException."""
     from penstock.server.seldon.parameters import BadParameterError, read
 
     try:
@@ -57,7 +57,7 @@ def parse_parameters(parameters: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def load_annotations() -> dict[str, str]:
-    """Give the annotations of the pod, by name; {} where there are none."""
+    """Return the annotations of the pod, by name; {} if there are none."""
     try:
         lines = Path(ANNOTATIONS_FILE).read_text("utf-8").splitlines()
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """A client of components, and of deployments behind a gateway, over REST and gRPC. Source: seldon-core 1.17.1.
 
-All but the messages of feedback is given by keyword. What goes wrong on the way is told in the result's `success` and
-`msg`; what was said wrongly raises. REST needs nothing that is not Python's own, gRPC needs grpcio.
+All arguments except the messages of feedback are keywords. Failures of a call are reported in the result's `success`
+and `msg`; wrong arguments raise. REST needs only the standard library, gRPC needs grpcio.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _RPCS = {
 
 
 class SeldonClientException(Exception):  # noqa: N818 - a name of seldon-core's
-    """What is raised for a call that cannot be made as it was said."""
+    """Raised for a call whose arguments are invalid."""
 
     status_code = 400
 
@@ -77,7 +77,7 @@ class SeldonClientException(Exception):  # noqa: N818 - a name of seldon-core's
 
 
 class SeldonChannelCredentials:
-    """How a gateway is reached over TLS: whether it is checked, and the paths of PEM files."""
+    """How a gateway is reached over TLS: whether its certificate is verified, and the paths of PEM files."""
 
     def __init__(
         self,
@@ -93,14 +93,14 @@ class SeldonChannelCredentials:
 
 
 class SeldonCallCredentials:
-    """A token that goes with each call: X-Auth-Token."""
+    """A token sent with each call, as X-Auth-Token."""
 
     def __init__(self, token: str | None = None) -> None:
         self.token = token
 
 
 class _Outcome:
-    """How a call went."""
+    """The outcome of a call."""
 
     def __init__(self, request: Any, response: Any, success: bool = True, msg: str = "") -> None:
         self.request = request
@@ -113,19 +113,19 @@ class _Outcome:
 
 
 class SeldonClientPrediction(_Outcome):
-    """Of a call with one message."""
+    """The outcome of a call with one message."""
 
 
 class SeldonClientFeedback(_Outcome):
-    """Of feedback."""
+    """The outcome of feedback."""
 
 
 class SeldonClientCombine(_Outcome):
-    """Of a call with several messages."""
+    """The outcome of a call with several messages."""
 
 
 class SeldonClient:
-    """Calls. Each takes what the client was made with, but for what is said again."""
+    """Makes calls. Each uses the client's configuration, except for the arguments it overrides."""
 
     def __init__(self, **said: Any) -> None:
         self.config = {**_DEFAULTS, **_known(said, set(_DEFAULTS))}
@@ -134,7 +134,7 @@ class SeldonClient:
             http.client.HTTPConnection.debuglevel = 1
 
     def predict(self, **said: Any) -> SeldonClientPrediction:
-        """Ask a deployment for a prediction."""
+        """Request a prediction from a deployment."""
         words = self._words(said, _OF_ANY | _OF_PAYLOAD | _OF_PREDICT)
         request, payload = _predict_request(words)
         outcome = self._through_gateway(words, "Predict", "/predictions", request, payload)
@@ -148,7 +148,7 @@ class SeldonClient:
         reward: float = 0,
         **said: Any,
     ) -> SeldonClientFeedback:
-        """Send a deployment feedback."""
+        """Send feedback to a deployment."""
         words = self._words(said, _OF_ANY | _OF_FEEDBACK)
         raw = words.get("raw_request")
         request = raw if isinstance(raw, prediction_pb2.Feedback) else json_to_feedback(raw) if raw else None
@@ -160,11 +160,11 @@ class SeldonClient:
         return SeldonClientFeedback(*self._through_gateway(words, "SendFeedback", "/feedback", request, payload))
 
     def explain(self, **said: Any) -> Any:
-        """Raise: explainers are asked by the original's client alone."""
+        """Raise SeldonClientException: only the original's client can call explainers."""
         raise SeldonClientException("explain is not in penstock's seldon_core: `pip install seldon-core` has it")
 
     def microservice(self, **said: Any) -> Any:
-        """Call a component: `method`, over its own port."""
+        """Call the given `method` of a component, over its own port."""
         words = self._words(said, _OF_ANY | _OF_PAYLOAD | {"datas", "ndatas"})
         method = words.get("method")
         if method not in _RPCS or method == "send-feedback":
@@ -181,13 +181,13 @@ class SeldonClient:
     def microservice_feedback(
         self, prediction_request: Any = None, prediction_response: Any = None, reward: float = 0, **said: Any
     ) -> SeldonClientFeedback:
-        """Send a component feedback."""
+        """Send feedback to a component."""
         words = self._words(said, _OF_ANY)
         request = prediction_pb2.Feedback(request=prediction_request, response=prediction_response, reward=reward)
         return SeldonClientFeedback(*self._to_component(words, "send-feedback", request))
 
     def _words(self, said: dict[str, Any], known: set[str]) -> dict[str, Any]:
-        """Give the words of one call. Raises: TypeError, SeldonClientException."""
+        """Return the arguments of one call. Raises: TypeError, SeldonClientException."""
         words = {**self.config, **{name: value for name, value in _known(said, known).items() if value is not None}}
         for name, values in _VALUES.items():
             if words.get(name) not in values:
@@ -205,7 +205,7 @@ class SeldonClient:
         success = status == http.client.OK
         try:
             return request, json_to_seldon_message(json.loads(body)), success, "" if success else reason
-        except Exception as error:  # noqa: BLE001 - as the original tells it
+        except Exception as error:  # noqa: BLE001 - reported as in the original
             return request, None, success, getattr(error, "message", "") or str(error)
 
     def _through_gateway(
@@ -232,7 +232,7 @@ class SeldonClient:
             response = json.loads(body)
             if words["client_return_type"] == "proto":
                 response = json_to_seldon_message(response)
-        except Exception:  # noqa: BLE001 - as the original tells it
+        except Exception:  # noqa: BLE001 - reported as in the original
             response = None
         return request, response, success, "" if success else f"{status}:{reason}"
 
@@ -249,7 +249,7 @@ def _random(words: dict[str, Any]) -> Any:
 
 
 def _payload(value: Any) -> dict[str, Any]:
-    """Give the keyword of one of several payloads, by its type."""
+    """Return the keyword for one of several payloads, by its type."""
     if isinstance(value, bytes | bytearray):
         return {"bin_data": value}
     if isinstance(value, str):
@@ -258,7 +258,7 @@ def _payload(value: Any) -> dict[str, Any]:
 
 
 def _message(words: dict[str, Any], meta: Any = None) -> Any:
-    """Make the message of what was said; of random numbers where nothing was."""
+    """Make the message of the given payload, or of random numbers if there is none."""
     if words.get("bin_data") is not None:
         return prediction_pb2.SeldonMessage(binData=words["bin_data"], meta=meta)
     if words.get("str_data") is not None:
@@ -273,7 +273,7 @@ def _message(words: dict[str, Any], meta: Any = None) -> Any:
 
 
 def _predict_request(words: dict[str, Any]) -> tuple[Any, Any]:
-    """Give the message of a prediction, and the same as JSON, which is sent as it was said."""
+    """Return the message of a prediction, and its JSON form, which is sent as it was given."""
     raw = words.get("raw_data")
     if isinstance(raw, prediction_pb2.SeldonMessage):
         return raw, seldon_message_to_json(raw)
@@ -304,7 +304,7 @@ def _post(url: str, body: bytes, headers: dict[str, str], credentials: Any = Non
             context.check_hostname, context.verify_mode = False, tls.CERT_NONE
         if credentials.private_key_file is not None:
             context.load_cert_chain(credentials.root_certificates_file, credentials.private_key_file)
-    request = urllib.request.Request(url, body, headers)  # noqa: S310 - http or https, as it was made
+    request = urllib.request.Request(url, body, headers)  # noqa: S310 - http or https, as constructed
     try:
         with urllib.request.urlopen(request, context=context) as answer:  # noqa: S310
             return answer.status, answer.reason, answer.read()
@@ -324,5 +324,5 @@ def _rpc(
         try:
             call = getattr(getattr(prediction_pb2_grpc, f"{service}Stub")(channel), method)
             return request, call(request, metadata=metadata), True, ""
-        except Exception as error:  # noqa: BLE001 - as the original tells it
+        except Exception as error:  # noqa: BLE001 - reported as in the original
             return request, None, False, str(error)

@@ -1,4 +1,4 @@
-"""Storage: a model's files, where they can be read. Source: seldon-core 1.17.1, whose Storage knew local files only."""
+"""Storage: makes a model's files available locally. Source: seldon-core 1.17.1, which supports only local files."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _LOCAL_PREFIX = "file://"
 
 
 class Storage:
-    """Functions alone, as components call them."""
+    """A namespace for functions, as components call them."""
 
     @staticmethod
     def download(uri: str, out_dir: str | None = None) -> str:
-        """Give a local path for what is at an address. Raises: RuntimeError, or what fsspec says.
+        """Return a local path for the contents of an address. Raises: RuntimeError, or an exception of fsspec's.
 
-        A path, or file://: itself, or links to what is in it where `out_dir` is given. Any other address is copied, by
-        fsspec where that is installed, to `out_dir` or a temporary folder.
+        For a path or file://, this is the path itself, or `out_dir` with links to its contents if that is given. Any
+        other address is copied by fsspec, if installed, to `out_dir` or a temporary folder.
         """
         local = uri.removeprefix(_LOCAL_PREFIX)
         if uri.startswith(_LOCAL_PREFIX) or Path(uri).exists():
@@ -27,7 +27,7 @@ class Storage:
 
 
 def _linked(source: Path, out_dir: Path) -> str:
-    """Make links to a file, or to what is in a folder but for hidden files."""
+    """Link to a file, or to the contents of a folder except hidden files."""
     out_dir.mkdir(parents=True, exist_ok=True)
     for each in sorted(source.glob("[!.]*")) if source.is_dir() else [source]:
         (out_dir / each.name).symlink_to(each.absolute())
@@ -47,7 +47,7 @@ def _copied(uri: str, out_dir: str | None) -> str:
     if not is_remote(uri):
         raise RuntimeError(f"{wanted}.")
     try:
-        import fsspec  # noqa: F401 - where it is there, what one of its parts lacks is told by that
+        import fsspec  # noqa: F401 - if it is installed, it reports its own missing parts
     except ImportError:
         raise RuntimeError(f"{wanted}; with `pip install fsspec`, remote addresses are.") from None
     logging.getLogger(__name__).info("Copying contents of %s to local", address)
@@ -59,7 +59,7 @@ def _copied(uri: str, out_dir: str | None) -> str:
     Path(target).mkdir(parents=True, exist_ok=True)
 
     def copy() -> None:
-        # a folder's contents, as with a local one; of a file, itself
+        # the contents of a folder, as for a local one; a file itself
         path = f"{depot.top}/" if depot.files.isdir(depot.top) else depot.top
         depot.files.get(path, target.rstrip("/") + "/", recursive=True)
 

@@ -1,7 +1,7 @@
 """The class that components may inherit, what their methods may return, and how these are called.
 
-A component need not inherit anything. What is called here is called once, with what its signature takes: the original
-called again, with less, whatever had raised TypeError. Source: seldon-core 1.17.1.
+A component need not inherit anything. Methods are called once, with the arguments that their signature takes; the
+original called again with fewer after any TypeError. Source: seldon-core 1.17.1.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, Dict, List, Tuple, Union  # noqa: F401, UP035 - for `import *`, which gave these too
+from typing import Any, Dict, List, Tuple, Union  # noqa: F401, UP035 - for `import *`, which also provided these
 
 import numpy as np  # noqa: F401 - likewise
 
@@ -24,7 +24,7 @@ INCLUDE_METRICS_IN_CLIENT_RESPONSE = os.environ.get("INCLUDE_METRICS_IN_CLIENT_R
 
 
 class SeldonNotImplementedError(SeldonMicroserviceException):
-    """What a method raises that is as good as not there."""
+    """Raised by a method to be treated as missing."""
 
     status_code = 400
 
@@ -33,7 +33,7 @@ class SeldonNotImplementedError(SeldonMicroserviceException):
 
 
 class SeldonResponse:
-    """A result, with tags and metrics of this call alone."""
+    """A result, with tags and metrics of this call."""
 
     def __init__(
         self, data: Any, tags: dict[str, Any] | None = None, metrics: list[dict[str, Any]] | None = None
@@ -44,12 +44,12 @@ class SeldonResponse:
 
     @classmethod
     def create(cls, data: Any) -> SeldonResponse:
-        """Give what is a response already, or make one of a result."""
+        """Return a response as it is, or make one of a result."""
         return data if isinstance(data, cls) else cls(data=data)
 
 
 class SeldonComponent:
-    """A component none of whose methods is there but `load`. One that a class overrides is."""
+    """A component that implements only `load`. Subclasses override the others."""
 
     def __init__(self, **kwargs: Any) -> None:
         pass
@@ -119,12 +119,12 @@ class SeldonComponent:
 
 
 def client_custom_tags(user_model: Any) -> Any:
-    """Call `tags`; {} without it."""
+    """Call `tags`; {} if it is missing."""
     return _asked(user_model, "tags", {})
 
 
 def client_class_names(user_model: Any, predictions: Any) -> Any:
-    """Give the names of a result's columns: `class_names`, method or attribute, or t:0, t:1, ..."""
+    """Return the names of a result's columns: `class_names`, method or attribute, or t:0, t:1, ..."""
     if len(predictions.shape) <= 1:
         return []
     if hasattr(user_model, "class_names"):
@@ -138,33 +138,33 @@ def client_class_names(user_model: Any, predictions: Any) -> Any:
 
 
 def client_feature_names(user_model: Any, original: Any) -> Any:
-    """Call `feature_names`; the names as they came without it."""
+    """Call `feature_names`; the given names if it is missing."""
     return _asked(user_model, "feature_names", original)
 
 
 def client_predict(user_model: Any, features: Any, feature_names: Iterable[str], **kwargs: Any) -> SeldonResponse:
-    """Call `predict`; [] without it."""
+    """Call `predict`; [] if it is missing."""
     return SeldonResponse.create(_called(user_model, "predict", (features, feature_names), kwargs, []))
 
 
 def client_transform_input(
     user_model: Any, features: Any, feature_names: Iterable[str], **kwargs: Any
 ) -> SeldonResponse:
-    """Call `transform_input`; the features without it."""
+    """Call `transform_input`; the features if it is missing."""
     return SeldonResponse.create(_called(user_model, "transform_input", (features, feature_names), kwargs, features))
 
 
 def client_transform_output(
     user_model: Any, features: Any, feature_names: Iterable[str], **kwargs: Any
 ) -> SeldonResponse:
-    """Call `transform_output`; the features without it."""
+    """Call `transform_output`; the features if it is missing."""
     return SeldonResponse.create(_called(user_model, "transform_output", (features, feature_names), kwargs, features))
 
 
 def client_send_feedback(
     user_model: Any, features: Any, feature_names: Iterable[str], reward: float, truth: Any, routing: int | None
 ) -> SeldonResponse:
-    """Call `send_feedback`; None without it."""
+    """Call `send_feedback`; None if it is missing."""
     if hasattr(user_model, "send_feedback"):
         try:
             return SeldonResponse.create(
@@ -190,14 +190,14 @@ def client_aggregate(user_model: Any, features_list: Any, feature_names_list: An
 
 
 def client_health_status(user_model: Any) -> Any:
-    """Call `health_status`; what stands for good health without it."""
+    """Call `health_status`; a text that means healthy if it is missing."""
     return _asked(user_model, "health_status", "not implemented - assuming healthy", "healthy")
 
 
 def client_custom_metrics(
     user_model: Any, seldon_metrics: Any, method: str, runtime_metrics: list[dict[str, Any]] | None = None
 ) -> list[dict[str, Any]]:
-    """Count the metrics of one call, and give those for its answer. Raises: SeldonMicroserviceException."""
+    """Count the metrics of one call, and return those for its answer. Raises: SeldonMicroserviceException."""
     of_call = _checked([] if runtime_metrics is None else runtime_metrics)
     seldon_metrics.update(of_call, method)
     own = _checked(_asked(user_model, "metrics", []))
@@ -213,7 +213,7 @@ def _checked(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _asked(user_model: Any, name: str, unimplemented: Any, undefined: Any = None) -> Any:
-    """Call a method without arguments, if it is there."""
+    """Call a method without arguments, if it exists."""
     if not hasattr(user_model, name):
         return unimplemented if undefined is None else undefined
     try:
@@ -232,7 +232,7 @@ def _called(user_model: Any, name: str, words: tuple[Any, ...], more: dict[str, 
 
 
 def _fitting(method: Callable[..., Any], words: tuple[Any, ...], more: dict[str, Any]) -> Any:
-    """Call with what is named too, if the signature takes it."""
+    """Call it with the keyword arguments too, if its signature takes them."""
     try:
         inspect.signature(method).bind(*words, **more)
     except (TypeError, ValueError):

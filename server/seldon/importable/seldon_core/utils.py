@@ -1,11 +1,11 @@
-"""Messages to and from JSON, dictionaries and arrays: the functions that components and their clients call.
+"""Conversions of messages to and from JSON, dictionaries and arrays, which components and their clients call.
 
-What they do is in `penstock.server.seldon.inside`. Source: seldon-core 1.17.1.
+The code is in `penstock.server.seldon.inside`. Source: seldon-core 1.17.1.
 """
 
 from __future__ import annotations
 
-import base64  # noqa: F401 - this and others for `import *`, which gave them too
+import base64  # noqa: F401 - this and others for `import *`, which also provided them
 import json
 import logging
 import os
@@ -35,7 +35,7 @@ __getattr__ = lacking(__name__, "setup_tracing")
 
 
 def get_request_path() -> dict[str, str]:
-    """Give the component's name and image, by name; {} for one that is in no graph."""
+    """Return the component's image by its name; {} if it is in no graph."""
     name = get_model_name()
     return {} if name == NONIMPLEMENTED_MSG else {name: get_image_name()}
 
@@ -56,7 +56,7 @@ def json_to_feedback(message_json: Any) -> Any:
 
 
 def json_to_seldon_model_metadata(metadata_json: Any) -> Any:
-    """Make a SeldonModelMetadata of the fields that it has. Raises: SeldonMicroserviceException."""
+    """Make a SeldonModelMetadata of the known fields. Raises: SeldonMicroserviceException."""
     try:
         return json_format.ParseDict(
             metadata_json or {}, prediction_pb2.SeldonModelMetadata(), ignore_unknown_fields=True
@@ -73,27 +73,27 @@ def _parsed(message: Any, said: Any) -> Any:
 
 
 def seldon_message_to_json(message_proto: Any) -> Any:
-    """Give a message as JSON has it: what is empty is left out, and numbers are float but for int32."""
+    """Return the JSON form of a message: empty fields are omitted, and numbers other than int32 are float."""
     return json.loads(json_format.MessageToJson(message_proto))
 
 
 def seldon_messages_to_json(message_protos: Any) -> Any:
-    """Likewise of a SeldonMessageList."""
+    """Return the same for a SeldonMessageList."""
     return seldon_message_to_json(message_protos)
 
 
 def feedback_to_json(message_proto: Any) -> Any:
-    """Likewise of a Feedback."""
+    """Return the same for a Feedback."""
     return seldon_message_to_json(message_proto)
 
 
 def getenv(*env_vars: str, default: Any = None) -> Any:
-    """Give the first of these variables that is set."""
+    """Return the first of these variables that is set."""
     return next((os.environ[name] for name in env_vars if name in os.environ), default)
 
 
 def getenv_as_bool(*env_vars: str, default: Any = False) -> Any:
-    """Tell whether the first of these variables that is set is 1, t or true."""
+    """Return whether the first of these variables that is set is 1, t or true."""
     value = getenv(*env_vars)
     return default if value is None else value.lower() in {"1", "true", "t"}
 
@@ -102,7 +102,7 @@ def getenv_as_bool(*env_vars: str, default: Any = False) -> Any:
 
 
 def get_data_from_proto(request: Any) -> Any:
-    """Give what a SeldonMessage brings: an array, bytes, a text, what JSON can say, or an Any.
+    """Return the payload of a SeldonMessage: an array, bytes, a text, a JSON value, or an Any.
 
     Raises: SeldonMicroserviceException for none of these; ValueError, TypeError.
     """
@@ -115,14 +115,14 @@ def get_data_from_proto(request: Any) -> Any:
 
 
 def get_meta_from_proto(request: Any) -> dict[str, Any]:
-    """Give the meta of a SeldonMessage, without what is empty."""
+    """Return the meta of a SeldonMessage, without empty fields."""
     from penstock.server.seldon.inside.proto_values import meta_of
 
     return meta_of(request.meta)
 
 
 def grpc_datadef_to_array(datadef: Any) -> Any:
-    """Give the array of a DefaultData, an empty one if it has none. Raises: ValueError, TypeError."""
+    """Return the array of a DefaultData, an empty one if it has none. Raises: ValueError, TypeError."""
     from penstock.server.seldon.inside.proto_values import array_of
 
     return array_of(datadef)
@@ -147,7 +147,7 @@ def array_to_list_value(array: Any, lv: Any = None) -> Any:
 
 
 def array_to_rest_datadef(data_type: str, array: Any, names: Any = ()) -> dict[str, Any]:
-    """Write an array as the `data` of a JSON message: a tensor, a tftensor, or an ndarray for any other word."""
+    """Return an array as the `data` of a JSON message: a tensor, a tftensor, or an ndarray for any other word."""
     from penstock.server.seldon.inside.payloads import datadef
 
     return datadef(data_type, array, names)
@@ -157,9 +157,9 @@ def array_to_rest_datadef(data_type: str, array: Any, names: Any = ()) -> dict[s
 
 
 def extract_request_parts_json(request: Any) -> tuple[Any, Any, Any, str]:
-    """Give a JSON message's payload, its meta, its `data`, both None if there is none, and what the payload is under.
+    """Return a JSON message's payload, its meta and `data` (None if missing), and the key of the payload.
 
-    Raises: SeldonMicroserviceException, and what Python and numpy say of wrong values.
+    Raises: SeldonMicroserviceException, and Python's and numpy's exceptions for wrong values.
     """
     from penstock.server.seldon.inside.payloads import parts
 
@@ -167,12 +167,12 @@ def extract_request_parts_json(request: Any) -> tuple[Any, Any, Any, str]:
 
 
 def extract_request_parts(request: Any) -> tuple[Any, dict[str, Any], Any, str]:
-    """Give the same of a SeldonMessage. Raises: SeldonMicroserviceException, ValueError, TypeError."""
+    """Return the same for a SeldonMessage. Raises: SeldonMicroserviceException, ValueError, TypeError."""
     return get_data_from_proto(request), get_meta_from_proto(request), request.data, request.WhichOneof("data_oneof")
 
 
 def extract_feedback_request_parts(request: Any) -> tuple[Any, Any, Any, float]:
-    """Give a Feedback's DefaultData, its array, the true array, and the reward. Raises: ValueError, TypeError."""
+    """Return a Feedback's DefaultData, its array, the true array, and the reward. Raises: ValueError, TypeError."""
     features, truth = grpc_datadef_to_array(request.request.data), grpc_datadef_to_array(request.truth.data)
     return request.request.data, features, truth, request.reward
 
@@ -186,7 +186,7 @@ def construct_response(  # noqa: PLR0913 - as the original's
     custom_metrics: Any = None,
     runtime_tags: Any = None,
 ) -> Any:
-    """Make the SeldonMessage that answers a SeldonMessage with what a component gave.
+    """Make the SeldonMessage that answers a SeldonMessage with a component's result.
 
     Raises: SeldonMicroserviceException, TypeError, ValueError.
     """
@@ -210,9 +210,9 @@ def construct_response_json(  # noqa: PLR0913 - as the original's
     custom_metrics: Any = None,
     runtime_tags: Any = None,
 ) -> Any:
-    """Make the JSON message that answers one with what a component gave.
+    """Make the JSON message that answers another with a component's result.
 
-    Raises: SeldonMicroserviceException for a result of another type than there are.
+    Raises: SeldonMicroserviceException for a result of an unsupported type.
     """
     from penstock.server.seldon.inside.answers import construct
     from penstock.server.seldon.inside.component import Component

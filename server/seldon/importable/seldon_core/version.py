@@ -1,3 +1,3 @@
-"""The version of seldon-core that this package stands in for."""
+"""The version of seldon-core that this package substitutes."""
 
 __version__ = "1.17.1"

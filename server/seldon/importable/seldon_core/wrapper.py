@@ -1,6 +1,6 @@
-"""A component for its users' own tests: as a Flask app, `get_rest_microservice(...).test_client()`, or over gRPC.
+"""A component for users' own tests: as a Flask app, `get_rest_microservice(...).test_client()`, or over gRPC.
 
-It answers what a server answers, by the same code. Needs Flask, or grpcio. Source: seldon-core 1.17.1.
+It gives a server's answers, through the same code. Needs Flask, or grpcio. Source: seldon-core 1.17.1.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def get_rest_microservice(user_model: Any, seldon_metrics: Any) -> Any:
 
 
 def get_metrics_microservice(seldon_metrics: Any) -> Any:
-    """Make an app that has the page of metrics."""
+    """Make an app that serves the page of metrics."""
     from flask import Flask, Response
 
     app = Flask(__name__, static_folder=None)
@@ -66,7 +66,7 @@ def get_metrics_microservice(seldon_metrics: Any) -> Any:
 
 
 def _page(purpose: str, metadata: Any) -> tuple[int, bytes, str]:
-    """Give what is answered without the component: the status, the body, its type."""
+    """Return an answer that needs no component: the status, the body, its type."""
     from penstock.server.seldon import openapi, pages, paths
 
     kind, text = pages.JSON.decode(), pages.TEXT.decode()
@@ -87,7 +87,7 @@ def _count(seldon_metrics: Any, endpoint: Any, rows: list[list[Any]]) -> None:
 
 
 class SeldonModelGRPC:
-    """A component as the servicer of all services. What its methods raise is raised."""
+    """A component as the servicer of all services. Exceptions of its methods propagate."""
 
     def __init__(self, user_model: Any, seldon_metrics: Any) -> None:
         from penstock.server.seldon.inside.component import Component
@@ -150,7 +150,7 @@ def get_grpc_server(
     trace_interceptor: Any = None,
     num_threads: int = 1,
 ) -> Any:
-    """Make grpcio's server of a component, without a port yet, and without reflection."""
+    """Make grpcio's server for a component, without a port yet, and without reflection."""
     from concurrent.futures import ThreadPoolExecutor
 
     import grpc

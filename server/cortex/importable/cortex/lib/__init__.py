@@ -1,1 +1,1 @@
-"""The package that Cortex's logger is in."""
+"""The package of Cortex's logger."""

@@ -1,4 +1,4 @@
-"""The logger of Cortex's own process, which its handlers may write to."""
+"""The logger of Cortex's own process, to which handlers may write."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _FORM = "%(asctime)s:cortex:%(levelname)s:%(message)s"
 
 
 def get_logger() -> logging.Logger:
-    """Give the logger. Where nobody has said where records go, as in a worker, they go to the output."""
+    """Return the logger. If logging is not configured, as in a worker, it writes to stdout."""
     logger = logging.getLogger("cortex")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)

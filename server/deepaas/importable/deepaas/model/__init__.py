@@ -1,1 +1,1 @@
-"""What user code imports of deepaas, where deepaas is not installed."""
+"""A substitute for deepaas, for user code, if deepaas is not installed."""

@@ -1,4 +1,4 @@
-"""The messages of seldon.protos, as a generated module has them: from `penstock.server.seldon.protos`."""
+"""The messages of seldon.protos, in the form of a generated module: from `penstock.server.seldon.protos`."""
 
 from __future__ import annotations
 

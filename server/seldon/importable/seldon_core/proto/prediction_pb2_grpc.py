@@ -1,4 +1,4 @@
-"""The services of seldon.protos for grpcio, as a generated module has them: of each a Stub, a Servicer, an adder."""
+"""The services of seldon.protos for grpcio, like a generated module: a Stub, a Servicer and an adder for each."""
 
 from __future__ import annotations
 

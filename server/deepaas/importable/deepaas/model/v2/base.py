@@ -1,4 +1,4 @@
-"""BaseModel: what models may inherit. Source: deepaas 2.6.0, model/v2/base.py."""
+"""BaseModel: a base class for models. Source: deepaas 2.6.0, model/v2/base.py."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any
 
 
 class BaseModel(abc.ABC):
-    """A model. It need not descend from this, but has these methods then, each of its own.
+    """A model. Inheriting from this class is optional; a model that does must define all of these methods.
 
-    `schema`, a dict of fields or a class that descends from marshmallow.Schema, is what each answer is checked against;
-    with None, whatever JSON `predict` gives is sent as {"status": "OK", "predictions": ...}.
+    Each answer is validated against `schema`, a dict of fields or a subclass of marshmallow.Schema. If it is None, the
+    JSON that `predict` returns is sent as {"status": "OK", "predictions": ...}.
     """
 
     schema: Any = None
 
     @abc.abstractmethod
     def get_metadata(self) -> dict[str, Any]:
-        """Give what is to be known of the model: author, description, license, version and more."""
+        """Return the model's metadata: author, description, license, version and more."""
         raise NotImplementedError
 
     @abc.abstractmethod
     def predict(self, **kwargs: Any) -> Any:
-        """Predict, from the arguments that get_predict_args declares."""
+        """Predict, with the arguments that get_predict_args declares."""
         raise NotImplementedError
 
     @abc.abstractmethod
@@ -32,7 +32,7 @@ class BaseModel(abc.ABC):
 
     @abc.abstractmethod
     def train(self, **kwargs: Any) -> Any:
-        """Train, from the arguments that get_train_args declares. Returns: anything that is JSON."""
+        """Train, with the arguments that get_train_args declares. Returns: any JSON value."""
         raise NotImplementedError
 
     @abc.abstractmethod

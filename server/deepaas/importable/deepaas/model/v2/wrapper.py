@@ -1,4 +1,4 @@
-"""UploadedFile: what a model has for a file that a client has sent. Source: deepaas 2.6.0, model/v2/wrapper.py."""
+"""UploadedFile: a file that a client sent, as models receive it. Source: deepaas 2.6.0, model/v2/wrapper.py."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 
 class UploadedFile(NamedTuple):
-    """A file. `filename` is the path where it lies until the call, or the training, has ended.
+    """A file. `filename` is its path until the call, or the training, has ended.
 
-    `name` is the argument's; `content_type` and `original_filename` are as the client has sent them.
+    `name` is the argument's; `content_type` and `original_filename` are as the client sent them.
     """
 
     name: str | None = None
@@ -18,7 +18,7 @@ class UploadedFile(NamedTuple):
 
 
 class ReturnedFile(NamedTuple):
-    """What the original made of a file that a model gives back; such files are given as they are here."""
+    """The original's form for a file that a model returns; here such files are sent unchanged."""
 
     name: str | None = None
     filename: str | None = None
