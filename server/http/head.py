@@ -102,13 +102,15 @@ def parse(raw: bytes, limits: Limits) -> Head:
         raise HttpError(405, "Method Not Allowed")
     head.old = version == "1.0"
     head.path, _, head.query = collector.url.partition(b"?")
+    if b" \r\n" in raw or b"\t\r\n" in raw:  # rare, and what the parser leaves behind a value
+        collector.headers = [(name, value.rstrip(b" \t")) for name, value in collector.headers]
     _read_headers(head, collector.headers)
     return head
 
 
 def _read_headers(head: Head, headers: list[tuple[bytes, bytes]]) -> None:
-    lengths = {value.strip() for name, value in headers if name == b"content-length"}
-    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
+    lengths = {value for name, value in headers if name == b"content-length"}
+    codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
     tokens = b",".join([value.lower() for name, value in headers if name == b"connection"]).split(b",")
     connection = {token.strip() for token in tokens}
     # not the parser's: where no body follows, it is at the next request already
@@ -124,7 +126,7 @@ def _read_headers(head: Head, headers: list[tuple[bytes, bytes]]) -> None:
         if lengths or not text.isdigit() or len(text) > MAX_LENGTH_DIGITS:
             raise HttpError(400, "invalid HTTP request: bad Content-Length")
         head.length = int(text)
-    expectation = head.header.get(b"expect", b"").strip().lower()
+    expectation = head.header.get(b"expect", b"").lower()
     if expectation not in (b"", b"100-continue"):
         raise HttpError(417, "the only expectation that can be met is 100-continue")
     head.expects = bool(expectation) and not head.old
