@@ -102,20 +102,22 @@ def parse(raw: bytes, limits: Limits) -> Head:
         raise HttpError(405, "Method Not Allowed")
     head.old = version == "1.0"
     head.path, _, head.query = collector.url.partition(b"?")
-    if b" \r\n" in raw or b"\t\r\n" in raw:  # rare, and what the parser leaves behind a value
+    if b" \r" in raw or b"\t" in raw:  # rare; the parser leaves blanks behind a value
         collector.headers = [(name, value.rstrip(b" \t")) for name, value in collector.headers]
     _read_headers(head, collector.headers)
     return head
 
 
 def _read_headers(head: Head, headers: list[tuple[bytes, bytes]]) -> None:
+    head.fields, head.header = headers, dict(headers)
     lengths = {value for name, value in headers if name == b"content-length"}
-    codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
-    tokens = b",".join([value.lower() for name, value in headers if name == b"connection"]).split(b",")
-    connection = {token.strip() for token in tokens}
+    codings = []
+    if b"transfer-encoding" in head.header:
+        codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
+    said = b",".join([value.lower() for name, value in headers if name == b"connection"])
+    connection = {token.strip() for token in said.split(b",")} if b"," in said else (said,)
     # not the parser's: where no body follows, it is at the next request already
     head.keep_alive = b"keep-alive" in connection if head.old else b"close" not in connection
-    head.fields, head.header = headers, dict(headers)
     if codings:
         # RFC 9112 6.1: both, or a coding that is not known, is how requests are smuggled past a proxy
         if lengths or codings != [b"chunked"] or head.old:
