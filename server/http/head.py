@@ -103,18 +103,22 @@ def parse(raw: bytes, limits: Limits) -> Head:
         raise HttpError(405, "Method Not Allowed")
     head.old = version == "1.0"
     head.path, _, head.query = collector.url.partition(b"?")
+    if b" \r" in raw or b"\t" in raw:  # rare; the parser leaves blanks behind a value
+        collector.headers = [(name, value.rstrip(b" \t")) for name, value in collector.headers]
     _read_headers(head, collector.headers)
     return head
 
 
 def _read_headers(head: Head, headers: list[tuple[bytes, bytes]]) -> None:
-    lengths = {value.strip() for name, value in headers if name == b"content-length"}
-    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
-    tokens = b",".join([value.lower() for name, value in headers if name == b"connection"]).split(b",")
-    connection = {token.strip() for token in tokens}
+    head.fields, head.header = headers, dict(headers)
+    lengths = {value for name, value in headers if name == b"content-length"}
+    codings = []
+    if b"transfer-encoding" in head.header:
+        codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
+    said = b",".join([value.lower() for name, value in headers if name == b"connection"])
+    connection = {token.strip() for token in said.split(b",")} if b"," in said else (said,)
     # not from the parser, which without a body has already moved on to the next request
     head.keep_alive = b"keep-alive" in connection if head.old else b"close" not in connection
-    head.fields, head.header = headers, dict(headers)
     if codings:
         # RFC 9112 6.1: both, or an unknown coding, is how requests are smuggled past a proxy
         if lengths or codings != [b"chunked"] or head.old:
@@ -125,7 +129,7 @@ def _read_headers(head: Head, headers: list[tuple[bytes, bytes]]) -> None:
         if lengths or not text.isdigit() or len(text) > MAX_LENGTH_DIGITS:
             raise HttpError(400, "invalid HTTP request: bad Content-Length")
         head.length = int(text)
-    expectation = head.header.get(b"expect", b"").strip().lower()
+    expectation = head.header.get(b"expect", b"").lower()
     if expectation not in (b"", b"100-continue"):
         raise HttpError(417, "the only expectation that can be met is 100-continue")
     head.expects = bool(expectation) and not head.old

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from penstock.server.carrying.messages import pack_answer
 from penstock.server.deepaas.messages import JSON, TEXT, TROUBLE
 
-from .forms import parameters_of
+from .forms import CONTROL, parameters_of
 
 _PLAIN_JSON = b"application/json"
 _LEAST_STATUS = 200
@@ -104,8 +104,8 @@ def _http_answer(error: BaseException) -> bytes | None:
     content = bytes(body) if isinstance(body, bytes | bytearray) else (error.text or "").encode()
     kind = error.headers.get("Content-Type", "application/octet-stream" if content else "")
     more = [f"{name}: {value}" for name, value in error.headers.items() if name.lower() not in _OWN_HEADERS]
-    if any("\r" in line or "\n" in line for line in (kind, *more)):
-        return None  # the rest would be a header line of its own: aiohttp rejects such a header too
+    if any(map(CONTROL.search, (kind, *more))):
+        return None  # the rest of a line end would be a header line of its own: aiohttp rejects such a header too
     return _packed(error.status, kind, more, content)
 
 

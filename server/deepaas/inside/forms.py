@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from email.message import Message
 from email.utils import collapse_rfc2231_value
 from typing import Any
@@ -10,8 +11,8 @@ from urllib.parse import parse_qsl
 
 Form = dict[str, list[Any]]
 """The values of each name, in order: str, bytearray, Upload."""
-
-
+CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+"""What aiohttp has in no header, of a part or of an answer."""
 _MOST_PARAMETERS = 128
 """Their parsing in Python 3.11's email takes time proportional to their number times the total length."""
 

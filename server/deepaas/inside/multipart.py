@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from .forms import Form, MalformedFormError, decoded, parameters_of
+from .forms import CONTROL, Form, MalformedFormError, decoded, parameters_of
 
 _LONGEST_BOUNDARY = 70
 _MOST_HEADERS, _LONGEST_HEADER = 128, 8190
@@ -121,6 +121,8 @@ def _headers(body: bytes, at: int) -> tuple[dict[str, str], int]:
         name, colon, value = line.decode("utf-8", "surrogateescape").partition(":")
         if not colon or not name.strip():
             raise MalformedFormError("a line of a part's headers has no colon")
+        if CONTROL.search(value):
+            raise MalformedFormError("a part's header has a control character")
         headers.setdefault(name.strip().lower(), value.strip())
 
 

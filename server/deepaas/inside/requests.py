@@ -19,6 +19,12 @@ _NOT_READ: Any = object()
 _REMEMBERED, _LONGEST = 64, 4096
 """The most lines that are cached, and the most bytes of one. A client sends the same line again and again."""
 _NO_FORM: Form = {}
+_CHARACTER = r"[^\x00-\x20\";\\\x7f-\U0010ffff]"
+_VALUE = rf'"(?:[^"\\]|\\.)*"|"[^";]*|(?:\w{3}|\w+day),\s[\w -]+\s\d\d:\d\d:\d\d\sGMT|{_CHARACTER}*'
+"""Quoted, with a quote that never ends, a date, or one word."""
+_COOKIE = re.compile(rf"\s*(?P<name>(?:(?!=){_CHARACTER})+)(?:\s*=\s*(?P<value>{_VALUE}))?\s*(?:[\s;]|$)", re.ASCII)
+_ESCAPED = re.compile(r"\\(?:([0-3][0-7]{2})|(.))")
+_COOKIE_NAME = re.compile(r"[!#-'*+\-.\w()/:<=>?@\[\]^`{|}~]+", re.ASCII)
 
 
 class RequestLine:
@@ -42,8 +48,7 @@ class RequestLine:
     def cookies(self) -> Form:
         """The cookies, one value each: the last of its name."""
         if self._cookies is None:
-            pairs = [each.partition("=") for each in "; ".join(self.headers.get("cookie", [])).split(";")]
-            self._cookies = {name.strip(): [_unquoted(value.strip())] for name, _, value in pairs if name.strip()}
+            self._cookies = read_cookies("; ".join(self.headers.get("cookie", [])))
         return self._cookies
 
 
@@ -114,7 +119,26 @@ def _text(latin: str) -> str:
     return latin if latin.isascii() else latin.encode("latin-1").decode("utf-8", "surrogateescape")
 
 
+def read_cookies(header: str) -> Form:
+    """Read a Cookie field, one value for each name: the last. Source: aiohttp's parse_cookie_header."""
+    cookies: Form = {}
+    at = 0
+    while at < len(header):
+        pair = _COOKIE.match(header, at)
+        if pair is not None:
+            name, equals, value = pair["name"], "=", pair["value"] or ""
+            at = pair.end()
+        else:
+            end = header.find(";", at)
+            end = len(header) if end < 0 else end
+            name, equals, value = (part.strip() for part in header[at:end].partition("="))
+            at = end + 1
+        if equals and _COOKIE_NAME.fullmatch(name):
+            cookies[name] = [_unquoted(value)]
+    return cookies
+
+
 def _unquoted(value: str) -> str:
     if len(value) > 1 and value[0] == value[-1] == '"':
-        return re.sub(r"\\(.)", r"\1", value[1:-1])
+        return _ESCAPED.sub(lambda found: chr(int(found[1], 8)) if found[1] else found[2], value[1:-1])
     return value

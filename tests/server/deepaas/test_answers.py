@@ -160,11 +160,13 @@ class TestErrors:
     def test_of_http_are_their_status_and_text(self, error: Exception, wanted: tuple[int, str, str, bytes]) -> None:
         assert taken(error_answer(error)) == wanted
 
-    @pytest.mark.parametrize("said", [{"headers": {"X-More": "a\r\nb: c"}}, {"content_type": "a\r\nb: c"}])
-    def test_of_http_with_more_lines_in_a_header_are_no_answers(self, said: dict[str, Any]) -> None:
-        error = web.HTTPBadRequest(text="bad", **said)
+    @pytest.mark.parametrize("odd", ["a\r\nb: c", "a\0b", "a\x7f"])
+    def test_of_http_with_control_characters_in_a_header_are_no_answers(self, odd: str) -> None:
+        saids: list[dict[str, Any]] = [{"headers": {"X-More": odd}}, {"headers": {odd: "x"}}, {"content_type": odd}]
+        for said in saids:
+            error = web.HTTPBadRequest(text="bad", **said)
 
-        assert taken(error_answer(error)) == (500, "text/plain; charset=utf-8", "", TROUBLE)
+            assert taken(error_answer(error)) == (500, "text/plain; charset=utf-8", "", TROUBLE)
 
     def test_of_http_without_a_status_are_the_servers(self) -> None:
         assert taken(error_answer(web.HTTPException(reason="bad thing")))[::3] == (500, b"500: bad thing")

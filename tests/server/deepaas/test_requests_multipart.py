@@ -192,3 +192,9 @@ def test_a_part_has_as_many_headers_as_aiohttp_takes_and_as_long_ones() -> None:
     for headers in (SAID + "\n".join(["X: y"] * 128), SAID + "X: " + "y" * 8188):
         with pytest.raises(MalformedFormError, match="too many headers, or one that is too long"):
             read(part(headers))
+
+
+@pytest.mark.parametrize("odd", ["X: a\0b", "X: \x7f", 'Content-Disposition: form-data; name="a\x01"'])
+def test_a_form_with_a_control_character_in_a_header_of_a_part_is_malformed(odd: str) -> None:
+    with pytest.raises(MalformedFormError, match="control character"):
+        read(part(SAID + odd))

@@ -34,6 +34,14 @@ def test_all_header_fields_are_kept_in_their_order_and_the_last_of_a_name_is_fou
     assert head.header == {b"x-twice": b"b", b"host": b"x"}
 
 
+@pytest.mark.parametrize("around", [" ", "\t", " \t  "])
+def test_blanks_around_a_value_are_no_part_of_it(around: str) -> None:
+    parsed = head(f"Content-Length:{around}12{around}", f"X-Some:{around}a \tb{around}", f"X-None:{around}")
+
+    assert parsed.fields == [(b"content-length", b"12"), (b"x-some", b"a \tb"), (b"x-none", b"")]
+    assert parsed.length == 12
+
+
 def test_a_query_is_no_part_of_the_path() -> None:
     parsed = head(first="GET /v2/health/live?verbose=1&x=?/ HTTP/1.1")
 
