@@ -243,11 +243,10 @@ class Outbox:
             self.window -= moved
             stream.credit -= moved
             self._shared.untaken.lessen(stream, unsent.kept)
-        # in turn: who was served goes to the end
-        self.blocked.pop(stream_id, None)
-        if pieces:
-            self.blocked[stream_id] = stream
-        else:
+            # in turn: who was served goes to the end, and who was not stays before it
+            self.blocked[stream_id] = self.blocked.pop(stream_id)
+        if not pieces:
+            del self.blocked[stream_id]
             stream.unsent = None
             if unsent.last:
                 stream.connection.end(stream, unsent.last)
