@@ -1,4 +1,4 @@
-"""Quantities: amounts as Kubernetes writes them: `200m`, `0.5`, `2Gi`, `1e3`. Called by part.py."""
+"""Quantities: amounts as Kubernetes writes them: `200m`, `0.5`, `2Gi`, `1e3`. Called by yaml_mapping.py."""
 
 from __future__ import annotations
 

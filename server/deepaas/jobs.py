@@ -23,7 +23,7 @@ from .records import TrainingStatus
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .runs import Trainings
+    from .trainings import Trainings
 
 SETTLE_S = 1.0
 """For how long a client waits for its training to be on the disk."""

@@ -1,4 +1,4 @@
-"""Progress: how far a training is, by what it writes; and its log. Used by runs.py and jobs.py.
+"""Progress: how far a training is, by what it writes; and its log. Used by trainings.py and jobs.py.
 
 Nobody has to write anything else than they do: the bars of tqdm, Keras and Lightning are read, and lines that name an
 epoch.

@@ -1,4 +1,4 @@
-"""Records: what there is to know of a training, as clients see it and as it is kept. Made by runs.py, kept by store.py.
+"""Records: what there is to know of a training, for clients and as it is kept. Made by trainings.py, kept by store.py.
 
 Source: deepaas 2.6.0, api/v2/train.py: the fields, and their order.
 """

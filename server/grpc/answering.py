@@ -1,4 +1,4 @@
-"""Answering: the half of a call that its method uses: one answer or a stream of them, the status, the pace.
+"""AnsweringStream: the half of a call that its method uses: one answer or a stream of them, the status, the pace.
 
 Part of GrpcCall, which adds what arrives and how the call ends; where answers are compressed, CodedCall has its own.
 """
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from penstock.server.listening.mapped import Body
 
     from .connection import GrpcConnection
-    from .request import Request
+    from .request import GrpcRequest
 
 
 logger = logging.getLogger("penstock.grpc")
 
 
-class Answering(Stream):
+class AnsweringStream(Stream):
     """What a method sends.
 
     Invariants: `begun` when the response's headers are out. Once `ended`, nothing is sent but what already waits; that
@@ -36,7 +36,7 @@ class Answering(Stream):
     __slots__ = ("begun", "cancelled", "context", "deadline_ns", "ended", "held", "request", "waiter")
 
     connection: GrpcConnection
-    request: Request
+    request: GrpcRequest
     deadline_ns: int
     held: bytes
     context: Any

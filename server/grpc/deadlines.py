@@ -1,4 +1,4 @@
-"""Deadlines: ends calls whose time is up. One timer for all calls of a port. Called by calls as they begin and end.
+"""CallDeadlines: ends calls whose time is up. One timer for all calls of a port. Called by calls as they begin and end.
 
 A call goes into a slot of the time when it is due, and out of it when it ends, so that neither costs more for many
 calls, and nothing stays behind of those that have ended.
@@ -28,7 +28,7 @@ class Due(Protocol):
     def expire(self) -> None: ...
 
 
-class Deadlines:
+class CallDeadlines:
     """Slots by the time at which they end."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], int]) -> None:

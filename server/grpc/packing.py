@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from penstock.server.listening.mapped import Body
 
-    from .coded import CodedCall
+    from .coded_call import CodedCall
 
 LARGE_BYTES = 1 << 18
 """Messages from here on are compressed on a thread: at the highest level this takes some 8 ms, and all others wait."""

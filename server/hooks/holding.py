@@ -1,6 +1,6 @@
 """Holding: whether the hooks of a model hold the interpreter for so long that they belong into processes of their own.
 
-Called by `place.py` and by replicas whose hooks run in the server's process.
+Called by `placement.py` and by replicas whose hooks run in the server's process.
 """
 
 from __future__ import annotations

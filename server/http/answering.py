@@ -1,4 +1,4 @@
-"""Answering: the half of a connection that its Service uses. Part of FastLane, which adds what arrives."""
+"""AnsweringConnection: the half of a connection that its Service uses. Part of FastLane, which adds what arrives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BODILESS = (204, 304)
 """Statuses of answers that have no body, and so say nothing of its length. Source: RFC 9110, 8.6."""
 
 
-class Answering(Connection):
+class AnsweringConnection(Connection):
     """What is answered. `head` is that of the request under way, or of the last one.
 
     `_told` is which path was refused last with a Retry-After, and until when its client should not ask for it again;
@@ -110,7 +110,7 @@ class Answering(Connection):
         held, self._held, self._told = self._held, None, None
         if self._state == HELD and held is not None:
             self._state = BUSY
-            Answering.answer(self, *held)
+            AnsweringConnection.answer(self, *held)
 
     def _write(self, head: bytes, body: Body) -> None:
         if len(body) < _APART_BYTES:

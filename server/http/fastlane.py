@@ -2,7 +2,7 @@
 
 Given to uvicorn through its public `http=` setting by `listening/ports.py`. A request that a `Service` claims is framed
 here and answered without ASGI (at half the cost: `make bench`); any other is passed through byte for byte to uvicorn's
-httptools protocol, from which this class descends by way of Answering and Connection.
+httptools protocol, from which this class descends by way of AnsweringConnection and Connection.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from penstock.server.listening.landing import LARGE_BYTES, Landing, Straight
 
-from .answering import Answering
+from .answering import AnsweringConnection
 from .chunks import ChunkedBody, too_large
 from .connection import BODY, BUSY, CHUNKS, CLOSED, DRAIN_LINGER_S, FOREIGN, HEAD, HELD, demand_asking
 from .head import HttpError, TooLargeError, check_begun, parse, without_upgrade
@@ -35,7 +35,7 @@ _MOST_PARTS = 1024
 """Parts of a body that are kept apart; more of them, from a client that sends it in crumbs, are put together."""
 
 
-class FastLane(Answering):
+class FastLane(AnsweringConnection):
     """One connection: what arrives on it.
 
     Invariants: one request at a time, so answers leave in order; what arrives meanwhile waits in `_buffer`, and

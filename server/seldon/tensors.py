@@ -1,6 +1,6 @@
 """Tensors: a component as a model of the v2 protocol: its Signature, and its requests in messages to a worker.
 
-Called by loading.py and seats.py. What a worker makes of a message is in inside/rows.py.
+Called by loading.py and crew.py. What a worker makes of a message is in inside/rows.py.
 
 A message of kind TENSORS: JSON, {"inputs": [[name, datatype]], "outputs": [[name, datatype or ""]], "rows": [of each
 request]}, and the requests' tensors, each request's after the one before it. With several requests a batch is shared.

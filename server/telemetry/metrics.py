@@ -27,10 +27,10 @@ from penstock.batching.statistics import (
 from penstock.server.options.metrics_config import MetricsConfig
 from penstock.server.workers.order import ENDED, REASONS, STARTED
 
+from .about_server import build_info, model_ready
 from .exposition import decimal, histogram_lines, label_value, number
 from .families import FAMILIES
 from .hardware import Hardware, HardwareSample
-from .standing import build_info, model_ready
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 
@@ -55,7 +55,7 @@ _WORKER_EVENTS = {STARTED: ("penstock_workers_started_total", "")} | {
 }
 
 
-class Models(Protocol):
+class ListsModels(Protocol):
     """The part of the Engine that is read here."""
 
     def models(self) -> list[Model]: ...
@@ -68,7 +68,7 @@ class Metrics:
     """
 
     def __init__(
-        self, engine: Models, hardware: Hardware, config: MetricsConfig | None = None,
+        self, engine: ListsModels, hardware: Hardware, config: MetricsConfig | None = None,
         connections: Mapping[str, Callable[[], int]] | None = None,
     ) -> None:  # fmt: skip
         self._engine = engine

@@ -14,8 +14,8 @@ from penstock.backends.device_array import DeviceArray
 from penstock.backends.errors import Code, InferError
 from penstock.batching.running.own_outputs import own_datatype
 
+from .call_parameters import BINARY, JSON, MAX_CLASSES, Classes, PerOutputPlan
 from .regions import Lease
-from .said import BINARY, JSON, MAX_CLASSES, Classes, PerOutputPlan
 from .tensors import to_binary
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
     from penstock.batching.running.own_outputs import OwnOutputs
 
-    from .said import Plan, Way
+    from .call_parameters import Plan, Way
 
 _CLASSIFIED = frozenset(("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64"))
 LARGE_ELEMENTS = 16 << 10

@@ -16,7 +16,7 @@ SHOWN_KEYS = 32
 _MS = 1_000_000
 
 
-def model_metadata(engine: Models, model: Model, version: str) -> dict[str, Any]:
+def model_metadata(engine: FindsModels, model: Model, version: str) -> dict[str, Any]:
     """Describe a model: its versions are all that are served where none was asked for.
 
     Outputs that are no tensors reach hooks only and are left out.
@@ -61,14 +61,14 @@ def model_statistics(model: Model, epoch_offset_ns: int) -> dict[str, Any]:
     }
 
 
-class Models(Protocol):
+class FindsModels(Protocol):
     """The part of the Engine that is read here."""
 
     def model(self, name: str, version: str = "") -> Model: ...
     def models(self) -> list[Model]: ...
 
 
-def counted_models(engine: Models, name: str, version: str = "") -> list[Model]:
+def counted_models(engine: FindsModels, name: str, version: str = "") -> list[Model]:
     """Find whose statistics are asked: of all models where no name is given, of all versions where no version is.
 
     Raises: InferError (INVALID; NOT_READY while the server loads its models). Source of the texts: Triton core.

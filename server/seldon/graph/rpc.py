@@ -20,14 +20,14 @@ from penstock.server.v2.rpc.calls import Tasks, as_refusal, brief, parsed
 
 from . import addresses
 from .addresses import GraphRoute
-from .counted import GRPC_CODES
-from .described import NotDescribedError, graph_metadata, metadata_of
+from .metadata import NotDescribedError, graph_metadata, metadata_of
+from .metrics import GRPC_CODES
 from .walk import NodeFailed, Walk
 from .wires import GraphError, Message, ProtoWire, new_puid
 
 if TYPE_CHECKING:
+    from .graph import Graph
     from .nodes import Predictor
-    from .shares import Graph
 
 SERVICE = "/seldon.protos.Seldon/"
 _PREDICT, _FEEDBACK = GraphRoute(addresses.PREDICTIONS), GraphRoute(addresses.FEEDBACK)

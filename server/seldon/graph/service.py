@@ -20,7 +20,7 @@ from penstock.server.seldon.pages import JSON, NO_METADATA
 from penstock.server.seldon.paths import is_ours, parted
 
 from . import addresses
-from .described import NotDescribedError, graph_metadata, page_of
+from .metadata import NotDescribedError, graph_metadata, page_of
 from .walk import NodeFailed, Walk, model_of
 from .wires import PUID, GraphError, JsonWire, Message, new_puid
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from penstock.server.http.limits import Limits
     from penstock.server.http.service import Service
 
+    from .graph import Graph
     from .nodes import Deployment
-    from .shares import Graph
 
 TEXT = b"text/plain; charset=utf-8"
 LINES = (

@@ -17,8 +17,8 @@ from penstock.batching.running.outsides import says_ready
 from penstock.server.grpc.method import Method
 from penstock.server.health import Health
 from penstock.server.protobuf import service_pb2
-from penstock.server.v2.metadata import Models, counted_models, model_metadata, model_statistics
-from penstock.server.v2.said import version_of
+from penstock.server.v2.call_parameters import version_of
+from penstock.server.v2.metadata import FindsModels, counted_models, model_metadata, model_statistics
 
 from .calls import Tasks, answering
 
@@ -38,7 +38,7 @@ class Configurations(Protocol):
 class ServerRpcs:
     """The RPCs that only read."""
 
-    def __init__(self, models: Models, repository: Configurations, health: Health, name: str) -> None:
+    def __init__(self, models: FindsModels, repository: Configurations, health: Health, name: str) -> None:
         self._models = models
         self._repository = repository
         self._health = health

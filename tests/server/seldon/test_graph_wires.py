@@ -12,11 +12,11 @@ import pytest
 
 from penstock.server.seldon.graph import addresses, builtin
 from penstock.server.seldon.graph.addresses import GraphRoute
-from penstock.server.seldon.graph.counted import CLIENT, SERVER, GraphMetrics
-from penstock.server.seldon.graph.described import graph_metadata
+from penstock.server.seldon.graph.graph import MOST_SHADOWS, Graph
+from penstock.server.seldon.graph.metadata import graph_metadata
+from penstock.server.seldon.graph.metrics import CLIENT, SERVER, GraphMetrics
 from penstock.server.seldon.graph.nodes import Deployment, MetaNotes, Predictor
 from penstock.server.seldon.graph.repository import GraphRepository
-from penstock.server.seldon.graph.shares import MOST_SHADOWS, Graph
 from penstock.server.seldon.graph.wires import GraphError, JsonWire, Message, Noted, ProtoWire
 from penstock.server.seldon.messages import ComponentDescription, Endpoint, PayloadKind
 from penstock.server.seldon.protos import message_class

@@ -16,9 +16,9 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
 from penstock.batching.spec import ModelSpec
+from penstock.server.v2.call_parameters import BINARY, JSON, MAX_CLASSES, Classes, PerOutputPlan
 from penstock.server.v2.finish import classify, finish, finish_all
 from penstock.server.v2.regions import Regions
-from penstock.server.v2.said import BINARY, JSON, MAX_CLASSES, Classes, PerOutputPlan
 from penstock.server.v2.system_regions import SystemRegions
 from tests.fakes import FakeBackend
 

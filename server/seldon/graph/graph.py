@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.backends.errors import InferError
 
 from . import addresses
-from .counted import GraphMetrics
+from .metrics import GraphMetrics
 from .walk import Means, Walk, model_of
 
 if TYPE_CHECKING:

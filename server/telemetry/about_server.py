@@ -1,4 +1,4 @@
-"""Standing: lines of the metrics page about the server itself: what it is made of, which models can be served.
+"""About the server: lines of the metrics page about the server itself: what it is made of, which models can be served.
 
 Called by metrics.py.
 """

@@ -1,4 +1,4 @@
-"""Current: the component that serves now, as those must know it who send it calls. Made by dialect.py."""
+"""CurrentComponent: the component that serves now, as those must know it who send it calls. Made by dialect.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .messages import ComponentDescription
 
 
-class Current:
+class CurrentComponent:
     """The Model of a server's one component, found again whenever the Engine has other versions. `name` gives its name.
 
     `sharing` reads calls that may share a batch; None where none may, and before `find` was asked first. `looks`: it is

@@ -1,7 +1,7 @@
 """What a call says beside its tensors: its parameters, and how each output that it asks for is to travel.
 
 The rules are the same over HTTP and gRPC, whose decoding calls this: `parameters` takes plain Python values, wherever
-they were read from. `wanted.py` reads the outputs, `finish.py` does what the Plan says. Texts are Triton's.
+they were read from. `wanted_outputs.py` reads the outputs, `finish.py` does what the Plan says. Texts are Triton's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Described: what a graph says of itself: its nodes' metadata, and what goes in and comes out. Pure.
+"""Metadata: what a graph says of itself: its nodes' metadata, and what goes in and comes out. Pure.
 
 Source: Seldon Core 1.17.1, the executor. Built-in nodes say nothing, where the executor failed.
 """
