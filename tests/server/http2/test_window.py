@@ -41,6 +41,15 @@ def test_one_that_is_no_larger_than_that_is_not_widened() -> None:
     made.refill()
 
     assert outbox.written == []
+    made.take(DEFAULT_WINDOW)
+    assert given_back(outbox) == [DEFAULT_WINDOW]
+
+
+def test_one_that_is_larger_by_a_byte_is() -> None:
+    made, outbox = window(DEFAULT_WINDOW + 1)
+    made.refill()
+
+    assert given_back(outbox) == [1]
 
 
 def test_nothing_is_given_back_until_more_than_half_is_used_and_then_all_of_it() -> None:
