@@ -36,6 +36,13 @@ class LeftError(Exception):
     """Nobody takes the answer any more."""
 
 
+def demand_taker() -> None:
+    """Stop what a thread encodes once nobody takes it. Raises: LeftError."""
+    left = _left.get()
+    if left is not None and left.is_set():
+        raise LeftError
+
+
 class Mapped:
     """Bytes that are put one after another into memory of their own, which goes back to the system with its last view.
 
@@ -53,9 +60,7 @@ class Mapped:
 
     def put(self, part: Body) -> None:
         """Add bytes; without the GIL, which a memoryview would keep while it copies. Raises: LeftError."""
-        left = _left.get()
-        if left is not None and left.is_set():
-            raise LeftError
+        demand_taker()
         if not part:
             return
         end = self.size + len(part)

@@ -13,6 +13,7 @@ import numpy as np
 from penstock.backends.device_array import DeviceArray
 from penstock.backends.errors import Code, InferError
 from penstock.batching.running.own_outputs import own_datatype
+from penstock.server.listening.mapped import demand_taker
 
 from .call_parameters import BINARY, JSON, MAX_CLASSES, Classes, PerOutputPlan
 from .regions import Lease
@@ -110,8 +111,12 @@ def finish(model: Model, output: tuple[str, str], way: Way, array: Array) -> Fin
 
 
 def store(name: str, datatype: str, array: Array, lease: Lease) -> None:
-    """Write an output into the shared memory that was asked for. Raises: InferError (INVALID)."""
+    """Write an output into the shared memory that was asked for, unless its client has gone.
+
+    Raises: InferError (INVALID), LeftError.
+    """
     raw = to_binary(datatype, array)
+    demand_taker()  # who was told that its call is over may have other use for its memory
     if len(raw) > lease.byte_size:
         text = (
             f"shared memory size specified with the request for output '{name}' ({lease.byte_size} bytes) should be at "
