@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import InferError
+from penstock.server.answering import off_loop
 
 from . import addresses
 from .metrics import GraphMetrics
@@ -63,13 +64,13 @@ class Graph:
         """The predictor that is asked of what all have in common."""
         return next(each for each in self.deployment.predictors if not each.shadow)
 
-    def chosen(self, address: addresses.GraphRoute, message: Message, wire: MessageCodec) -> Predictor:
+    async def chosen(self, address: addresses.GraphRoute, message: Message, wire: MessageCodec) -> Predictor:
         """Choose who answers: by the shares; feedback goes where the request went, if it says which nodes those are."""
         candidates = [each for each in self.deployment.predictors if not each.shadow]
         if len(candidates) == 1:
             return candidates[0]
         if address.purpose == addresses.FEEDBACK:
-            passed = set(wire.routing(message))
+            passed = set(await off_loop(len(message.body), wire.routing, message))
             those = [each for each in candidates if passed and passed <= {node.name for node in each.graph.all()}]
             if len(those) == 1:
                 return those[0]

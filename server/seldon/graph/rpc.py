@@ -61,7 +61,8 @@ class GraphRpcs:
     async def _run(self, path: str, work: _Work, call: Call, message: Message) -> None:
         began_ns, status, predictor = time.monotonic_ns(), Status.OK, self._graph.first
         try:
-            predictor = self._graph.chosen(_PREDICT if work == self._predict else _FEEDBACK, message, self._wire)
+            address = _PREDICT if work == self._predict else _FEEDBACK
+            predictor = await self._graph.chosen(address, message, self._wire)
             answer = await work(predictor, call, message)
             call.cancelled = None
             call.answer(answer.body)

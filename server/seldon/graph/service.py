@@ -134,7 +134,7 @@ class GraphService(CarryingService):
         predictor, again, wire = self._graph.first, b"", JsonWire(claim.fields, puid)
         try:
             message = Message(await self._decoded(claim, body), claim.content_type)
-            predictor = self._graph.chosen(address, message, wire)
+            predictor = await self._graph.chosen(address, message, wire)
             if address.purpose == addresses.PREDICTIONS:
                 self._graph.shadow(message, puid, wire)
             walk = Walk(self._graph.means, predictor, wire)
