@@ -11,13 +11,23 @@ if TYPE_CHECKING:
     from penstock.batching.model import Model
 
 
-class Serves(SubmitsSoon, Protocol):
+class ListsModels(Protocol):
+    """The Engine, for those who look at all models that are served."""
+
+    def models(self) -> list[Model]: ...
+
+
+class KnowsModels(ListsModels, Protocol):
+    """Likewise, and for those who look for one of them."""
+
+    def model(self, name: str, version: str = "") -> Model: ...
+
+
+class Serves(KnowsModels, SubmitsSoon, Protocol):
     """The Engine, or what stands for it. `generation` changes whenever what `model` answers may change."""
 
     generation: int
 
-    def model(self, name: str, version: str = "") -> Model: ...
-    def models(self) -> list[Model]: ...
     def hold(self, model: Model) -> None: ...
     def release(self, model: Model) -> None: ...
     def turn_away(self, model: Model) -> InferError | None: ...

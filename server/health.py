@@ -7,11 +7,10 @@ process can use that again, so whoever watches over it has to start it anew.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from penstock.batching.model import Model
+    from .engines import ListsModels
 
 EXITING = "Server exiting"
 """Triton's text."""
@@ -23,16 +22,10 @@ class Readiness(Protocol):
     def ready(self, strict: bool = True) -> bool: ...
 
 
-class Served(Protocol):
-    """The part of the Engine that is read here."""
-
-    def models(self) -> Sequence[Model]: ...
-
-
 class Health:
     """`strict` is --strict-readiness: ready only when every model is, and has an Instance that can run."""
 
-    def __init__(self, repository: Readiness, engine: Served, *, strict: bool = True) -> None:
+    def __init__(self, repository: Readiness, engine: ListsModels, *, strict: bool = True) -> None:
         self._repository = repository
         self._engine = engine
         self._strict = strict

@@ -34,7 +34,7 @@ _PAGE_LINES = (
 )
 
 
-class Asks(Protocol):
+class DeskLike(Protocol):
     """A model's Desk."""
 
     async def ask(self, kind: int, body: bytes = b"") -> bytes: ...
@@ -46,7 +46,7 @@ class Jobs:
     `desk_of` gives a model's Desk, and raises InferError (NOT_READY).
     """
 
-    def __init__(self, desk_of: Callable[[str], Asks], runs: Trainings) -> None:
+    def __init__(self, desk_of: Callable[[str], DeskLike], runs: Trainings) -> None:
         self._desk_of = desk_of
         self._runs = runs
 

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from penstock.batching.histogram import HistogramSnapshot
 from penstock.batching.model import Model
@@ -24,6 +23,7 @@ from penstock.batching.statistics import (
     Duration,
     StatisticsSnapshot,
 )
+from penstock.server.engines import ListsModels
 from penstock.server.options.metrics_config import MetricsConfig
 from penstock.server.workers.order import ENDED, REASONS, STARTED
 
@@ -53,12 +53,6 @@ _EVENTS = {
 _WORKER_EVENTS = {STARTED: ("penstock_workers_started_total", "")} | {
     ENDED + reason: ("penstock_workers_ended_total", f',reason="{reason}"') for reason in REASONS
 }
-
-
-class ListsModels(Protocol):
-    """The part of the Engine that is read here."""
-
-    def models(self) -> list[Model]: ...
 
 
 class Metrics:

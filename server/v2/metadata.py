@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import TensorSpec
 from penstock.batching.model import Model
 from penstock.batching.scheduling.costs import RunTime
 from penstock.batching.statistics import BatchSizeStatistics, Duration
+from penstock.server.engines import KnowsModels
 
 SHOWN_KEYS = 32
 """Shapes of one model whose run times are told: those that ran most."""
 _MS = 1_000_000
 
 
-def model_metadata(engine: FindsModels, model: Model, version: str) -> dict[str, Any]:
+def model_metadata(engine: KnowsModels, model: Model, version: str) -> dict[str, Any]:
     """Describe a model: its versions are all that are served where none was asked for.
 
     Outputs that are no tensors reach hooks only and are left out.
@@ -61,14 +62,7 @@ def model_statistics(model: Model, epoch_offset_ns: int) -> dict[str, Any]:
     }
 
 
-class FindsModels(Protocol):
-    """The part of the Engine that is read here."""
-
-    def model(self, name: str, version: str = "") -> Model: ...
-    def models(self) -> list[Model]: ...
-
-
-def counted_models(engine: FindsModels, name: str, version: str = "") -> list[Model]:
+def counted_models(engine: KnowsModels, name: str, version: str = "") -> list[Model]:
     """Find whose statistics are asked: of all models where no name is given, of all versions where no version is.
 
     Raises: InferError (INVALID; NOT_READY while the server loads its models). Source of the texts: Triton core.
