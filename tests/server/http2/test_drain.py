@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from penstock.server.http2.drain import DRAIN_LINGER_S, DRAIN_PING, GOODBYE_S, Drain
+from penstock.server.http2.drain import DRAIN_PING, Drain
 from penstock.server.http2.frames import MAX_WINDOW, PING, Fault, frame, goaway
 
 from .parts import FakeOutbox
 from .wire import FakeLoop
 
+DRAIN_LINGER_S, GOODBYE_S = 0.5, 1.0
 FIRST = goaway(MAX_WINDOW, Fault.NO_ERROR) + frame(PING, 0, 0, DRAIN_PING)
 
 

@@ -157,6 +157,13 @@ def test_under_a_minute_it_is_asked_at_that_moment_and_dropped_at_the_next() -> 
     assert watched.dropped()
 
 
+def test_one_that_has_said_nothing_at_all_is_asked_as_soon() -> None:
+    watched = Watched(keepalive_s=10.0)
+    watched.loop.pass_time(10.0)
+
+    assert watched.asked() == 1
+
+
 @pytest.mark.parametrize(("limit_s", "timers"), [(59.9, 1), (60.0, 0), (0.0, 0)])
 def test_only_then_there_is_a_timer_and_its_end_takes_it_away(limit_s: float, timers: int) -> None:
     watched = exactly(keepalive_s=limit_s)
