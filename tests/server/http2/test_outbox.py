@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import select
+import socket
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -297,6 +300,7 @@ def test_nothing_is_quick_while_anything_waits() -> None:
 
 def test_frames_with_payload_and_header_blocks_are_counted_and_others_are_not() -> None:
     sender = Sender()
+    assert (sender.outbox.sent_frames, sender.outbox.answered) == (0, 0)
     sender.outbox.queue(sender.open(1), (bytes(20_000),))
     assert sender.outbox.sent_frames == 2
     sender.outbox.send_headers(LAST)
@@ -347,6 +351,7 @@ def test_while_it_is_full_nothing_is_written_or_quick_and_what_it_holds_is_count
     sender.transport.stuck = 1234
     sender.outbox.pause()
     assert sender.shared.untaken.held_bytes == 1234
+    assert sender.outbox.quick_bytes == 0
     sender.outbox.queue(sender.open(1), (b"x",))
     sender.outbox.write(LAST)
     assert sender.seen() == []
@@ -403,6 +408,7 @@ def test_once_it_is_closed_what_waits_does_not_leave() -> None:
     sender.widen(1, 100)
 
     assert sender.sent() == {}
+    assert sender.outbox.blocked == {}
 
 
 def test_over_tls_a_great_write_is_given_in_parts_and_what_does_not_fit_is_counted() -> None:
@@ -430,6 +436,36 @@ def test_a_small_one_is_not() -> None:
     sender.loop.turn()
 
     assert sender.transport.writes == 1
+
+
+def test_what_the_transport_has_not_got_rid_of_is_unsent() -> None:
+    sender = Sender()
+    assert sender.outbox.unsent_bytes() == 0
+
+    sender.transport.stuck = 5
+    assert sender.outbox.unsent_bytes() == 5
+
+
+def test_so_is_over_tls_what_the_socket_below_it_has_while_it_takes_no_more() -> None:
+    sender = Sender()
+    sender.outbox.over_tls = True
+    ours, theirs = socket.socketpair()
+    sender.transport.get_extra_info = {"socket": ours}.get  # type: ignore[assignment]
+    with ours, theirs:
+        assert sender.outbox.unsent_bytes() == 0
+        ours.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                ours.send(bytes(1024))
+        assert sender.outbox.unsent_bytes() > 0
+
+        while select.select([theirs], [], [], 0)[0]:
+            theirs.recv(1 << 20)
+        assert sender.outbox.unsent_bytes() == 0
+    assert sender.outbox.unsent_bytes() == 0  # a socket that is closed
+
+    sender.transport.get_extra_info = {}.get  # type: ignore[assignment]
+    assert sender.outbox.unsent_bytes() == 0
 
 
 def test_who_is_given_up_is_dropped_and_nothing_of_its_streams_is_counted() -> None:

@@ -80,8 +80,10 @@ def test_it_begins_once_the_preface_is_there_and_not_before() -> None:
         made.data_received(bytes([letter]))
     assert made.told == []
 
-    made.data_received(PREFACE[-1:] + INTRODUCED)
-    assert made.told == [("begin",), (SETTINGS, 0, 0, b"")]
+    made.data_received(PREFACE[-1:])
+    assert made.told == [("begin",)]
+    made.data_received(INTRODUCED)
+    assert made.told[1:] == [(SETTINGS, 0, 0, b"")]
 
 
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/1.1", PREFACE[:-1] + b"?"])
@@ -224,7 +226,9 @@ def test_the_head_of_a_frame_that_is_too_large_is_enough_to_refuse_it() -> None:
     assert fault(made) == Fault.FRAME_SIZE_ERROR
 
 
-@pytest.mark.parametrize("sent", [PINGED, data(b"x"), opened(5), frame(CONTINUATION, 0, 5, b"x")])
+@pytest.mark.parametrize(
+    "sent", [PINGED, data(b"x"), data(bytes(LONG))[:20], opened(5), frame(CONTINUATION, 0, 5, b"x")]
+)
 def test_a_header_block_that_is_open_must_be_continued(sent: bytes) -> None:
     made = connection()
     made.data_received(opened(1))
@@ -379,6 +383,18 @@ def test_after_so_many_frames_others_have_their_turn() -> None:
 
     made.loop.turn()
     assert pinged(made) == 2 * MOST_FRAMES + 1
+    assert made.transport.reading
+
+
+def test_what_comes_while_it_rests_is_taken_and_it_rests_once() -> None:
+    made = connection()
+    made.data_received(PINGED * (MOST_FRAMES + 1))
+    made.data_received(PINGED * (MOST_FRAMES + 1))
+    made.loop.turn()
+    assert pinged(made) == 2 * (MOST_FRAMES + 1)
+    assert made.transport.reading
+
+    made.data_received(PINGED)
     assert made.transport.reading
 
 
