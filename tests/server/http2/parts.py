@@ -42,7 +42,10 @@ class FakeOutbox:
 
 
 class FakeStream(Stream):
-    """A stream that tells a list what becomes of it; while it has `place`, what comes may be written there."""
+    """A stream that tells a list what becomes of it; while it has `place`, what comes may be written there.
+
+    `lent` and `had_place` count the bytes that came without a copy, in parts and there.
+    """
 
     def __init__(self, stream_id: int, told: list[tuple[Any, ...]], connection: Any = None) -> None:
         self.stream_id = stream_id
@@ -52,10 +55,14 @@ class FakeStream(Stream):
         self.remote_ended = False
         self.unsent = None
         self.place: memoryview | None = None
-        self.had_place = 0
+        self.lent = self.had_place = 0
         self._told = told
 
     def received(self, payload: bytes, ended: int) -> None:
+        self._tell(bytes(payload), ended)
+
+    def part(self, payload: memoryview, ended: int) -> None:
+        self.lent += len(payload)
         self._tell(bytes(payload), ended)
 
     def room(self) -> memoryview | None:

@@ -250,6 +250,25 @@ def test_an_empty_payload_that_ends_nothing_is_charged() -> None:
     assert fault(made) == Fault.ENHANCE_YOUR_CALM  # one open stream earns eight
 
 
+@pytest.mark.parametrize(("size", "lent"), [(LONG - 1, 0), (LONG, LONG)])
+def test_a_long_payload_is_lent_and_a_short_one_given(size: int, lent: int) -> None:
+    made = connection()
+    made.data_received(opened() + data(bytes(size)))
+
+    assert made.streams[1].lent == lent
+
+
+def test_what_comes_of_a_stream_that_is_closed_is_charged() -> None:
+    made = connection(max_idle_frames=0)
+    made.data_received(opened(1, END_STREAM) + data(b"x", 1))
+    assert made.told[1:] == [("reset", 1, Fault.STREAM_CLOSED)]  # one open stream earned it
+
+    made = connection(max_idle_frames=0)
+    made.last_id = 1
+    made.data_received(data(b"x", 1))
+    assert fault(made) == Fault.ENHANCE_YOUR_CALM
+
+
 def test_what_comes_of_a_stream_that_was_reset_here_passes_but_counts_for_the_window() -> None:
     made = connection()
     made.data_received(opened())
@@ -286,16 +305,21 @@ def test_a_shorter_one_is_kept_until_it_is() -> None:
 
 
 @pytest.mark.parametrize(("left", "straight"), [(STRAIGHT, True), (STRAIGHT - 1, False)])
-def test_what_is_still_to_come_of_a_long_frame_is_read_to_its_place_if_there_is_one(left: int, straight: bool) -> None:
+@pytest.mark.parametrize("place", [STRAIGHT, 1000])
+def test_what_is_still_to_come_of_a_long_frame_is_read_to_its_place_if_there_is_one(
+    left: int, straight: bool, place: int
+) -> None:
     made = connection()
-    made.place = memoryview(bytearray(left))
+    made.place = memoryview(bytearray(place))
     sent = data(b"x" * (left + 1), flags=END_STREAM)
     made.data_received(opened() + sent[: HEAD_BYTES + 1])
     assert made.transport.straight == straight
 
     made.transport.arrive(sent[HEAD_BYTES + 1 :])
     assert joined(made.told[1:]) == [(DATA, 1, b"x" * (left + 1), END_STREAM)]
+    assert [told[3] for told in made.told[1:-1]] == [0] * (len(made.told) - 2)
     assert made.streams[1].had_place == (left if straight else 0)
+    assert made.streams[1].lent == (1 if straight else left + 1)
 
 
 def test_between_such_frames_it_goes_on_as_before_and_without_a_place_in_the_usual_way() -> None:
@@ -317,6 +341,9 @@ def test_between_such_frames_it_goes_on_as_before_and_without_a_place_in_the_usu
         (PING, 0, 0, bytes(8)),
         (DATA, 1, b"x" * (1 << 16), 0),
     ]
+    made.streams[1].place = made.place
+    made.transport.arrive(sent[:10])
+    assert made.transport.straight
 
 
 def test_room_is_never_more_than_what_is_still_to_come_of_the_frame() -> None:
@@ -451,7 +478,11 @@ def test_it_is_stuck_while_the_same_frame_is_not_whole() -> None:
     made.data_received(opened() + data(bytes(100))[:-1])
     assert [stuck(made), stuck(made)] == [False, True]
 
-    made.data_received(data(bytes(100))[-1:])
+    made.data_received(data(bytes(100))[-1:] + data(bytes(100))[:5])
+    assert [stuck(made), stuck(made)] == [False, True]
+    made.data_received(data(bytes(100))[5:6])
+    assert stuck(made)  # a byte now and then does not help
+    made.data_received(data(bytes(100))[6:])
     assert not stuck(made)
 
 
