@@ -122,6 +122,16 @@ def test_a_table_whose_size_changes_has_changed() -> None:
     assert memory.memory.known == {}
 
 
+def test_a_table_that_is_made_smaller_forgets_what_it_held() -> None:
+    memory = Memory()
+    memory.decode(Encoder().encode([(b"a", b"b")]))
+    assert memory.decode(b"\xbe") == [(b"a", b"b")]
+
+    with pytest.raises(Http2Error) as error:
+        memory.decode(b"\x20\xbe")
+    assert error.value.code == Fault.COMPRESSION_ERROR
+
+
 def test_no_more_than_32_blocks_are_known() -> None:
     memory = Memory()
     blocks = [encode([(b"n", b"%d" % number)]) for number in range(33)]

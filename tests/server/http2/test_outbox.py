@@ -169,7 +169,7 @@ def test_the_peers_settings_move_the_windows_of_open_streams_and_are_acknowledge
     sender.configure(INITIAL_WINDOW_SIZE, 0)
     sender.configure(INITIAL_WINDOW_SIZE, DEFAULT_WINDOW + 1000)
     found = sender.seen()
-    assert [(frame.kind, frame.flags) for frame in found[:2]] == [(SETTINGS, ACK), (SETTINGS, ACK)]
+    assert found[:2] == [Frame(SETTINGS, ACK, 0, b"")] * 2
     assert [len(frame.payload) for frame in found[2:]] == [1000]
 
 
@@ -214,7 +214,7 @@ def test_a_header_table_that_is_made_smaller_is_told_once_before_the_next_block(
 def test_pieces_are_put_together_in_frames_and_empty_ones_are_none() -> None:
     sender = Sender()
     sender.outbox.queue(sender.open(1), (b"head", b"", b"body"))
-    assert [frame.payload for frame in sender.seen()] == [b"headbody"]
+    assert sender.seen() == [Frame(DATA, 0, 1, b"headbody")]
 
     sender.outbox.queue(sender.open(3), (b"",))
     assert sender.seen() == []
@@ -286,6 +286,19 @@ def test_what_of_a_stream_is_forgotten_is_neither_sent_nor_counted() -> None:
     assert sender.outbox.quick_bytes == MIN_FRAME_BYTES
 
 
+def test_what_else_waits_when_one_is_forgotten_is_still_first() -> None:
+    sender = Sender()
+    for stream_id in (1, 3):
+        sender.open(stream_id).credit = -DEFAULT_WINDOW
+        sender.outbox.queue(sender.outbox.streams[stream_id], (bytes(15),))
+    sender.outbox.forget(sender.outbox.streams[1])
+    assert sender.outbox.quick_bytes == 0
+
+    sender.outbox.pause()
+    sender.outbox.forget(sender.outbox.streams[3])
+    assert sender.outbox.quick_bytes == 0
+
+
 def test_nothing_is_quick_while_anything_waits() -> None:
     sender = Sender()
     stream = sender.open(1)
@@ -344,6 +357,22 @@ def test_a_great_answer_is_written_in_turns_and_stops_where_the_transport_is_ful
 
     sender.outbox.resume()
     assert sender.sent() == {1: 8 * TURN}
+
+
+def test_several_of_them_have_their_turns_in_writes_that_are_no_larger() -> None:
+    sender = Sender()
+    sender.outbox.pause()
+    sender.widen(0, 10**7)
+    for stream_id in (1, 3, 5):
+        sender.open(stream_id).credit = 10**7
+        sender.outbox.queue(sender.outbox.streams[stream_id], (bytes(2 * TURN),))
+    written: list[int] = []
+    sender.transport.write = lambda sent: written.append(len(sent))  # type: ignore[method-assign]
+    sender.outbox.resume()
+    sender.loop.turn()
+
+    heads = TURN // MIN_FRAME_BYTES * frames.HEAD_BYTES
+    assert written == [TURN + heads] * 6
 
 
 def test_while_it_is_full_nothing_is_written_or_quick_and_what_it_holds_is_counted() -> None:
