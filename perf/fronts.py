@@ -28,7 +28,7 @@ from penstock.batching.spec import BatchPolicy, ModelSpec
 from penstock.server.environments.environments import Environments
 from penstock.server.fronts.engine_service import EngineService
 from penstock.server.fronts.placing import FrontModelTable
-from penstock.server.fronts.published import PublishedEngine
+from penstock.server.fronts.published_engine import PublishedEngine
 from penstock.server.fronts.remote_engine import RemoteEngine
 from penstock.server.ipc.link import Link
 from penstock.server.ipc.wire import Message

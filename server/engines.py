@@ -11,13 +11,23 @@ if TYPE_CHECKING:
     from penstock.batching.model import Model
 
 
-class Serves(SubmitsSoon, Protocol):
+class ListsModels(Protocol):
+    """An Engine, for callers that go through all served models."""
+
+    def models(self) -> list[Model]: ...
+
+
+class KnowsModels(ListsModels, Protocol):
+    """An Engine, for callers that also look models up by name."""
+
+    def model(self, name: str, version: str = "") -> Model: ...
+
+
+class Serves(KnowsModels, SubmitsSoon, Protocol):
     """An Engine or its stand-in. `generation` changes whenever the result of `model` may change."""
 
     generation: int
 
-    def model(self, name: str, version: str = "") -> Model: ...
-    def models(self) -> list[Model]: ...
     def hold(self, model: Model) -> None: ...
     def release(self, model: Model) -> None: ...
     def turn_away(self, model: Model) -> InferError | None: ...

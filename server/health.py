@@ -7,11 +7,10 @@ that device again, so the supervisor or orchestrator must restart this one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from penstock.batching.model import Model
+    from .engines import ListsModels
 
 EXITING = "Server exiting"
 """Triton's text."""
@@ -23,16 +22,10 @@ class Readiness(Protocol):
     def ready(self, strict: bool = True) -> bool: ...
 
 
-class Served(Protocol):
-    """The part of the Engine used here."""
-
-    def models(self) -> Sequence[Model]: ...
-
-
 class Health:
     """`strict` is --strict-readiness: ready only if every model is ready and has an Instance that can run."""
 
-    def __init__(self, repository: Readiness, engine: Served, *, strict: bool = True) -> None:
+    def __init__(self, repository: Readiness, engine: ListsModels, *, strict: bool = True) -> None:
         self._repository = repository
         self._engine = engine
         self._strict = strict

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from .hooks.runner import Hooks
     from .http.service import Service
     from .listening.listener import Listener
-    from .telemetry.observing import Port as Connected
+    from .telemetry.observing import ObservedPort
 
 logger = logging.getLogger("penstock.serve")
 
@@ -77,7 +77,7 @@ METRICS_GRACE_S = 1.0
 """How long the metrics port may take to finish a scrape after everything else has ended."""
 
 
-class Models(Opens, Protocol):
+class HookedModels(Opens, Protocol):
     """What opens and publishes models, and provides their Hooks."""
 
     def hooks_of(self, model: Model) -> Hooks: ...
@@ -94,7 +94,7 @@ class Server:
 
     def __init__(
         self, settings: Settings, loaders: Mapping[str, Loader] = LOADERS,
-        models: Callable[[Engine, Environments], Models] = HookedEngine,
+        models: Callable[[Engine, Environments], HookedModels] = HookedEngine,
     ) -> None:  # fmt: skip
         self.clouds = Clouds(settings)
         self._settings = settings = self.clouds.settings
@@ -121,7 +121,7 @@ class Server:
         self._http: Listener | None = None
         self._grpc: GrpcListener | None = None
         self._metrics: Listener | None = None
-        self.elsewhere: tuple[Connected, Connected] | None = None
+        self.elsewhere: tuple[ObservedPort, ObservedPort] | None = None
         self.spent: Callable[[], None] = lambda: None
         self.metrics = made_metrics(settings, self.engine, self._connected, self.faults.counts())
         custom = CustomMetrics()
@@ -168,7 +168,7 @@ class Server:
         self.health.spent = True
         self.spent()
 
-    def _connected(self) -> Iterable[Connected | None]:
+    def _connected(self) -> Iterable[ObservedPort | None]:
         """Return the holders of HTTP and gRPC connections: `elsewhere` if those belong to other processes."""
         return self.elsewhere or (self._http, self._grpc)
 

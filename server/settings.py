@@ -19,13 +19,13 @@ from typing import Any
 from . import chaos
 from .abeja.settings import AbejaSettings
 from .deepaas.settings import DeepaasSettings
-from .grpc.settings import GrpcSettings
 from .options.backend_config import ONNX, rows_of
 from .options.backend_config import parse as parse_backend
 from .options.cache_config import parse as parse_cache
 from .options.cloud_settings import CLOUD_RULES, CloudSettings, said_by_clouds
 from .options.dialect_settings import DialectSettings, lacks
 from .options.gpu_settings import GPU_RULES, GpuSettings
+from .options.grpc_settings import GrpcSettings
 from .options.http_settings import HttpSettings
 from .options.metrics_config import parse as parse_metrics
 from .options.model_settings import ModelSettings

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 from penstock.server.settings import known_settings
@@ -135,6 +136,55 @@ def _imported(tree: ast.Module) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level:
             yield node.module or ""
+
+
+def _documents() -> dict[str, str]:
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in found}
+
+
+def test_every_file_of_ours_that_the_docs_name_is_there() -> None:
+    ours = re.compile(r"(?<![\w/.])(?:server|batching|backends|perf|tests)/[\w/*]+\.py\b")
+
+    assert [
+        f"{document}: {path}"
+        for document, text in _documents().items()
+        for path in ours.findall(text)
+        if not any(ROOT.glob(path))
+    ] == []
+
+
+def test_what_tells_of_the_code_names_no_module_that_is_gone() -> None:
+    """Elsewhere in the docs a name without a folder may be a file of a user's."""
+    ours = [*MODULES, *(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("*.py"))]
+
+    assert [
+        f"{document}: {name}"
+        for document, text in _documents().items()
+        if document.startswith(("docs/adr/", "docs/architecture.md"))
+        for name in re.findall(r"`([\w/*]+\.py)`", text)
+        if not any(fnmatch(f"/{path}", f"*/{name}") for path in ours)
+    ] == []
+
+
+def test_every_dotted_name_of_ours_in_the_docs_can_be_imported() -> None:
+    dotted = re.compile(r"\bpenstock\.((?:server|batching|backends|perf)(?:\.\w+)+)")
+
+    assert [
+        f"{document}: {name}"
+        for document, text in _documents().items()
+        for name in dotted.findall(text)
+        if not _is_there(name.replace(".", "/"))
+    ] == []
+
+
+def _is_there(path: str) -> bool:
+    """Tell whether it is a module or package, or what a module has at its top."""
+    if f"{path}.py" in MODULES or f"{path}/__init__.py" in MODULES:
+        return True
+    module, _, name = path.rpartition("/")
+    tree = _trees().get(f"{module}.py")
+    return tree is not None and name in {getattr(node, "name", "") for node in tree.body}
 
 
 def test_every_setting_has_its_line_in_the_docs() -> None:

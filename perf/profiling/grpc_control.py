@@ -17,7 +17,7 @@ from penstock.perf.generator.grpc import ask
 from penstock.perf.generator.grpc_calls import CallError
 from penstock.perf.generator.orders import GrpcCall, Target
 from penstock.server.protobuf import service_pb2
-from penstock.server.repository.completed import to_json
+from penstock.server.repository.completed_config import to_json
 
 from . import control
 from .control import ControlError, RefusedError, Settings

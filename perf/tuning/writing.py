@@ -26,7 +26,7 @@ def read(text: str) -> dict[str, Any]:
     from google.protobuf import text_format
 
     from penstock.server.protobuf import model_config_pb2
-    from penstock.server.repository.completed import to_json
+    from penstock.server.repository.completed_config import to_json
 
     message = model_config_pb2().ModelConfig()
     try:

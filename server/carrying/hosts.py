@@ -1,6 +1,6 @@
-"""Hosts: the workers of a model whose calls are carried, as the Engine sees them: Seats, each of which runs one Batch.
+"""Hosts: the workers of a model whose calls are carried. The Engine sees their WorkerSlots: each runs one Batch.
 
-Made by what opens such models: carrying/loading.py, seldon/loading.py. What runs the Batches is in seats.py.
+Made by what opens such models: carrying/loading.py, seldon/loading.py. What runs the Batches is in worker_slots.py.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.workers.kept import RestartingWorker, start_all
 from penstock.server.workers.order import Order
+from penstock.server.workers.restarting import RestartingWorker, start_all
 
-from .seats import WorkerSlot
+from .worker_slots import WorkerSlot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
     from penstock.server.workers.worker import Worker
 
-SEATS = 2
+SLOTS = 2
 """Of a worker: it has its next calls while the answers of the last are on their way."""
 SLOW_NS = 2_000_000
 """A worker whose calls take longer has only one Batch at a time, where there are other workers or batches are shared:
@@ -48,7 +48,7 @@ class Crew:
         """Whether calls share batches."""
         return False
 
-    def seat(self, host: CarryingHost) -> WorkerSlot:
+    def slot(self, host: CarryingHost) -> WorkerSlot:
         """Make a WorkerSlot of a CarryingHost."""
         return WorkerSlot(host)
 
@@ -69,9 +69,9 @@ class Crew:
             for host in self.hosts:
                 host.rest(rests=slow)
 
-    def seats(self) -> list[WorkerSlot]:
-        """List the Seats, those of different workers next to each other: calls are spread before they queue."""
-        return [seat for row in zip(*(host.seats for host in self.hosts), strict=True) for seat in row]
+    def slots(self) -> list[WorkerSlot]:
+        """List the WorkerSlots, those of different workers next to each other: calls are spread before they queue."""
+        return [slot for row in zip(*(host.slots for host in self.hosts), strict=True) for slot in row]
 
     async def start(self) -> bytes:
         """Start all workers. Returns: what one of them answers to being opened. Raises: what it was not opened for."""
@@ -80,7 +80,7 @@ class Crew:
 
 
 class CarryingHost:
-    """One worker, which `kept` has, and its Seats. `free_ns` is when it had answered all it was asked.
+    """One worker, which `kept` has, and its WorkerSlots. `free_ns` is when it had answered all it was asked.
 
     Threads: the event loop's.
     """
@@ -91,8 +91,8 @@ class CarryingHost:
         self.free_ns = 0
         self._may_serve = 0
         self.kept = RestartingWorker(order, self)
-        self.seats = [crew.seat(self) for _ in range(SEATS)]
-        self._open = SEATS
+        self.slots = [crew.slot(self) for _ in range(SLOTS)]
+        self._open = SLOTS
 
     async def start(self) -> bytes:
         """Start the worker. Returns: its answer to being opened. Raises: InferError."""
@@ -115,18 +115,18 @@ class CarryingHost:
 
     async def close(self) -> None:
         """Have the worker end."""
-        await self.kept.close(kill=any(seat.busy for seat in self.seats))
+        await self.kept.close(kill=any(slot.busy for slot in self.slots))
         await self.crew.left()
 
     def rest(self, *, rests: bool) -> None:
-        """Have all Seats but the first take nothing for now, or go on."""
-        for seat in self.seats[1:]:
-            if seat.takes is None:
+        """Have all WorkerSlots but the first take nothing for now, or go on."""
+        for slot in self.slots[1:]:
+            if slot.takes is None:
                 continue
             if rests:
-                seat.takes.down(InferError(Code.NOT_READY, f"{self.order.label} has enough to do"), hopeless=False)
+                slot.takes.down(InferError(Code.NOT_READY, f"{self.order.label} has enough to do"), hopeless=False)
             elif self.kept.worker is not None:
-                seat.takes.up()
+                slot.takes.up()
 
     # -- as RestartingWorker tells it --------------------------------------------------------------------------
 
@@ -147,18 +147,18 @@ class CarryingHost:
 
     def lost(self, failure: InferError) -> None:
         """Leave what waits to others."""
-        for seat in self.seats:
-            seat.leave(failure)
+        for slot in self.slots:
+            slot.leave(failure)
 
     def hopeless(self, failure: InferError) -> None:
         """Have what waits answered, if nobody else can run it."""
         self.crew.hopeless()
-        for seat in self.seats:
-            if seat.takes is not None:
-                seat.takes.down(failure, hopeless=True)
+        for slot in self.slots:
+            if slot.takes is not None:
+                slot.takes.down(failure, hopeless=True)
 
     def back(self) -> None:
         """Go on."""
-        for seat in self.seats[:1] if self.crew.slow else self.seats:
-            if seat.takes is not None:
-                seat.takes.up()
+        for slot in self.slots[:1] if self.crew.slow else self.slots:
+            if slot.takes is not None:
+                slot.takes.up()

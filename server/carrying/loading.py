@@ -11,7 +11,7 @@ from penstock.backends.signature import Signature
 from penstock.batching.running.outsides import OpenedVersion
 from penstock.server.workers.order import Order
 
-from .hosts import SEATS, CarryingHost, Crew
+from .hosts import SLOTS, CarryingHost, Crew
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.batching.spec import ModelSpec
 
 AT_ONCE = 32
-"""How many calls may be on their way to a worker together, from each of its Seats."""
+"""How many calls may be on their way to a worker together, from each of its WorkerSlots."""
 NO_TENSORS = Signature((), (), batched=False)
 _OPEN_LIMIT_S = 3600.0
 """How long a model may take to be imported and loaded, which may fetch it: the originals had no limit."""
@@ -46,17 +46,17 @@ async def open_carried(spec: ModelSpec, orders: Iterable[Order], crew: Crew, pla
     """
     crew.hosts += [CarryingHost(order, crew) for order in orders]
     await crew.start()
-    seats: list[Outside] = list(crew.seats())
-    return OpenedVersion(as_carried(spec), seats, platform)
+    slots: list[Outside] = list(crew.slots())
+    return OpenedVersion(as_carried(spec), slots, platform)
 
 
 def as_carried(spec: ModelSpec, signature: Signature = NO_TENSORS, rows: int = AT_ONCE) -> ModelSpec:
     """Complete the spec of a model whose calls are carried. Units: `rows`, or calls, that a Batch may hold."""
     policy = replace(spec.policy, max_batch_rows=rows, executor="thread")
     group = spec.instances[0]
-    # what its answers are is for user code to say, and its Seats are nobody's business
+    # what its answers are is for user code to say, and its WorkerSlots are nobody's business
     declared = {"name": spec.name, "instance_group": [{"count": group.count, "kind": "KIND_CPU"}]}
-    instances = (replace(group, count=group.count * SEATS),)
+    instances = (replace(group, count=group.count * SLOTS),)
     return replace(
         spec, signature=signature, bound=signature, inputs=signature.inputs, outputs=signature.outputs,
         policy=policy, instances=instances, declared=json.dumps(declared),

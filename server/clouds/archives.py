@@ -26,7 +26,7 @@ _SYSTEM = ("/dev/", "/proc/", "/sys/")
 _ENSEMBLE = re.compile(r'platform:\s*"ensemble"')
 
 
-class LoadsModels(Protocol):
+class LoadsByName(Protocol):
     """What is needed of ModelControl."""
 
     async def load(self, name: str) -> None: ...
@@ -52,7 +52,7 @@ class Archives:
     """
 
     def __init__(
-        self, root: Path, control: LoadsModels, names: Callable[[], Iterable[str]], ready: Callable[[str], bool]
+        self, root: Path, control: LoadsByName, names: Callable[[], Iterable[str]], ready: Callable[[str], bool]
     ) -> None:  # fmt: skip
         """`names` lists what all repositories hold, and blocks; `ready` tells whether a model is."""
         self._root = root

@@ -10,7 +10,7 @@ from penstock.server.http.coding import choose
 
 from .bodies import is_json
 from .paths import ENDPOINT, CortexPaths, CortexRoute
-from .tracked import TrackedApi
+from .prediction_metrics import TrackedApi
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model

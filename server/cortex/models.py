@@ -20,7 +20,7 @@ from penstock.server.repository.remote import RemoteError
 from . import saved_models
 from .api import Api
 from .archives import ArchiveError, unpack
-from .stored import Stored
+from .stored_model import StoredModel
 
 MOUNT = "/mnt/project"
 """Where Cortex made a project's files available to its code. A model's path may begin with it, too."""
@@ -91,7 +91,7 @@ class ModelFinder:
         try:
             if self.local(api) is not None:
                 return ""
-            told = Stored(api.model).look()
+            told = StoredModel(api.model).look()
         except (ModelError, RemoteError):
             told = ""
         if told:
@@ -117,7 +117,7 @@ class ModelFinder:
         raise ModelError(saved_models.WANTED)
 
     def _fetched(self, api: Api) -> ModelLocation:
-        stored = Stored(api.model)
+        stored = StoredModel(api.model)
         stamp = stored.look()
         names = stored.names
         if not names:

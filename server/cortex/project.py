@@ -16,9 +16,9 @@ from penstock.server.repository.findings import Finding, MistakeError, read_text
 from penstock.server.settings import nearest
 
 from .api import Api, Tracker
-from .later import LATER, later_api
-from .part import YamlMapping, either, quoted
+from .later_formats import LATER, later_api
 from .paths import HEALTH_PATH, is_ours
+from .yaml_mapping import YamlMapping, either, quoted
 from .yaml_nodes import YamlError, YamlNode, parse
 
 CONFIG = "cortex.yaml"

@@ -1,4 +1,4 @@
-"""Quantities: amounts in Kubernetes' notation: `200m`, `0.5`, `2Gi`, `1e3`. Called by part.py."""
+"""Quantities: amounts in Kubernetes' notation: `200m`, `0.5`, `2Gi`, `1e3`. Called by yaml_mapping.py."""
 
 from __future__ import annotations
 

@@ -28,13 +28,13 @@ from penstock.server.errors import retry_after_line
 from penstock.server.http.head import HttpError
 from penstock.server.http.target import path_in
 from penstock.server.restricted import Restricted
-from penstock.server.v2.said import PLAIN
+from penstock.server.v2.call_parameters import PLAIN
 
 from . import debugging, pages
 from .bodies import MalformedError, sample_of
 from .claims import CortexClaim, ServedApi
 from .paths import HEALTH, HEALTH_PATH, SIGNATURE, CortexPaths, CortexRoute, is_ours
-from .tracked import Tracked
+from .prediction_metrics import PredictionMetrics
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model
@@ -78,7 +78,7 @@ class CortexService:
         self._texts = LargeTexts()
         self._paths = CortexPaths({})
         self._routes: dict[str, ServedApi] = {}
-        self.tracked = Tracked()
+        self.tracked = PredictionMetrics()
         self.restricted = Restricted()
 
     # -- the Service -------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The part of an answer that Cortex's tracker counts: its class, or its value.
 
-Called by `conversions.py`, where the answer is still an object; `tracked.py` counts.
+Called by `conversions.py`, where the answer is still an object; `prediction_metrics.py` counts.
 Source: Cortex 0.10, extract_prediction.
 """
 

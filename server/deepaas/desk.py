@@ -10,8 +10,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.workers.kept import RestartingWorker
 from penstock.server.workers.order import NotBegunError
+from penstock.server.workers.restarting import RestartingWorker
 
 from .messages import ModelDescription
 

@@ -23,7 +23,7 @@ from .records import TrainingStatus
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .runs import Trainings
+    from .trainings import Trainings
 
 SETTLE_S = 1.0
 """How long a client waits for its training to be saved to disk."""
@@ -34,7 +34,7 @@ _PAGE_LINES = (
 )
 
 
-class Asks(Protocol):
+class DeskLike(Protocol):
     """A model's Desk."""
 
     async def ask(self, kind: int, body: bytes = b"") -> bytes: ...
@@ -46,7 +46,7 @@ class Jobs:
     `desk_of` returns a model's Desk, and raises InferError (NOT_READY).
     """
 
-    def __init__(self, desk_of: Callable[[str], Asks], runs: Trainings) -> None:
+    def __init__(self, desk_of: Callable[[str], DeskLike], runs: Trainings) -> None:
         self._desk_of = desk_of
         self._runs = runs
 

@@ -17,9 +17,9 @@ from .entries import DEEPAAS
 from .inside.files import sweep
 from .jobs import Jobs
 from .messages import WorkerRole
-from .runs import Trainings
 from .store import Store, file_of
 from .trainer import Trainer
+from .trainings import Trainings
 
 if TYPE_CHECKING:
     from penstock.batching.running.outsides import OpenedVersion

@@ -1,4 +1,4 @@
-"""Progress: the progress of a training, parsed from its output; and its log. Used by runs.py and jobs.py.
+"""Progress: the progress of a training, parsed from its output; and its log. Used by trainings.py and jobs.py.
 
 Trainings need not change what they write: the progress bars of tqdm, Keras and Lightning are recognized, and lines that
 name an epoch.

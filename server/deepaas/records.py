@@ -1,4 +1,4 @@
-"""Records: the state of a training, as shown to clients and as stored. Made by runs.py, stored by store.py.
+"""Records: the state of a training, as shown to clients and as stored. Made by trainings.py, stored by store.py.
 
 Source: deepaas 2.6.0, api/v2/train.py: the fields, and their order.
 """

@@ -1,4 +1,4 @@
-"""Trainer: the process of one training, which ends with it. Made by loading.py, run by runs.py."""
+"""Trainer: the process of one training, which ends with it. Made by loading.py, run by trainings.py."""
 
 from __future__ import annotations
 

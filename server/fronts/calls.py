@@ -1,6 +1,6 @@
 """Calls: all that a front end does not answer itself is asked of the engine: control plane, generate, health, Watch.
 
-The front end's half; `answers.py` is the engine's. Wired by `front.py`:
+The front end's half; `front_calls.py` is the engine's. Wired by `front.py`:
 
     asking = Asking()
     asking.joined(link)                      # an engine is there: its Link

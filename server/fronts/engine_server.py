@@ -17,10 +17,10 @@ from penstock.backends.loading import LOADERS
 from penstock.server.ipc.link import Link
 from penstock.server.serve import Server
 
-from .answers import FrontCalls
 from .engine_service import EngineService
+from .front_calls import FrontCalls
 from .kinds import ACKNOWLEDGED, ASK, CONNECTIONS, GONE, IN_PLACE, LEAVE, TAKEN
-from .published import PublishedEngine
+from .published_engine import PublishedEngine
 from .shared_state import SharedState
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from penstock.batching.request import InferRequest
 from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.server.ipc.refusals import write_error
 
-from .counted import count
 from .kinds import ANSWER, CANCEL, COUNTED, DONE, FAILED, FORM, SUBMIT
+from .pending_statistics import count
 from .submission import RequestTemplate, form_of, own_said, packed_outputs, read_form, read_submit, write_answer
 
 if TYPE_CHECKING:

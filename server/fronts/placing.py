@@ -1,7 +1,7 @@
 """FrontModelTable: the Models of a front end, with their Hooks, as the engine tells of them.
 
-The front end's half of `published.py`. A Model here is made of the completed spec alone, as an ensemble is: it has no
-Instances, and nothing ever waits in its queue, so that dialects need not know where they are.
+The front end's half of `published_engine.py`. A Model here is made of the completed spec alone, as an ensemble is: it
+has no Instances, and nothing ever waits in its queue, so that dialects need not know where they are.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from penstock.server.hooks.runner import Hooks, close_all
 from penstock.server.ipc.refusals import said_of
 
 from . import snapshot
-from .counted import PendingStatistics
 from .kinds import ACKNOWLEDGED, COUNTED, GONE
+from .pending_statistics import PendingStatistics
 from .remote_engine import NO_ENGINE, RETRY_NS, RemoteEngine
 
 if TYPE_CHECKING:

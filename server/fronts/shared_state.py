@@ -1,7 +1,7 @@
 """Shared state: what is the same in the engine and in every front end: shared memory regions, and what is logged.
 
-Changed in the engine, whose control plane is the only one (`answers.py`), and copied to the front ends, where inference
-reads and writes regions. Wired by `engine_service.py` and `front.py`:
+Changed in the engine, whose control plane is the only one (`front_calls.py`), and copied to the front ends, where
+inference reads and writes regions. Wired by `engine_service.py` and `front.py`:
 
     state = SharedState(server.shared_memory, server.observing.logging)  # engine; after `logging.apply` has been set
     state.joined(link)                  # first of all that a new front end is sent: all there is, in order

@@ -13,7 +13,7 @@ from penstock.backends.protobuf_fields import fields
 from penstock.server.listening.access import tell
 
 from .call import GrpcCall
-from .coded import CodedCall
+from .coded_call import CodedCall
 from .method import Call, Method, Status, Unary
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.server.listening.mapped import Body
 
     from .connection import GrpcConnection
-    from .request import Request
+    from .request import GrpcRequest
 
 _TRITON = "/inference.GRPCInferenceService/"
 _NAMES = ((f"{_TRITON}RepositoryModel", 2), (f"{_TRITON}Model", 1))
@@ -32,7 +32,7 @@ _ID = {f"{_TRITON}ModelInfer": 3}
 class LoggedCall(GrpcCall):
     """A call that is logged. `_said` is its status, `_sent` the size of its messages before compression."""
 
-    def __init__(self, connection: GrpcConnection, stream_id: int, request: Request) -> None:
+    def __init__(self, connection: GrpcConnection, stream_id: int, request: GrpcRequest) -> None:
         super().__init__(connection, stream_id, request)
         self._began_s = time.perf_counter()
         self._client = get_remote_addr(connection.transport)

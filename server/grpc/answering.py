@@ -1,4 +1,4 @@
-"""Answering: the part of a call that its method uses: one answer or a stream, the status, backpressure.
+"""AnsweringStream: the part of a call that its method uses: one answer or a stream, the status, backpressure.
 
 Base class of GrpcCall, which adds the receiving part and the end of the call; CodedCall overrides it for compressed
 answers.
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from penstock.server.listening.mapped import Body
 
     from .connection import GrpcConnection
-    from .request import Request
+    from .request import GrpcRequest
 
 
 logger = logging.getLogger("penstock.grpc")
 
 
-class Answering(Stream):
+class AnsweringStream(Stream):
     """The sending side of a call.
 
     Invariants: `begun` once the response headers are sent. Once `ended`, nothing is sent except what is pending; that
@@ -37,7 +37,7 @@ class Answering(Stream):
     __slots__ = ("begun", "cancelled", "context", "deadline_ns", "ended", "held", "request", "waiter")
 
     connection: GrpcConnection
-    request: Request
+    request: GrpcRequest
     deadline_ns: int
     held: bytes
     context: Any

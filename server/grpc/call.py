@@ -16,21 +16,21 @@ from penstock.server.errors import GRPC_STATUS, pushback_ms
 from penstock.server.http2.frames import Fault
 
 from . import answers
-from .answering import Answering, tell_of_end
+from .answering import AnsweringStream, tell_of_end
 from .framing import PREFIX, PREFIX_BYTES, Incoming, MessageError
 from .inflating import Unpacking, kept_text
 from .method import Reader, Status
 
 if TYPE_CHECKING:
     from .connection import GrpcConnection
-    from .request import Request
+    from .request import GrpcRequest
 
 logger = logging.getLogger("penstock.grpc")
 
 _head_of = PREFIX.unpack_from
 
 
-class GrpcCall(Answering):
+class GrpcCall(AnsweringStream):
     """One RPC.
 
     Invariants: once `ended`, nothing is sent except what waits for its window, and `cancelled` is not called. What
@@ -40,7 +40,7 @@ class GrpcCall(Answering):
 
     __slots__ = ("_given", "_incoming", "_reader", "_stalled_s", "_unpacking")
 
-    def __init__(self, connection: GrpcConnection, stream_id: int, request: Request) -> None:
+    def __init__(self, connection: GrpcConnection, stream_id: int, request: GrpcRequest) -> None:
         self.connection = connection
         self.stream_id = stream_id
         self.request = request

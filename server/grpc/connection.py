@@ -17,11 +17,11 @@ from penstock.server.http2.shared import Http2Shared
 from penstock.server.listening.pace import TOLD_S
 
 from .call import GrpcCall
-from .coded import CodedCall
-from .deadlines import Deadlines
+from .coded_call import CodedCall
+from .deadlines import CallDeadlines
 from .limits import GrpcLimits
 from .method import Method
-from .request import Request, read
+from .request import GrpcRequest, read
 
 _TLS_HELLO = 0x16
 _NOT_HTTP2 = b'{"error":"this port speaks gRPC, over HTTP/2"}'  # as a client of the HTTP port reads it
@@ -52,7 +52,7 @@ class GrpcShared(Http2Shared):
         super().__init__(loop, self.grpc.http2, self.grpc.receive_bytes)
         self.methods = methods
         self.asking = asking
-        self.deadlines = Deadlines(loop, clock)
+        self.deadlines = CallDeadlines(loop, clock)
         self.calls: tuple[type[GrpcCall], type[CodedCall]] = (GrpcCall, CodedCall)
 
 
@@ -71,8 +71,8 @@ class GrpcConnection(Http2Connection):
         self.stream_window_low = shared.limits.stream_window_bytes // 2
         super().__init__(shared)
 
-    def resolve(self, fields: Fields) -> Request | None:
-        """Convert a header list to a Request."""
+    def resolve(self, fields: Fields) -> GrpcRequest | None:
+        """Convert a header list to a GrpcRequest."""
         request = read(fields, self.shared.methods)
         if self.drain.late and request is not None:
             request.turn_away(self.shared.asking)
@@ -80,7 +80,7 @@ class GrpcConnection(Http2Connection):
                 self.shared.loop.call_soon(self.shutdown)
         return request
 
-    def open(self, stream_id: int, head: Request, ended: int) -> None:
+    def open(self, stream_id: int, head: GrpcRequest, ended: int) -> None:
         """Open a call."""
         make = self._call  # as a direct call it would first be looked up as a method
         call = self.streams[stream_id] = make(self, stream_id, head)

@@ -1,4 +1,4 @@
-"""Deadlines: ends calls whose deadline has passed, with one timer per port. Called by calls when they begin and end.
+"""CallDeadlines: ends calls whose deadline has passed, with one timer per port. Called by calls as they begin and end.
 
 A call is added to the time slot in which it is due, and removed when it ends, so neither costs more with many calls,
 and nothing is left of calls that have ended.
@@ -28,7 +28,7 @@ class Due(Protocol):
     def expire(self) -> None: ...
 
 
-class Deadlines:
+class CallDeadlines:
     """Time slots, by the time at which they end."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], int]) -> None:

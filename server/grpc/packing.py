@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from penstock.server.listening.mapped import Body
 
-    from .coded import CodedCall
+    from .coded_call import CodedCall
 
 LARGE_BYTES = 1 << 18
 """Messages of at least this size are compressed on a thread: at the highest level this takes about 8 ms."""

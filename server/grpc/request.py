@@ -1,4 +1,4 @@
-"""Request: the meaning of a call's header block, parsed once per block. Used by the lane's connection.
+"""GrpcRequest: the meaning of a call's header block, parsed once per block. Used by the lane's connection.
 
 Source: grpc/doc/PROTOCOL-HTTP2.md; RFC 9113 8.2 and 8.3 for what makes a request malformed.
 """
@@ -27,7 +27,7 @@ SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requ
 """Triton's text."""
 
 
-class Refusal(NamedTuple):
+class GrpcRefusal(NamedTuple):
     """How a call is rejected because of its header."""
 
     http: int
@@ -35,10 +35,10 @@ class Refusal(NamedTuple):
     text: str
 
 
-_TURNED_AWAY = Refusal(200, Status.UNAVAILABLE, SHUTTING_DOWN)
+_TURNED_AWAY = GrpcRefusal(200, Status.UNAVAILABLE, SHUTTING_DOWN)
 
 
-class Request:
+class GrpcRequest:
     """One parsed header block, shared by all calls that send the same bytes: read only.
 
     `quick`: nothing but the message is awaited, because the method is unary and there is no deadline. `coding` is that
@@ -53,7 +53,7 @@ class Request:
         self.path = ""
         self.method: Method | None = None
         self.unary: Any = None
-        self.refusal: Refusal | None = None
+        self.refusal: GrpcRefusal | None = None
         self.timeout_ns = 0
         self.length = -1
         self.coding = b""
@@ -67,8 +67,8 @@ class Request:
             self.quick = False
 
 
-def read(fields: Fields, methods: Mapping[str, Method]) -> Request | None:
-    """Make a Request; None if RFC 9113 considers the header list malformed."""
+def read(fields: Fields, methods: Mapping[str, Method]) -> GrpcRequest | None:
+    """Make a GrpcRequest; None if RFC 9113 considers the header list malformed."""
     pseudo: dict[bytes, bytes] = {}
     regular: dict[bytes, bytes] = {}
     for name, value in fields:
@@ -87,7 +87,7 @@ def read(fields: Fields, methods: Mapping[str, Method]) -> Request | None:
         return None
     metadata = {name.decode("latin-1"): value.decode("latin-1") for name, value in regular.items()}
     metadata[":authority"] = pseudo.get(b":authority", regular.get(b"host", b"")).decode("latin-1")
-    request = Request(metadata)
+    request = GrpcRequest(metadata)
     request.path = pseudo[b":path"].decode("latin-1")
     request.length = int(length) if length else -1
     request.refusal = _refusal(pseudo, regular) or _understand(request, pseudo[b":path"], regular, methods)
@@ -101,39 +101,41 @@ def _malformed(name: bytes, value: bytes) -> bool:
     return not _NAME.match(name) or _FORBIDDEN_VALUE.search(value) is not None
 
 
-def _refusal(pseudo: Mapping[bytes, bytes], regular: Mapping[bytes, bytes]) -> Refusal | None:
+def _refusal(pseudo: Mapping[bytes, bytes], regular: Mapping[bytes, bytes]) -> GrpcRefusal | None:
     content_type = regular.get(b"content-type", b"")
     kind = content_type.lower()
     if not kind.startswith(_CONTENT_TYPE) or kind[len(_CONTENT_TYPE) :][:1] not in {b"", b"+", b";"}:
         shown = content_type.decode("latin-1")
-        return Refusal(415, Status.INTERNAL, f"invalid gRPC request content-type '{shown}', expected application/grpc")
+        return GrpcRefusal(
+            415, Status.INTERNAL, f"invalid gRPC request content-type '{shown}', expected application/grpc"
+        )
     if kind not in {_CONTENT_TYPE, b"application/grpc+proto"} and kind[len(_CONTENT_TYPE)] != ord(";"):
         shown = content_type.decode("latin-1")
-        return Refusal(200, Status.INTERNAL, f"content-type '{shown}': only protobuf messages are understood")
+        return GrpcRefusal(200, Status.INTERNAL, f"content-type '{shown}': only protobuf messages are understood")
     if pseudo[b":method"] != b"POST":
         shown = pseudo[b":method"].decode("latin-1")
-        return Refusal(405, Status.INTERNAL, f"invalid gRPC request method '{shown}', expected POST")
+        return GrpcRefusal(405, Status.INTERNAL, f"invalid gRPC request method '{shown}', expected POST")
     if b"te" not in regular:
-        return Refusal(400, Status.INTERNAL, "invalid gRPC request: no 'te: trailers'")
+        return GrpcRefusal(400, Status.INTERNAL, "invalid gRPC request: no 'te: trailers'")
     return None
 
 
 def _understand(
-    request: Request, path: bytes, regular: Mapping[bytes, bytes], methods: Mapping[str, Method]
-) -> Refusal | None:
+    request: GrpcRequest, path: bytes, regular: Mapping[bytes, bytes], methods: Mapping[str, Method]
+) -> GrpcRefusal | None:
     name = path.decode("latin-1")
     method = methods.get(name)
     if method is None:
-        return Refusal(200, Status.UNIMPLEMENTED, f"unknown method {name}")
+        return GrpcRefusal(200, Status.UNIMPLEMENTED, f"unknown method {name}")
     timeout = regular.get(b"grpc-timeout")
     if timeout is not None:
         match = _TIMEOUT.match(timeout)
         if match is None:
-            return Refusal(200, Status.INTERNAL, f"malformed grpc-timeout '{timeout.decode('latin-1')}'")
+            return GrpcRefusal(200, Status.INTERNAL, f"malformed grpc-timeout '{timeout.decode('latin-1')}'")
         request.timeout_ns = max(1, int(match[1]) * _UNITS[match[2]])
     coding = regular.get(b"grpc-encoding", b"identity")
     if coding not in {b"identity", GZIP, DEFLATE}:
-        return Refusal(200, Status.UNIMPLEMENTED, f"unsupported grpc-encoding '{coding.decode('latin-1')}'")
+        return GrpcRefusal(200, Status.UNIMPLEMENTED, f"unsupported grpc-encoding '{coding.decode('latin-1')}'")
     request.coding = b"" if coding == b"identity" else coding
     accepted = [item.strip() for item in regular.get(b"grpc-accept-encoding", b"").split(b",")]
     request.wanted = GZIP if GZIP in accepted else DEFLATE if DEFLATE in accepted else b""

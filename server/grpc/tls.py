@@ -6,7 +6,7 @@ import ssl
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .settings import GrpcSettings
+    from penstock.server.options.grpc_settings import GrpcSettings
 
 
 class TlsError(Exception):

@@ -13,7 +13,7 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 
-from .bound import BoundHooks, Maker
+from .bound_hooks import BoundHooks, Maker
 from .loading import POST, PRE, brief
 from .packing import (
     ASKED,

@@ -1,6 +1,6 @@
 """Holding: whether a model's hooks hold the GIL for so long that they belong in separate processes.
 
-Used by `place.py` and by replicas whose hooks run in the server's process.
+Used by `placement.py` and by replicas whose hooks run in the server's process.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from penstock.backends.node import Node
 from penstock.server.ipc.channel import Channel
 from penstock.server.ipc.refusals import write_error
 
-from .bound import bind
+from .bound_hooks import bind
 from .conversions import Described, make
 from .loading import POST, PRE, HookModule, brief
 from .mounts import install

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.backends.errors import InferError
 
-from .bound import BoundHooks
+from .bound_hooks import BoundHooks
 from .call import HookCall, MovedError
 from .loading import POST
 from .packing import INPUTS, tensor_bytes

@@ -15,7 +15,7 @@ from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec
 
 from .bench import Bench
-from .bound import BoundHooks, bind
+from .bound_hooks import BoundHooks, bind
 from .call import STATISTICS_NAMES, HookCall, MovedError, ReplicaOwner, about_of, log, refusal, tell
 from .conversions import of_model
 from .holding import LONG_NS

@@ -1,6 +1,6 @@
 """Replicas: how many instances of a model's hook file there are, and which request holds which.
 
-Called by `place.py` and by each request's Visit, on the event loop.
+Called by `placement.py` and by each request's Visit, on the event loop.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from .coded import HookRequest, told
 from .conversions import of_model
 from .convert import to_inputs
 from .packing import JSON, TENSORS
-from .place import HookPlacement, own_interpreter
+from .placement import HookPlacement, own_interpreter
 from .pull import Answer
 from .swift import SMALL_BYTES
 from .trip import Trip

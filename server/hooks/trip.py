@@ -19,7 +19,7 @@ from penstock.batching.request import InferRequest, Terms
 from penstock.batching.scheduling.admission import request_for
 from penstock.batching.statistics import OTHER
 
-from .bound import Maker
+from .bound_hooks import Maker
 from .call import AnswerForm, FutureLike, HookCall, MovedError
 from .loading import PRE
 from .packing import INPUTS

@@ -50,7 +50,7 @@ def order_of(model: Model, spec: HookSpec, interpreter: str) -> Order:
         "signature": write_signature(model.signature),
         "inputs": [Node.of(node).write() for node in model.node_inputs],
         "outputs": [Node.of(node).write() for node in model.node_outputs],
-        "metadata": pack(dict(spec.metadata), []),
+        "metadata": pack(dict(spec.metadata)),
     }
     return Order(
         "penstock.server.hooks.inside", settings, f"the hooks of model '{model.name}'", {"model": model.name},

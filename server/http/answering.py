@@ -1,4 +1,4 @@
-"""Answering: the part of a connection that its Service uses. FastLane adds the receiving part."""
+"""AnsweringConnection: the part of a connection that its Service uses. FastLane adds the receiving part."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BODILESS = (204, 304)
 """Statuses whose answers have no body and no Content-Length. Source: RFC 9110, 8.6."""
 
 
-class Answering(Connection):
+class AnsweringConnection(Connection):
     """The answering side. `head` is that of the current request, or of the last one.
 
     `_told` is the path of the last rejection with a Retry-After, and the time before which the client should not repeat
@@ -110,7 +110,7 @@ class Answering(Connection):
         held, self._held, self._told = self._held, None, None
         if self._state == HELD and held is not None:
             self._state = BUSY
-            Answering.answer(self, *held)
+            AnsweringConnection.answer(self, *held)
 
     def _write(self, head: bytes, body: Body) -> None:
         if len(body) < _APART_BYTES:

@@ -2,7 +2,7 @@
 
 Passed to uvicorn through its public `http=` setting by `listening/ports.py`. A request claimed by a `Service` is framed
 here and answered without ASGI (at half the cost: `make bench`); any other is passed byte for byte to uvicorn's
-httptools protocol, which this class extends by way of Answering and Connection.
+httptools protocol, which this class extends by way of AnsweringConnection and Connection.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from penstock.server.listening.landing import LARGE_BYTES, Landing, Straight
 
-from .answering import Answering
+from .answering import AnsweringConnection
 from .chunks import ChunkedBody, too_large
 from .connection import BODY, BUSY, CHUNKS, CLOSED, DRAIN_LINGER_S, FOREIGN, HEAD, HELD, demand_asking
 from .head import HttpError, TooLargeError, check_begun, parse, without_upgrade
@@ -36,7 +36,7 @@ _MOST_PARTS = 1024
 joined."""
 
 
-class FastLane(Answering):
+class FastLane(AnsweringConnection):
     """One connection: the receiving side.
 
     Invariants: one request at a time, so answers are in order; meanwhile input waits in `_buffer`, and reading pauses

@@ -246,11 +246,10 @@ class Outbox:
             self.window -= moved
             stream.credit -= moved
             self._shared.untaken.lessen(stream, unsent.kept)
-        # round robin: the stream moves to the end
-        self.blocked.pop(stream_id, None)
-        if pieces:
-            self.blocked[stream_id] = stream
-        else:
+            # round robin: a stream that was served moves to the end, one that was not stays in front
+            self.blocked[stream_id] = self.blocked.pop(stream_id)
+        if not pieces:
+            del self.blocked[stream_id]
             stream.unsent = None
             if unsent.last:
                 stream.connection.end(stream, unsent.last)

@@ -36,6 +36,13 @@ class LeftError(Exception):
     """The answer is no longer wanted."""
 
 
+def demand_taker() -> None:
+    """Stop what a thread encodes once nobody takes it. Raises: LeftError."""
+    left = _left.get()
+    if left is not None and left.is_set():
+        raise LeftError
+
+
 class Mapped:
     """Bytes appended to a dedicated memory mapping, which is returned to the system with its last view.
 
@@ -53,9 +60,7 @@ class Mapped:
 
     def put(self, part: Body) -> None:
         """Append bytes, without the GIL, which a memoryview would hold while copying. Raises: LeftError."""
-        left = _left.get()
-        if left is not None and left.is_set():
-            raise LeftError
+        demand_taker()
         if not part:
             return
         end = self.size + len(part)

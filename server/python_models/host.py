@@ -16,8 +16,8 @@ import orjson
 
 from penstock.backends.errors import Code, InferError, bare
 from penstock.batching.stream import NOT_ONE, StreamedAnswer
-from penstock.server.workers.kept import RestartingWorker
 from penstock.server.workers.order import NotBegunError, Order
+from penstock.server.workers.restarting import RestartingWorker
 
 from .messages import ANSWER, CANCEL, EXECUTE, GO_ON, HOLD, READY
 from .open_request import OpenRequest

@@ -15,12 +15,12 @@ import orjson
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.running.outsides import OpenedVersion, active, complete_outside
-from penstock.server.repository.completed import completed, to_json
+from penstock.server.repository.completed_config import completed, to_json
 from penstock.server.repository.fields.identity import PYTHON
 from penstock.server.repository.pbtxt import message_of
 from penstock.server.repository.scan import Defaults, read_folder
-from penstock.server.workers.kept import start_all
 from penstock.server.workers.order import NotBegunError, Order
+from penstock.server.workers.restarting import start_all
 from penstock.server.workers.worker import Worker
 
 from .completing import may_complete

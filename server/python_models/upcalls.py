@@ -25,7 +25,7 @@ from penstock.batching.scheduling.admission import admit
 from penstock.batching.scheduling.timeouts import due_ns
 from penstock.batching.stream import StreamedAnswer
 from penstock.server.v2.decode import wrong_datatype, wrong_inputs
-from penstock.server.v2.wanted import demand, is_own
+from penstock.server.v2.wanted_outputs import demand, is_own
 
 from .messages import CALL, CALLED, CONTROL, CONTROLLED, LEAVE, LOG, METRIC, TRACEBACK
 from .metrics import CustomMetrics

@@ -25,7 +25,6 @@ from penstock.batching.spec import ModelSpec
 from penstock.server.hooks.loading import check_file
 from penstock.server.python_models.completing import lacks_class
 
-from .described import count, described
 from .fields.identity import PYTHON
 from .findings import Finding, read_text
 from .libraries import LIBRARIES, OPTION
@@ -33,6 +32,7 @@ from .order import put_in_order
 from .pbtxt import mentioned
 from .scan import Defaults, Entry, scan
 from .statement import OPTIONS
+from .version_report import count, described
 
 _NAMES = re.compile(r"'([^']+)'|\b(?:input|model|output|tensor) ([\w.-]+)")
 """What a message may name: in quotes, or, in some of Triton's texts, without."""

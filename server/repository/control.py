@@ -24,7 +24,7 @@ from .looks import Looks
 from .order import put_in_order
 from .repository import Repository
 from .scan import Entry
-from .states import State
+from .states import ModelState
 from .transitions import LoadFailedError, Opens, Transitions
 
 logger = logging.getLogger("penstock.repository")
@@ -71,7 +71,7 @@ class ModelControl:
         self._repository.loaded = True
         for name, record in self._repository.records.items():
             for held in record.listed():
-                if held.state is not State.READY:
+                if held.state is not ModelState.READY:
                     title = f"model '{name}' version {held.version}" if held.version else f"model '{name}'"
                     reasons.append(f"{title}: {held.reason}")
         if self._choices.mode == "poll" and self._choices.poll_s:

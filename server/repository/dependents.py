@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from .repository import Repository
-from .states import UNLOADED, Record
+from .states import UNLOADED, ModelRecord
 from .transitions import Transitions
 
 logger = logging.getLogger("penstock.repository")
@@ -82,10 +82,10 @@ class Dependents:
             await self.revise(name)
             await gone
 
-    def _down(self, record: Record, reason: str) -> asyncio.Task[None] | None:
+    def _down(self, record: ModelRecord, reason: str) -> asyncio.Task[None] | None:
         return self._transitions.take_down(record, f"{UNLOADED}: {reason}" if self._unloaded(record) else reason)
 
-    def _unloaded(self, ensemble: Record) -> bool:
+    def _unloaded(self, ensemble: ModelRecord) -> bool:
         """Tell whether a model that an ensemble needs was taken away, and not merely lost or changed."""
         records = self._repository.records
         return any(

@@ -16,10 +16,10 @@ from typing import Any
 from penstock.backends.errors import Code, InferError
 from penstock.server.json_text import TOO_MANY_VALUES, has_more_values
 
+from .key_checks import NAME_MAX_BYTES, is_file_name
 from .misfits import NATIVE_FILE
 from .pbtxt import model_config_pb2
 from .scan import CONFIG_FILE
-from .takes import NAME_MAX_BYTES, is_file_name
 
 PATH_PARTS = 8
 _TEXT_CHARS = 500

@@ -1,6 +1,6 @@
 """config.pbtxt: protobuf text into tritonclient's ModelConfig, with the line of each field.
 
-Called by scan.py and completed.py, which alone touch protobuf.
+Called by scan.py and completed_config.py, which alone touch protobuf.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.batching.spec import InstanceGroup, PaddedAxis
 
-from . import takes
+from . import key_checks
 from .fields.accelerators import OPTIONS
 from .fields.instances import ASKED
 from .findings import Finding, MistakeError, inside, is_there, read_text
@@ -29,72 +29,72 @@ _ELSEWHERE = frozenset({"enable_cuda_graph"})
 PADDING = "padding.<input>"
 """The table of one input's padded axis, as it is written of: `[padding.input_ids]`, for one."""
 
-KEYS: dict[str, dict[str, takes.Check]] = {
-    "model": {"backend": takes.word, "file": takes.file_name, "versions": takes.versions},
+KEYS: dict[str, dict[str, key_checks.Check]] = {
+    "model": {"backend": key_checks.word, "file": key_checks.file_name, "versions": key_checks.versions},
     "batching": {
-        "max_batch_size": takes.integer(0, 2**31 - 1),
-        "cap": takes.integer(1),
-        "max_queue_delay_us": takes.integer(0),
-        "preferred": takes.sizes,
-        "executor": takes.choice(auto="auto", thread="thread", loop="loop"),
-        "max_queue_rows": takes.integer(1),
-        "max_queue_bytes": takes.integer(1),
-        "max_queue_requests": takes.integer(0),
-        "default_timeout_us": takes.integer(0),
-        "allow_timeout_override": takes.boolean,
-        "latency_target_ms": takes.milliseconds,
-        "allowed_sizes": takes.sizes,
-        "split": takes.boolean,
-        "invariance": takes.choice(off=False, strict=True),
-        "run_limit_ms": takes.milliseconds,
+        "max_batch_size": key_checks.integer(0, 2**31 - 1),
+        "cap": key_checks.integer(1),
+        "max_queue_delay_us": key_checks.integer(0),
+        "preferred": key_checks.sizes,
+        "executor": key_checks.choice(auto="auto", thread="thread", loop="loop"),
+        "max_queue_rows": key_checks.integer(1),
+        "max_queue_bytes": key_checks.integer(1),
+        "max_queue_requests": key_checks.integer(0),
+        "default_timeout_us": key_checks.integer(0),
+        "allow_timeout_override": key_checks.boolean,
+        "latency_target_ms": key_checks.milliseconds,
+        "allowed_sizes": key_checks.sizes,
+        "split": key_checks.boolean,
+        "invariance": key_checks.choice(off=False, strict=True),
+        "run_limit_ms": key_checks.milliseconds,
     },
-    "instances": {"count": takes.count, "devices": takes.devices, "memory_budget_mb": takes.megabytes},
+    "instances": {"count": key_checks.count, "devices": key_checks.devices, "memory_budget_mb": key_checks.megabytes},
     PADDING: {
-        "axis": takes.integer(0),
-        "buckets": takes.buckets,
-        "value": takes.number,
-        "mask": takes.word,
-        "outputs": takes.axes,
+        "axis": key_checks.integer(0),
+        "buckets": key_checks.buckets,
+        "value": key_checks.number,
+        "mask": key_checks.word,
+        "outputs": key_checks.axes,
     },
     "worker": {
-        "interpreter": takes.word,
-        "requirements": takes.word,
-        "timeout_s": takes.seconds,
-        "memory_mb": takes.megabytes,
+        "interpreter": key_checks.word,
+        "requirements": key_checks.word,
+        "timeout_s": key_checks.seconds,
+        "memory_mb": key_checks.megabytes,
     },
     "hooks": {
-        "file": takes.word,
-        "replicas": takes.replicas,
-        "timeout_s": takes.seconds,
-        "metadata": takes.anything,
-        "workers": takes.integer(0, 256),
-        "interpreter": takes.word,
-        "requirements": takes.word,
-        "worker_memory_mb": takes.megabytes,
+        "file": key_checks.word,
+        "replicas": key_checks.replicas,
+        "timeout_s": key_checks.seconds,
+        "metadata": key_checks.anything,
+        "workers": key_checks.integer(0, 256),
+        "interpreter": key_checks.word,
+        "requirements": key_checks.word,
+        "worker_memory_mb": key_checks.megabytes,
     },
     "runtime": {
-        "intra_op_threads": takes.threads,
-        "inter_op_threads": takes.threads,
-        "execution_mode": takes.choice(sequential="0", parallel="1"),
-        "mem_arena": takes.flag,
-        "mem_pattern": takes.flag,
-        "graph_level": takes.choice(all="all", extended="extended", basic="basic", disabled="disabled"),
-        "custom_op_libraries": takes.words,
-        "isolated": takes.flag,
-        "signature": takes.word,
-        "graph_tag": takes.word,
-        "gpu_memory_fraction": takes.fraction,
-        "cpu_fallback": takes.flag,
-        "gpu_graphs": takes.graphs,
-        "gpu_memory": takes.size,
-        "pinned": takes.flag,
+        "intra_op_threads": key_checks.threads,
+        "inter_op_threads": key_checks.threads,
+        "execution_mode": key_checks.choice(sequential="0", parallel="1"),
+        "mem_arena": key_checks.flag,
+        "mem_pattern": key_checks.flag,
+        "graph_level": key_checks.choice(all="all", extended="extended", basic="basic", disabled="disabled"),
+        "custom_op_libraries": key_checks.words,
+        "isolated": key_checks.flag,
+        "signature": key_checks.word,
+        "graph_tag": key_checks.word,
+        "gpu_memory_fraction": key_checks.fraction,
+        "cpu_fallback": key_checks.flag,
+        "gpu_graphs": key_checks.graphs,
+        "gpu_memory": key_checks.size,
+        "pinned": key_checks.flag,
     },
 }
 """Every table and key, with what it takes. docs/repository.md explains each; a test holds the two together."""
 
 
-PROVIDERS: dict[str, dict[str, takes.Check]] = {
-    f"runtime.{provider}": {name: takes.option(check) for name, check in options.items() if name not in _ELSEWHERE}
+PROVIDERS: dict[str, dict[str, key_checks.Check]] = {
+    f"runtime.{provider}": {name: key_checks.option(check) for name, check in options.items() if name not in _ELSEWHERE}
     for provider, options in OPTIONS.items()
 }
 """The tables of ONNX Runtime's providers, likewise."""
@@ -180,7 +180,7 @@ def _provider_entries(name: str, content: Any) -> Iterator[tuple[str, Any, str]]
     yield from _table_entries(name, name, content)
 
 
-def _keys(table: str) -> Mapping[str, takes.Check]:
+def _keys(table: str) -> Mapping[str, key_checks.Check]:
     return KEYS.get(table) or PROVIDERS.get(table, {})
 
 

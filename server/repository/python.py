@@ -14,7 +14,7 @@ import orjson
 
 from penstock.batching.spec import ModelSpec, WorkerSpec
 
-from .completed import to_json
+from .completed_config import to_json
 from .fields.batching import HELD
 from .fields.identity import PYTHON
 from .findings import Finding

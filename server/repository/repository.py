@@ -11,12 +11,12 @@ from typing import Any
 from penstock.batching.model import Model
 
 from .changes import fingerprint, with_groups
-from .completed import completed, to_json
+from .completed_config import completed, to_json
 from .findings import TWICE, Finding
 from .names import is_single
 from .pbtxt import message_of, model_config_pb2
 from .scan import Defaults, Entry, list_names, locate, read_folder, read_model, scan
-from .states import Record, State
+from .states import ModelRecord, ModelState
 
 logger = logging.getLogger("penstock.repository")
 
@@ -38,7 +38,7 @@ class Repository:
         self._names: Counter[str] = Counter()
         self._unread: dict[Path, str] = {}
         self._held: Mapping[Path, list[str]] = {}
-        self.records: dict[str, Record] = {}
+        self.records: dict[str, ModelRecord] = {}
         self.mistakes: Sequence[Finding] = ()
         self.restless: Collection[str] = ()
         self.loaded = False
@@ -132,9 +132,9 @@ class Repository:
         """Note what names there are, for the index; one that is there twice, twice."""
         self._names = Counter(iter(names))  # of a mapping its values would be the counts
 
-    def record(self, name: str) -> Record:
-        """Give a model's Record, a new one if need be."""
-        return self.records.setdefault(name, Record(name))
+    def record(self, name: str) -> ModelRecord:
+        """Give a model's ModelRecord, a new one if need be."""
+        return self.records.setdefault(name, ModelRecord(name))
 
     def ready(self, strict: bool = True) -> bool:
         """Tell whether all that should be served is, and no path a mistake; not strict: whether loading has ended."""
@@ -144,7 +144,7 @@ class Repository:
         return not strict or (
             not self.mistakes
             and all(
-                held.state is State.READY or not held.wanted
+                held.state is ModelState.READY or not held.wanted
                 for record in self.records.values()
                 for held in record.versions.values()
             )
@@ -160,9 +160,9 @@ class Repository:
             listed = self.records[name].listed() if name in self.records else []
             if not listed and not ready:
                 why = TWICE if self._names[name] > 1 else RESTLESS if name in self.restless else ""
-                rows.append({"name": name, **({"state": State.UNAVAILABLE.value, "reason": why} if why else {})})
+                rows.append({"name": name, **({"state": ModelState.UNAVAILABLE.value, "reason": why} if why else {})})
             for held in listed:
-                if ready and held.state is not State.READY:
+                if ready and held.state is not ModelState.READY:
                     continue
                 row = {"name": name}
                 if held.version:
@@ -181,7 +181,7 @@ class Repository:
                 yield name, "", False
             for held in listed:
                 if held.wanted:
-                    yield name, str(held.version or ""), held.state is State.READY
+                    yield name, str(held.version or ""), held.state is ModelState.READY
 
     def config(self, model: Model) -> Any:
         """Give the ModelConfig a loaded model runs with."""

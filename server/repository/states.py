@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 UNLOADED = "unloaded"
 
 
-class State(enum.StrEnum):
+class ModelState(enum.StrEnum):
     """Where a version stands, in the repository index's words."""
 
     LOADING = "LOADING"
@@ -33,18 +33,18 @@ class VersionState:
     """
 
     version: int
-    state: State
+    state: ModelState
     reason: str = ""
 
     @property
     def wanted(self) -> bool:
         """Whether it is ready, or should be: what was unloaded keeps nobody from being ready."""
         unloaded = self.reason == UNLOADED or self.reason.startswith(f"{UNLOADED}: ")
-        return self.state is not State.UNLOADING and not (self.state is State.UNAVAILABLE and unloaded)
+        return self.state is not ModelState.UNLOADING and not (self.state is ModelState.UNAVAILABLE and unloaded)
 
 
 @dataclass(slots=True)
-class Record:
+class ModelRecord:
     """All that is known of one model that was loaded, or was to be.
 
     Invariant: a version that serves is READY, whatever becomes of the attempts to replace it.
@@ -72,40 +72,40 @@ class Record:
     @property
     def ready(self) -> list[int]:
         """The versions that serve."""
-        return [held.version for held in self.listed() if held.state is State.READY]
+        return [held.version for held in self.listed() if held.state is ModelState.READY]
 
     @property
     def settled(self) -> bool:
         """Whether something serves, and nothing stands in the way of all that should."""
-        return bool(self.ready) and all(held.state is State.READY for held in self.listed() if held.wanted)
+        return bool(self.ready) and all(held.state is ModelState.READY for held in self.listed() if held.wanted)
 
     def begin(self, versions: Iterable[int]) -> None:
         """Start loading versions; earlier failures are forgotten."""
         self.versions = {number: held for number, held in self.versions.items() if not held.wanted} | {
-            version: VersionState(version, State.READY) for version in self.ready
+            version: VersionState(version, ModelState.READY) for version in self.ready
         }
         for version in versions:
             if version not in self.ready:
-                self._set(version, State.LOADING)
+                self._set(version, ModelState.LOADING)
 
     def fail(self, version: int, reason: str) -> None:
         """Note why a version could not be loaded, or none at all for version 0. What serves goes on, and says why."""
         ready = self.ready
         for each in ready if ready and not version else (version,):
-            self._set(each, State.READY if each in ready else State.UNAVAILABLE, reason)
+            self._set(each, ModelState.READY if each in ready else ModelState.UNAVAILABLE, reason)
 
     def give_up(self) -> None:
         """End a load that failed: what loaded beside the failures is not served."""
         for held in self.listed():
-            if held.state is State.LOADING:
-                self._set(held.version, State.UNAVAILABLE, UNLOADED)
+            if held.state is ModelState.LOADING:
+                self._set(held.version, ModelState.UNAVAILABLE, UNLOADED)
 
     def serve(self, versions: Iterable[int]) -> list[VersionState]:
         """Let these versions and no others serve. Returns: those that served before and are UNLOADING now."""
         chosen = set(versions)
-        leaving = [self._set(version, State.UNLOADING) for version in self.ready if version not in chosen]
+        leaving = [self._set(version, ModelState.UNLOADING) for version in self.ready if version not in chosen]
         for version in chosen:
-            self._set(version, State.READY)
+            self._set(version, ModelState.READY)
         return leaving
 
     @property
@@ -118,7 +118,7 @@ class Record:
         leaving = self.serve(())
         for held in self.listed():
             if held.wanted:
-                self._set(held.version, State.UNAVAILABLE, UNLOADED)
+                self._set(held.version, ModelState.UNAVAILABLE, UNLOADED)
         self.versions.pop(0, None)
         return leaving
 
@@ -126,8 +126,8 @@ class Record:
         """Note that versions have ended, and why; of those loaded again meanwhile nothing changes."""
         for held in leaving:
             if self.versions.get(held.version) is held:
-                self._set(held.version, State.UNAVAILABLE, reason)
+                self._set(held.version, ModelState.UNAVAILABLE, reason)
 
-    def _set(self, version: int, state: State, reason: str = "") -> VersionState:
+    def _set(self, version: int, state: ModelState, reason: str = "") -> VersionState:
         held = self.versions[version] = VersionState(version, state, reason)
         return held

@@ -21,7 +21,7 @@ from penstock.batching.spec import ModelSpec
 from . import changes, overrides
 from .findings import NO_VERSION, TWICE, Finding
 from .scan import Entry
-from .states import UNLOADED, Record, VersionState
+from .states import UNLOADED, ModelRecord, VersionState
 
 logger = logging.getLogger("penstock.repository")
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class Transitions:
 
     # -- coming and going --------------------------------------------------------------------------------------
 
-    async def bring_up(self, record: Record, entry: Entry, *, whole: bool) -> asyncio.Task[None]:
+    async def bring_up(self, record: ModelRecord, entry: Entry, *, whole: bool) -> asyncio.Task[None]:
         """Open what an Entry says and publish it; unless it must be `whole`, without what fails.
 
         What serves stays and gets other Instances, where nothing else has changed.
@@ -113,13 +113,13 @@ class Transitions:
             logger.info("model %s version %s: ready", model.name, model.version, extra=about)
         return self.own(self._leave(record, leaving, self._engine.publish(record.name, opened, absent), folder))
 
-    async def try_up(self, record: Record, entry: Entry, *, whole: bool) -> asyncio.Task[None] | None:
+    async def try_up(self, record: ModelRecord, entry: Entry, *, whole: bool) -> asyncio.Task[None] | None:
         """Do the same. Returns: None where it cannot be done; why has been logged, for each version."""
         with suppress(LoadFailedError):
             return await self.bring_up(record, entry, whole=whole)
         return None
 
-    async def _resize(self, record: Record, entry: Entry, contents: bytes) -> asyncio.Task[None] | None:
+    async def _resize(self, record: ModelRecord, entry: Entry, contents: bytes) -> asyncio.Task[None] | None:
         """Have what serves get other Instances, if nothing else has changed and that can be done, in all versions.
 
         Returns: the end of those that ended and were idle. Raises: LoadFailedError.
@@ -183,7 +183,7 @@ class Transitions:
         await asyncio.gather(*map(open_one, entry.specs))
         return failures
 
-    def take_down(self, record: Record, reason: str = UNLOADED) -> asyncio.Task[None]:
+    def take_down(self, record: ModelRecord, reason: str = UNLOADED) -> asyncio.Task[None]:
         """Let nothing of a model serve. Returns: the retirement of what did."""
         leaving = record.unload()
         folder, record.folder = record.folder, None
@@ -194,7 +194,7 @@ class Transitions:
         """Give the versions of a model that serve."""
         return self._serving.get(name, ())
 
-    def misfit(self, record: Record) -> str:
+    def misfit(self, record: ModelRecord) -> str:
         """Say why an ensemble cannot go on with the models that serve now; "" if it can, or is none."""
         for model in self.serving(record.name):
             try:
@@ -205,7 +205,7 @@ class Transitions:
         return ""
 
     async def _leave(
-        self, record: Record, leaving: list[VersionState], retirement: asyncio.Task[None], folder: Path | None,
+        self, record: ModelRecord, leaving: list[VersionState], retirement: asyncio.Task[None], folder: Path | None,
         reason: str = UNLOADED,
     ) -> None:  # fmt: skip
         await asyncio.shield(retirement)

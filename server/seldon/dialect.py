@@ -11,12 +11,12 @@ from penstock.server.restricted import Restricted, restricted_methods
 from . import pages, protos
 from .check import check_components
 from .components import SELDON, Components
-from .current import Current
+from .current_component import CurrentComponent
 from .exposition import Exposition
+from .graph.graph import Graph
 from .graph.repository import GraphRepository
 from .graph.rpc import GraphRpcs
 from .graph.service import GraphService
-from .graph.shares import Graph
 from .loading import SeldonModels
 from .rpc import CATEGORIES, SeldonRpcs
 from .service import SeldonService
@@ -84,9 +84,9 @@ class Seldon(Dialect):
         """Return the lines for the metrics page."""
         return (*self.exposition.render(), *(self._graph.counted.render() if self._graph is not None else ()))
 
-    def _current(self) -> Current:
+    def _current(self) -> CurrentComponent:
         parts = self._parts
-        return Current(parts.engine, lambda: next(iter(parts.repository.names()), ""), self.models)
+        return CurrentComponent(parts.engine, lambda: next(iter(parts.repository.names()), ""), self.models)
 
 
 DIALECT = Seldon

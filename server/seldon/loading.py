@@ -17,8 +17,8 @@ from penstock.server.carrying.loading import AT_ONCE, as_carried, order_of
 
 from .batching import Sharing
 from .components import SELDON
+from .crew import SeldonCrew
 from .messages import ComponentDescription, Endpoint
-from .seats import SeldonCrew
 from .tensors import Tensors, signature_of
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ class SeldonModels:
         if batches:
             strict, rows = spec.options.get("strict", "true") == "true", spec.policy.max_batch_rows or 1
             crew.sharing = self.sharing[spec.name] = Sharing(description, rows, strict=strict)
-        seats: list[Outside] = list(crew.seats())
-        return OpenedVersion(spec, seats, SELDON)
+        slots: list[Outside] = list(crew.slots())
+        return OpenedVersion(spec, slots, SELDON)
 
 
 def _completed(spec: ModelSpec, description: ComponentDescription, *, batches: bool) -> ModelSpec:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.server.grpc.method import Call, Unary
 
     from .batching import Sharing
-    from .current import Current
+    from .current_component import CurrentComponent
     from .exposition import Exposition
 
 PACKAGE = "/seldon.protos."
@@ -67,7 +67,7 @@ class SeldonRpcs:
     Threads: the event loop's.
     """
 
-    def __init__(self, engine: Serves, current: Current, exposition: Exposition) -> None:
+    def __init__(self, engine: Serves, current: CurrentComponent, exposition: Exposition) -> None:
         self._engine = engine
         self._current = current
         self._exposition = exposition

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.server.http.service import Service
     from penstock.server.settings import Settings
 
-    from .current import Current
+    from .current_component import CurrentComponent
     from .exposition import Exposition
 
 _CATEGORIES = {Endpoint.HEALTH: "health", PING: "health", METADATA: "metadata"}
@@ -49,7 +49,7 @@ class SeldonClaim:
 
     __slots__ = ("accept", "coding", "described", "found", "head", "lines", "path", "plain", "purpose", "request_id")
 
-    def __init__(self, head: Head, current: Current, *, strict: bool) -> None:
+    def __init__(self, head: Head, current: CurrentComponent, *, strict: bool) -> None:
         header = head.header
         self.path, query = parted(head.path, head.query)
         self.purpose = purpose_of(head.method, self.path, strict=strict)
@@ -75,7 +75,7 @@ class SeldonService(CarryingService):
     claims = SeldonClaim
 
     def __init__(
-        self, engine: Serves, current: Current, exposition: Exposition, others: Service, settings: Settings
+        self, engine: Serves, current: CurrentComponent, exposition: Exposition, others: Service, settings: Settings
     ) -> None:
         super().__init__(engine, others)
         self._current = current

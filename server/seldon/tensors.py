@@ -1,6 +1,6 @@
 """Tensors: a component as a model of the v2 protocol: its Signature, and its requests in messages to a worker.
 
-Called by loading.py and seats.py. inside/rows.py is the worker's side.
+Called by loading.py and crew.py. inside/rows.py is the worker's side.
 
 A message of kind TENSORS: JSON, {"inputs": [[name, datatype]], "outputs": [[name, datatype or ""]], "rows": [of each
 request]}, and the requests' tensors, request by request. Several requests share a batch. Its answer: one byte,

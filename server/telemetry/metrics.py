@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from penstock.batching.histogram import HistogramSnapshot
 from penstock.batching.model import Model
@@ -24,13 +23,14 @@ from penstock.batching.statistics import (
     Duration,
     StatisticsSnapshot,
 )
+from penstock.server.engines import ListsModels
 from penstock.server.options.metrics_config import MetricsConfig
 from penstock.server.workers.order import ENDED, REASONS, STARTED
 
+from .about_server import build_info, model_ready
 from .exposition import decimal, histogram_lines, label_value, number
 from .families import FAMILIES
 from .hardware import Hardware, HardwareSample
-from .standing import build_info, model_ready
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 
@@ -55,12 +55,6 @@ _WORKER_EVENTS = {STARTED: ("penstock_workers_started_total", "")} | {
 }
 
 
-class Models(Protocol):
-    """The part of the Engine used here."""
-
-    def models(self) -> list[Model]: ...
-
-
 class Metrics:
     """Renders the page. One per server. `connections` maps a metric's name to the number of open connections.
 
@@ -68,7 +62,7 @@ class Metrics:
     """
 
     def __init__(
-        self, engine: Models, hardware: Hardware, config: MetricsConfig | None = None,
+        self, engine: ListsModels, hardware: Hardware, config: MetricsConfig | None = None,
         connections: Mapping[str, Callable[[], int]] | None = None,
     ) -> None:  # fmt: skip
         self._engine = engine

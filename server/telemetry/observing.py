@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.batching.engine import Engine
 
 
-class Port(Protocol):
+class ObservedPort(Protocol):
     """The part of a Listener used here."""
 
     @property
@@ -65,7 +65,7 @@ class Observing:
 
 
 def made_metrics(
-    settings: Settings, engine: Engine, ports: Callable[[], Iterable[Port | None]],
+    settings: Settings, engine: Engine, ports: Callable[[], Iterable[ObservedPort | None]],
     counts: Mapping[str, Callable[[], int]] = MappingProxyType({}),
 ) -> Metrics:  # fmt: skip
     """Make the metrics page. `ports` returns those of HTTP and gRPC, None for one that is not served.

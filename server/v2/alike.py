@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from penstock.batching.request import InferRequest, bytes_of
 
+from .call_parameters import PerOutputPlan
 from .regions import Lease
-from .said import PerOutputPlan
 from .shared_tensors import SharedInput, aim
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from penstock.batching.model import Model
     from penstock.batching.request import Sink
 
+    from .call_parameters import Options, Way
     from .regions import Regions, Where
-    from .said import Options, Way
 
 
 class Alike:

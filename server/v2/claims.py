@@ -11,10 +11,10 @@ from penstock.server.answering import LARGE_BYTES
 from penstock.server.http.coding import choose
 from penstock.server.http.head import HttpError
 
+from .call_parameters import JSON, Classes, PerOutputPlan, version_of
 from .finish import LARGE_ELEMENTS, is_much, ways_of
 from .layout import Layouts
 from .regions import INLINE_BYTES, Lease
-from .said import JSON, Classes, PerOutputPlan, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from penstock.batching.model import Model
     from penstock.server.http.head import Head
 
+    from .call_parameters import Plan
     from .encode import Encoder
     from .forwarding import Forwarding
-    from .said import Plan
 
 _JSON_TIMES = 4
 """Approximate size of numbers as JSON, relative to their binary size."""

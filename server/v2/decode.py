@@ -17,12 +17,12 @@ from penstock.backends.errors import InferError
 from penstock.batching.request import InferRequest
 from penstock.batching.scheduling.admission import admitted, check_alone
 
-from . import said
+from . import call_parameters
+from .call_parameters import BINARY, NOT_UNSIGNED, PLAIN, Options, PerOutputPlan, invalid, options_of, with_id
 from .parsing import NO_OBJECT, parse
-from .said import BINARY, NOT_UNSIGNED, PLAIN, Options, PerOutputPlan, invalid, options_of, with_id
 from .shared_tensors import aim, copied_bytes, shared_input
 from .tensors import MANY_TEXTS, from_binary, from_json
-from .wanted import outputs as wanted_of
+from .wanted_outputs import outputs as wanted_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,7 +70,7 @@ def decode(
         raise invalid(NO_OBJECT)
     request_id = document.get("id", "")
     if type(request_id) is not str:
-        raise invalid(said.NO_ID)
+        raise invalid(call_parameters.NO_ID)
     try:
         inputs, rows, key = _inputs(model, document.get("inputs"), body, json_bytes, regions)
         parameters, outputs = document.get("parameters"), document.get("outputs")
@@ -148,8 +148,8 @@ def _said(model: Model, parameters: Any, outputs: Any, regions: Regions | None) 
     """Read the parameters and the requested outputs."""
     if parameters is not None and type(parameters) is not dict:
         raise invalid("Unable to parse 'parameters': attempt to access JSON non-object as object")
-    spoken = said.parameters(parameters) if parameters else said.NO_PARAMETERS
-    plan: said.Plan
+    spoken = call_parameters.parameters(parameters) if parameters else call_parameters.NO_PARAMETERS
+    plan: call_parameters.Plan
     if outputs is not None and type(outputs) is not list:
         raise invalid("Unable to parse 'outputs': attempt to access JSON non-array as array")
     if outputs:

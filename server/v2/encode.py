@@ -13,8 +13,8 @@ from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.server.hooks.convert import datatype_of
 from penstock.server.listening.mapped import Mapped
 
+from .call_parameters import BINARY, PerOutputPlan
 from .finish import Finished, finish, finish_all, finish_own, store_all
-from .said import BINARY, PerOutputPlan
 from .tensors import json_pieces, json_writer, to_binary, to_json
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
     from penstock.server.listening.mapped import Body
 
-    from .said import Plan, Way
+    from .call_parameters import Plan, Way
 
 _KEPT_PREFIXES = 256
 _LARGE_BYTES = 64 << 10

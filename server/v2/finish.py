@@ -13,9 +13,10 @@ import numpy as np
 from penstock.backends.device_array import DeviceArray
 from penstock.backends.errors import Code, InferError
 from penstock.batching.running.own_outputs import own_datatype
+from penstock.server.listening.mapped import demand_taker
 
+from .call_parameters import BINARY, JSON, MAX_CLASSES, Classes, PerOutputPlan
 from .regions import Lease
-from .said import BINARY, JSON, MAX_CLASSES, Classes, PerOutputPlan
 from .tensors import to_binary
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
     from penstock.batching.running.own_outputs import OwnOutputs
 
-    from .said import Plan, Way
+    from .call_parameters import Plan, Way
 
 _CLASSIFIED = frozenset(("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64"))
 LARGE_ELEMENTS = 16 << 10
@@ -110,8 +111,12 @@ def finish(model: Model, output: tuple[str, str], way: Way, array: Array) -> Fin
 
 
 def store(name: str, datatype: str, array: Array, lease: Lease) -> None:
-    """Write an output into the requested shared memory. Raises: InferError (INVALID)."""
+    """Write an output into the requested shared memory, unless its client has disconnected.
+
+    Raises: InferError (INVALID), LeftError.
+    """
     raw = to_binary(datatype, array)
+    demand_taker()  # who was told that its call is over may have other use for its memory
     if len(raw) > lease.byte_size:
         text = (
             f"shared memory size specified with the request for output '{name}' ({lease.byte_size} bytes) should be at "

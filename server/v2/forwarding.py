@@ -49,7 +49,7 @@ class Forwarding:
         return self._found({name: value for name, value in metadata.items() if name not in _GRPC_S_OWN})
 
     def _found(self, header: Mapping[str, str]) -> dict[str, str]:
-        from .said import check_key  # imports numpy, which the command line must not wait for
+        from .call_parameters import check_key  # imports numpy, which the command line must not wait for
 
         forwarded = {name: value for name, value in header.items() if self._pattern.search(name)}
         for name in forwarded:

@@ -28,7 +28,7 @@ from penstock.server.answering import LargeTexts
 from penstock.server.errors import HTTP_STATUS, error_body
 from penstock.server.http.parts import PARTS
 
-from . import said
+from . import call_parameters
 from .decode import wrong_inputs
 from .members import Members
 from .parsing import NO_OBJECT, parse
@@ -134,7 +134,7 @@ class Generate:
         """Read a body before the model is held, because the client may be slow. Raises: InferError."""
         self._engine.model(*asked(request))  # an unknown model is rejected before the body is read
         if request.headers.get("content-encoding", "identity") not in {"", "identity"}:
-            raise said.invalid("Unsupported content-encoding, only 'identity' is supported.")
+            raise call_parameters.invalid("Unsupported content-encoding, only 'identity' is supported.")
         return await body_of(request, self._limits.max_body_bytes)
 
     async def _call(self, model: Model, body: bytes) -> Called:
@@ -151,7 +151,7 @@ class Generate:
             signature = model.signature
             shapes = [inputs[name].shape if name in inputs else None for name in signature.input]
             admit(model.name, signature, model.request_rows, shapes, model.padding)
-        terms = said.options_of(parameters, None).terms(time.monotonic_ns(), model.spec.policy)
+        terms = call_parameters.options_of(parameters, None).terms(time.monotonic_ns(), model.spec.policy)
         return Called(inputs, request_id, terms, parameters.custom)
 
     async def _answer(self, model: Model, called: Called) -> bytes:
@@ -271,32 +271,32 @@ async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         del answer, left
 
 
-def read(model: Model, body: bytes, max_depth: int) -> tuple[str, dict[str, Array], said.Parameters]:
+def read(model: Model, body: bytes, max_depth: int) -> tuple[str, dict[str, Array], call_parameters.Parameters]:
     """Parse the members of a request: each is the values of an input or a parameter; `parameters` may hold both.
 
     Raises: InferError.
     """
     document = parse(body, max_depth, simd=False)
     if type(document) is not dict:
-        raise said.invalid(NO_OBJECT)
+        raise call_parameters.invalid(NO_OBJECT)
     known = model.signature.input
     _demand_once(known, body)
     nested = document.pop(_PARAMETERS, {})
     if _PARAMETERS in known and nested:
-        raise said.invalid(f"Keyword '{_PARAMETERS}' for nested schema also given as input tensor name")
+        raise call_parameters.invalid(f"Keyword '{_PARAMETERS}' for nested schema also given as input tensor name")
     if type(nested) is not dict:
-        raise said.invalid(f"Expected JSON object for keyword: '{_PARAMETERS}'")
+        raise call_parameters.invalid(f"Expected JSON object for keyword: '{_PARAMETERS}'")
     request_id = "" if "id" in known else document.pop("id", "")
     if type(request_id) is not str:
-        raise said.invalid(said.NO_ID)
+        raise call_parameters.invalid(call_parameters.NO_ID)
     inputs: dict[str, Array] = {}
     parameters: dict[str, Any] = {}
     _take(known, document, inputs, parameters)
     try:
         _take(known, nested, inputs, parameters)
     except InferError as error:
-        raise said.invalid(f"Converting keyword: '{_PARAMETERS}': {error.message}") from error
-    spoken = said.parameters(parameters)
+        raise call_parameters.invalid(f"Converting keyword: '{_PARAMETERS}': {error.message}") from error
+    spoken = call_parameters.parameters(parameters)
     if any(name not in inputs and not spec.optional for name, spec in known.items()):
         raise wrong_inputs(model, list(inputs))
     return request_id, inputs, spoken
@@ -309,10 +309,10 @@ def _take(
     for name, value in members.items():
         spec = known.get(name)
         if spec is None:
-            said.check_type(name, value)
+            call_parameters.check_type(name, value)
             parameters[name] = value
         elif name in inputs:
-            raise said.invalid(f"input '{name}' already exists in request")
+            raise call_parameters.invalid(f"input '{name}' already exists in request")
         else:
             inputs[name] = _tensor(spec, value)
 
@@ -324,7 +324,7 @@ def _demand_once(known: Collection[str], body: bytes) -> None:
     seen: set[str] = set()
     for name, _ in json.loads(body.rstrip(b"\0"), object_pairs_hook=tuple):
         if name in known and name in seen:
-            raise said.invalid(f"input '{name}' already exists in request")
+            raise call_parameters.invalid(f"input '{name}' already exists in request")
         seen.add(name)
 
 
@@ -333,7 +333,7 @@ def _tensor(spec: TensorSpec, value: Any) -> Array:
     values = value if type(value) is list else [value]
     dims, rest = list(spec.shape), len(values)
     fixed = math.prod(dim for dim in dims if dim != -1)
-    unfit = said.invalid(f"The schema can not convert input '{spec.name}' to tensor with proper shape")
+    unfit = call_parameters.invalid(f"The schema can not convert input '{spec.name}' to tensor with proper shape")
     if rest % fixed if fixed else rest:
         raise unfit
     rest = rest // fixed if fixed else 1

@@ -32,6 +32,7 @@ from penstock.server.http.head import HttpError
 from penstock.server.listening.mapped import LargeAnswers
 from penstock.server.restricted import Restricted
 
+from .call_parameters import Options, PerOutputPlan
 from .claims import InferenceClaim, ModelRoute, bad_header, is_bulky, is_large, is_long, json_size, version_in
 from .decode import decode, decode_new, decode_raw
 from .encode import Encoder, encode_hooked, encode_large, encode_own, encode_ways
@@ -39,8 +40,7 @@ from .forwarding import Forwarding
 from .layout import Layouts
 from .predictions import Predictions
 from .regions import INLINE_BYTES, InlineRegions, LargeRead, Regions
-from .said import Options, PerOutputPlan
-from .wanted import told
+from .wanted_outputs import told
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from penstock.server.http.limits import Limits
     from penstock.server.listening.mapped import Body
 
-    from .said import Plan
+    from .call_parameters import Plan
 
 
 # a target in absolute form has scheme and host before its path (RFC 9112, 3.2.2)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.batching.model import Model
     from penstock.batching.request import InferRequest, Sink
 
-    from .said import Options
+    from .call_parameters import Options
 
 KEPT = 256
 MAX_JSON_BYTES = 4096

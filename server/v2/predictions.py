@@ -14,8 +14,8 @@ from penstock.backends.errors import InferError
 from penstock.batching.request import NO_TERMS, Terms
 from penstock.server.answering import LARGE_BYTES, LargeTexts, Promise, internal, unpacked
 
+from .call_parameters import PLAIN
 from .parsing import parse
-from .said import PLAIN
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model

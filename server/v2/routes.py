@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from penstock.backends.errors import Code, InferError
 
-from .said import version_of
+from .call_parameters import version_of
 
 if TYPE_CHECKING:
     from starlette.types import Receive

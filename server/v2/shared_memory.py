@@ -13,11 +13,11 @@ from starlette.responses import Response
 
 from penstock.backends.errors import Code, InferError
 
+from .call_parameters import NOT_UNSIGNED, is_unsigned
 from .cuda_regions import CudaRegions
 from .parsing import NO_OBJECT, parse
 from .regions import Regions
 from .routes import MAX_BODY_BYTES, MAX_JSON_DEPTH, Route, body_of, json_answer
-from .said import NOT_UNSIGNED, is_unsigned
 from .system_regions import SystemRegions
 
 _NAME = {"type": "string"}

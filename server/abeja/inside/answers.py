@@ -16,7 +16,7 @@ from penstock.server.abeja.media import FORM, is_name, parse_media
 from penstock.server.carrying.messages import pack_answer
 
 from .content import ContentEncoder
-from .refused import CallRefusedError
+from .errors import CallRefusedError
 
 PROXY_VERSION, RUNTIME_VERSION = "2.6.5", "1.1.1"
 """The versions whose answers these are."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from penstock.server.abeja.media import parse_media, text_of
 
-from .refused import CallRefusedError
+from .errors import CallRefusedError
 
 _CUT = ": unexpected EOF"
 _TRAILING = re.compile(rb"(?<![ \t])[ \t]++(?=\r?\n|\Z)")

@@ -23,7 +23,7 @@ from penstock.server.abeja.messages import UNEXPECTED, read_head, split_call
 from penstock.server.ipc.channel import Channel
 
 from .answers import ResponseWriter
-from .refused import CallRefusedError, pack_refusal
+from .errors import CallRefusedError, pack_refusal
 from .request import RequestHead
 
 if TYPE_CHECKING:

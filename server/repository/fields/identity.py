@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import isfinite
 from typing import Any
 
-from penstock.server.repository.takes import is_file_name
+from penstock.server.repository.key_checks import is_file_name
 
 from .ensembles import PLATFORM as ENSEMBLE
 from .notes import Notes

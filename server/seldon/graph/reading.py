@@ -12,8 +12,8 @@ from pathlib import Path
 from penstock.server.cortex.yaml_nodes import YamlError, parse
 from penstock.server.repository.findings import Finding, MistakeError, MistakesError, read_text
 
+from .mapping import GraphMapping
 from .nodes import Deployment, MetaNotes, Predictor
-from .said import GraphMapping
 from .units import Units
 
 SUFFIXES = (".yaml", ".yml", ".json")

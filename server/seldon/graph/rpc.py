@@ -20,14 +20,14 @@ from penstock.server.v2.rpc.calls import Tasks, as_refusal, brief, parsed
 
 from . import addresses
 from .addresses import GraphRoute
-from .counted import GRPC_CODES
-from .described import NotDescribedError, graph_metadata, metadata_of
+from .metadata import NotDescribedError, graph_metadata, metadata_of
+from .metrics import GRPC_CODES
 from .walk import NodeFailed, Walk
 from .wires import GraphError, Message, ProtoWire, new_puid
 
 if TYPE_CHECKING:
+    from .graph import Graph
     from .nodes import Predictor
-    from .shares import Graph
 
 SERVICE = "/seldon.protos.Seldon/"
 _PREDICT, _FEEDBACK = GraphRoute(addresses.PREDICTIONS), GraphRoute(addresses.FEEDBACK)
@@ -61,7 +61,8 @@ class GraphRpcs:
     async def _run(self, path: str, work: _Work, call: Call, message: Message) -> None:
         began_ns, status, predictor = time.monotonic_ns(), Status.OK, self._graph.first
         try:
-            predictor = self._graph.chosen(_PREDICT if work == self._predict else _FEEDBACK, message, self._wire)
+            address = _PREDICT if work == self._predict else _FEEDBACK
+            predictor = await self._graph.chosen(address, message, self._wire)
             answer = await work(predictor, call, message)
             call.cancelled = None
             call.answer(answer.body)

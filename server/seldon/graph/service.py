@@ -21,7 +21,7 @@ from penstock.server.seldon.pages import JSON, NO_METADATA
 from penstock.server.seldon.paths import is_ours, parted
 
 from . import addresses
-from .described import NotDescribedError, graph_metadata, page_of
+from .metadata import NotDescribedError, graph_metadata, page_of
 from .walk import NodeFailed, Walk, model_of
 from .wires import PUID, GraphError, JsonWire, Message, new_puid
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from penstock.server.http.limits import Limits
     from penstock.server.http.service import Service
 
+    from .graph import Graph
     from .nodes import Deployment
-    from .shares import Graph
 
 TEXT = b"text/plain; charset=utf-8"
 LINES = (
@@ -135,7 +135,7 @@ class GraphService(CarryingService):
         predictor, again, wire = self._graph.first, b"", JsonWire(claim.fields, puid)
         try:
             message = Message(await self._decoded(claim, body), claim.content_type)
-            predictor = self._graph.chosen(address, message, wire)
+            predictor = await self._graph.chosen(address, message, wire)
             if address.purpose == addresses.PREDICTIONS:
                 self._graph.shadow(message, puid, wire)
             walk = Walk(self._graph.means, predictor, wire)

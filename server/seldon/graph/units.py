@@ -10,9 +10,9 @@ from penstock.server.repository.names import bad_name
 from penstock.server.seldon.parameters import BadParameterError
 from penstock.server.seldon.parameters import read as check_parameters
 
+from .mapping import GraphMapping
 from .nodes import ABTEST, BUILT_IN, METHODS, TYPES, GraphNode, NodeClass
 from .places import PlaceError, code_of
-from .said import GraphMapping
 
 PLACE = "penstock.io/"
 """The prefix of annotations that locate a node's class."""

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.batching.running.outsides import says_ready
+from penstock.server.engines import KnowsModels
 from penstock.server.grpc.method import Method
 from penstock.server.health import Health
 from penstock.server.protobuf import service_pb2
-from penstock.server.v2.metadata import Models, counted_models, model_metadata, model_statistics
-from penstock.server.v2.said import version_of
+from penstock.server.v2.call_parameters import version_of
+from penstock.server.v2.metadata import counted_models, model_metadata, model_statistics
 
 from .calls import Tasks, answering
 
@@ -38,7 +39,7 @@ class Configurations(Protocol):
 class ServerRpcs:
     """The read-only RPCs."""
 
-    def __init__(self, models: Models, repository: Configurations, health: Health, name: str) -> None:
+    def __init__(self, models: KnowsModels, repository: Configurations, health: Health, name: str) -> None:
         self._models = models
         self._repository = repository
         self._health = health

@@ -1,7 +1,7 @@
 """Decoding of a ModelInferRequest into one InferRequest.
 
 Called by `inference.py`. Every error a request can have by itself is found here. The rules shared with HTTP are in
-`said.py` and `decode.py` above; texts are Triton's (server, `infer_handler.cc`).
+`call_parameters.py` and `decode.py` above; texts are Triton's (server, `infer_handler.cc`).
 Source: Triton's grpc_service.proto.
 """
 
@@ -16,12 +16,12 @@ from penstock.backends.datatypes import strings
 from penstock.backends.errors import InferError
 from penstock.batching.request import InferRequest
 from penstock.batching.scheduling.admission import admitted, check_alone
-from penstock.server.v2 import said
+from penstock.server.v2 import call_parameters
+from penstock.server.v2.call_parameters import PLAIN, Options, PerOutputPlan, invalid, with_id
 from penstock.server.v2.decode import MAX_RANK, too_many_dims, wrong_datatype, wrong_inputs
-from penstock.server.v2.said import PLAIN, Options, PerOutputPlan, invalid, with_id
 from penstock.server.v2.shared_tensors import aim, copied_bytes, shared_input
 from penstock.server.v2.tensors import MANY_TEXTS, from_binary, overflow, wrong_size
-from penstock.server.v2.wanted import outputs as wanted_of
+from penstock.server.v2.wanted_outputs import outputs as wanted_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,7 +48,7 @@ _PARAMETERS = {
     "sequence_end": ("bool_param",),
     "priority": ("int64_param", "uint64_param"),
     "timeout": ("int64_param",),
-    said.EMPTY_FINAL: ("bool_param",),
+    call_parameters.EMPTY_FINAL: ("bool_param",),
 }
 _CUSTOM = ("int64_param", "bool_param", "string_param", "double_param")
 _TENSOR = {
@@ -75,8 +75,8 @@ def decode(model: Model, message: Any, sink: Sink, regions: Regions | None) -> t
         raise with_id(message.id, error) from None
     options = PLAIN
     if parameters is not None or plan is not None:
-        spoken = parameters or said.Parameters()
-        options = said.options_of(spoken, plan)
+        spoken = parameters or call_parameters.Parameters()
+        options = call_parameters.options_of(spoken, plan)
     request = InferRequest(model, inputs, rows, key, wanted, sink)
     request.id = message.id
     if model.in_place and type(options.plan) is PerOutputPlan:
@@ -87,7 +87,7 @@ def decode(model: Model, message: Any, sink: Sink, regions: Regions | None) -> t
     return request, options
 
 
-def _parameters(given: Mapping[str, Any]) -> said.Parameters:
+def _parameters(given: Mapping[str, Any]) -> call_parameters.Parameters:
     """Parse a request's parameters, checking that each key has an allowed type."""
     items: dict[str, Any] = {}
     for key, value in given.items():
@@ -105,7 +105,7 @@ def _parameters(given: Mapping[str, Any]) -> said.Parameters:
         items["sequence_id"] = identity + (1 << 64)
     if items.get("priority", 0) < 0:
         raise invalid("invalid value for 'priority', expected value >= 0.")
-    return said.parameters(items, (said.EMPTY_FINAL,))
+    return call_parameters.parameters(items, (call_parameters.EMPTY_FINAL,))
 
 
 def tensor_parameters(tensor: Any) -> dict[str, Any]:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from penstock.backends.signature import Signature
     from penstock.batching.request import InferRequest
     from penstock.server.listening.mapped import Body
+    from penstock.server.v2.call_parameters import PerOutputPlan, Plan
     from penstock.server.v2.finish import Finished
-    from penstock.server.v2.said import PerOutputPlan, Plan
 
 FINAL, MORE = (field(4, field(1, b"triton_final_response") + field(2, b"\x08" + flag)) for flag in (b"\1", b"\0"))
 """The parameter of every answer on a stream: whether it is the last one to its request."""

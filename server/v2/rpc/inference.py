@@ -18,9 +18,9 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.server.listening.mapped import LargeAnswers
 from penstock.server.protobuf import service_pb2
+from penstock.server.v2.call_parameters import Options, PerOutputPlan, version_of
 from penstock.server.v2.finish import finish_all
 from penstock.server.v2.regions import INLINE_BYTES, InlineRegions, Regions
-from penstock.server.v2.said import Options, PerOutputPlan, version_of
 
 from .calls import parsed, parsed_tensors
 from .decode import decode

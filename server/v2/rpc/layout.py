@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.backends.signature import TensorSpec
     from penstock.batching.model import Model
     from penstock.batching.request import InferRequest, Sink
-    from penstock.server.v2.said import Options
+    from penstock.server.v2.call_parameters import Options
 
 _view = np.ndarray
 """CPython does not cache attributes of the numpy module, so each lookup is slow."""

@@ -15,9 +15,9 @@ from penstock.perf.payloads.tensors import Sent, Step
 from penstock.perf.profiling.model import Described
 from penstock.server.protobuf import service_pb2
 from penstock.server.v2 import tensors as wire
+from penstock.server.v2.call_parameters import Options
 from penstock.server.v2.decode import decode
 from penstock.server.v2.rpc import decode as rpc
-from penstock.server.v2.said import Options
 from tests.fakes import FakeBackend, NoSink
 from tests.perf.payloads.drawn import signature_of
 

@@ -15,7 +15,7 @@ from penstock.perf.payloads.http import HttpWriter
 from penstock.perf.payloads.tensors import InputError, Place, Sent, Step
 from penstock.perf.payloads.writing import FIRST, LAST, Call, Parameter, Wanted, check_parameters
 from penstock.perf.profiling.model import Described
-from penstock.server.v2.said import BINARY, Options
+from penstock.server.v2.call_parameters import BINARY, Options
 from tests.perf.payloads.drawn import IDS, PARAMETERS, asked
 from tests.perf.payloads.readers import http, message, over_grpc, over_http, sent_again
 

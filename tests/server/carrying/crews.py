@@ -1,4 +1,4 @@
-"""Crews for tests: the Engine, Hosts and Seats as they are, with workers that are no processes.
+"""Crews for tests: the Engine, Hosts and WorkerSlots as they are, with workers that are no processes.
 
 A Staged worker does its calls on the loop, one a turn, as its `plan` says; what it has opened is a service object like
 that of a worker (inside/service.py). A body begins with two bytes, which stand where Seldon's calls say what they are.
@@ -24,7 +24,7 @@ from penstock.server.carrying.calls import RawCall
 from penstock.server.carrying.hosts import Crew
 from penstock.server.carrying.loading import open_carried
 from penstock.server.carrying.messages import CALL
-from penstock.server.workers import kept
+from penstock.server.workers import restarting
 from penstock.server.workers.order import NotBegunError, Order, WorkerLost
 
 GUARD_S = 30.0
@@ -157,8 +157,8 @@ class Stage:
         policy: BatchPolicy = BatchPolicy(), **options: str,  # noqa: B008 - frozen
     ) -> None:  # fmt: skip
         """Serve for as long as the scene lasts."""
-        monkeypatch.setattr(kept, "Worker", lambda order, lost, _said: Staged(self, order, lost))
-        monkeypatch.setattr(kept, "Backoff", NoBackoff)
+        monkeypatch.setattr(restarting, "Worker", lambda order, lost, _said: Staged(self, order, lost))
+        monkeypatch.setattr(restarting, "Backoff", NoBackoff)
         monkeypatch.setattr(NoBackoff, "forgotten", 0)
         spec = ModelSpec(
             NAME, 1, Path(), self.backend, policy=policy, instances=(InstanceGroup(workers),),

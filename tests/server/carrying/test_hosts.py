@@ -1,4 +1,4 @@
-"""Hosts and Seats: every call is answered once, whatever its worker does; what was not begun runs elsewhere.
+"""Hosts and WorkerSlots: every call is answered once, whatever its worker does; what was not begun runs elsewhere.
 
 Of every Crew: the plain one, that of DEEPaaS models, and that of components.
 """
@@ -20,10 +20,10 @@ from penstock.backends.errors import InferError
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
-from penstock.server.carrying import seats
+from penstock.server.carrying import worker_slots
 from penstock.server.carrying.hosts import Crew
 from penstock.server.deepaas.loading import DeepaasCrew
-from penstock.server.workers import kept
+from penstock.server.workers import restarting
 from penstock.server.workers.order import Order
 from tests.server.carrying.crews import Echo, Ledger, NoBackoff, Stage, Staged
 from tests.server.seldon.crews import SeldonEcho, SeldonStage
@@ -195,7 +195,7 @@ def test_slow_calls_are_not_kept_by_one_worker_while_another_has_none(
     staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0]
-    monkeypatch.setattr("penstock.server.carrying.seats.time.monotonic_ns", lambda: now[0])
+    monkeypatch.setattr("penstock.server.carrying.worker_slots.time.monotonic_ns", lambda: now[0])
 
     def slowly(_body: bytes) -> str:
         now[0] += 50_000_000
@@ -221,7 +221,7 @@ def test_slow_calls_are_not_kept_by_one_worker_while_another_has_none(
 
 def test_quick_calls_are_sent_several_at_once(staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0]
-    monkeypatch.setattr("penstock.server.carrying.seats.time.monotonic_ns", lambda: now[0])
+    monkeypatch.setattr("penstock.server.carrying.worker_slots.time.monotonic_ns", lambda: now[0])
 
     def quickly(_body: bytes) -> str:
         now[0] += 20_000
@@ -283,7 +283,7 @@ def test_statistics_have_what_calls_took_that_come_back_one_by_one(
         def monotonic_ns() -> int:
             return time.monotonic_ns() + 100_000_000_000 * len(stage.service.ran)
 
-    monkeypatch.setattr(seats, "time", Clock)
+    monkeypatch.setattr(worker_slots, "time", Clock)
 
     async def scene(engine: Engine, model: Model) -> None:
         for number in range(12):
@@ -300,7 +300,7 @@ def test_the_worker_that_takes_a_lost_one_s_place_is_as_slow(
     staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0]
-    monkeypatch.setattr("penstock.server.carrying.seats.time.monotonic_ns", lambda: now[0])
+    monkeypatch.setattr("penstock.server.carrying.worker_slots.time.monotonic_ns", lambda: now[0])
 
     def slowly(body: bytes) -> str:
         now[0] += 50_000_000
@@ -359,7 +359,7 @@ def test_of_workers_whose_start_nobody_waits_for_any_more_none_stays(
         with pytest.raises(asyncio.CancelledError):
             await starting
 
-    monkeypatch.setattr(kept, "Worker", made)
+    monkeypatch.setattr(restarting, "Worker", made)
     asyncio.run(scene())
 
     assert [worker.serves for worker in stage.workers] == [False] * 2

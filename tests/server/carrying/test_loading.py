@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.batching.spec import InstanceGroup, ModelSpec
-from penstock.server.carrying.hosts import SEATS
+from penstock.server.carrying.hosts import SLOTS
 from penstock.server.carrying.loading import AT_ONCE, as_carried
 from penstock.server.carrying.messages import pack_answer, read_answer
 
@@ -27,7 +27,7 @@ def test_it_takes_no_tensors_and_several_calls_at_once() -> None:
 def test_each_worker_has_its_seats_and_only_workers_are_declared() -> None:
     spec = as_carried(ModelSpec("m", 1, Path(), "carried", instances=(InstanceGroup(3),)))
 
-    assert [group.count for group in spec.instances] == [3 * SEATS]
+    assert [group.count for group in spec.instances] == [3 * SLOTS]
     assert json.loads(spec.declared) == {"name": "m", "instance_group": [{"count": 3, "kind": "KIND_CPU"}]}
 
 

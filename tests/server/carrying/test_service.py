@@ -19,7 +19,7 @@ from penstock.server.dialects import dialect_of
 from penstock.server.http.service import Shared
 from penstock.server.listening.ports import http_lane
 from penstock.server.restricted import Restricted
-from penstock.server.seldon.current import Current
+from penstock.server.seldon.current_component import CurrentComponent
 from penstock.server.seldon.messages import ANSWER
 from penstock.server.seldon.service import SeldonService
 from penstock.server.settings import Settings
@@ -75,7 +75,7 @@ class Kind:
 
 def _seldon(engine: Any, others: Others, settings: Settings) -> CarryingService:
     models: Any = SimpleNamespace(described={}, sharing={})
-    return SeldonService(engine, Current(engine, lambda: "m", models), cast(Any, None), others, settings)
+    return SeldonService(engine, CurrentComponent(engine, lambda: "m", models), cast(Any, None), others, settings)
 
 
 def _deepaas(engine: Any, others: Others, settings: Settings) -> CarryingService:

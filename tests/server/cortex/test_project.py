@@ -7,8 +7,8 @@ from textwrap import dedent
 import pytest
 
 from penstock.server.cortex.api import Tracker
-from penstock.server.cortex.part import either
 from penstock.server.cortex.project import Project, read_project
+from penstock.server.cortex.yaml_mapping import either
 
 NEW = """\
 - kind: deployment

@@ -11,7 +11,7 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.server.deepaas.desk import Desk
 from penstock.server.deepaas.messages import METADATA, ModelDescription
-from penstock.server.workers import kept
+from penstock.server.workers import restarting
 from penstock.server.workers.order import NotBegunError, Order
 from tests.server.carrying.crews import NoBackoff
 
@@ -60,8 +60,8 @@ class FakeDesk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.workers: list[FakeWorker] = []
         self.holds = False
-        monkeypatch.setattr(kept, "Worker", lambda order, lost, _said: FakeWorker(self, lost))
-        monkeypatch.setattr(kept, "Backoff", NoBackoff)
+        monkeypatch.setattr(restarting, "Worker", lambda order, lost, _said: FakeWorker(self, lost))
+        monkeypatch.setattr(restarting, "Backoff", NoBackoff)
         monkeypatch.setattr(NoBackoff, "forgotten", 0)
 
 

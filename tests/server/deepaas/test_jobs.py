@@ -10,7 +10,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.server.carrying.messages import pack_answer, read_answer
 from penstock.server.deepaas.jobs import Jobs
 from penstock.server.deepaas.messages import CHECK
-from penstock.server.deepaas.runs import SERVER_ENDED
+from penstock.server.deepaas.trainings import SERVER_ENDED
 
 from .trainings import Bench, done, shown, turns
 

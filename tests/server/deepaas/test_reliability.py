@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.deepaas.runs import SERVER_ENDED
+from penstock.server.deepaas.trainings import SERVER_ENDED
 from tests.server.workers.scene import gone_within
 
 from .living import PREDICT, TRAIN, ask, ended, pids_of, served

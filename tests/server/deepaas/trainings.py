@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.carrying.messages import read_answer
-from penstock.server.deepaas.runs import Trainings
 from penstock.server.deepaas.store import Store
+from penstock.server.deepaas.trainings import Trainings
 
 T = TypeVar("T")
 NOON = datetime(2026, 11, 23, 12, 0, 0, 250)  # noqa: DTZ001 - as the original's dates

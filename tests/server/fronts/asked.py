@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.server.fronts.answers import FrontCalls
 from penstock.server.fronts.calls import Asking, AskingApp, asking_methods
+from penstock.server.fronts.front_calls import FrontCalls
 from penstock.server.fronts.kinds import IN_PLACE, STATE
 from penstock.server.fronts.shared_state import SharedState, StateCopy
 from penstock.server.grpc.method import Method

@@ -18,7 +18,7 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.batching.engine import Engine
 from penstock.batching.spec import HookSpec
-from penstock.server.fronts.counted import PendingStatistics
+from penstock.server.fronts.pending_statistics import PendingStatistics
 from penstock.server.fronts.remote_engine import RemoteEngine
 from tests.server.fronts.pair import SPEC, EngineSide, FrontSide, joined, until
 

@@ -14,7 +14,7 @@ import pytest
 from penstock.backends.node import Node
 from penstock.batching.spec import HookSpec
 from penstock.server.hooks.holding import ENOUGH, LATE_NS, LONG_NS, Holding
-from penstock.server.hooks.place import HookPlacement
+from penstock.server.hooks.placement import HookPlacement
 from penstock.server.hooks.runner import Hooks
 from penstock.server.hooks.worker_replicas import WorkerReplicas
 from tests.server.hooks.stage import Act, PuppetEngine, Stage

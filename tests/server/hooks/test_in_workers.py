@@ -23,7 +23,7 @@ import penstock.server
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.spec import HookSpec, WorkerSpec
-from penstock.server.hooks.place import HookPlacement
+from penstock.server.hooks.placement import HookPlacement
 from penstock.server.hooks.pull import AHEAD
 from penstock.server.hooks.runner import Hooks
 from tests.server.hooks.stage import Act, PuppetEngine, Stage, refusal

@@ -244,15 +244,8 @@ class Wire:
 
     def frames(self) -> list[Frame]:
         """Give the frames that came since this was last asked."""
-        found = []
-        written = self.transport.written
-        while self._read < len(written):
-            word, flags, stream = frames.HEAD.unpack_from(written, self._read)
-            start = self._read + frames.HEAD_BYTES
-            self._read = start + (word >> 8)
-            assert self._read <= len(written)
-            found.append(Frame(word & 0xFF, flags, stream, bytes(written[start : self._read])))
-        return found
+        written, self._read = self.transport.written[self._read :], len(self.transport.written)
+        return frames_of(bytes(written))
 
     def fields(self, frame: Frame) -> dict[str, str]:
         return dict(self.decoder.decode(frame.payload))  # type: ignore[arg-type]
@@ -282,6 +275,18 @@ class Wire:
             if frame.kind == frames.RST_STREAM and frame.stream == stream:
                 return int.from_bytes(frame.payload, "big")
         return None
+
+
+def frames_of(sent: bytes) -> list[Frame]:
+    """Give the frames of which bytes are made; all of them are whole."""
+    found, at = [], 0
+    while at < len(sent):
+        word, flags, stream = frames.HEAD.unpack_from(sent, at)
+        start = at + frames.HEAD_BYTES
+        at = start + (word >> 8)
+        assert at <= len(sent)
+        found.append(Frame(word & 0xFF, flags, stream, sent[start:at]))
+    return found
 
 
 def message_of(content: bytes, flag: int = 0) -> bytes:

@@ -18,7 +18,7 @@ import pytest
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from penstock.server.workers import kept
+from penstock.server.workers import restarting
 from penstock.server.workers.backoff import Backoff
 from tests.live import Live, live_server
 from tests.processes import descriptors
@@ -249,7 +249,7 @@ def test_a_client_that_ends_the_worker_again_and_again_keeps_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     never = functools.partial(Backoff, first_s=10 * GUARD_S, most_s=10 * GUARD_S)
-    monkeypatch.setattr(kept, "Backoff", never)  # once it does not start again at once
+    monkeypatch.setattr(restarting, "Backoff", never)  # once it does not start again at once
     write_model(tmp_path, "triple", TRIPLE, ONE)
     with live_server(tmp_path) as live, triton_http.InferenceServerClient(live.address) as client:
         for _ in range(4):

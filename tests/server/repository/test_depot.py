@@ -13,7 +13,7 @@ import fsspec
 import pytest
 
 from penstock.server import cli
-from penstock.server.cortex.stored import Stored
+from penstock.server.cortex.stored_model import StoredModel
 from penstock.server.repository.depot import Depot
 from penstock.server.repository.mirrors import Mirrors
 from penstock.server.repository.remote import Remote, RemoteError
@@ -271,5 +271,5 @@ def test_what_cortex_and_seldon_read_is_read_as_nobody_too_where_nobody_has_a_ke
 ) -> None:
     bucket.keys["one"] = None
 
-    assert "one/config.pbtxt" in Stored(ONE).look()
+    assert "one/config.pbtxt" in StoredModel(ONE).look()
     assert (Path(Storage.download(ONE, str(tmp_path))) / "one" / "config.pbtxt").read_text() == "one"

@@ -17,7 +17,7 @@ from penstock.server.repository.order import put_in_order
 from penstock.server.repository.pbtxt import field_lines, model_config_pb2
 from penstock.server.repository.scan import Defaults, read_folder
 from penstock.server.repository.statement import Statement
-from penstock.server.repository.states import Record, State
+from penstock.server.repository.states import ModelRecord, ModelState
 from tests.clients.ensembles import CHAIN, config, step, write_ensemble, write_models
 
 ONE = step("m", [("x", "in")], [("y", "out")])
@@ -144,10 +144,10 @@ class TestCheck:
 
 
 def test_what_went_with_a_model_that_was_unloaded_keeps_nobody_from_being_ready() -> None:
-    record = Record("e")
+    record = ModelRecord("e")
     record.begin([1])
     record.serve([1])
     record.gone(record.unload(), "unloaded: ensemble 'e' depends on 'x' which has no loaded version")
 
     (held,) = record.listed()
-    assert (held.state, held.wanted) == (State.UNAVAILABLE, False)
+    assert (held.state, held.wanted) == (ModelState.UNAVAILABLE, False)

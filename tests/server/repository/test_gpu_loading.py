@@ -12,7 +12,7 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.batching.loading.opening import close_model, open_model
 from penstock.batching.model import Model
-from penstock.server.repository.completed import completed, to_json
+from penstock.server.repository.completed_config import completed, to_json
 from penstock.server.repository.gpus import GpuMachine, Gpus
 from penstock.server.repository.scan import Defaults, Entry, read_folder
 from tests.backends.fake_cuda import FakeRuntime

@@ -9,7 +9,7 @@ import pytest
 from google.protobuf import text_format
 
 from penstock.batching.spec import InstanceGroup, ModelSpec, Resource
-from penstock.server.repository.completed import completed, to_json
+from penstock.server.repository.completed_config import completed, to_json
 from penstock.server.repository.fields.instances import LACKING
 from penstock.server.repository.gpus import Gpus
 from penstock.server.repository.model_config import read as read_config

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.backends.cuda_budget import Budget
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
-from penstock.server.repository.completed import completed, to_json
+from penstock.server.repository.completed_config import completed, to_json
 from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.fields.accelerators import PLACES
 from penstock.server.repository.gpus import GpuMachine, Gpus

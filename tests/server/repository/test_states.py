@@ -3,23 +3,23 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.repository.states import UNLOADED, Record, State
+from penstock.server.repository.states import UNLOADED, ModelRecord, ModelState
 
 
-def states(record: Record) -> dict[int, tuple[str, str]]:
+def states(record: ModelRecord) -> dict[int, tuple[str, str]]:
     return {held.version: (held.state.value, held.reason) for held in record.listed()}
 
 
 class TestRecord:
     def test_a_version_is_loading_and_then_ready(self) -> None:
-        record = Record("m")
+        record = ModelRecord("m")
         record.begin([2])
         assert states(record) == {2: ("LOADING", "")}
         assert record.serve([2]) == []
         assert states(record) == {2: ("READY", "")}
 
     def test_a_version_that_fails_has_its_reason_until_the_next_attempt(self) -> None:
-        record = Record("m")
+        record = ModelRecord("m")
         record.begin([1])
         record.fail(1, "no good")
         assert states(record) == {1: ("UNAVAILABLE", "no good")}
@@ -27,7 +27,7 @@ class TestRecord:
         assert states(record) == {2: ("LOADING", "")}
 
     def test_what_serves_is_ready_while_another_load_of_it_fails(self) -> None:
-        record = Record("m")
+        record = ModelRecord("m")
         record.begin([1])
         record.serve([1])
         record.begin([1, 2])
@@ -42,7 +42,7 @@ class TestRecord:
         assert states(record)[1] == ("READY", "")
 
     def test_a_version_that_gives_way_is_unloading_and_then_unloaded(self) -> None:
-        record = Record("m")
+        record = ModelRecord("m")
         record.serve([1])
         leaving = record.serve([2])
         assert states(record) == {1: ("UNLOADING", ""), 2: ("READY", "")}
@@ -50,7 +50,7 @@ class TestRecord:
         assert states(record) == {1: ("UNAVAILABLE", UNLOADED), 2: ("READY", "")}
 
     def test_the_end_of_an_old_load_says_nothing_about_a_newer_one(self) -> None:
-        record = Record("m")
+        record = ModelRecord("m")
         record.serve([1])
         leaving = record.unload()
         record.begin([1])
@@ -60,7 +60,7 @@ class TestRecord:
         assert states(record) == {1: ("READY", "")}
 
     def test_unloading_forgets_failures(self) -> None:
-        record = Record("m")
+        record = ModelRecord("m")
         record.fail(0, "no good")
         assert record.unload() == []
         assert states(record) == {}
@@ -78,7 +78,7 @@ class TestRecord:
         )
     )
     def test_whatever_happens_what_serves_is_what_was_last_served(self, steps: list[tuple[str, set[int]]]) -> None:
-        record, serving, leaving = Record("m"), set[int](), []
+        record, serving, leaving = ModelRecord("m"), set[int](), []
         for step, versions in steps:
             chosen = versions - {0}
             if step == "begin":
@@ -99,7 +99,7 @@ class TestRecord:
                 record.give_up()
 
             assert set(record.ready) == serving
-            assert not (serving and 0 in record.versions and record.versions[0].state is State.READY)
+            assert not (serving and 0 in record.versions and record.versions[0].state is ModelState.READY)
         record.give_up()
         record.gone(leaving)
-        assert {held.state for held in record.listed()} <= {State.READY, State.UNAVAILABLE}
+        assert {held.state for held in record.listed()} <= {ModelState.READY, ModelState.UNAVAILABLE}

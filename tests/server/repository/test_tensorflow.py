@@ -16,7 +16,7 @@ from penstock.batching.loading.completion import complete
 from penstock.batching.spec import ModelSpec
 from penstock.server.repository.changes import fingerprint
 from penstock.server.repository.check import check
-from penstock.server.repository.completed import completed, to_json
+from penstock.server.repository.completed_config import completed, to_json
 from penstock.server.repository.fields.optimization import SHARE_COUNT, TENSORFLOW_PARAMETERS
 from penstock.server.repository.repository import Repository
 from penstock.server.repository.scan import Defaults, Entry, list_names, locate, read_folder, scan

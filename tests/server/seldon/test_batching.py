@@ -207,7 +207,7 @@ def test_rows_that_arrive_together_run_together(monkeypatch: pytest.MonkeyPatch)
 
 def test_slow_calls_run_together_too(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0]
-    monkeypatch.setattr("penstock.server.carrying.seats.time.monotonic_ns", lambda: now[0])
+    monkeypatch.setattr("penstock.server.carrying.worker_slots.time.monotonic_ns", lambda: now[0])
 
     class Slow(Doubling):
         def predict(self, rows: Any, names: Any) -> Any:

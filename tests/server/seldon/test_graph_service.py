@@ -12,9 +12,9 @@ import pytest
 from penstock.server.http.limits import Limits
 from penstock.server.http.service import Shared
 from penstock.server.seldon.exposition import Exposition
+from penstock.server.seldon.graph.graph import Graph
 from penstock.server.seldon.graph.nodes import Deployment, Predictor
 from penstock.server.seldon.graph.service import GraphService
-from penstock.server.seldon.graph.shares import Graph
 from penstock.server.seldon.graph.wires import JsonWire, Message, MessageCodec, ProtoWire
 from tests.server.http.lane import Lane, Own, run, turns
 

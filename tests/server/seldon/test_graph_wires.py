@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -10,13 +12,14 @@ from typing import Any
 
 import pytest
 
+from penstock.server.answering import LARGE_BYTES
 from penstock.server.seldon.graph import addresses, builtin
 from penstock.server.seldon.graph.addresses import GraphRoute
-from penstock.server.seldon.graph.counted import CLIENT, SERVER, GraphMetrics
-from penstock.server.seldon.graph.described import graph_metadata
+from penstock.server.seldon.graph.graph import MOST_SHADOWS, Graph
+from penstock.server.seldon.graph.metadata import graph_metadata
+from penstock.server.seldon.graph.metrics import CLIENT, SERVER, GraphMetrics
 from penstock.server.seldon.graph.nodes import Deployment, MetaNotes, Predictor
 from penstock.server.seldon.graph.repository import GraphRepository
-from penstock.server.seldon.graph.shares import MOST_SHADOWS, Graph
 from penstock.server.seldon.graph.wires import GraphError, JsonWire, Message, Noted, ProtoWire
 from penstock.server.seldon.messages import ComponentDescription, Endpoint, PayloadKind
 from penstock.server.seldon.protos import message_class
@@ -190,9 +193,13 @@ BLUE, GREEN = Predictor("blue", node("b"), 75), Predictor("green", node("g"), 25
 PREDICT, FEEDBACK = GraphRoute(addresses.PREDICTIONS), GraphRoute(addresses.FEEDBACK)
 
 
+def chosen(graph: Graph, address: GraphRoute, message: Message, wire: JsonWire | None = None) -> str:
+    return asyncio.run(graph.chosen(address, message, wire or JsonWire())).name
+
+
 def test_requests_are_shared_out_by_traffic() -> None:
     graph, _ = graph_of(BLUE, GREEN)
-    names = [graph.chosen(PREDICT, said({}), JsonWire()).name for _ in range(1000)]
+    names = [chosen(graph, PREDICT, said({})) for _ in range(1000)]
     assert 700 <= names.count("blue") <= 800
     assert names.count("blue") + names.count("green") == 1000
 
@@ -200,7 +207,23 @@ def test_requests_are_shared_out_by_traffic() -> None:
 def test_feedback_goes_to_the_predictor_that_answered_if_it_says_so() -> None:
     graph, _ = graph_of(BLUE, GREEN)
     feedback = said({"response": {"meta": {"routing": {"g": -1}}}})
-    assert {graph.chosen(FEEDBACK, feedback, JsonWire()).name for _ in range(20)} == {"green"}
+    assert {chosen(graph, FEEDBACK, feedback) for _ in range(20)} == {"green"}
+
+
+@pytest.mark.parametrize(("letters", "apart"), [(10, False), (LARGE_BYTES, True)])
+def test_a_large_one_is_read_on_a_thread(letters: int, apart: bool) -> None:
+    threads = []
+
+    class Noting(JsonWire):
+        def routing(self, feedback: Message) -> Mapping[str, Any]:
+            threads.append(threading.get_ident())
+            return super().routing(feedback)
+
+    graph, _ = graph_of(BLUE, GREEN)
+    feedback = said({"response": {"meta": {"routing": {"g": -1}}, "strData": "a" * letters}})
+
+    assert chosen(graph, FEEDBACK, feedback, Noting()) == "green"
+    assert (threads != [threading.get_ident()]) == apart
 
 
 def test_a_shadow_has_a_copy_and_nobody_its_answers() -> None:
@@ -213,7 +236,7 @@ def test_a_shadow_has_a_copy_and_nobody_its_answers() -> None:
 
     asyncio.run(go())
     assert engine.asked == [("d", "PREDICT", {"strData": "a"})]
-    assert graph.chosen(PREDICT, said({}), JsonWire()).name == "main"
+    assert chosen(graph, PREDICT, said({})) == "main"
 
 
 def test_so_many_requests_have_a_shadow_s_copy_and_no_more() -> None:

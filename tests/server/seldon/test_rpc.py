@@ -15,7 +15,7 @@ from penstock.server.grpc.method import Status
 from penstock.server.restricted import Restricted, restricted_methods
 from penstock.server.seldon import protos
 from penstock.server.seldon.calls import SeldonCall
-from penstock.server.seldon.current import Current
+from penstock.server.seldon.current_component import CurrentComponent
 from penstock.server.seldon.exposition import Exposition
 from penstock.server.seldon.messages import ANSWER, ComponentDescription, Endpoint, PayloadKind
 from penstock.server.seldon.rpc import CATEGORIES, METADATA, PACKAGE, RPCS, SeldonRpcs
@@ -51,7 +51,7 @@ class Served:
         self.engine = HeldEngine()
         self.models = FakeModels(metadata)
         self.exposition = FakeExposition()
-        current = Current(cast(Any, self.engine), lambda: "m", cast(Any, self.models))
+        current = CurrentComponent(cast(Any, self.engine), lambda: "m", cast(Any, self.models))
         self.rpcs = SeldonRpcs(cast(Any, self.engine), current, cast(Exposition, self.exposition))
         self.methods = self.rpcs.methods()
 

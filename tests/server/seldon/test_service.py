@@ -20,7 +20,7 @@ from penstock.server.listening.ports import http_lane
 from penstock.server.restricted import Restricted
 from penstock.server.seldon import openapi, pages
 from penstock.server.seldon.batching import Sharing
-from penstock.server.seldon.current import Current
+from penstock.server.seldon.current_component import CurrentComponent
 from penstock.server.seldon.dialect import Seldon
 from penstock.server.seldon.messages import ANSWER, ComponentDescription, Endpoint, PayloadKind
 from penstock.server.seldon.service import SeldonService
@@ -91,7 +91,7 @@ class Served(Lane):
         self.described = {"m": ComponentDescription(METADATA, '{"meta":{},"strData":"healthy"}\n', page="{...}\n")}
         self.models = SimpleNamespace(described=self.described, sharing={})
         settings = Settings(model_repository=("x",), dialect="seldon", seldon_strict=strict)
-        current = Current(cast(Any, self.engine), lambda: "m", cast(Any, self.models))
+        current = CurrentComponent(cast(Any, self.engine), lambda: "m", cast(Any, self.models))
         self.service = SeldonService(cast(Any, self.engine), current, cast(Any, self.counted), OwnV2(), settings)
         self.service.restricted = restricted or Restricted()
         super().__init__(shared=shared_of(http_lane(settings, cast(Any, None), self.service, Seldon(settings))))

@@ -12,9 +12,9 @@ from penstock.backends.backend import Array
 from penstock.backends.datatypes import DATATYPES
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest, Sink
+from penstock.server.v2.call_parameters import Options
 from penstock.server.v2.decode import decode_new
 from penstock.server.v2.layout import Layouts
-from penstock.server.v2.said import Options
 
 SHAPES = st.lists(st.integers(0, 3), max_size=3)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

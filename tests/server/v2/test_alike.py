@@ -14,12 +14,12 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.request import InferRequest
 from penstock.server.v2 import layout as http_layout
+from penstock.server.v2.call_parameters import Options, PerOutputPlan
 from penstock.server.v2.decode import decode_new
 from penstock.server.v2.finish import finish_all
 from penstock.server.v2.regions import InlineRegions, LargeRead, Regions
 from penstock.server.v2.rpc import decode as rpc
 from penstock.server.v2.rpc import layout as rpc_layout
-from penstock.server.v2.said import Options, PerOutputPlan
 from penstock.server.v2.system_regions import SystemRegions
 from tests.fakes import NoSink, fake_model
 from tests.processes import descriptors

@@ -15,11 +15,11 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy, ModelSpec
+from penstock.server.v2.call_parameters import Options
 from penstock.server.v2.decode import decode
 from penstock.server.v2.layout import Layouts
 from penstock.server.v2.parsing import SIMD_BYTES
 from penstock.server.v2.regions import OFF
-from penstock.server.v2.said import Options
 from penstock.server.v2.tensors import to_binary, to_json
 from tests.fakes import FakeBackend
 from tests.server.v2.documents import ANYTHING, decode_remembered, mutated, same, tensors

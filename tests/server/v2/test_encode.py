@@ -16,11 +16,11 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.request import InferRequest
 from penstock.server.listening.mapped import Body
+from penstock.server.v2.call_parameters import PerOutputPlan
 from penstock.server.v2.encode import Encoder, encode_ways
 from penstock.server.v2.finish import Finished, finish_all
 from penstock.server.v2.regions import Regions
 from penstock.server.v2.rpc import encode as rpc
-from penstock.server.v2.said import PerOutputPlan
 from penstock.server.v2.system_regions import SystemRegions
 from penstock.server.v2.tensors import from_binary, from_json
 from tests.fakes import NoSink, fake_model

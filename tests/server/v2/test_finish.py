@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,12 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
 from penstock.batching.spec import ModelSpec
+from penstock.server.listening.mapped import LargeAnswers
+from penstock.server.v2.call_parameters import BINARY, JSON, MAX_CLASSES, Classes, PerOutputPlan
 from penstock.server.v2.finish import classify, finish, finish_all
 from penstock.server.v2.regions import Regions
-from penstock.server.v2.said import BINARY, JSON, MAX_CLASSES, Classes, PerOutputPlan
 from penstock.server.v2.system_regions import SystemRegions
-from tests.fakes import FakeBackend
+from tests.fakes import PATIENCE_S, FakeBackend
 
 SCORES = np.array([[0.1, 0.7, 0.2], [0.5, 0.25, 0.25]], np.float32)
 CLASSIFIED = ["FP32", "FP64", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"]
@@ -111,6 +114,28 @@ class TestSharedMemory:
         finish(model(), ("y", "BYTES"), self.lease(tmp_path, 0, 64), words)
 
         assert (tmp_path / "key").read_bytes()[:16] == b"\1\0\0\0a\0\0\0\0\3\0\0\0bcd"
+
+    def test_is_not_written_to_by_a_thread_once_its_client_has_gone(self, tmp_path: Path) -> None:
+        lease = self.lease(tmp_path, 0, 64)
+
+        async def main() -> None:
+            answers, begun, go_on = LargeAnswers(), threading.Event(), threading.Event()
+
+            def encode() -> None:
+                begun.set()
+                go_on.wait(PATIENCE_S)
+                finish(model(), ("y", "FP32"), lease, SCORES)
+
+            left = asyncio.ensure_future(answers.encode(9 << 20, encode))
+            assert await asyncio.to_thread(begun.wait, PATIENCE_S)
+            left.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await left
+            go_on.set()
+            await answers.encode(9 << 20, int)  # the same thread, which has done with the other
+
+        asyncio.run(main())
+        assert (tmp_path / "key").read_bytes() == bytes(64)
 
     def test_that_is_too_small_is_refused_and_not_touched(self, tmp_path: Path) -> None:
         with pytest.raises(InferError) as caught:

@@ -17,13 +17,13 @@ from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy, ModelSpec
 from penstock.server.tracing.trace import tensors_of
+from penstock.server.v2.call_parameters import Options, PerOutputPlan
 from penstock.server.v2.cuda_regions import CudaRegions
 from penstock.server.v2.decode import decode
 from penstock.server.v2.finish import finish_all
 from penstock.server.v2.layout import Layouts
 from penstock.server.v2.regions import InlineRegions, LargeRead, Regions
 from penstock.server.v2.rpc import decode as rpc
-from penstock.server.v2.said import Options, PerOutputPlan
 from tests.backends.fake_cuda import FakeRuntime
 from tests.fakes import FakeBackend, NoSink, fake_model
 from tests.server.v2.documents import decode_remembered

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from penstock.server.fronts.counted import PendingStatistics, count
+from penstock.server.fronts.pending_statistics import PendingStatistics, count
 from penstock.server.telemetry.hardware import Hardware
 from penstock.server.telemetry.metrics import Metrics
 from penstock.server.workers.order import ENDED, STARTED, WorkerLost

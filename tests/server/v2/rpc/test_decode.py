@@ -11,8 +11,8 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
+from penstock.server.v2.call_parameters import BINARY, PLAIN, Classes, PerOutputPlan
 from penstock.server.v2.rpc.decode import decode
-from penstock.server.v2.said import BINARY, PLAIN, Classes, PerOutputPlan
 from tests.fakes import NoSink, fake_model
 from tests.server.v2.rpc.calls import ROW, pb, request
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from penstock.backends.backend import Array
 from penstock.backends.signature import Signature, TensorSpec
+from penstock.server.v2.call_parameters import Classes, PerOutputPlan
 from penstock.server.v2.finish import Finished
 from penstock.server.v2.rpc.encode import FINAL, RpcEncoder, before, stream_answer, stream_error
 from penstock.server.v2.rpc.outputs import is_large
 from penstock.server.v2.rpc.wire import varint
-from penstock.server.v2.said import Classes, PerOutputPlan
 from tests.server.v2.rpc.calls import pb
 
 NAMES = (("y", "FP32"), ("flags", "BOOL"), ("ü", "INT64"))

@@ -13,11 +13,11 @@ from penstock.backends.errors import InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
+from penstock.server.v2.call_parameters import Options
 from penstock.server.v2.rpc.calls import parsed
 from penstock.server.v2.rpc.decode import decode
 from penstock.server.v2.rpc.layout import RpcLayouts, head_of, names_of
 from penstock.server.v2.rpc.wire import field
-from penstock.server.v2.said import Options
 from tests.fakes import NoSink, fake_model
 from tests.server.v2.rpc.calls import ROW, pb, request
 

@@ -1,7 +1,7 @@
-"""WorkerSlots of a component, and the Crew of its workers. Requests may share a batch, or be of the v2 protocol.
+"""SeldonCrew: the workers of a component, and SeldonSlots, which run Batches on them.
 
-Requests that share a batch (`--batching`) are one call; if it fails, each of them is called alone. Made by loading.py.
-What all carried calls have in common is in carrying/.
+Requests may share a batch (`--batching`), or be of the v2 protocol. Requests that share a batch are one call; if it
+fails, each of them is called alone. Made by loading.py. What all carried calls have in common is in carrying/.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.backends.errors import Code, InferError
 from penstock.server.carrying.calls import RAW
 from penstock.server.carrying.hosts import Crew
-from penstock.server.carrying.seats import WorkerSlot
+from penstock.server.carrying.worker_slots import WorkerSlot
 from penstock.server.workers.order import NotBegunError, WorkerLost
 
 from .calls import SeldonCall
@@ -50,9 +50,9 @@ class SeldonCrew(Crew):
         """Whether calls share batches."""
         return self.sharing is not None and self.sharing.allowed
 
-    def seat(self, host: CarryingHost) -> WorkerSlot:
+    def slot(self, host: CarryingHost) -> WorkerSlot:
         """Make a WorkerSlot of a CarryingHost."""
-        return SeldonSeat(host, self)
+        return SeldonSlot(host, self)
 
     def done(self, requests: Sequence[InferRequest]) -> None:
         """Forget which of these were to run alone."""
@@ -64,7 +64,7 @@ class SeldonCrew(Crew):
         self.apart.clear()
 
 
-class SeldonSeat(WorkerSlot):
+class SeldonSlot(WorkerSlot):
     """A WorkerSlot that also makes one call of several requests. Threads: the event loop's."""
 
     def __init__(self, host: CarryingHost, crew: SeldonCrew) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InSequence
-from penstock.server.v2.said import RESERVED, Parameters, parameters, version_of
+from penstock.server.v2.call_parameters import RESERVED, Parameters, parameters, version_of
 
 
 def refused(call: Any, *args: Any) -> str:

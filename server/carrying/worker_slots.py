@@ -1,6 +1,6 @@
-"""Seats: what runs Batches of calls in a worker, one Batch at a time each. Made by hosts.py.
+"""WorkerSlots: what runs Batches of calls in a worker, one Batch at a time each. Made by hosts.py.
 
-The calls of a Batch run one after another in the worker, and each is answered when it is done; with two Seats the
+The calls of a Batch run one after another in the worker, and each is answered when it is done; with two slots the
 worker has its next calls while the answers of the last are on their way.
 """
 

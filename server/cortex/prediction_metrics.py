@@ -1,4 +1,4 @@
-"""Tracked: what Cortex reported to CloudWatch for each prediction, on the metrics page: status, latency, value.
+"""PredictionMetrics: what Cortex reported to CloudWatch about predictions, on the metrics page: status, latency, value.
 
 Counted by `service.py`, once for each POST to a prediction's path; rendered on the metrics page.
 """
@@ -105,7 +105,7 @@ class TrackedApi:
             yield f"{name}_max", f"{name}_max{{{self.labels}}} {number(self.most)}"
 
 
-class Tracked:
+class PredictionMetrics:
     """All APIs of one server."""
 
     def __init__(self) -> None:

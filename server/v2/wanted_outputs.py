@@ -12,9 +12,21 @@ from typing import TYPE_CHECKING, Any
 from penstock.backends.errors import Code, InferError
 from penstock.batching.statistics import OTHER
 
+from .call_parameters import (
+    BINARY,
+    JSON,
+    MAX_CLASSES,
+    Classes,
+    PerOutputPlan,
+    flag,
+    invalid,
+    place,
+    shared,
+    unsigned,
+    with_id,
+)
 from .finish import ways_of
 from .regions import Lease
-from .said import BINARY, JSON, MAX_CLASSES, Classes, PerOutputPlan, flag, invalid, place, shared, unsigned, with_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -23,8 +35,8 @@ if TYPE_CHECKING:
     from penstock.batching.model import Model
     from penstock.batching.request import InferRequest
 
+    from .call_parameters import Plan, Way
     from .regions import Regions
-    from .said import Plan, Way
 
 
 def outputs(

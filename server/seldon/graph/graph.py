@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import InferError
+from penstock.server.answering import off_loop
 
 from . import addresses
-from .counted import GraphMetrics
+from .metrics import GraphMetrics
 from .walk import Means, Walk, model_of
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Graph:
         """The predictor used for what all have in common."""
         return next(each for each in self.deployment.predictors if not each.shadow)
 
-    def chosen(self, address: addresses.GraphRoute, message: Message, wire: MessageCodec) -> Predictor:
+    async def chosen(self, address: addresses.GraphRoute, message: Message, wire: MessageCodec) -> Predictor:
         """Choose the predictor by share, for feedback by its routing.
 
         Feedback goes to the one predictor that has all nodes its routing names, or by share if there is no such one.
@@ -72,7 +73,7 @@ class Graph:
         if len(candidates) == 1:
             return candidates[0]
         if address.purpose == addresses.FEEDBACK:
-            passed = set(wire.routing(message))
+            passed = set(await off_loop(len(message.body), wire.routing, message))
             those = [each for each in candidates if passed and passed <= {node.name for node in each.graph.all()}]
             if len(those) == 1:
                 return those[0]

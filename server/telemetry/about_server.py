@@ -1,4 +1,4 @@
-"""Standing: metrics page lines about the server itself: versions, and which models can be served.
+"""About the server: metrics page lines about the server itself: versions, and which models can be served.
 
 Called by metrics.py.
 """

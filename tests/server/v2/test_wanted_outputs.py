@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from penstock.backends.errors import Code, InferError
+from penstock.server.v2.call_parameters import MAX_CLASSES, Classes, PerOutputPlan
 from penstock.server.v2.regions import OFF, Regions
-from penstock.server.v2.said import MAX_CLASSES, Classes, PerOutputPlan
-from penstock.server.v2.wanted import outputs
+from penstock.server.v2.wanted_outputs import outputs
 from tests.fakes import fake_model
 
 MODEL = fake_model()

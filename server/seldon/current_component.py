@@ -1,4 +1,4 @@
-"""Current: the Model to which a server sends calls. Made by dialect.py."""
+"""CurrentComponent: the Model to which a server sends calls. Made by dialect.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .messages import ComponentDescription
 
 
-class Current:
+class CurrentComponent:
     """The Model of a server's one component, looked up again whenever the Engine's versions change.
 
     `name` returns the component's name. `sharing` decodes calls that may share a batch; None if none may, and before

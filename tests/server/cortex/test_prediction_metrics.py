@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.server.cortex.api import Api, Tracker
-from penstock.server.cortex.tracked import LATENCY_BOUNDS_NS, MOST_CLASSES, OTHERS, Tracked, TrackedApi, identity
+from penstock.server.cortex.prediction_metrics import (
+    LATENCY_BOUNDS_NS,
+    MOST_CLASSES,
+    OTHERS,
+    PredictionMetrics,
+    TrackedApi,
+    identity,
+)
 
 API = Api(
     Path("/a/project"), 'ir"is', "classifier", "/iris/classifier", "onnx", "m.onnx", tracker=Tracker("classification")
@@ -108,7 +115,7 @@ def test_what_cannot_be_counted_is_a_warning_now_and_then(caplog: pytest.LogCapt
 
 
 def test_the_page_has_each_family_once() -> None:
-    tracked = Tracked()
+    tracked = PredictionMetrics()
     tracked.of(API).count(200, 5)
     tracked.of(replace(API, name="other")).count(200, 5)
     page = list(tracked.render())

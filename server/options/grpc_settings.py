@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.server.grpc.limits import INT32_MAX, GrpcLimits
 from penstock.server.http2.limits import Http2Limits
-from penstock.server.options.setting import COUNT, PORTS, SECONDS, setting
 
-from .limits import INT32_MAX, GrpcLimits
+from .setting import COUNT, PORTS, SECONDS, setting
 
 _LIMITS = GrpcLimits()
 _HTTP2 = _LIMITS.http2

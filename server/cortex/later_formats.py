@@ -1,4 +1,4 @@
-"""Later: recognizes a cortex.yaml of Cortex 0.12 or later, which has another format. Called by project.py.
+"""Later formats: recognizes a cortex.yaml of Cortex 0.12 or later, which has another format. Called by project.py.
 
 Source: Cortex v0.12 to v0.42, docs/ (APIs of predictor classes, then of handler classes, then of containers).
 """

@@ -1,4 +1,4 @@
-"""Takes: what the keys of penstock.toml take, one function per kind. Called by penstock_toml.py.
+"""Key checks: what the keys of penstock.toml take, one function per kind. Called by penstock_toml.py.
 
 Each is a Check: it takes what the file gives, and returns it as a Statement holds it. It raises ValueError with what it
 takes instead.

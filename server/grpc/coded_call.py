@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.server.listening.mapped import Body
 
     from .connection import GrpcConnection
-    from .request import Request
+    from .request import GrpcRequest
 
 
 class CodedCall(GrpcCall):
@@ -29,7 +29,7 @@ class CodedCall(GrpcCall):
 
     __slots__ = ("packing",)
 
-    def __init__(self, connection: GrpcConnection, stream_id: int, request: Request) -> None:
+    def __init__(self, connection: GrpcConnection, stream_id: int, request: GrpcRequest) -> None:
         super().__init__(connection, stream_id, request)
         self.packing: Packing | None = None
 

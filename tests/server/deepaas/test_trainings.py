@@ -15,10 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.answering import LARGE_BYTES
-from penstock.server.deepaas import runs as module
+from penstock.server.deepaas import trainings as module
 from penstock.server.deepaas.records import TrainingRecord, TrainingStatus, begun
-from penstock.server.deepaas.runs import SERVER_ENDED
 from penstock.server.deepaas.store import Store
+from penstock.server.deepaas.trainings import SERVER_ENDED
 
 from .trainings import NOON, Bench, FakeTrainer, done, turns
 

@@ -1,7 +1,7 @@
 """What a call says besides its tensors: its parameters, and how each requested output is to be returned.
 
 The rules are the same over HTTP and gRPC, whose decoding calls this: `parameters` takes plain Python values, from
-either. `wanted.py` reads the outputs, `finish.py` carries out the Plan. Texts are Triton's.
+either. `wanted_outputs.py` reads the outputs, `finish.py` carries out the Plan. Texts are Triton's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Published: HookedEngine in an engine's process: front ends load the hooks, and are told what comes and goes.
+"""PublishedEngine: HookedEngine in an engine's process: front ends load the hooks, and are told what comes and goes.
 
 The engine's half of `placing.py`. ModelControl loads with it. What a load has published is in place in every front end
 before its client is told so, and a Model that gives way is kept until no front end needs it.

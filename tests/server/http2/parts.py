@@ -1,0 +1,189 @@
+"""What a part of an HTTP/2 connection is made with where the connection itself is not wanted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.server.http2.budget import FrameBudget
+from penstock.server.http2.frames import DATA, HEADERS, Fault, Http2Error
+from penstock.server.http2.headers import HeaderMemory
+from penstock.server.http2.limits import Http2Limits
+from penstock.server.http2.reader import FrameReader, take_data
+from penstock.server.http2.shared import Http2Shared
+from penstock.server.http2.stream import Stream
+from penstock.server.http2.window import ReceiveWindow
+
+from .wire import FakeLoop, FakeTransport
+
+
+def shared_of(**limits: Any) -> Http2Shared:
+    """Make what a port has, on a loop whose clock a test moves."""
+    loop: Any = FakeLoop()
+    return Http2Shared(loop, Http2Limits(**limits), 1 << 30)
+
+
+class FakeOutbox:
+    """Keeps what is written. Its counts are a test's to set."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.frames: list[bytes] = []
+        self.streams: dict[int, Any] = {}
+        self.answered = self.sent_frames = self.unsent = 0
+        self.closed = False
+        self.transport = FakeTransport()
+        self.flushed: Any = None
+
+    def write(self, sent: bytes) -> None:
+        self.written.append(sent)
+
+    def unsent_bytes(self) -> int:
+        return self.unsent
+
+
+class FakeStream(Stream):
+    """A stream that tells a list what becomes of it; while it has `place`, what comes may be written there.
+
+    `lent` and `had_place` count the bytes that came without a copy, in parts and there.
+    """
+
+    def __init__(self, stream_id: int, told: list[tuple[Any, ...]], connection: Any = None) -> None:
+        self.stream_id = stream_id
+        self.connection = connection
+        self.credit = 0
+        self.in_left = 1 << 30
+        self.remote_ended = False
+        self.unsent = None
+        self.place: memoryview | None = None
+        self.lent = self.had_place = 0
+        self._told = told
+
+    def received(self, payload: bytes, ended: int) -> None:
+        self._tell(bytes(payload), ended)
+
+    def part(self, payload: memoryview, ended: int) -> None:
+        self.lent += len(payload)
+        self._tell(bytes(payload), ended)
+
+    def room(self) -> memoryview | None:
+        return self.place
+
+    def landed(self, size: int, ended: int) -> None:
+        assert self.place is not None
+        self.had_place += size
+        self._tell(bytes(self.place[:size]), ended)
+
+    def _tell(self, payload: bytes, ended: int) -> None:
+        self.in_left -= len(payload)
+        self.remote_ended = bool(ended)
+        self._told.append((DATA, self.stream_id, payload, ended))
+
+    def left(self) -> None:
+        self._told.append(("left", self.stream_id))
+
+    def lost(self, code: Fault) -> None:
+        self._told.append(("lost", self.stream_id, code))
+
+    def tick(self, elapsed_s: float) -> None:
+        self._told.append(("tick", self.stream_id, elapsed_s))
+
+
+class FakeConnection:
+    """What a FrameReader gives its frames to: `told` are they, a stream's DATA as the stream has it.
+
+    A stream is open from its HEADERS, whatever their block is, until it is reset. What is wrong closes it, as a
+    connection does.
+    """
+
+    def __init__(self, *, begun: bool = True, **limits: Any) -> None:
+        self.told: list[tuple[Any, ...]] = []
+        self.shared = shared_of(**limits)
+        self.loop: FakeLoop = self.shared.loop  # type: ignore[assignment]
+        self.limits = self.shared.limits
+        outbox: Any = FakeOutbox()
+        self.outbox: FakeOutbox = outbox
+        self.transport = outbox.transport
+        self.transport.protocol = self
+        self.streams: dict[int, FakeStream] = outbox.streams
+        self.begun = begun
+        self.last_id = 0
+        self.max_streams = self.limits.max_streams
+        self.pardoned: set[int] = set()
+        self.headers: HeaderMemory[Any] = HeaderMemory(self.limits.max_header_bytes)
+        self.window = ReceiveWindow(1 << 30, outbox)
+        self.window.refill()
+        self.budget = FrameBudget(self.limits, outbox)
+        self.reader = FrameReader()
+        self.place: memoryview | None = None
+
+    # -- the transport -----------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        connection: Any = self
+        try:
+            self.reader.feed(connection, data)
+        except Http2Error as error:
+            self.fail(error)
+
+    def room(self) -> memoryview:
+        connection: Any = self
+        return self.reader.room(connection)
+
+    def filled(self, size: int) -> None:
+        connection: Any = self
+        try:
+            self.reader.filled(connection, size)
+        except Http2Error as error:
+            self.fail(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing, like those below: a stand-in wants them."""
+
+    def eof_received(self) -> None: ...
+    def pause_writing(self) -> None: ...
+    def resume_writing(self) -> None: ...
+
+    # -- what the reader calls ---------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        return self.outbox.closed
+
+    def begin(self) -> None:
+        self.begun = True
+        self.told.append(("begin",))
+
+    def greet(self, data: bytes) -> bytes:
+        return b"no: " + data
+
+    def close(self) -> None:
+        self.outbox.closed = True
+        self.reader.stop()
+        self.told.append(("close",))
+
+    def fail(self, error: Http2Error) -> None:
+        self.told.append(("fail", error.code, error.text))
+        self.close()
+
+    def open(self, stream_id: int, head: Any, ended: int) -> None:
+        self.told.append(("open", stream_id, head, ended))
+        stream = self.streams[stream_id] = FakeStream(stream_id, self.told, self)
+        stream.place, stream.remote_ended = self.place, bool(ended)
+
+    def take_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        connection: Any = self
+        if kind == DATA:
+            take_data(connection, flags, stream_id, payload)
+            return
+        self.told.append((kind, flags, stream_id, payload))
+        if kind == HEADERS and stream_id > self.last_id:
+            self.last_id = stream_id
+            self.open(stream_id, payload, flags & 1)
+
+    def is_idle(self, stream_id: int) -> bool:
+        return stream_id > self.last_id
+
+    def reset(self, stream_id: int, code: Fault) -> None:
+        self.told.append(("reset", stream_id, code))
+        self.streams.pop(stream_id, None)
+        self.pardoned.add(stream_id)

@@ -1,0 +1,147 @@
+"""FrameBudget alone: what one connection may ask for in a second."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.server.http2.budget import FrameBudget
+from penstock.server.http2.frames import Fault, Http2Error
+from penstock.server.http2.limits import Http2Limits
+
+from .parts import FakeOutbox
+
+FRAMES, RESETS, SETTINGS = 10, 5, 100
+EARNED = 8
+
+
+def budget() -> tuple[FrameBudget, FakeOutbox]:
+    outbox: Any = FakeOutbox()
+    return FrameBudget(Http2Limits(max_idle_frames=FRAMES, max_resets=RESETS), outbox), outbox
+
+
+def charged(made: FrameBudget) -> int:
+    """Tell how many frames that ask for nothing it takes."""
+    return _taken(partial(made.charge, "PING"), "too many frames that ask for nothing, such as PING")
+
+
+def reset(made: FrameBudget) -> int:
+    """Tell how many calls may be opened and reset."""
+    return _taken(made.charge_reset, "too many calls were opened and reset")
+
+
+def _taken(charge: Callable[[], None], refusal: str) -> int:
+    for taken in itertools.count():
+        try:
+            charge()
+        except Http2Error as error:
+            if (error.code, error.text) == (Fault.ENHANCE_YOUR_CALM, refusal):
+                return taken
+            raise
+    raise AssertionError
+
+
+def test_a_second_has_as_many_frames_that_ask_for_nothing_as_the_limit_says() -> None:
+    made, _ = budget()
+
+    assert charged(made) == FRAMES
+    made.renew()
+    assert charged(made) == FRAMES
+
+
+def test_what_is_sent_in_that_second_earns_more_of_them() -> None:
+    made, outbox = budget()
+    outbox.sent_frames += 3
+
+    assert charged(made) == FRAMES + 3 * EARNED
+    made.renew()
+    assert charged(made) == FRAMES
+
+
+def test_so_do_calls_that_are_open_for_as_long_as_they_are() -> None:
+    made, outbox = budget()
+    outbox.streams = {1: None, 3: None}
+
+    assert charged(made) == FRAMES + 2 * EARNED
+    made.renew()
+    assert charged(made) == FRAMES + 2 * EARNED
+
+
+def test_and_those_that_were_taken_back() -> None:
+    made, _ = budget()
+    for _ in range(RESETS):
+        made.charge_reset()
+
+    assert charged(made) == FRAMES + RESETS * EARNED
+    made.renew()
+    assert charged(made) == FRAMES
+
+
+def test_a_second_has_as_many_resets_as_the_limit_says_and_one_more_for_each_answer() -> None:
+    made, outbox = budget()
+    assert reset(made) == RESETS
+
+    made.renew()
+    outbox.answered += 7
+    assert reset(made) == RESETS + 7
+
+    made.renew()
+    assert reset(made) == RESETS
+
+
+def test_what_was_sent_and_answered_before_earns_nothing() -> None:
+    outbox: Any = FakeOutbox()
+    outbox.sent_frames = outbox.answered = 1000
+    made = FrameBudget(Http2Limits(max_idle_frames=FRAMES, max_resets=RESETS), outbox)
+
+    assert charged(made) == FRAMES
+    made.renew()
+    assert reset(made) == RESETS
+
+
+def test_a_second_has_a_hundred_settings_whatever_is_sent_and_open() -> None:
+    made, outbox = budget()
+    outbox.sent_frames, outbox.answered, outbox.streams = 1000, 1000, dict.fromkeys(range(1000))
+    for _ in range(2):
+        for _ in range(SETTINGS):
+            made.charge_settings()
+        with pytest.raises(Http2Error) as error:
+            made.charge_settings()
+        assert error.value.code == Fault.ENHANCE_YOUR_CALM
+        made.renew()
+
+
+KINDS = st.sampled_from(["charge", "charge_reset", "send", "answer", "open", "renew"])
+
+
+@given(st.lists(KINDS, max_size=200))
+def test_it_refuses_exactly_what_is_beyond_what_the_second_has_earned(steps: list[str]) -> None:
+    made, outbox = budget()
+    spent = dict.fromkeys(["charge", "charge_reset", "send", "answer"], 0)
+    for step in steps:
+        if step == "renew":
+            made.renew()
+            spent = dict.fromkeys(spent, 0)
+            continue
+        if step == "open":
+            outbox.streams[len(outbox.streams)] = None
+            continue
+        spent[step] += 1
+        outbox.sent_frames += step == "send"
+        outbox.answered += step == "answer"
+        frames = FRAMES + EARNED * (spent["send"] + len(outbox.streams) + spent["charge_reset"])
+        most = {"charge": frames, "charge_reset": RESETS + spent["answer"]}.get(step)
+        if most is None:
+            continue
+        ask = made.charge_reset if step == "charge_reset" else partial(made.charge, "PING")
+        if spent[step] <= most:
+            ask()
+        else:
+            with pytest.raises(Http2Error):
+                ask()

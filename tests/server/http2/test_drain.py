@@ -1,0 +1,195 @@
+"""Drain alone: how a connection is ended in good order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.server.http2.drain import DRAIN_PING, Drain
+from penstock.server.http2.frames import MAX_WINDOW, PING, Fault, frame, goaway
+
+from .parts import FakeOutbox
+from .wire import FakeLoop
+
+DRAIN_LINGER_S, GOODBYE_S = 0.5, 1.0
+FIRST = goaway(MAX_WINDOW, Fault.NO_ERROR) + frame(PING, 0, 0, DRAIN_PING)
+
+
+class Leaving:
+    """A connection as its Drain sees it. `closed_after` is what `close` was told."""
+
+    def __init__(self, *, begun: bool = True, last_id: int = 0) -> None:
+        self.loop = FakeLoop()
+        self.outbox = FakeOutbox()
+        self.transport = self.outbox.transport
+        self.begun, self.last_id = begun, last_id
+        self.max_streams = 100
+        self.streams: dict[int, Any] = {}
+        self.closed_after: list[float] = []
+        loop: Any = self.loop
+        self.drain = Drain(loop)
+
+    @property
+    def closed(self) -> bool:
+        return bool(self.closed_after)
+
+    def close(self, linger_s: float) -> None:
+        self.closed_after.append(linger_s)
+
+    def shutdown(self) -> None:
+        connection: Any = self
+        self.drain.begin(connection)
+
+    def acknowledge(self) -> None:
+        connection: Any = self
+        self.drain.acknowledged(connection)
+
+    def come_late(self) -> None:
+        connection: Any = self
+        self.drain.come_late(connection)
+
+    def announce(self) -> None:
+        connection: Any = self
+        self.drain.announce(connection)
+
+
+def left(last_id: int) -> bytes:
+    return goaway(last_id, Fault.NO_ERROR)
+
+
+def test_it_is_told_and_asked_and_told_once_more_when_it_knows() -> None:
+    leaving = Leaving(last_id=5)
+    leaving.shutdown()
+    assert leaving.outbox.written == [FIRST]
+    assert (leaving.drain.draining, leaving.drain.leaving, leaving.max_streams) == (True, False, 100)
+
+    leaving.last_id = 7
+    leaving.acknowledge()
+    assert leaving.outbox.written == [FIRST, left(7)]
+    assert (leaving.drain.leaving, leaving.max_streams) == (True, 0)
+
+
+def test_it_closes_with_its_last_answer() -> None:
+    leaving = Leaving(last_id=1)
+    leaving.streams[1] = None
+    leaving.shutdown()
+    leaving.acknowledge()
+    leaving.outbox.flushed()
+    assert not leaving.closed
+
+    leaving.streams.clear()
+    leaving.outbox.flushed()
+    assert leaving.closed_after == [GOODBYE_S]
+
+
+def test_an_answer_to_its_ping_is_not_waited_for_long() -> None:
+    leaving = Leaving(last_id=3)
+    leaving.shutdown()
+    leaving.loop.pass_time(DRAIN_LINGER_S - 0.01)
+    assert leaving.outbox.written == [FIRST]
+
+    leaving.loop.pass_time(0.01)
+    assert leaving.outbox.written == [FIRST, left(3)]
+
+
+def test_each_of_it_happens_once() -> None:
+    leaving = Leaving(last_id=3)
+    leaving.shutdown()
+    leaving.shutdown()
+    leaving.acknowledge()
+    leaving.acknowledge()
+    leaving.loop.pass_time(DRAIN_LINGER_S)
+
+    assert leaving.outbox.written == [FIRST, left(3)]
+
+
+def test_an_answer_to_a_ping_that_was_not_sent_is_nothing() -> None:
+    leaving = Leaving(last_id=3)
+    leaving.acknowledge()
+
+    assert leaving.outbox.written == []
+    assert not leaving.drain.leaving
+
+
+def test_one_that_has_closed_meanwhile_is_told_nothing() -> None:
+    leaving = Leaving(last_id=3)
+    leaving.shutdown()
+    leaving.closed_after.append(0.0)
+    leaving.loop.pass_time(DRAIN_LINGER_S)
+
+    assert leaving.outbox.written == [FIRST]
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_one_that_has_not_begun_has_a_moment_for_that(begins: bool) -> None:
+    leaving = Leaving(begun=False)
+    leaving.shutdown()
+    assert (leaving.drain.draining, leaving.outbox.written) == (True, [])
+    if begins:
+        leaving.begun = True
+        leaving.announce()
+    leaving.loop.pass_time(DRAIN_LINGER_S)
+
+    assert leaving.transport.closed is not begins
+    assert leaving.outbox.written == ([FIRST, left(0)] if begins else [])
+
+
+def test_one_that_was_refused_meanwhile_closes_as_it_would() -> None:
+    leaving = Leaving(begun=False)
+    leaving.shutdown()
+    leaving.closed_after.append(0.0)
+    leaving.loop.pass_time(DRAIN_LINGER_S)
+
+    assert not leaving.transport.closed
+
+
+# -- late ones -------------------------------------------------------------------------------------------------
+
+
+def test_one_that_came_late_and_asked_is_told_to_go_after_a_moment() -> None:
+    leaving = Leaving()
+    leaving.come_late()
+    leaving.last_id = 1
+    leaving.loop.pass_time(DRAIN_LINGER_S - 0.01)
+    assert (leaving.drain.late, leaving.outbox.written) == (True, [])
+
+    leaving.loop.pass_time(0.01)
+    assert leaving.outbox.written == [FIRST]
+
+
+def test_one_that_asked_nothing_is_closed_without_a_word() -> None:
+    leaving = Leaving()
+    leaving.come_late()
+    leaving.loop.pass_time(DRAIN_LINGER_S)
+
+    assert leaving.transport.closed
+    assert leaving.outbox.written == []
+
+
+def test_unless_it_was_closed_already() -> None:
+    leaving = Leaving()
+    leaving.come_late()
+    leaving.closed_after.append(0.0)
+    leaving.loop.pass_time(DRAIN_LINGER_S)
+
+    assert not leaving.transport.closed
+
+
+def test_where_its_port_closes_it_is_told_once_it_has_asked_and_not_before() -> None:
+    leaving = Leaving()
+    leaving.come_late()
+    leaving.shutdown()
+    assert (leaving.drain.hurried, leaving.drain.draining, leaving.outbox.written) == (True, False, [])
+
+    leaving.last_id = 1
+    leaving.shutdown()
+    assert (leaving.drain.draining, leaving.outbox.written) == (True, [FIRST])
+
+
+def test_one_that_came_in_time_need_not_have_asked() -> None:
+    leaving = Leaving()
+    leaving.shutdown()
+
+    assert leaving.outbox.written == [FIRST]
+    assert not leaving.drain.hurried

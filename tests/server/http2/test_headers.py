@@ -1,0 +1,217 @@
+"""HeaderMemory alone: header blocks, and what is remembered of them."""
+
+from __future__ import annotations
+
+import pytest
+from hpack import Decoder, Encoder
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.server.http2.frames import END_HEADERS, END_STREAM, HAS_PRIORITY, PADDED, Fault, Http2Error, frame
+from penstock.server.http2.headers import Fields, HeaderMemory, begun_with, encode
+
+MOST_BYTES = 1000
+ENDS = END_HEADERS | END_STREAM
+
+
+class Memory:
+    """A HeaderMemory; `made` are the lists that it had to decode."""
+
+    def __init__(self, max_bytes: int = MOST_BYTES) -> None:
+        self.memory: HeaderMemory[Fields] = HeaderMemory(max_bytes)
+        self.made: list[Fields] = []
+
+    def decode(self, block: bytes) -> Fields:
+        def resolve(fields: Fields) -> Fields:
+            self.made.append(fields)
+            return fields
+
+        return self.memory.decode(block, resolve)
+
+
+def fault(flags: int, payload: bytes, *continued: bytes) -> Fault | None:
+    memory = Memory().memory
+    try:
+        memory.begun(flags, 1, payload)
+        for more in continued:
+            memory.continued(0, more)
+    except Http2Error as error:
+        return error.code
+    return None
+
+
+# -- what comes in frames --------------------------------------------------------------------------------------
+
+
+def test_a_block_in_one_frame_is_given_as_it_is() -> None:
+    memory = Memory().memory
+
+    assert memory.begun(ENDS, 5, b"block") == b"block"
+    assert (memory.block, memory.stream_id, memory.ended) == (None, 5, END_STREAM)
+    assert memory.begun(END_HEADERS, 7, b"") == b""
+    assert (memory.stream_id, memory.ended) == (7, 0)
+
+
+def test_one_that_goes_on_is_open_until_it_ends() -> None:
+    memory = Memory().memory
+
+    assert memory.begun(END_STREAM, 5, b"a") is None
+    assert memory.continued(0, b"b") is None
+    assert memory.block is not None
+    assert memory.continued(END_HEADERS, b"c") == b"abc"
+    assert (memory.stream_id, memory.ended) == (5, END_STREAM)
+    assert not memory.block
+
+
+def test_padding_and_priority_are_taken_off() -> None:
+    memory = Memory().memory
+
+    assert memory.begun(END_HEADERS | PADDED, 1, b"\2block\0\0") == b"block"
+    assert memory.begun(END_HEADERS | HAS_PRIORITY, 1, b"12345block") == b"block"
+    assert memory.begun(END_HEADERS | PADDED | HAS_PRIORITY, 1, b"\1" + b"12345block\0") == b"block"
+    assert memory.begun(END_HEADERS | HAS_PRIORITY, 1, b"12345") == b""
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts", "code"),
+    [
+        (END_HEADERS | HAS_PRIORITY, [b"1234"], Fault.FRAME_SIZE_ERROR),
+        (END_HEADERS | PADDED, [b"\5abc"], Fault.PROTOCOL_ERROR),
+        (END_HEADERS, [bytes(MOST_BYTES)], None),
+        (END_HEADERS, [bytes(MOST_BYTES + 1)], Fault.ENHANCE_YOUR_CALM),
+        (0, [bytes(MOST_BYTES - 1), b"x"], None),
+        (0, [bytes(MOST_BYTES - 1), b"xy"], Fault.ENHANCE_YOUR_CALM),
+        (0, [b"x", *[bytes(100)] * 10], Fault.ENHANCE_YOUR_CALM),
+        (END_HEADERS, [b"x", b"y"], Fault.PROTOCOL_ERROR),  # CONTINUATION of nothing
+    ],
+)
+def test_what_is_wrong_or_too_large_is_refused(flags: int, parts: list[bytes], code: Fault | None) -> None:
+    assert fault(flags, *parts) == code
+
+
+# -- what is remembered ----------------------------------------------------------------------------------------
+
+
+def test_a_block_is_decoded_once_when_the_table_has_settled() -> None:
+    memory, encoder = Memory(), Encoder()
+    for _ in range(4):
+        assert memory.decode(encoder.encode([(b"a", b"b")])) == [(b"a", b"b")]
+
+    assert len(memory.made) == 2  # the first changes the table
+
+
+def test_what_was_known_is_forgotten_when_it_changes() -> None:
+    memory, encoder = Memory(), Encoder()
+    first, second = [(b"a", b"b")], [(b"c", b"d")]
+    memory.decode(encoder.encode(first))
+    memory.decode(encoder.encode(first))
+    memory.decode(encoder.encode(second))
+    assert memory.memory.known == {}
+
+    # the same field has another index now
+    assert memory.decode(encoder.encode(first)) == first
+
+
+def test_a_table_whose_size_changes_has_changed() -> None:
+    memory, encoder = Memory(), Encoder()
+    fields = [(b":method", b"GET")]
+    memory.decode(encoder.encode(fields))
+    encoder.header_table_size = 100
+    memory.decode(encoder.encode(fields))
+
+    assert memory.memory.known == {}
+
+
+def test_a_table_that_is_made_smaller_forgets_what_it_held() -> None:
+    memory = Memory()
+    memory.decode(Encoder().encode([(b"a", b"b")]))
+    assert memory.decode(b"\xbe") == [(b"a", b"b")]
+
+    with pytest.raises(Http2Error) as error:
+        memory.decode(b"\x20\xbe")
+    assert error.value.code == Fault.COMPRESSION_ERROR
+
+
+def test_no_more_than_32_blocks_are_known() -> None:
+    memory = Memory()
+    blocks = [encode([(b"n", b"%d" % number)]) for number in range(33)]
+    for block in blocks[:32]:
+        memory.decode(block)
+    assert len(memory.memory.known) == 32
+    memory.decode(blocks[32])
+
+    assert memory.memory.known.keys() == {blocks[32]}
+
+
+@pytest.mark.parametrize(("size", "known"), [(4095, 1), (4096, 0)])
+def test_a_long_list_is_not_kept(size: int, known: int) -> None:
+    memory = Memory(10_000)
+    memory.decode(encode([(b"n", bytes(size))]))
+
+    assert len(memory.memory.known) == known
+
+
+@pytest.mark.parametrize(
+    ("block", "code"),
+    [
+        (b"\xff\xff", Fault.COMPRESSION_ERROR),
+        (b"\xfe", Fault.COMPRESSION_ERROR),  # an index beyond the table
+        (b"\x40\x05ab", Fault.COMPRESSION_ERROR),
+        (b"\x20\x20\x20", Fault.COMPRESSION_ERROR),
+        (b"\x20\x3f\xe1\x1f\x20", Fault.COMPRESSION_ERROR),
+        (b"\x3f", Fault.COMPRESSION_ERROR),
+        (encode([(b"n", bytes(MOST_BYTES - 33))]), None),
+        (encode([(b"n", bytes(MOST_BYTES - 32))]), Fault.ENHANCE_YOUR_CALM),
+        (b"\x20\x20", None),
+        (b"", None),
+    ],
+)
+def test_a_block_that_cannot_be_decoded_or_makes_too_long_a_list_is_refused(block: bytes, code: Fault | None) -> None:
+    found = None
+    try:
+        Memory().decode(block)
+    except Http2Error as error:
+        found = error.code
+
+    assert found == code
+
+
+WORD = st.binary(max_size=12)
+FIELD = st.tuples(
+    st.sampled_from([b":path", b":method", b"te", b"x-a", b"x-b"]), st.one_of(WORD, st.sampled_from([b"/a", b"GET"]))
+)
+
+
+@given(st.lists(st.lists(FIELD, max_size=5), max_size=30), st.lists(st.integers(0, 4096), max_size=3))
+def test_what_is_given_is_what_decoding_each_block_would_give(lists: list[Fields], sizes: list[int]) -> None:
+    memory, encoder = Memory(10_000), Encoder()
+    for number, fields in enumerate(lists + lists):
+        if number % 7 == 6 and sizes:
+            encoder.header_table_size = sizes.pop()
+        assert memory.decode(encoder.encode(fields)) == fields
+
+
+# -- ours ------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.one_of(st.sampled_from([b":status", b"content-type"]), WORD.filter(len)), WORD)))
+def test_what_is_encoded_reads_the_same_whatever_the_table_holds(fields: Fields) -> None:
+    decoder = Decoder()
+    decoder.decode(Encoder().encode([(b"a", b"b")]))
+    table = list(decoder.header_table.dynamic_entries)
+
+    assert [tuple(field) for field in decoder.decode(encode(fields), raw=True)] == fields
+    assert list(decoder.header_table.dynamic_entries) == table
+
+
+@pytest.mark.parametrize(("value", "block"), [(b"200", b"\x88"), (b"400", b"\x8c"), (b"404", b"\x08\x03404")])
+def test_the_usual_statuses_are_one_byte(value: bytes, block: bytes) -> None:
+    assert encode([(b":status", value)]) == block
+
+
+def test_a_long_value_has_its_length_before_it() -> None:
+    assert encode([(b"n", bytes(200))]) == b"\0\1n\x7f\x49" + bytes(200)
+
+
+def test_a_notice_goes_to_the_beginning_of_a_block() -> None:
+    assert begun_with(b"\x20", frame(1, ENDS, 5, b"block")) == frame(1, ENDS, 5, b"\x20block")

@@ -1,0 +1,599 @@
+"""Outbox alone: what leaves, within the peer's windows, the transport's pace and a turn for each stream."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.server.http2 import frames
+from penstock.server.http2.frames import (
+    ACK,
+    DATA,
+    DEFAULT_WINDOW,
+    HEADER_TABLE_SIZE,
+    INITIAL_WINDOW_SIZE,
+    MAX_FRAME_SIZE,
+    MAX_WINDOW,
+    MIN_FRAME_BYTES,
+    SETTINGS,
+    Fault,
+    Http2Error,
+)
+from penstock.server.http2.outbox import Outbox
+from penstock.server.http2.shared import Http2Shared
+from penstock.server.http2.stream import LOW_BYTES
+
+from .parts import FakeStream, shared_of
+from .wire import FakeLoop, FakeTransport, Frame, frames_of
+
+LAST = frames.frame(frames.HEADERS, frames.END_STREAM | frames.END_HEADERS, 0, b"last")
+TURN = 1 << 18
+
+
+class Sender:
+    """An Outbox with a peer that reads what it writes; it is the connection of its streams, too."""
+
+    def __init__(self) -> None:
+        self.shared: Http2Shared = shared_of()
+        self.loop: FakeLoop = self.shared.loop  # type: ignore[assignment]
+        self.told: list[tuple[Any, ...]] = []
+        self.outbox = Outbox(self.shared, {})
+        self.transport = self.outbox.transport = FakeTransport()
+        self._read = 0
+
+    def open(self, stream_id: int) -> FakeStream:
+        stream = self.outbox.streams[stream_id] = FakeStream(stream_id, self.told, self)
+        return stream
+
+    def end(self, stream: FakeStream, last: bytes) -> None:
+        self.told.append(("end", stream.stream_id))
+        self.outbox.send_headers(last)
+        del self.outbox.streams[stream.stream_id]
+        self.outbox.forget(stream)
+
+    def widen(self, stream_id: int, size: int) -> None:
+        if stream_id:
+            assert self.outbox.widen_stream(self.outbox.streams[stream_id], size)
+        else:
+            self.outbox.widen(size)
+
+    def configure(self, number: int, value: int) -> None:
+        self.outbox.configure(frames.settings({number: value})[frames.HEAD_BYTES :])
+
+    def seen(self) -> list[Frame]:
+        """Give the frames that the peer has got since this was last asked."""
+        self.loop.turn()
+        found = frames_of(bytes(self.transport.written[self._read :]))
+        self._read = len(self.transport.written)
+        return found
+
+    def sent(self) -> dict[int, int]:
+        """Likewise, how much of each stream it was."""
+        sizes: Counter[int] = Counter()
+        for frame in self.seen():
+            if frame.kind == DATA:
+                sizes[frame.stream] += len(frame.payload)
+        return dict(sizes)
+
+
+# -- windows ---------------------------------------------------------------------------------------------------
+
+
+def test_no_more_leaves_than_the_streams_window() -> None:
+    sender = Sender()
+    stream = sender.open(1)
+    sender.outbox.widen(10**6)
+    sender.outbox.queue(stream, (bytes(DEFAULT_WINDOW + 10),))
+    assert sender.sent() == {1: DEFAULT_WINDOW}
+
+    sender.widen(1, 3)
+    assert sender.sent() == {1: 3}
+    sender.widen(1, 100)
+    assert sender.sent() == {1: 7}
+    assert stream.unsent is None
+    assert sender.outbox.blocked == {}
+
+
+def test_nor_than_the_connections() -> None:
+    sender = Sender()
+    for stream_id in (1, 3):
+        stream = sender.open(stream_id)
+        sender.outbox.widen_stream(stream, 10**6)
+        sender.outbox.queue(stream, (bytes(40_000),))
+    assert sum(sender.sent().values()) == DEFAULT_WINDOW
+
+    sender.widen(0, 1)
+    assert sum(sender.sent().values()) == 1
+
+
+def test_a_connection_window_that_opens_little_by_little_is_shared_by_all_who_wait() -> None:
+    sender = Sender()
+    for stream_id in (1, 3, 5):
+        sender.outbox.widen_stream(sender.open(stream_id), 10**6)
+        sender.outbox.queue(sender.outbox.streams[stream_id], (bytes(500_000),))
+    sender.seen()
+
+    served: Counter[int] = Counter()
+    for _ in range(30):
+        sender.widen(0, 1000)
+        served.update(sender.sent())
+    assert served == {1: 10_000, 3: 10_000, 5: 10_000}
+
+
+def test_a_stream_whose_window_is_shut_takes_no_turn_from_the_others() -> None:
+    sender = Sender()
+    for stream_id in (1, 3, 5):
+        stream = sender.open(stream_id)
+        stream.credit = -DEFAULT_WINDOW if stream_id == 3 else 10**6
+        sender.outbox.queue(stream, (bytes(500_000),))
+    sender.seen()
+
+    served: Counter[int] = Counter()
+    for _ in range(30):
+        sender.widen(0, 1000)
+        served.update(sender.sent())
+    assert served == {1: 15_000, 5: 15_000}
+
+
+@pytest.mark.parametrize("increment", [0, MAX_WINDOW])
+def test_a_wrong_window_of_the_connection_ends_it(increment: int) -> None:
+    with pytest.raises(Http2Error) as error:
+        Sender().widen(0, increment)
+
+    assert error.value.code == (Fault.FLOW_CONTROL_ERROR if increment else Fault.PROTOCOL_ERROR)
+
+
+def test_windows_may_be_as_large_as_they_can_and_no_larger() -> None:
+    sender = Sender()
+    sender.widen(0, MAX_WINDOW - DEFAULT_WINDOW)
+    stream = sender.open(1)
+
+    assert sender.outbox.widen_stream(stream, MAX_WINDOW - DEFAULT_WINDOW)
+    assert not sender.outbox.widen_stream(stream, 1)
+
+
+def test_the_peers_settings_move_the_windows_of_open_streams_and_are_acknowledged() -> None:
+    sender = Sender()
+    stream = sender.open(1)
+    sender.outbox.widen(10**6)
+    sender.outbox.queue(stream, (bytes(100_000),))
+    sender.seen()
+
+    sender.configure(INITIAL_WINDOW_SIZE, 0)
+    sender.configure(INITIAL_WINDOW_SIZE, DEFAULT_WINDOW + 1000)
+    found = sender.seen()
+    assert found[:2] == [Frame(SETTINGS, ACK, 0, b"")] * 2
+    assert [len(frame.payload) for frame in found[2:]] == [1000]
+
+
+def test_they_may_not_lift_a_stream_beyond_what_a_window_can_be() -> None:
+    sender = Sender()
+    sender.open(1).credit = 1
+    sender.configure(INITIAL_WINDOW_SIZE, MAX_WINDOW - 1)
+    with pytest.raises(Http2Error) as error:
+        sender.configure(INITIAL_WINDOW_SIZE, MAX_WINDOW)
+
+    assert error.value.code == Fault.FLOW_CONTROL_ERROR
+
+
+def test_no_frame_is_larger_than_the_peer_takes() -> None:
+    sender = Sender()
+    sender.outbox.widen(10**6)
+    stream = sender.open(1)
+    sender.outbox.widen_stream(stream, 10**6)
+    sender.outbox.queue(stream, (bytes(40_000),))
+    assert [len(frame.payload) for frame in sender.seen()] == [MIN_FRAME_BYTES, MIN_FRAME_BYTES, 40_000 - 2 * 16384]
+
+    sender.configure(MAX_FRAME_SIZE, 30_000)
+    sender.outbox.queue(stream, (bytes(40_000),))
+    assert [len(frame.payload) for frame in sender.seen() if frame.kind == DATA] == [30_000, 10_000]
+
+
+@pytest.mark.parametrize(("size", "notice"), [(4095, frames.HEAD_BYTES), (4096, 0)])
+def test_a_header_table_that_is_made_smaller_is_told_once_before_the_next_block(size: int, notice: int) -> None:
+    sender = Sender()
+    sender.configure(HEADER_TABLE_SIZE, size)
+    sender.seen()
+    sender.outbox.send_headers(LAST)
+    sender.outbox.send_headers(LAST)
+
+    blocks = [frame.payload for frame in sender.seen()]
+    assert blocks == [(b"\x20" if notice else b"") + b"last", b"last"]
+
+
+# -- pieces ----------------------------------------------------------------------------------------------------
+
+
+def test_pieces_are_put_together_in_frames_and_empty_ones_are_none() -> None:
+    sender = Sender()
+    sender.outbox.queue(sender.open(1), (b"head", b"", b"body"))
+    assert sender.seen() == [Frame(DATA, 0, 1, b"headbody")]
+
+    sender.outbox.queue(sender.open(3), (b"",))
+    assert sender.seen() == []
+    assert sender.outbox.blocked == {}
+
+
+def test_what_waits_is_counted_whole_till_its_last_byte_has_left() -> None:
+    sender = Sender()
+    stream = sender.open(1)
+    stream.credit = 100 - DEFAULT_WINDOW
+    sender.outbox.queue(stream, (bytes(90), bytes(50)))
+    assert sender.shared.untaken.held_bytes == 50
+
+    sender.widen(1, 39)
+    assert sender.shared.untaken.held_bytes == 50
+    sender.widen(1, 1)
+    assert sender.shared.untaken.held_bytes == 0
+
+
+def test_the_last_frame_follows_the_last_byte() -> None:
+    sender = Sender()
+    stream = sender.open(1)
+    stream.credit = 10 - DEFAULT_WINDOW
+    sender.outbox.queue(stream, (bytes(15),))
+    assert stream.unsent is not None
+    stream.unsent.last = LAST
+    assert sender.sent() == {1: 10}
+
+    sender.widen(1, 5)
+    assert [frame.payload for frame in sender.seen()] == [bytes(5), b"last"]
+    assert ("end", 1) in sender.told
+
+
+@pytest.mark.parametrize(("left", "told"), [(LOW_BYTES, True), (LOW_BYTES + 1, False)])
+def test_a_stream_learns_that_little_is_left(left: int, told: bool) -> None:
+    sender = Sender()
+    stream = sender.open(1)
+    stream.credit = 10 - DEFAULT_WINDOW
+    sender.outbox.queue(stream, (bytes(10 + left),))
+
+    assert (("left", 1) in sender.told) == told
+
+
+def test_time_without_progress_begins_anew_with_each_byte() -> None:
+    sender = Sender()
+    stream = sender.open(1)
+    stream.credit = -DEFAULT_WINDOW
+    sender.outbox.queue(stream, (bytes(15),))
+    assert stream.unsent is not None
+    stream.unsent.waited_s = 5.0
+    sender.widen(0, 1)
+    assert stream.unsent.waited_s == 5.0
+
+    sender.widen(1, 1)
+    assert stream.unsent.waited_s == 0.0
+    assert stream.unsent.size == 14
+
+
+def test_what_of_a_stream_is_forgotten_is_neither_sent_nor_counted() -> None:
+    sender = Sender()
+    stream = sender.open(1)
+    stream.credit = -DEFAULT_WINDOW
+    sender.outbox.queue(stream, (bytes(15),))
+    sender.outbox.forget(stream)
+    sender.widen(1, 100)
+
+    assert sender.seen() == []
+    assert sender.shared.untaken.held_bytes == 0
+    assert sender.outbox.quick_bytes == MIN_FRAME_BYTES
+
+
+def test_what_else_waits_when_one_is_forgotten_is_still_first() -> None:
+    sender = Sender()
+    for stream_id in (1, 3):
+        sender.open(stream_id).credit = -DEFAULT_WINDOW
+        sender.outbox.queue(sender.outbox.streams[stream_id], (bytes(15),))
+    sender.outbox.forget(sender.outbox.streams[1])
+    assert sender.outbox.quick_bytes == 0
+
+    sender.outbox.pause()
+    sender.outbox.forget(sender.outbox.streams[3])
+    assert sender.outbox.quick_bytes == 0
+
+
+def test_nothing_is_quick_while_anything_waits() -> None:
+    sender = Sender()
+    stream = sender.open(1)
+    stream.credit = -DEFAULT_WINDOW
+    assert sender.outbox.quick_bytes == MIN_FRAME_BYTES
+    sender.outbox.queue(stream, (bytes(15),))
+    assert sender.outbox.quick_bytes == 0
+
+    sender.widen(1, 15)
+    assert sender.outbox.quick_bytes == MIN_FRAME_BYTES
+
+
+def test_frames_with_payload_and_header_blocks_are_counted_and_others_are_not() -> None:
+    sender = Sender()
+    assert (sender.outbox.sent_frames, sender.outbox.answered) == (0, 0)
+    sender.outbox.queue(sender.open(1), (bytes(20_000),))
+    assert sender.outbox.sent_frames == 2
+    sender.outbox.send_headers(LAST)
+    assert sender.outbox.sent_frames == 3
+
+    sender.outbox.write(frames.frame(frames.PING, 0, 0, bytes(8)))
+    assert sender.outbox.sent_frames == 3
+
+
+# -- the transport ---------------------------------------------------------------------------------------------
+
+
+def test_all_of_a_turn_leaves_in_one_write() -> None:
+    sender = Sender()
+    sender.outbox.write(LAST)
+    sender.outbox.write(LAST)
+    sender.outbox.send_headers(LAST)
+    sender.outbox.queue(sender.open(1), (b"x",))
+    assert sender.transport.writes == 0
+
+    assert len(sender.seen()) == 4
+    assert sender.transport.writes == 1
+
+
+def test_a_great_answer_is_written_in_turns_and_stops_where_the_transport_is_full() -> None:
+    sender = Sender()
+    sender.widen(0, 10**7)
+    stream = sender.open(1)
+    stream.credit = 10**7
+    write = sender.transport.write
+
+    def full(sent: bytes) -> None:
+        write(sent)
+        if sender.transport.writes == 2:
+            sender.outbox.pause()
+
+    sender.transport.write = full  # type: ignore[method-assign]
+    sender.outbox.queue(stream, (bytes(10 * TURN),))
+    assert sender.transport.writes == 2
+    assert sender.sent() == {1: 2 * TURN}
+
+    sender.outbox.resume()
+    assert sender.sent() == {1: 8 * TURN}
+
+
+def test_several_of_them_have_their_turns_in_writes_that_are_no_larger() -> None:
+    sender = Sender()
+    sender.outbox.pause()
+    sender.widen(0, 10**7)
+    for stream_id in (1, 3, 5):
+        sender.open(stream_id).credit = 10**7
+        sender.outbox.queue(sender.outbox.streams[stream_id], (bytes(2 * TURN),))
+    written: list[int] = []
+    sender.transport.write = lambda sent: written.append(len(sent))  # type: ignore[method-assign]
+    sender.outbox.resume()
+    sender.loop.turn()
+
+    heads = TURN // MIN_FRAME_BYTES * frames.HEAD_BYTES
+    assert written == [TURN + heads] * 6
+
+
+def test_while_it_is_full_nothing_is_written_or_quick_and_what_it_holds_is_counted() -> None:
+    sender = Sender()
+    sender.transport.stuck = 1234
+    sender.outbox.pause()
+    assert sender.shared.untaken.held_bytes == 1234
+    assert sender.outbox.quick_bytes == 0
+    sender.outbox.queue(sender.open(1), (b"x",))
+    sender.outbox.write(LAST)
+    assert sender.seen() == []
+    assert sender.outbox.quick_bytes == 0
+
+    sender.outbox.resume()
+    assert len(sender.seen()) == 2
+    assert sender.outbox.quick_bytes == MIN_FRAME_BYTES
+    assert sender.shared.untaken.held_bytes == 0
+
+
+@pytest.mark.parametrize(("count", "dropped"), [(10_000, False), (10_001, True)])
+def test_a_peer_that_asks_and_never_reads_is_dropped(count: int, dropped: bool) -> None:
+    sender = Sender()
+    sender.outbox.pause()
+    for _ in range(count):
+        sender.outbox.write(LAST)
+    sender.loop.turn()
+
+    assert sender.transport.aborted == dropped
+
+
+def test_nothing_is_kept_for_one_that_is_closing() -> None:
+    sender = Sender()
+    sender.transport.close()
+    sender.outbox.write(LAST)
+    sender.loop.turn()
+
+    assert sender.outbox.frames == []
+    assert sender.transport.writes == 0
+
+
+def test_who_waits_for_a_write_is_told_of_each() -> None:
+    sender, told = Sender(), []
+    sender.outbox.flushed = lambda: told.append(sender.transport.writes)
+    sender.outbox.write(LAST)
+    sender.loop.turn()
+    sender.outbox.write(LAST)
+    sender.loop.turn()
+    assert told == [1, 2]
+
+    sender.outbox.close()
+    sender.outbox.write(LAST)
+    sender.loop.turn()
+    assert told == [1, 2]
+
+
+def test_once_it_is_closed_what_waits_does_not_leave() -> None:
+    sender = Sender()
+    stream = sender.open(1)
+    stream.credit = -DEFAULT_WINDOW
+    sender.outbox.queue(stream, (bytes(15),))
+    sender.outbox.close()
+    sender.widen(1, 100)
+
+    assert sender.sent() == {}
+    assert sender.outbox.blocked == {}
+
+
+def test_over_tls_a_great_write_is_given_in_parts_and_what_does_not_fit_is_counted() -> None:
+    sender = Sender()
+    sender.outbox.over_tls = True
+    sender.outbox.write(bytes(2 * TURN + 1))
+    write = sender.transport.write
+
+    def full(sent: bytes) -> None:
+        write(sent)
+        sender.outbox.paused = True
+        sender.transport.stuck += len(sent)
+
+    sender.transport.write = full  # type: ignore[method-assign]
+    sender.loop.turn()
+
+    assert sender.transport.writes == 3
+    assert sender.shared.untaken.held_bytes == 2 * TURN + 1
+
+
+def test_a_small_one_is_not() -> None:
+    sender = Sender()
+    sender.outbox.over_tls = True
+    sender.outbox.write(bytes(TURN))
+    sender.loop.turn()
+
+    assert sender.transport.writes == 1
+
+
+def test_what_the_transport_has_not_got_rid_of_is_unsent() -> None:
+    sender = Sender()
+    assert sender.outbox.unsent_bytes() == 0
+
+    sender.transport.stuck = 5
+    assert sender.outbox.unsent_bytes() == 5
+
+
+def test_so_is_over_tls_what_the_socket_below_it_has_while_it_takes_no_more() -> None:
+    sender = Sender()
+    sender.outbox.over_tls = True
+    ours, theirs = socket.socketpair()
+    sender.transport.get_extra_info = {"socket": ours}.get  # type: ignore[assignment]
+    with ours, theirs:
+        assert sender.outbox.unsent_bytes() == 0
+        ours.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                ours.send(bytes(1024))
+        assert sender.outbox.unsent_bytes() > 0
+
+        while select.select([theirs], [], [], 0)[0]:
+            theirs.recv(1 << 20)
+        assert sender.outbox.unsent_bytes() == 0
+    assert sender.outbox.unsent_bytes() == 0  # a socket that is closed
+
+    sender.transport.get_extra_info = {}.get  # type: ignore[assignment]
+    assert sender.outbox.unsent_bytes() == 0
+
+
+def test_who_is_given_up_is_dropped_and_nothing_of_its_streams_is_counted() -> None:
+    sender = Sender()
+    stream = sender.open(1)
+    stream.credit = -DEFAULT_WINDOW
+    sender.outbox.queue(stream, (bytes(15),))
+    sender.outbox.give_up()
+
+    assert sender.transport.aborted
+    assert sender.shared.untaken.held_bytes == 0
+
+
+# -- all together ----------------------------------------------------------------------------------------------
+
+STREAMS = (1, 3, 5)
+STEPS = st.one_of(
+    st.tuples(st.just("queue"), st.sampled_from(STREAMS), st.integers(0, 300_000)),
+    st.tuples(st.just("widen"), st.sampled_from((0, *STREAMS)), st.integers(1, 200_000)),
+    st.tuples(st.just("begin_with"), st.just(0), st.integers(0, 200_000)),
+    st.tuples(st.sampled_from(["pause", "resume", "look"]), st.just(0), st.just(0)),
+)
+
+
+class Peer:
+    """Keeps count of the windows that it has opened, and of what came of each stream."""
+
+    def __init__(self) -> None:
+        self.sender = Sender()
+        self.queued = {stream_id: bytearray() for stream_id in STREAMS}
+        self.got = {stream_id: bytearray() for stream_id in STREAMS}
+        self.windows = dict.fromkeys((0, *STREAMS), DEFAULT_WINDOW)
+        self._initial = DEFAULT_WINDOW
+        for stream_id in STREAMS:
+            self.sender.open(stream_id)
+
+    def queue(self, stream_id: int, size: int) -> None:
+        content = bytes([len(self.queued[stream_id]) % 251]) * size
+        self.queued[stream_id] += content
+        pieces = (content[: size // 3], content[size // 3 :])
+        self.sender.outbox.queue(self.sender.outbox.streams[stream_id], pieces)
+
+    def widen(self, stream_id: int, size: int) -> None:
+        self.windows[stream_id] += size
+        self.sender.widen(stream_id, size)
+
+    def begin_with(self, stream_id: int, size: int) -> None:
+        self.look()  # what has left before it knew does not count for it
+        for each in STREAMS:
+            self.windows[each] += size - self._initial
+        self._initial = size
+        self.sender.configure(INITIAL_WINDOW_SIZE, size)
+
+    def pause(self, *_: int) -> None:
+        self.sender.outbox.pause()
+
+    def resume(self, *_: int) -> None:
+        self.sender.outbox.resume()
+
+    def look(self, *_: int) -> None:
+        for frame in self.sender.seen():
+            if frame.kind == DATA:
+                size = len(frame.payload)
+                self.got[frame.stream] += frame.payload
+                self.windows[0] -= size
+                self.windows[frame.stream] -= size
+                assert 0 < size <= MIN_FRAME_BYTES
+                assert min(self.windows[0], self.windows[frame.stream]) >= 0
+
+
+@given(st.lists(STEPS, max_size=30))
+def test_never_more_than_the_windows_leaves_and_everything_once_in_order_when_they_open(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    peer = Peer()
+    for step, stream_id, size in steps:
+        getattr(peer, step)(stream_id, size)
+    peer.look()
+    peer.resume()
+    for stream_id in (0, *STREAMS):
+        peer.widen(stream_id, 20_000_000)
+    peer.look()
+
+    assert peer.got == peer.queued
+    assert peer.sender.outbox.blocked == {}
+    assert peer.sender.shared.untaken.held_bytes == 0
+
+
+@given(st.lists(st.integers(1, 5000), min_size=20, max_size=40), st.integers(2, 5))
+def test_no_stream_is_more_than_a_turn_behind_another(openings: list[int], count: int) -> None:
+    sender = Sender()
+    for number in range(count):
+        stream = sender.open(2 * number + 1)
+        stream.credit = 10**7
+        sender.outbox.queue(stream, (bytes(10**6),))
+    sender.sent()
+    turns: list[int] = []
+    for opening in openings:
+        sender.widen(0, opening)
+        turns += sender.sent()
+
+    assert turns == [2 * (number % count) + 1 for number in range(turns[0] // 2, turns[0] // 2 + len(turns))]
