@@ -318,8 +318,7 @@ class Worker:
             lost(self)
 
     def _settle(self) -> None:
-        """Answer all calls: when the worker has ended, or END_S after it was killed, since large processes exit slowly.
-        """
+        """Answer all calls: when the worker has ended, or END_S after it was killed: large processes exit slowly."""
         (begun,) = _NUMBER.unpack_from(self._begun)
         calls, self._calls = self._calls, deque()
         for number, answered, _ in calls:
