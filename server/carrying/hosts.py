@@ -26,8 +26,7 @@ SEATS = 2
 """WorkerSlots per worker: with two, the worker has its next calls while the answers to the last are on their way."""
 SLOW_NS = 2_000_000
 """A worker whose calls take longer uses one slot only, if there are other workers or batches are shared: the pause
-between two Batches is then negligible, while a Batch waiting at one worker cannot run on another or grow.
-"""
+between two Batches is then negligible, while a Batch waiting at one worker cannot run on another or grow."""
 
 
 @dataclass

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 MOST_NS = 1_000_000
 """The maximum predicted time of a Batch's calls: further calls would wait at one worker while another is idle, and
-could be neither taken back nor expired. A worker that does 30,000 calls/s gets 30 of them.
-"""
+could be neither taken back nor expired. A worker that does 30,000 calls/s gets 30 of them."""
 
 
 class WorkerSlot:

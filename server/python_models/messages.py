@@ -24,33 +24,29 @@ import re
 EXECUTE = 32
 """Call. {"requests": [request]}; answered by {"answers": [answer or null], "again": [number]}. The answer is null if it
 is sent separately, or if the request is in `again`: it will be executed once more, by the same number, or cancelled.
-`again` is omitted if empty.
-"""
+`again` is omitted if empty."""
 
 ANSWER = 64
 """From the worker, number: the request's. One answer. `final` marks the last one; with `outputs` null and no `error`,
-the message states only that there are no more.
-"""
+the message states only that there are no more."""
 CANCEL = 65
 """From the server, number: the request's. Its answers are no longer wanted."""
 CALL = 66
 """From the worker, number: its own. Run an inference. {"model", "version": str, "decoupled": bool, "trace": the number
-of the request on whose behalf it is made, 0: none, "request": request}.
-"""
+of the request on whose behalf it is made, 0: none, "request": request}."""
 CALLED = 67
 """From the server, number: as CALL. One answer of that model."""
 LEAVE = 68
 """From the worker, number: as CALL. Its answers are no longer wanted."""
 CONTROL = 69
 """From the worker, number: its own. {"do": "load" | "unload" | "ready", "model", "version": str, "files": [path],
-"config": JSON or "", "dependents": bool (also unload what depends on it)}. The tensors are the files' bytes as uint8.
-"""
+"config": JSON or "", "dependents": bool (also unload models that depend on it)}. The tensors hold the files' bytes as
+uint8."""
 CONTROLLED = 70
 """From the server, number: as CONTROL. {"error": as an answer's, "result": bool}."""
 METRIC = 71
 """From the worker. {"family", "kind": "counter" | "gauge" | "histogram", "help", "labels": {}, "do": "make" |
-"increment" | "set" | "observe" | "drop family", "value": float, "buckets": [float]}.
-"""
+"increment" | "set" | "observe" | "drop family", "value": float, "buckets": [float]}."""
 LOG = 72
 """From the worker. {"level": "info" | "warning" | "error" | "verbose", "message", "file", "line"}."""
 HOLD = 73

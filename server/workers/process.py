@@ -19,8 +19,7 @@ from penstock.backends.errors import Code
 from .order import Order
 
 UNFIT_STATUS = 78
-"""The exit status of a worker whose Python cannot run it; its last line of output says why. Also defined in child.py.
-"""
+"""The exit status of a worker whose Python cannot run it; its last line of output says why. The same as in child.py."""
 _CRASHED = "Extension modules: "
 """The start of the last line that faulthandler writes after a crash. The line does not state the cause."""
 _PACKAGES = ("server", "batching", "backends")

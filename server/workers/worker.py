@@ -35,8 +35,7 @@ CLOSE_LIMIT_S = 10.0
 """How long closing may take, and how long the process may take to exit afterwards."""
 END_S = 0.1
 """How long a process may take to exit after it closes its socket, or after it is killed before its callers are
-answered.
-"""
+answered."""
 
 logger = logging.getLogger("penstock.workers")
 Reply = tuple[bytes, list[Array | None]]
