@@ -91,7 +91,7 @@ class Board:
 
 @dataclass(slots=True)
 class FrontLoad:
-    """What is said of one front end: `waiting` connections were sent to it, and not taken yet."""
+    """The state of one front end: `waiting` connections were sent to it and have not been taken yet."""
 
     connections: int
     takes: int
