@@ -1,10 +1,10 @@
 """FrontCalls: the calls of front ends other than inference, answered by the engine's own application and RPCs.
 
-The engine's half of `calls.py`. Wired by `engine_service.py`, one for each front end's Link:
+The engine's half of `calls.py`. Wired by `engine_server.py`, one for each front end's Link:
 
     answers = FrontCalls(link, app, methods, state)  # app: v2/plane.make_app; methods: v2/rpc/services.methods
     answers.take(kind, number, body, arrays)      # a message of ASK, TAKEN or LEAVE
-    answers.lost()                                # that Link is lost: nobody waits for anything any more
+    answers.lost()                                # that Link is lost: the calls in progress are cancelled
     len(answers)                                  # the number of calls in progress
 
 A change that a call makes to `state` (`shared_state.py`) is in place in every front end before the answer leaves, or
@@ -141,7 +141,7 @@ class _Pace:
         self._wake()
 
     def open(self) -> None:
-        """Stop waiting: nobody takes PARTs any more."""
+        """Stop waiting: PARTs are no longer taken."""
         self._open = True
         self._wake()
 

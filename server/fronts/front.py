@@ -75,8 +75,8 @@ class FrontServer:
     It survives the loss of its engine: requests are rejected at once (503) until the next `attach`. `lost` is called,
     once per attached socket, with the reason when the engine has gone; not after `close`. `apply` sets what this
     process logs when a client changes that. `spread` shares connections with other front ends.
-    Invariants: it is not ready once `drain` has begun. Requests on connections accepted by then are still answered, and
-    those on later ones are rejected with the reason.
+    Invariants: it is not ready once `drain` has begun. Requests on accepted connections are still answered, and clients
+    that connect later are rejected with the reason.
     Threads: the event loop's.
     """
 
@@ -263,8 +263,8 @@ class FrontServer:
     async def drain(self, *, last: bool = True) -> int:
         """Finish accepted requests within the exit timeout.
 
-        `last`: no other process will accept connections. Probes fail for the drain delay first, and requests that
-        arrive meanwhile are rejected with the reason. Otherwise no connection is accepted, and probes are unaffected.
+        `last`: no other process will accept connections. Probes therefore fail for the drain delay first, and clients
+        that connect after it are rejected with the reason. Otherwise the port is closed, and no one need be notified.
         Returns: how much was dropped: requests, or connections with unfinished requests.
         """
         self.health.draining = True

@@ -1,7 +1,7 @@
 """Shared state: what is the same in the engine and in every front end: shared memory regions, and log settings.
 
 It is changed in the engine, which has the only control plane (`answers.py`), and copied to the front ends, where
-inference reads and writes regions. Wired by `engine_service.py` and `front.py`:
+inference reads and writes regions. Wired by `engine_server.py` and `front.py`:
 
     state = SharedState(server.shared_memory, server.observing.logging)  # engine; after `logging.apply` has been set
     state.joined(link)                  # before anything else is sent to a new front end: sends all state, in order

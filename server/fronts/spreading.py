@@ -124,7 +124,7 @@ class ConnectionSpread:
 
     Invariants: a connection that was handed over is not handed on. One that arrived before `finish` is served here; one
     sent later stays with its sender. A drain therefore loses none.
-    Ownership: it closes the mailbox and the sockets to the neighbours.
+    Ownership: it closes the mailbox and the sockets to the neighbors.
     Threads: the event loop's.
     """
 

@@ -28,8 +28,8 @@ class Link:
     """A Wire on a Unix socket. Everything sent in one turn of the loop leaves in one write.
 
     `take` is called with the messages of each read. `lost` is called once, in a later turn, if the other process has
-    gone or has sent something invalid, in which case `take` raises; not after `close`. Messages sent before the process
-    went are taken first. A closed Link refers to neither callback.
+    gone or has sent something invalid, such as messages for which `take` raises; not after `close`. Messages sent
+    before the process went are taken first. A closed Link refers to neither callback.
     Ownership: a descriptor that arrives with a message is closed after `take`, unless `take` removes it from the
     message's list.
     Invariant: sending never blocks. `unsent_bytes` is how much the other side has not read yet; callbacks passed to

@@ -40,8 +40,8 @@ LEAVE = 68
 """From the worker, number: as CALL. Its answers are no longer wanted."""
 CONTROL = 69
 """From the worker, number: its own. {"do": "load" | "unload" | "ready", "model", "version": str, "files": [path],
-"config": JSON or "", "dependents": bool (also unload models that depend on it)}. The tensors hold the files' bytes as
-uint8."""
+"config": JSON or "", "dependents": bool (also unload the models that an ensemble needs)}. The tensors are the files'
+bytes as uint8."""
 CONTROLLED = 70
 """From the server, number: as CONTROL. {"error": as an answer's, "result": bool}."""
 METRIC = 71

@@ -29,7 +29,7 @@ class Child:
     of a signal; both may be replaced. It runs in a session of its own: signals from a terminal reach it only through
     the supervisor.
     Invariant: it never outlives the supervisor, except to finish accepted requests.
-    Threads: the event loop's, on the main thread (the child is signalled when the thread that started it ends).
+    Threads: the event loop's, on the main thread (the child is signaled when the thread that started it ends).
     """
 
     def __init__(self, take: Callable[[list[Message]], None], ended: Callable[[int], None]) -> None:

@@ -54,7 +54,7 @@ class Role(Protocol):
         """Handle a change made to the previous engine since this one was started."""
 
     def hurry(self) -> None:
-        """Hold no batch open any more: the front ends are about to end."""
+        """Hold no more batches open: the front ends are about to end."""
 
     async def drain(self, *, last: bool) -> int:
         """Finish accepted requests; `last`: nothing replaces the process. Returns: how much was dropped."""

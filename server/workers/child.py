@@ -193,7 +193,7 @@ def main(words: list[str]) -> None:
         CallQueue(Channel(socket.socket(fileno=int(sock))), memory).serve()
     except ConnectionError:
         os._exit(1)  # the server has gone
-    except BaseException as error:  # noqa: BLE001 - nothing is served any more, whatever other threads do
+    except BaseException as error:  # noqa: BLE001 - nothing else is served, whatever other threads do
         with contextlib.suppress(Exception):
             traceback.print_exception(error)
         os._exit(1)

@@ -36,7 +36,7 @@ class Process:
     `exited` is called once, on the loop, with the exit status (negative: the signal), or with the reason why the
     process could not be spawned. By then the process is reaped and its group killed.
     Ownership: the child receives `descriptors`, and they are closed here; the last one becomes its output.
-    Threads: the event loop's, except for `_live`; `_lock` prevents `kill` from signalling a reaped process.
+    Threads: the event loop's, except for `_live`; `_lock` prevents `kill` from signaling a reaped process.
     """
 
     def __init__(

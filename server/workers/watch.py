@@ -86,8 +86,9 @@ class Doubt:
     """Grants a call past its limit more time, once: as much as checks on it were late, and at least `least_s`.
 
     The loop may have been delayed while the answer was waiting to be read, or the whole machine may have stood still.
-    The extension never exceeds the limit, since the call itself may be what delays the checks. `call` identifies the
-    call being checked and changes when one begins; each step of a generator has the limit of its own.
+    The extension never exceeds the limit, since the call itself may be what delays the checks. `call` is a number that
+    identifies what is being checked, such as the time at which it began: each step of a generator has the limit of its
+    own.
     """
 
     def __init__(self, least_s: float = 0.0) -> None:

@@ -30,7 +30,7 @@ from .process import Process, ending_of, is_taken
 from .watch import LOOK_S, Doubt, WorkerWatch, see
 
 IDLE_S = 5.0
-"""A worker that has sent nothing for this long is pinged."""
+"""A worker that has been idle for this long is pinged."""
 CLOSE_LIMIT_S = 10.0
 """How long closing may take, and how long the process may take to exit afterwards."""
 END_S = 0.1
