@@ -1,1 +1,1 @@
-"""Carrying: models whose calls go to a worker process as they came, and are answered there one after another."""
+"""Carried calls: calls sent unread to a model's worker process, which answers them one after another."""

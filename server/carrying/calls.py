@@ -1,4 +1,4 @@
-"""RawCall: a call on its way through the Engine that nobody reads before its worker. Made by the dialects' Services."""
+"""RawCall: a call that passes through the Engine unread, for its worker to read. Created by the dialects' Services."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from penstock.batching.model import Model
 
 RAW = ()
-"""The Key of calls that travel as they came: they are sent to a worker together, and run there one after another."""
+"""The Key of carried calls: they are sent to a worker together, and run there one after another."""
 
 
 class RawCall(InferRequest):
-    """An InferRequest whose `body` its worker reads, and whose `reply` is what has come back of it.
+    """An InferRequest whose `body` the worker reads, and whose `reply` is the worker's answer.
 
     It has no tensors, and counts as one row. It has a reply unless it has an error.
     """

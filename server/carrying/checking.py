@@ -1,4 +1,4 @@
-"""Checking: what `penstock check` says alike of user code whose calls are carried. Called by the dialects' check.py."""
+"""Output of `penstock check` that the dialects with carried calls share. Called by the dialects' check.py."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from penstock.server.repository.findings import Finding
 
 
 def unreadable(path: Path, error: OSError | SyntaxError | ValueError) -> Finding:
-    """Say why a module could not be parsed."""
+    """Return a Finding that says why a module could not be parsed."""
     if isinstance(error, SyntaxError):
         return Finding(path, error.msg, error.lineno or 0)
     return Finding(path, f"cannot be read: {error}")
 
 
 def described(spec: ModelSpec, title: str, code: str) -> list[str]:
-    """Say what a ModelSpec does not: which code is run, and on which Python where that is not the server's."""
+    """Describe what a ModelSpec does not show: which code runs, and on which Python if that is not the server's."""
     worker = spec.worker
     lines = [f"  {title:<11}{code}"]
     if worker.interpreter or worker.requirements is not None:

@@ -1,6 +1,6 @@
-"""Hosts: the workers of a model whose calls are carried. The Engine sees their WorkerSlots: each runs one Batch.
+"""Crew and CarryingHost: the workers of a model whose calls are carried, each with WorkerSlots that run one Batch.
 
-Made by what opens such models: carrying/loading.py, seldon/loading.py. What runs the Batches is in worker_slots.py.
+Created by the loaders of such models: carrying/loading.py, seldon/loading.py. The slots are in worker_slots.py.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from penstock.server.workers.worker import Worker
 
 SLOTS = 2
-"""Of a worker: it has its next calls while the answers of the last are on their way."""
+"""WorkerSlots per worker: with two, the worker has its next calls while the answers to the last are on their way."""
 SLOW_NS = 2_000_000
-"""A worker whose calls take longer has only one Batch at a time, where there are other workers or batches are shared:
-the pause between two is nothing then, and what waits at a worker is not run by another and joins no batch."""
+"""A worker whose calls take longer uses one slot only, if there are other workers or batches are shared: the pause
+between two Batches is then negligible, while a Batch waiting at one worker cannot run on another or grow."""
 
 
 @dataclass
 class Crew:
-    """All workers of one model, and what they share. Units: `limit_s` for a call, seconds, 0 for none.
+    """All workers of one model, and their shared state. Units: `limit_s` of a call, seconds, 0 for none.
 
-    `told` is called with what a worker answers to being opened, whenever one has started. `slow`: calls take long.
-    `most_calls` says how many calls a worker is to serve, 0 for any number.
+    `told` is called with each worker's answer to OPEN. `slow`: calls take long. `most_calls` returns how many calls a
+    worker may serve, 0 for any number.
     """
 
     limit_s: float
@@ -53,16 +53,16 @@ class Crew:
         return WorkerSlot(host)
 
     def done(self, requests: Sequence[InferRequest]) -> None:
-        """Learn that requests are answered."""
+        """Handle answered requests."""
 
     async def left(self) -> None:
-        """Learn that a CarryingHost is closed."""
+        """Handle the end of a CarryingHost."""
 
     def hopeless(self) -> None:
-        """Learn that what waits is answered, as there is nobody to run it."""
+        """Handle that waiting requests fail, since no worker can run them."""
 
     def pace(self, ns: float) -> None:
-        """Learn what a call takes; if that is much, a worker has one Batch at a time where that is of use."""
+        """Update the measured time of a call; if it is long, limit each worker to one Batch at a time if that helps."""
         slow = ns > SLOW_NS and (len(self.hosts) > 1 or self.shares)
         if slow is not self.slow:
             self.slow = slow
@@ -70,17 +70,17 @@ class Crew:
                 host.rest(rests=slow)
 
     def slots(self) -> list[WorkerSlot]:
-        """List the WorkerSlots, those of different workers next to each other: calls are spread before they queue."""
+        """List the WorkerSlots, alternating between workers, so calls are spread before they queue."""
         return [slot for row in zip(*(host.slots for host in self.hosts), strict=True) for slot in row]
 
     async def start(self) -> bytes:
-        """Start all workers. Returns: what one of them answers to being opened. Raises: what it was not opened for."""
+        """Start all workers. Returns: the first worker's answer to OPEN. Raises: the error of the first that failed."""
         first, *_ = await start_all(self.hosts)
         return bytes(first)
 
 
 class CarryingHost:
-    """One worker, which `kept` has, and its WorkerSlots. `free_ns` is when it had answered all it was asked.
+    """One worker, in `kept`, and its WorkerSlots. `free_ns` is when it had last answered all its calls.
 
     Threads: the event loop's.
     """
@@ -95,12 +95,12 @@ class CarryingHost:
         self._open = SLOTS
 
     async def start(self) -> bytes:
-        """Start the worker. Returns: its answer to being opened. Raises: InferError."""
+        """Start the worker. Returns: its answer to OPEN. Raises: InferError."""
         body, _ = await self.kept.start()
         return body
 
     def served(self, calls: int) -> None:
-        """Count calls. After so many as there may be, another worker takes the place of this one."""
+        """Count served calls. When the maximum is reached, replace the worker."""
         if self._may_serve:
             self._may_serve -= calls
             if self._may_serve <= 0:
@@ -108,18 +108,18 @@ class CarryingHost:
                 self.kept.renew()
 
     async def left(self) -> None:
-        """Note that a WorkerSlot is closed; with the last one, the worker ends."""
+        """Count a closed WorkerSlot; with the last one, the worker ends."""
         self._open -= 1
         if not self._open:
             await self.close()
 
     async def close(self) -> None:
-        """Have the worker end."""
+        """End the worker."""
         await self.kept.close(kill=any(slot.busy for slot in self.slots))
         await self.crew.left()
 
     def rest(self, *, rests: bool) -> None:
-        """Have all WorkerSlots but the first take nothing for now, or go on."""
+        """Suspend all WorkerSlots but the first, or resume them."""
         for slot in self.slots[1:]:
             if slot.takes is None:
                 continue
@@ -128,10 +128,10 @@ class CarryingHost:
             elif self.kept.worker is not None:
                 slot.takes.up()
 
-    # -- as RestartingWorker tells it --------------------------------------------------------------------------
+    # -- the Tenant of the RestartingWorker -----------------------------------------------------------------------
 
     def moved_in(self, worker: Worker) -> None:
-        """Take what it will say of what it serves: another worker than the first may see other files."""
+        """Wait for the answer to OPEN, which describes the model: a later worker may see other files."""
         self._may_serve = self.crew.most_calls()
         worker.ready.add_done_callback(self._described)
 
@@ -140,25 +140,25 @@ class CarryingHost:
             self.crew.told(ready.result()[0])
 
     def moved_out(self) -> None:
-        """Nothing is kept for a worker but its calls."""
+        """Do nothing: only calls are kept for a worker, and they fail by themselves."""
 
     def said(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
-        """Take nothing: such a worker tells nothing of itself."""
+        """Ignore the message: such a worker sends none."""
 
     def lost(self, failure: InferError) -> None:
-        """Leave what waits to others."""
+        """Suspend the slots, and leave waiting requests to other workers."""
         for slot in self.slots:
             slot.leave(failure)
 
     def hopeless(self, failure: InferError) -> None:
-        """Have what waits answered, if nobody else can run it."""
+        """Fail the waiting requests if no other worker can run them."""
         self.crew.hopeless()
         for slot in self.slots:
             if slot.takes is not None:
                 slot.takes.down(failure, hopeless=True)
 
     def back(self) -> None:
-        """Go on."""
+        """Resume the slots."""
         for slot in self.slots[:1] if self.crew.slow else self.slots:
             if slot.takes is not None:
                 slot.takes.up()

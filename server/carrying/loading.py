@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from penstock.batching.spec import ModelSpec
 
 AT_ONCE = 32
-"""How many calls may be on their way to a worker together, from each of its WorkerSlots."""
+"""How many calls each WorkerSlot may have in flight."""
 NO_TENSORS = Signature((), (), batched=False)
 _OPEN_LIMIT_S = 3600.0
-"""How long a model may take to be imported and loaded, which may fetch it: the originals had no limit."""
+"""The limit for importing and loading a model, which may download it: the originals have none."""
 
 
 def order_of(
     spec: ModelSpec, service: str, settings: Mapping[str, Any], label: str, interpreter: str, instance: str
 ) -> Order:
-    """Say what a worker of a model is to be. `instance` is what its lines in the log have behind the model's name."""
+    """Return the Order of a model's worker. `instance` is appended to the model's name in log records."""
     about = {"model": spec.name, "version": str(spec.version), "instance": f"{spec.name}_{instance}"}
     return Order(
         service, settings, label, about, interpreter=interpreter, folder=Path(spec.path), path=spec.worker.path,
@@ -41,8 +41,8 @@ def order_of(
 async def open_carried(spec: ModelSpec, orders: Iterable[Order], crew: Crew, platform: str) -> OpenedVersion:
     """Start a worker for each of the Orders, one for each instance of the spec. Raises: InferError.
 
-    The model takes no tensors. It has no axis for rows, and its calls are sent to a worker a few at a time all the
-    same: that number is then what a Batch holds.
+    The model takes no tensors and has no axis for rows. Its calls are nevertheless sent to a worker a few at a time:
+    that number is the capacity of a Batch.
     """
     crew.hosts += [CarryingHost(order, crew) for order in orders]
     await crew.start()
@@ -51,10 +51,10 @@ async def open_carried(spec: ModelSpec, orders: Iterable[Order], crew: Crew, pla
 
 
 def as_carried(spec: ModelSpec, signature: Signature = NO_TENSORS, rows: int = AT_ONCE) -> ModelSpec:
-    """Complete the spec of a model whose calls are carried. Units: `rows`, or calls, that a Batch may hold."""
+    """Complete the spec of a model whose calls are carried. Units: `rows`, which are calls, per Batch."""
     policy = replace(spec.policy, max_batch_rows=rows, executor="thread")
     group = spec.instances[0]
-    # what its answers are is for user code to say, and its WorkerSlots are nobody's business
+    # user code decides what its answers are, and its slots are an internal matter
     declared = {"name": spec.name, "instance_group": [{"count": group.count, "kind": "KIND_CPU"}]}
     instances = (replace(group, count=group.count * SLOTS),)
     return replace(

@@ -1,4 +1,4 @@
-"""CarriedRepository: models whose calls are carried, as those of a Repository. A format's own descends from it."""
+"""CarriedRepository: a Repository of models whose calls are carried. Each dialect derives its own from it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class CarriedRepository(Repository):
-    """Models that are not found by the files of a model repository. `place` is where they are.
+    """Models that are not defined by the files of a model repository. `place` is where they are.
 
-    `unconfigurable` says why none takes a configuration. Invariant: a fingerprint does not change unless a format's own
-    does: what is served is what was there at the start.
+    `unconfigurable` says why they take no configuration. Invariant: unless a subclass defines otherwise, fingerprints
+    do not change: the server serves what was there at the start.
     """
 
     unconfigurable: str
@@ -29,28 +29,28 @@ class CarriedRepository(Repository):
         self._place = place
 
     def names(self) -> list[str]:
-        """List the names; it blocks."""
+        """List the names; blocks."""
         raise NotImplementedError
 
     def spec(self, name: str) -> ModelSpec:
-        """Give what there is to know of one of them; it blocks."""
+        """Return the spec of a model; blocks."""
         raise NotImplementedError
 
     def scan(self) -> tuple[list[Entry], list[Finding], dict[str, bytes]]:
-        """Read what is served; it blocks."""
+        """Read all models; blocks."""
         prints = self.fingerprints()
         return [self._entry(name) for name in prints], [], prints
 
     def fingerprints(self) -> dict[str, bytes]:
-        """Give all fingerprints; it blocks."""
+        """Return all fingerprints; blocks."""
         return {name: self.fingerprint(name) for name in self.names()}
 
     def fingerprint(self, name: str) -> bytes:
-        """Give one; it blocks. b"" of what is not there."""
+        """Return a model's fingerprint, b"" if there is no such model; blocks."""
         return b"-" if name in self.names() else b""
 
     def read(self, name: str, config: Any = None) -> tuple[Entry | None, bytes]:
-        """Read one; it blocks."""
+        """Read one model; blocks."""
         if name not in self.names():
             return None, b""
         print_ = self.fingerprint(name)

@@ -1,7 +1,7 @@
-"""CarryingService: what the Services of the fast lane share whose dialect's calls are carried.
+"""CarryingService: the shared part of the fast lane's Services for dialects whose calls are carried.
 
-A call goes to its worker as it came; nothing here reads a body, logs, or starts a task for a plain one. It is also the
-sink of what it has asked.
+A call is sent to its worker unchanged. For a plain call, nothing here reads the body, logs, or starts a task. The
+Service is also the sink of its calls.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ModelLookup:
-    """A Model by its name, found again whenever the Engine has other versions."""
+    """A Model by its name, looked up again whenever the Engine's versions change."""
 
     __slots__ = ("_engine", "_generation", "_model", "name")
 
@@ -39,7 +39,7 @@ class ModelLookup:
         self.name = name
 
     def find(self) -> Model:
-        """Give the Model. Raises: InferError (NOT_READY)."""
+        """Return the Model. Raises: InferError (NOT_READY)."""
         model = self._model
         if model is None or self._generation != self._engine.generation:
             generation = self._engine.generation
@@ -50,10 +50,10 @@ class ModelLookup:
 
 
 class CarryingService:
-    """The Service of one port; a dialect's own descends from it, and says what is otherwise.
+    """The Service of one port; each dialect derives its own from it.
 
-    What `claim` gives for a request that a worker answers has `found`, its ModelLookup; what it gives for another one
-    has None there. `others` answers what is Penstock's own: its claims are of other types.
+    If a worker answers the request, the result of `claim` has its ModelLookup in `found`, otherwise None. `others`
+    answers Penstock's own paths: its claims have other types.
     """
 
     claims: type[Any]
@@ -64,14 +64,14 @@ class CarryingService:
         self.others = others
         self.restricted = Restricted()
 
-    # -- what a dialect says -----------------------------------------------------------------------------------
+    # -- defined by a dialect ------------------------------------------------------------------------------------
 
     def claim(self, head: Head) -> Any:
-        """Give what a head says, or what `others` do."""
+        """Return the claim on a request head, or that of `others`."""
         raise NotImplementedError
 
     def answer(self, connection: FastLane, claim: Any, body: bytes) -> None:
-        """Answer one request that is the dialect's, or `ask` its worker."""
+        """Answer a request of the dialect, or `ask` its worker."""
         raise NotImplementedError
 
     def answer_failure(self, connection: FastLane, claim: Any, error: InferError) -> None:
@@ -79,26 +79,26 @@ class CarryingService:
         raise NotImplementedError
 
     def answer_call(self, connection: FastLane, claim: Any, call: Any) -> None:
-        """Answer with what the worker has answered."""
+        """Answer with the worker's reply."""
         self.answer_reply(connection, call.reply)
 
     def unread(self, call: Any) -> None:
-        """Learn that a call has ended whose client has gone."""
+        """Handle the end of a call whose client has disconnected."""
 
     def trouble(self, claim: Any, error: Exception) -> InferError:
-        """Log a failure of the server's own, and make of it what the client is told."""
+        """Log a failure of the server's own, and return the error for the client."""
         return internal(error, claim.found.name if claim.found is not None else "", "")
 
     @staticmethod
     def answer_reply(connection: FastLane, reply: bytes) -> None:
-        """Answer with what `pack_answer` has written. Raises: ValueError for a status that is none."""
+        """Answer with the result of `pack_answer`. Raises: ValueError for an invalid status."""
         status, content_type, lines, body = read_answer(reply)
         connection.answer(status, body, content_type, lines)
 
     # -- the Service -------------------------------------------------------------------------------------------
 
     def turn_away(self, head: Head) -> Any:
-        """Give the error of a call that is refused whatever it brings: its body need not be kept."""
+        """Return the error of a call that is rejected whatever its body, so the body need not be kept."""
         claim = head.route
         if type(claim) is not self.claims:
             return self.others.turn_away(head)
@@ -118,22 +118,22 @@ class CarryingService:
             self.others.refuse(connection, error)
 
     def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
-        """Answer one request, or send it on."""
+        """Answer a request, or send it to its worker."""
         claim = head.route
         if type(claim) is not self.claims:
             self.others.begin(connection, head, body)
             return
         try:
             self.answer(connection, claim, body)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer
+        except Exception as error:  # noqa: BLE001 - the client gets an answer whatever happens
             self.fail(connection, claim, error)
 
     def fail(self, connection: FastLane, claim: Any, error: Exception) -> None:
-        """Answer with what has kept a request from its answer."""
+        """Answer with the error that a request ran into."""
         self.answer_failure(connection, claim, error if isinstance(error, InferError) else self.trouble(claim, error))
 
     def abandon(self, connection: Connection) -> None:
-        """Cancel what a gone client asked for, and let go of shared memory that a request of the others had."""
+        """Cancel the work for a disconnected client, and release shared memory held for a request of the others."""
         connection.plan = None
         if connection.request is not None:
             self.engine.cancel(connection.request)
@@ -147,7 +147,7 @@ class CarryingService:
         self.submit(connection, RawCall(found.find(), body, self))
 
     def submit(self, connection: FastLane, call: RawCall) -> None:
-        """Give a call to the Engine. Raises: InferError."""
+        """Submit a call to the Engine. Raises: InferError."""
         call.context = connection
         connection.request = call
         try:
@@ -170,5 +170,5 @@ class CarryingService:
                     self.answer_failure(connection, claim, request.error)
                 else:
                     self.answer_call(connection, claim, request)
-            except Exception as error:  # noqa: BLE001 - one answer's failure must not take the others'
+            except Exception as error:  # noqa: BLE001 - the failure of one answer must not affect the others
                 self.fail(connection, claim, error)

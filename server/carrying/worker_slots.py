@@ -1,7 +1,7 @@
-"""WorkerSlots: what runs Batches of calls in a worker, one Batch at a time each. Made by hosts.py.
+"""WorkerSlot: runs Batches of calls in a worker, one Batch at a time. Created by hosts.py.
 
-The calls of a Batch run one after another in the worker, and each is answered when it is done; with two slots the
-worker has its next calls while the answers of the last are on their way.
+The worker runs the calls of a Batch one after another and answers each as it finishes. With two slots, it has its next
+calls while the answers to the last are on their way.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from .hosts import CarryingHost
 
 MOST_NS = 1_000_000
-"""What the calls of one Batch may be predicted to take: more of them would wait at a worker while another is idle, and
-could neither be taken back nor expire. A worker that does 30,000 calls/s has 30 of them."""
+"""The maximum predicted time of a Batch's calls: further calls would wait at one worker while another is idle, and
+could be neither taken back nor expired. A worker that does 30,000 calls/s gets 30 of them."""
 
 
 class WorkerSlot:
     """An Outside. Invariant: each request that it has taken is answered once, or handed back not begun.
 
-    `_asked` is how many calls are under way. What the worker answers is told once per wake-up of the loop.
+    `_asked` is the number of calls in flight. Answers are reported once per wake-up of the loop.
     Threads: the event loop's.
     """
 
@@ -57,41 +57,41 @@ class WorkerSlot:
         return self._batch is not None
 
     def attach(self, instance: Takes) -> None:
-        """Take whom to tell."""
+        """Set the receiver of results."""
         self.takes = instance
         self._host.kept.count_with(instance.count)
 
     def most_ns(self, key: Key) -> int:
-        """Keep calls few: they run one after another."""
+        """Limit the predicted time: calls run one after another."""
         return MOST_NS
 
     def abandon(self, request: InferRequest) -> None:
-        """Let it run: what user code has begun cannot be taken back."""
+        """Do nothing: a call that has begun in user code cannot be taken back."""
 
     async def says_ready(self) -> bool:
-        """Say so: what is asked of the code goes another way."""
+        """Return True: readiness of the code is checked elsewhere."""
         return True
 
     async def close(self) -> None:
-        """Leave the worker, which ends with its last WorkerSlot."""
+        """Detach from the worker, which ends with its last WorkerSlot."""
         await self._host.left()
 
-    # -- there -------------------------------------------------------------------------------------------------
+    # -- to the worker -----------------------------------------------------------------------------------------
 
     def begin(self, batch: Batch) -> None:
         """Send the requests of a Batch."""
         self._batch, self._fresh = batch, True
         alone = self._those_alone(batch)
-        batch.runs = max(1, self._asked + len(alone))  # none, if it could not be sent
+        batch.runs = max(1, self._asked + len(alone))  # 1 if none could be sent
         for request in alone:
             self._send(request)
 
     def _those_alone(self, batch: Batch) -> Sequence[InferRequest]:
-        """Give those of a Batch that are calls of their own."""
+        """Return the requests of a Batch that are sent as separate calls."""
         return batch.requests
 
     def _send(self, request: InferRequest) -> None:
-        """Send a request as a call of its own."""
+        """Send a request as a separate call."""
         self._asked += 1
         try:
             worker = self._host.kept.worker
@@ -101,13 +101,13 @@ class WorkerSlot:
                 raise InferError(Code.UNSUPPORTED, f"{self._host.order.label} does not take tensors")
             body = request.body
             worker.ask(partial(self._take, request), CALL, body, None, self._host.crew.limit_s)
-        except Exception as error:  # noqa: BLE001 - whatever keeps it from travelling is its own
+        except Exception as error:  # noqa: BLE001 - any error in sending fails only this call
             self._take(request, b"", [], error)
 
-    # -- and back ----------------------------------------------------------------------------------------------
+    # -- from the worker ---------------------------------------------------------------------------------------
 
     def _take(self, request: InferRequest, body: bytes, arrays: list[Array | None], error: Exception | None) -> None:
-        """Take the end of a call."""
+        """Handle the end of a call."""
         self._asked -= 1
         if error is None:
             request.reply = body  # type: ignore[attr-defined]
@@ -124,7 +124,7 @@ class WorkerSlot:
         if isinstance(error, WorkerLost):
             request.error = WorkerLost(error.message, error.code)
         elif isinstance(error, InferError):
-            # an error of its own: one that is raised keeps the frames that it has passed
+            # a new error object: one that is raised keeps the frames it has passed through
             request.error = InferError(error.code, error.message, error.retry_after_ns)
         else:
             request.error = InferError(Code.INTERNAL, f"{self._host.order.label}: {error}")
@@ -133,7 +133,7 @@ class WorkerSlot:
     # -- to its Instance ---------------------------------------------------------------------------------------
 
     def leave(self, failure: InferError) -> None:
-        """Take nothing for now: there is no worker."""
+        """Suspend: there is no worker."""
         if self.takes is not None and not self._host.kept.closing:
             self.takes.down(failure, hopeless=False)
         self._tell()
@@ -148,7 +148,7 @@ class WorkerSlot:
         self._tell()
 
     def _tell(self) -> None:
-        """Tell what has come since it was told last."""
+        """Report what has arrived since the last report."""
         batch, takes = self._batch, self.takes
         if batch is None or takes is None:
             return
@@ -156,7 +156,7 @@ class WorkerSlot:
         if answered:
             self._stamp(batch)
             if answered[0].error is None:
-                self._host.kept.proved()  # a call that ends it is not to keep others waiting for the next one
+                self._host.kept.proved()  # if a later call ends the worker, the restart is immediate
             self._host.crew.done(answered)
         if self._asked or self._unbegun:
             if answered:
@@ -168,14 +168,14 @@ class WorkerSlot:
         self._batch = None
         self._host.free_ns = batch.exec_end_ns
         self._host.crew.pace((batch.exec_end_ns - self._began_ns) / batch.runs)
-        if batch.exec_start_ns > self._began_ns:  # it was told in parts: these are the last
+        if batch.exec_start_ns > self._began_ns:  # it was reported in parts, and these are the last
             takes.late(batch, answered)
             answered, batch.exec_start_ns = [], self._began_ns
         takes.freed(batch, answered)
         self._host.served(len(batch.requests))
 
     def _stamp(self, batch: Batch) -> None:
-        """Say when the worker has run a Batch: not before it was done with what it had been asked before."""
+        """Set a Batch's run times. It starts no earlier than the end of the worker's previous calls."""
         if self._fresh:
             self._fresh = False
             self._began_ns = max(batch.exec_start_ns, self._host.free_ns)
@@ -183,7 +183,7 @@ class WorkerSlot:
         batch.compute_end_ns = batch.exec_end_ns = time.monotonic_ns()
 
     def _give_back(self, batch: Batch, takes: Takes) -> None:
-        """Give back what the worker has not begun. It has ended, or is about to."""
+        """Give back the calls that the worker has not begun. It has ended, or is about to."""
         unbegun, self._unbegun, self._batch = self._unbegun, [], None
         if self._host.kept.closing:
             for request in unbegun:
@@ -192,7 +192,7 @@ class WorkerSlot:
             takes.freed(batch, unbegun)
             return
         worker = self._host.kept.worker
-        if worker is not None:  # its end is not noticed yet
+        if worker is not None:  # its end has not been noticed yet
             takes.down(InferError(Code.NOT_READY, f"{self._host.order.label} has ended"), hopeless=False)
         batch.requests, batch.rows = unbegun, sum(request.rows for request in unbegun)
         takes.unrun(batch)

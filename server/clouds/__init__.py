@@ -1,1 +1,1 @@
-"""Clouds: Triton's front ends for Amazon SageMaker and Vertex AI, routers before what the HTTP port serves."""
+"""Clouds: Triton's front ends for Amazon SageMaker and Vertex AI, which route requests to what the HTTP port serves."""

@@ -27,7 +27,7 @@ _ENSEMBLE = re.compile(r'platform:\s*"ensemble"')
 
 
 class LoadsByName(Protocol):
-    """What is needed of ModelControl."""
+    """The part of ModelControl that is used here."""
 
     async def load(self, name: str) -> None: ...
     async def unload(self, name: str, *, dependents: bool = False) -> None: ...
@@ -35,7 +35,7 @@ class LoadsByName(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Archive:
-    """One archive: the folder that is its repository, the name that its model is served by, and its models' folders."""
+    """One archive: its repository folder, the name its model is served by, and the folders of its models."""
 
     place: Path
     target: str
@@ -43,18 +43,18 @@ class Archive:
 
 
 class Archives:
-    """Loads and unloads archives; `loaded` has those that serve, by SageMaker's names for them.
+    """Loads and unloads archives; `loaded` maps SageMaker's names to those that serve.
 
-    Their models are links in one folder, `root`, which the server serves like any repository: so a model can have the
-    name that SageMaker asks for it by, whatever its folder is called.
-    Invariants: a link is there exactly while its archive is held, which it is from before its load to after its unload.
-    Threads: the event loop's; the disk is touched on others.
+    Their models are links in one folder, `root`, which is served like any repository, so a model can have the name that
+    SageMaker uses, whatever its folder is called.
+    Invariants: an archive's links exist exactly while it is held, from before its load until after its unload.
+    Threads: the event loop's; disk access runs on others.
     """
 
     def __init__(
         self, root: Path, control: LoadsByName, names: Callable[[], Iterable[str]], ready: Callable[[str], bool]
     ) -> None:  # fmt: skip
-        """`names` lists what all repositories hold, and blocks; `ready` tells whether a model is."""
+        """Create it. `names` lists the models of all repositories, and blocks; `ready` returns whether one is ready."""
         self._root = root
         self._control = control
         self._names = names
@@ -63,17 +63,17 @@ class Archives:
         self.loaded: dict[str, Archive] = {}
 
     def serves(self, archive: Archive) -> bool:
-        """Tell whether an archive's model can be asked."""
+        """Return whether an archive's model is ready."""
         return self._ready(archive.target)
 
     async def load(self, name: str, url: str, target: str) -> bool:
-        """Load the archive that was unpacked at `url`, its model to be served by the name of `target`.
+        """Load the archive unpacked at `url`; its model is served under the name of `target`.
 
-        Returns: False, and nothing done, for a place that is the system's. Raises: InferError (ALREADY_EXISTS: it is
-        loaded; INVALID: a wrong name, or there is no model, or it does not load).
+        Returns: False, without any effect, for a system path. Raises: InferError (ALREADY_EXISTS: it is loaded;
+        INVALID: a wrong name, or there is no model, or it does not load).
         """
         check_name(served_name(target))
-        # abspath() keeps two slashes where there are two
+        # abspath() keeps two leading slashes
         place = Path("/", os.path.abspath(url).lstrip("/"))  # noqa: PTH100 - resolve() follows links
         if f"{place}/".startswith(_SYSTEM):
             return False
@@ -90,15 +90,15 @@ class Archives:
         return True
 
     async def _forget(self, archive: Archive) -> None:
-        """Leave nothing of an archive that does not load: SageMaker makes room, and comes again."""
+        """Remove an archive that does not load: SageMaker makes room, and tries again."""
         for name in archive.models:
             with contextlib.suppress(InferError):
-                # it would keep the server from being ready, and models of its steps are still loaded
+                # it would keep the server from being ready, and the models of its steps are still loaded
                 await self._control.unload(name)
         await self._let_go(archive)
 
     def _hold(self, archive: Archive, there: set[str]) -> None:
-        """Take the folder and the names of an archive. Raises: InferError."""
+        """Reserve the folder and the names of an archive. Raises: InferError."""
         if archive.place in self._held:
             text = f"model repository '{archive.place}' has already been registered"
             raise InferError(Code.ALREADY_EXISTS, text)
@@ -114,7 +114,7 @@ class Archives:
     async def unload(self, name: str) -> bool:
         """Unload an archive's model, and those that were loaded for it. Returns: whether there was one of that name.
 
-        Returns when what it had accepted is finished. Raises: InferError.
+        Returns when its accepted requests are finished. Raises: InferError.
         """
         archive = self.loaded.pop(name, None)
         if archive is None:
@@ -145,14 +145,14 @@ class Archives:
 
 
 def served_name(target: str) -> str:
-    """Give the name that the model of a target is served by: a target may be a path, a name is a folder's."""
+    """Return the name under which a target is served: a target may be a path, but a name is a folder's."""
     return target.replace("/", "%2F")
 
 
 def find(place: Path, target: str) -> Archive:
-    """Look at where an archive was unpacked; it blocks.
+    """Inspect the folder of an unpacked archive; blocks.
 
-    The folder is a model, or it holds one, or an ensemble beside the models of its steps.
+    The folder is a model, or it contains one, or an ensemble beside the models of its steps.
     Raises: InferError (INVALID).
     """
     try:
@@ -160,7 +160,7 @@ def find(place: Path, target: str) -> Archive:
             return Archive(place.parent, target, {target: place})
         folders = sorted(each for each in place.iterdir() if each.is_dir() and not each.name.startswith("."))
         ensembles = [folder for folder in folders if _is_ensemble(folder / CONFIG_FILE)]
-    except (OSError, ValueError):  # a path with a zero byte in it
+    except (OSError, ValueError):  # a path with a NUL byte
         text = f"failed to register '{place}', repository not found"
         raise InferError(Code.INVALID, text) from None
     if not folders:
@@ -175,13 +175,13 @@ def _is_ensemble(config: Path) -> bool:
 
 
 class Shelf:
-    """The folder of the links, a new one for each server. Its own models are none: they are the archives'."""
+    """The folder of links, new for each server. Its contents belong to the archives."""
 
     def __init__(self) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="penstock-"))
-        # also where a start that fails closes nothing
+        # also if a failed start does not close it
         self._remove = weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
 
     def close(self) -> None:
-        """Remove it; what the links lead to stays."""
+        """Remove the folder; the targets of its links stay."""
         self._remove()

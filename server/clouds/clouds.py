@@ -1,4 +1,4 @@
-"""Clouds: the ports of SageMaker and Vertex AI, put together. Made by the composition root, where one is allowed."""
+"""Clouds: assembles the ports of SageMaker and Vertex AI. Created by the composition root if one is allowed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CloudParts:
-    """What of a server its clouds' ports work with. `inference` makes one of a kind, without forwarded headers."""
+    """The parts of a server that the clouds' ports use. `inference` makes one of a type, without forwarded headers."""
 
     app: Callable[[], ASGIApp]
     engine: Engine
@@ -40,7 +40,7 @@ class CloudParts:
 class Clouds:
     """The ports that the settings allow. `settings` are the server's, with the archives' folder among the repositories.
 
-    `ports` comes first of the other methods.
+    Call `ports` before the other methods.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -61,7 +61,7 @@ class Clouds:
         return None if self._shelf is None else self._shelf.root
 
     def ports(self, parts: CloudParts) -> Iterator[Listener]:
-        """Make the ports."""
+        """Create the ports."""
         if self.settings.allow_sagemaker:
             self.sagemaker = self._sagemaker(parts)
             yield self.sagemaker
@@ -93,13 +93,13 @@ class Clouds:
         return listener_of(settings, "SageMaker", (settings.sagemaker_address, settings.sagemaker_port), app, shared)
 
     def lacks(self, engine: Engine) -> str:
-        """Say why no model can be the default one, once all have been loaded; "" if one can, or need not."""
+        """Return why there is no default model, once all are loaded; "" if there is one, or none is needed."""
         if not self.settings.allow_vertex_ai:
             return ""
         why = self._predicting.choose(model.name for model in engine.models())
         return f"failed to start Vertex AI service: {why}" if why else ""
 
     def close(self) -> None:
-        """Remove what was made on disk."""
+        """Remove the folder created on disk."""
         if self._shelf is not None:
             self._shelf.close()

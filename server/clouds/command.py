@@ -1,6 +1,6 @@
 """The command line of `penstock sagemaker`, and the variables of Triton's `serve`, as settings. Called by cli.py.
 
-Source: Triton server, docker/sagemaker/serve, which SageMaker runs by the word `serve`: variables and defaults.
+Source: Triton server, docker/sagemaker/serve, which SageMaker runs with the argument `serve`: variables and defaults.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _VARIABLES = {
 _VERBOSE = "SAGEMAKER_TRITON_LOG_VERBOSE"
 _LEVELS = {"true": "1", "false": "0"}
 _ADDED = ("model_repository", "load_model")
-"""What flags add to: in Triton's `serve` what it says itself is a flag like others, and these may be said again."""
+"""Settings that flags extend: in Triton's `serve` the script's own value is a flag, and these may be repeated."""
 _EVERY = "*"
 
 
 def _gpus() -> int:
-    """Count the GPUs of this machine; 0 where that cannot be told."""
-    from penstock.server.gpus.nvml import Nvml  # only where a limit is said
+    """Count the GPUs of this machine. Raises: NVML's error if it does not answer."""
+    from penstock.server.gpus.nvml import Nvml  # only if a limit is set
 
     nvml = Nvml()
     try:
@@ -60,7 +60,7 @@ def _gpus() -> int:
 
 
 def run(argv: Sequence[str], serve: Callable[[Settings], int]) -> int:
-    """Do what a command line asks for. Returns: the exit status."""
+    """Run a command line. Returns: the exit status."""
     try:
         settings = ask(argv, os.environ)
     except SettingError as error:
@@ -72,7 +72,7 @@ def run(argv: Sequence[str], serve: Callable[[Settings], int]) -> int:
 def ask(
     argv: Sequence[str], environ: Mapping[str, str], models: Path = MODELS, gpus: Callable[[], int] = _gpus
 ) -> Settings:
-    """Read a command line. What it says goes before PENSTOCK_ variables, and those before SageMaker's.
+    """Parse a command line. Its flags override PENSTOCK_ variables, and those override SageMaker's.
 
     Raises: SettingError.
     """
@@ -99,13 +99,13 @@ def ask(
 
 
 def _behind(environ: Mapping[str, str]) -> list[str]:
-    """Give the flags behind a variable's value, as in `false --load-model=vae`: there no value stands in quotes."""
+    """Return the flags after a variable's value, as in `false --load-model=vae`: the script does not quote values."""
     return [word for where in (*_VARIABLES.values(), _VERBOSE) for word in environ.get(where, "").split()[1:]]
 
 
 def _said(environ: Mapping[str, str], gpus: Callable[[], int]) -> dict[str, str]:
-    """Give what the environment says, by setting, of all but the models."""
-    # a multi-model endpoint lives on where one of its models does not
+    """Return the settings in the environment, except the models."""
+    # a multi-model endpoint survives the failure of one of its models
     ping = "live" if environ.get("SAGEMAKER_MULTI_MODEL") == "true" else "ready"
     below = {**_FIXED, "sagemaker_ping_mode": ping}
     values = {name: environ.get(where, "").split()[:1] for name, where in _VARIABLES.items()}
@@ -118,7 +118,7 @@ def _said(environ: Mapping[str, str], gpus: Callable[[], int]) -> dict[str, str]
 
 
 def _model(models: Path, name: str) -> str:
-    """Give the name of the model that an endpoint with one serves. Raises: SettingError."""
+    """Return the name of the model that a single-model endpoint serves. Raises: SettingError."""
     if (models / CONFIG_FILE).exists():
         raise SettingError(f"{models} is the folder of one model: the archive must have the model's folder at its top")
     if name:

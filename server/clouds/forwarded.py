@@ -1,4 +1,4 @@
-"""Forwarded: a request to a cloud's path, as the v2 protocol's Inference or its application takes it.
+"""Forwarded: passes a request to a cloud's path on to the v2 protocol's Inference or its application.
 
 Called by sagemaker.py and vertex_ai.py. Source: Triton server, sagemaker_server.cc and vertex_ai_server.cc.
 """
@@ -29,10 +29,10 @@ _NUMBER = re.compile(rb"\s*([+-]?\d+)")
 
 
 class Forwarded:
-    """The half of a cloud's Service that is Inference's: what is claimed is answered there, by the one infer path.
+    """The part of a cloud's Service that passes claimed requests to Inference.
 
-    `mime` is the content type of a JSON with tensors behind it, up to its length: it stands for the header field
-    that says so on the HTTP port. `ignored` are further header fields that mean nothing here.
+    `mime` is the content type of a JSON followed by tensors, up to its length: it replaces the header field that states
+    the length on the HTTP port. `ignored` are further header fields that have no effect here.
     Threads: the event loop's.
     """
 
@@ -42,7 +42,7 @@ class Forwarded:
         self._ignored = frozenset((JSON_BYTES, *ignored))
 
     def claim_path(self, head: Head, path: str) -> InferenceClaim | None:
-        """Give the claim of a request as if it had come to this path of the HTTP port. Raises: HttpError (403)."""
+        """Return the claim of a request as if sent to this path of the HTTP port. Raises: HttpError (403)."""
         inner = Head()
         inner.method, inner.path = b"POST", path.encode()
         inner.header = {name: value for name, value in head.header.items() if name not in self._ignored}
@@ -66,11 +66,11 @@ class Forwarded:
         return InferError(Code.INVALID, text)
 
     def turn_away(self, head: Head) -> Any:
-        """Turn away what Inference does."""
+        """Reject what Inference rejects."""
         return self._inference.turn_away(head)
 
     def refuse(self, connection: FastLane, error: Any) -> None:
-        """Answer what was turned away."""
+        """Answer a rejected request."""
         self._inference.refuse(connection, error)
 
     def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
@@ -78,32 +78,32 @@ class Forwarded:
         self._inference.begin(connection, head, body)
 
     def abandon(self, connection: Connection) -> None:
-        """Forget what a gone client asked for."""
+        """Drop the request of a client that has disconnected."""
         self._inference.abandon(connection)
 
 
 def json_bytes(text: bytes) -> int:
-    """Read the length of the JSON as C's atoi does: what follows the number is not looked at, and no number is 0.
+    """Parse the length of the JSON like C's atoi: text after the number is ignored, and without a number it is 0.
 
-    0 stands for no JSON at all, a body that is the only input's. A number that no body has the length of is cut.
+    0 means that there is no JSON: the body is the only input's. A number too large for any body is truncated.
     """
     found = _NUMBER.match(text)
     return max(-1, int(found[1][:18])) if found else 0
 
 
 def infer_path(model: str) -> str:
-    """Give the path of inference."""
+    """Return the inference path of a model."""
     return f"/v2/models/{quote(model, safe='')}/infer"
 
 
 async def forward(app: ASGIApp, scope: Scope, method: str, path: str, io: tuple[Receive, Send]) -> None:
-    """Have `app` answer a request as if it had come to this path, by this method."""
+    """Have `app` answer a request as if it had been sent to this path, with this method."""
     raw_path = quote(path).encode()
     await app({**scope, "method": method, "path": path, "raw_path": raw_path, "query_string": b""}, *io)
 
 
 async def answer(send: Send, status: int, body: bytes = b"") -> None:
-    """Answer with a status and some JSON, or nothing: as Triton does where it knows neither the path nor the method."""
+    """Answer with a status and JSON, or without a body, as Triton does for an unknown path or method."""
     headers = [(b"content-length", b"%d" % len(body))]
     if body:
         headers.append((b"content-type", b"application/json"))

@@ -1,6 +1,6 @@
-"""SageMaker: /ping, /invocations, and the models of a multi-model endpoint. Made by clouds.py.
+"""SageMaker: /ping, /invocations, and the models of a multi-model endpoint. Created by clouds.py.
 
-Inference goes to SageMakerService on the fast lane, all else to SageMakerApp. Source: Triton server,
+SageMakerService handles inference on the fast lane, SageMakerApp everything else. Source: Triton server,
 sagemaker_server.cc (paths, codes, texts).
 """
 
@@ -47,7 +47,7 @@ MIME = b"application/vnd.sagemaker-triton.binary+json;json-header-size="
 TARGET = "X-Amzn-SageMaker-Target-Model"
 UNSPECIFIED = "unspecified_SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
 NO_MEMORY_STATUS = 507
-"""What tells SageMaker to unload other models and try again."""
+"""Tells SageMaker to unload other models and try again."""
 _TARGET = TARGET.lower().encode()
 _MODELS = re.compile(r"/models(?:/([^/]+)?(?:/invoke)?)?")
 _INVOKE = re.compile(rb"/models/([^/]+)/invoke\Z")
@@ -56,12 +56,12 @@ _NO_MEMORY = re.compile(
     "(?:Dst|Src) tensor is not initialized|CU(?:BLAS|DNN)_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)|"
     "No space left on device"
 )
-"""What runtimes say when there is no memory left."""
+"""Messages of runtimes that are out of memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class SageMakerPaths:
-    """What /ping and /invocations do: a path of the v2 protocol, the model's name, and how inference is asked for."""
+    """Where /ping and /invocations lead: a health path, the model's name, and the kind of inference."""
 
     health: str
     model: str
@@ -69,15 +69,15 @@ class SageMakerPaths:
 
     @classmethod
     def of(cls, settings: Settings) -> SageMakerPaths:
-        """Take them from a server's settings."""
+        """Read them from a server's settings."""
         model = settings.sagemaker_default_model or UNSPECIFIED
         return cls(f"/v2/health/{settings.sagemaker_ping_mode}", model, settings.sagemaker_inference_type)
 
 
 class SageMakerInference(Inference):
-    """Inference with SageMaker's content type on its binary answers, and with Triton's statuses there.
+    """Inference with SageMaker's content type for its binary answers, and with Triton's statuses there.
 
-    What fails after it was accepted is 400, whatever it is; so is all that fails of a model that is invoked by name.
+    Requests that fail after acceptance get 400, whatever the error; so do all failures of a model invoked by name.
     """
 
     def deliver(self, requests: Sequence[InferRequest]) -> None:
@@ -107,7 +107,7 @@ class SageMakerInference(Inference):
 
 
 class SageMakerService(Forwarded):
-    """The Service of the port. `archives` are the models that may be invoked by name, if any may."""
+    """The Service of the port. `archives` are the models that may be invoked by name, None if the port has none."""
 
     def __init__(self, inference: SageMakerInference, ways: SageMakerPaths, archives: Archives | None) -> None:
         super().__init__(inference, MIME, CODINGS)
@@ -128,7 +128,7 @@ class SageMakerService(Forwarded):
         return self.claim_path(head, infer_path(served_name(target)))
 
     def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
-        """Answer one request; one that names a model must name one that has been loaded."""
+        """Answer one request; a model invoked by name must have been loaded."""
         match = _INVOKE.match(head.path)
         if match is None or (self._archives is not None and unquote(match[1].decode()) in self._archives.loaded):
             super().begin(connection, head, body)
@@ -137,7 +137,7 @@ class SageMakerService(Forwarded):
 
 
 class SageMakerApp:
-    """The application of the port: what is no inference. `app` is Penstock's own, which answers health and generate."""
+    """The application of the port, for everything except inference. Penstock's `app` answers health and generate."""
 
     def __init__(self, app: ASGIApp, ways: SageMakerPaths, archives: Archives | None, restricted: Restricted) -> None:
         self._app = app
@@ -216,7 +216,7 @@ class SageMakerApp:
 
 
 def lacks_memory(error: InferError) -> bool:
-    """Tell whether something failed for want of memory, as far as its text tells."""
+    """Return whether an error is a lack of memory, judging by its text."""
     return isinstance(error, OutOfMemory) or _NO_MEMORY.search(error.message) is not None
 
 

@@ -1,6 +1,6 @@
-"""Vertex AI: the health route, predictions, and what of Triton's endpoints a header asks for. Made by clouds.py.
+"""Vertex AI: the health route, predictions, and Triton's endpoints selected by a header. Created by clouds.py.
 
-Inference goes to VertexService on the fast lane, all else to VertexApp. Source: Triton server, vertex_ai_server.cc
+VertexService handles inference on the fast lane, VertexApp everything else. Source: Triton server, vertex_ai_server.cc
 (routes, codes, texts).
 """
 
@@ -35,21 +35,21 @@ _REPOSITORY = "v2/repository(?:/[^/]+)?"
 _ASKED = re.compile(
     f"metrics|v2|v2/health/(?:live|ready)|v2/models/stats|{_MODEL}(?:/(?:ready|config|stats))?|{_REGION}/status"
 )
-"""What is asked by GET on the HTTP port."""
+"""Paths of the HTTP port that take GET."""
 _DONE = re.compile(f"{_REGION}/(?:un)?register|{_REPOSITORY}/index|{_REPOSITORY}/models/[^/]+/(?:un)?load")
-"""What is done by POST there."""
+"""Paths of the HTTP port that take POST."""
 
 
 @dataclass(slots=True)
 class Predicting:
-    """The two routes, and the model that a prediction asks which names none: "" until it is known."""
+    """The two routes, and the model for predictions that name none: "" until it is known."""
 
     health: str
     route: str
     model: str
 
     def choose(self, names: Iterable[str]) -> str:
-        """Choose the model of those that are ready. Returns: why there is none, in Triton's words; "" if there is."""
+        """Choose the model from those that are ready. Returns: why there is none, in Triton's words; "" if there is."""
         ready = sorted(set(names))
         if self.model:
             return "" if self.model in ready else f"Expect the default model '{self.model}' is loaded"
@@ -79,7 +79,7 @@ class VertexService(Forwarded):
 
 
 class VertexApp:
-    """The application of the port: what is no inference. `app` is Penstock's own, which answers what it is asked."""
+    """The application of the port, for everything except inference. Penstock's `app` answers the requests."""
 
     def __init__(self, app: ASGIApp, predicting: Predicting) -> None:
         self._app = app

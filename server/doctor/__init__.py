@@ -1,5 +1,5 @@
-"""Doctor: `penstock doctor`, which says what a machine has for serving, what is wrong with it, and what to do.
+"""Doctor: `penstock doctor`, which reports what a machine has for serving, what is wrong, and what to do.
 
-The way of its work: `reading`, `machine`, `packages`, `libraries` and, in processes of their own, `child` read Facts;
-`machine_rules` and `gpu_rules`, which are pure, make Diagnoses of them; a Report is those, as text or as JSON.
+`reading`, `machine`, `packages`, and, in separate processes, `child` read Facts; `machine_rules`, `gpu_rules` and
+`model_rules`, which are pure, derive Diagnoses from them; a Report presents those as text or as JSON.
 """

@@ -1,6 +1,6 @@
-"""Asking: probes that run in processes of their own, at the same time, and are left behind where they do not end.
+"""Probes: they run in separate processes, in parallel, and are abandoned if they do not end.
 
-A driver may hang, and what is loaded of it may crash: neither is to happen to the doctor.
+A driver may hang, and its libraries may crash: the doctor must survive both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class AskError(Exception):
 
 
 class ProbeProcess:
-    """One process, given `words` on its standard input, and seconds to answer in, from now on."""
+    """One process, which receives `words` on its standard input, and has `limit_s` from now on to answer."""
 
     def __init__(self, command: Sequence[str], limit_s: float, words: bytes = b"") -> None:
         self._command, self._limit_s, self._words = command, limit_s, words
@@ -38,7 +38,7 @@ class ProbeProcess:
         return self._text
 
     def _run(self) -> None:
-        """Wait for the process, for as long as it may take. Threads: its own."""
+        """Wait for the process, at most its limit. Threads: its own."""
         try:
             process = subprocess.Popen(  # noqa: S603 - the doctor's own commands
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -58,7 +58,7 @@ class ProbeProcess:
 
 
 def _leave(process: subprocess.Popen[bytes]) -> None:
-    """Kill it; one that waits for a driver does not end by that, and is not waited for."""
+    """Kill it without waiting: a process that waits for a driver does not end."""
     process.kill()
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
@@ -73,7 +73,7 @@ def child(word: str, limit_s: float, words: bytes = b"") -> ProbeProcess:
 
 
 def answer(asked: ProbeProcess) -> Mapping[str, Any]:
-    """Give what a child has written. Raises: AskError."""
+    """Return a child's answer. Raises: AskError."""
     text = asked.text()
     try:
         found = json.loads(text)

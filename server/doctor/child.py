@@ -1,8 +1,8 @@
-"""The probes that load what may hang or crash, each in a process of its own.
+"""The probes that load libraries that may hang or crash, each in a separate process.
 
     python -m penstock.server.doctor.child WORD
 
-They write one JSON object; `reading` makes Facts of it.
+Each writes one JSON object, from which `reading` makes Facts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAME_BYTES = 256
 
 
 class _CudaError(Exception):
-    """What the driver has said of a call."""
+    """The driver's error for a call."""
 
 
 def driver() -> Mapping[str, Any]:
@@ -69,7 +69,7 @@ def _call(cuda: Any, name: str, *arguments: Any) -> None:
 
 
 def nvml() -> Mapping[str, Any]:
-    """Ask NVML for the driver's version and its GPUs."""
+    """Query NVML for the driver's version and its GPUs."""
     from penstock.server.gpus.nvml import Nvml
 
     asked = Nvml()
@@ -89,10 +89,10 @@ def nvml() -> Mapping[str, Any]:
 
 
 def runtime() -> Mapping[str, Any]:
-    """Import ONNX Runtime, and load the library of its CUDA provider, as a session that asks for it would."""
+    """Import ONNX Runtime, and load the library of its CUDA provider, as a session with that provider would."""
     try:
         import onnxruntime
-    except Exception as error:  # noqa: BLE001 - a library that does not fit raises whatever it likes
+    except Exception as error:  # noqa: BLE001 - an incompatible library may raise anything
         return {"error": f"{type(error).__name__}: {error}"}
     folder = Path(onnxruntime.__file__).parent / "capi"
     found = {
@@ -100,14 +100,14 @@ def runtime() -> Mapping[str, Any]:
         "providers": list(getattr(onnxruntime, "get_available_providers", list)()),
     }  # fmt: skip
     if (folder / "libonnxruntime_providers_cuda.so").is_file():
-        with suppress(Exception):  # older versions have none; what it cannot load, the next line tells
+        with suppress(Exception):  # older versions lack it; the next line reports what does not load
             onnxruntime.preload_dlls()
         found["provider_error"] = _loads(folder)
     return found
 
 
 def _loads(folder: Path) -> str:
-    """Say why the CUDA provider's library does not load; "" if it does."""
+    """Return why the CUDA provider's library does not load; "" if it does."""
     try:
         ctypes.CDLL(str(folder / "libonnxruntime_providers_shared.so"), ctypes.RTLD_GLOBAL)
         ctypes.CDLL(str(folder / "libonnxruntime_providers_cuda.so"))
@@ -117,7 +117,7 @@ def _loads(folder: Path) -> str:
 
 
 def models() -> Mapping[str, Any]:
-    """Check the PATHs of the Settings that stand on the standard input, as `penstock check` does."""
+    """Check the PATHs of the Settings on the standard input, as `penstock check` does."""
     from penstock.server.dialects import Dialect, dialect_of
 
     settings = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - the doctor's own
@@ -165,7 +165,7 @@ PROBES: Mapping[str, Callable[[], Mapping[str, Any]]] = {
 
 
 def main(word: str) -> None:
-    """Run a probe. Whatever a library prints goes where errors go."""
+    """Run a probe. Anything a library prints goes to standard error."""
     answers = os.dup(1)
     os.dup2(2, 1)
     found = PROBES[word]()

@@ -1,4 +1,4 @@
-"""`penstock doctor`: reads Facts, judges them and gives the Report. Called by the command line."""
+"""`penstock doctor`: reads Facts, judges them and returns the Report. Called by the command line."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def examine(settings: Settings) -> Report:
-    """Examine this machine, for a server with these settings; it blocks, for minutes where there are models to load."""
+    """Examine this machine for a server with these settings; blocks, for minutes if there are models to load."""
     return judge(read_facts(settings))
 
 
 def judge(facts: Facts) -> Report:
-    """Make a Report of Facts. Pure."""
+    """Make a Report from Facts. Pure."""
     return Report([*judge_machine(facts), *judge_gpus(facts), *judge_models(facts)])

@@ -1,4 +1,4 @@
-"""ELF: which other libraries a shared library needs before it can be loaded. Loads nothing.
+"""ELF: lists the libraries that a shared library needs, without loading anything.
 
 Source: the System V ABI, chapters 4 and 5 (ELF header, program header, dynamic section).
 """
@@ -13,11 +13,11 @@ _HEADER_BYTES, _SEGMENT_BYTES, _ENTRY_BYTES = 64, 56, 16
 _LOADED, _DYNAMIC = 1, 2
 _NEEDED, _STRINGS, _STRINGS_BYTES = 1, 5, 10
 _MOST_SEGMENTS, _MOST_BYTES = 256, 1 << 20
-"""Far above what libraries have: a file that says more is not one."""
+"""Far above the sizes of real libraries: a file that exceeds them is not one."""
 
 
 def needed(file: BinaryIO) -> tuple[str, ...]:
-    """Give the names a library asks for (DT_NEEDED), in its order. Raises: ValueError where it is not such a file."""
+    """Return the libraries that a library needs (DT_NEEDED), in its order. Raises: ValueError for any other file."""
     head = _at(file, 0, _HEADER_BYTES)
     if not head.startswith(_MAGIC):
         raise ValueError("is no ELF file of 64 bits")
@@ -36,7 +36,7 @@ def needed(file: BinaryIO) -> tuple[str, ...]:
 
 
 def _offset(segments: list[tuple[int, ...]], address: int) -> int:
-    """Find where in the file what is loaded to an address lies."""
+    """Return the file offset of a loaded address."""
     for kind, _, offset, start, _, size, *_ in segments:
         if kind == _LOADED and start <= address < start + size:
             return offset + address - start

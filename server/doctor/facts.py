@@ -1,4 +1,4 @@
-"""Facts: what was read of a machine, before anybody judges it. None and "" are what could not be read."""
+"""Facts: what was read about a machine, before it is judged. None and "" stand for what could not be read."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 LOADED = ("driver", "nvml", "runtime")
-"""Readings that load what may hang or crash."""
+"""Readings that load libraries that may hang or crash."""
 AT_LOAD, CUDNN, LATER, TENSORRT = "at load", "cuDNN", "later", "TensorRT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """One of `ulimit`'s: None is no limit."""
+    """A limit of `ulimit`; None is unlimited."""
 
     soft: int | None
     hard: int | None
@@ -20,10 +20,10 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """The machine and what of it this process may use. `cgroup` is its version, 0 where there is none.
+    """The machine and the part of it this process may use. `cgroup` is its version, 0 if there is none.
 
-    Units: CPUs, bytes. `quota_cpus` and `memory_limit_bytes` are the tightest of its cgroups, None without any.
-    `slow_python`: it was compiled by hand, or by pyenv, and without what makes CPython's interpreter fast.
+    Units: CPUs, bytes. `quota_cpus` and `memory_limit_bytes` are the tightest of its cgroups, None if there are none.
+    `slow_python`: it was compiled by hand, or by pyenv, without the options that make CPython's interpreter fast.
     """
 
     python: str = ""
@@ -45,10 +45,10 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """A shared library by the name it is asked for. `found_by` is "loader", "pip" or "" for nobody.
+    """A shared library by the name under which it is loaded. `found_by` is "loader", "pip" or "" if not found.
 
-    `wanted`: AT_LOAD, the CUDA provider does not load without it; CUDNN and LATER, it opens it when it first needs it,
-    and of cuDNN Penstock makes sure before it loads a model; TENSORRT, the TensorRT provider does not load without it.
+    `wanted`: AT_LOAD, the CUDA provider does not load without it; CUDNN and LATER, it is opened when first needed, and
+    Penstock verifies cuDNN before it loads a model; TENSORRT, the TensorRT provider does not load without it.
     """
 
     name: str
@@ -59,9 +59,9 @@ class Library:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxRuntime:
-    """ONNX Runtime as it answers when it is imported. `error`: it cannot be.
+    """ONNX Runtime as imported. `error`: why it cannot be imported.
 
-    `provider_error` is what the loader says of the CUDA provider's library, "" if it loads, None where there is none.
+    `provider_error` is the loader's message about the CUDA provider's library, "" if it loads, None if there is none.
     """
 
     version: str = ""
@@ -73,7 +73,7 @@ class OnnxRuntime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaDevice:
-    """A GPU as CUDA's driver numbers it. Units: bytes."""
+    """A GPU as numbered by CUDA's driver. Units: bytes."""
 
     name: str = ""
     capability: tuple[int, int] | None = None
@@ -92,7 +92,7 @@ class Driver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvmlGpu:
-    """A GPU as NVML tells of it. `mig`: how many MIG devices it has, None if it is not in MIG mode. Units: bytes."""
+    """A GPU as reported by NVML. `mig`: its number of MIG devices, None if it is not in MIG mode. Units: bytes."""
 
     name: str = ""
     memory_bytes: int | None = None
@@ -103,7 +103,7 @@ class NvmlGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvmlFacts:
-    """What NVML tells. `version` is the driver's."""
+    """What NVML reports. `version` is the driver's."""
 
     version: str = ""
     gpus: tuple[NvmlGpu, ...] = ()
@@ -114,7 +114,7 @@ class NvmlFacts:
 class CheckedPort:
     """A port that `serve` with the same arguments would listen on; `taken`: why it could not.
 
-    `shared`: others listen there, and have agreed to share it, as these arguments do.
+    `shared`: other processes listen on it and share it, as these arguments do.
     """
 
     name: str
@@ -126,7 +126,7 @@ class CheckedPort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedModels:
-    """What `penstock check` says of the PATHs. `devices`: which are asked for, and by which models.
+    """The result of `penstock check` for the PATHs. `devices`: those requested, and by which models.
 
     `mistakes` and `warnings` are lines of text.
     """
@@ -139,10 +139,10 @@ class CheckedModels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All of it. `failures`: which reading failed, by its name, and why. `packages`: versions by distribution.
+    """All facts. `failures`: which readings failed, by name, and why. `packages`: versions by distribution.
 
-    `device_files`: /dev/nvidia*. `cuda_major` is that of the CUDA which the installed ONNX Runtime was built for, 0 if
-    for none. None: not read, or not asked for (`models`).
+    `device_files`: /dev/nvidia*. `cuda_major` is the CUDA version that the installed ONNX Runtime was built for, 0 if
+    none. None: not read, or not requested (`models`).
     """
 
     machine: Machine = field(default_factory=Machine)

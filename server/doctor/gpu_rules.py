@@ -12,27 +12,27 @@ CUDA_PROVIDER = "CUDAExecutionProvider"
 _CPU, _GPU = ONNX
 _NO_DEVICE, _MISMATCH = "error 100", "error 803"
 _LEAST_CAPABILITY = {12: (5, 0), 13: (7, 5)}
-"""The oldest GPUs that a CUDA's libraries run on. Source: release notes of CUDA 12.0 and 13.0."""
+"""The oldest GPUs that a CUDA version's libraries run on. Source: release notes of CUDA 12.0 and 13.0."""
 _PACKAGES = {
     "libcudart": "nvidia-cuda-runtime", "libcublas": "nvidia-cublas", "libcublasLt": "nvidia-cublas",
     "libcufft": "nvidia-cufft", "libcurand": "nvidia-curand", "libcudnn": "nvidia-cudnn",
     "libnvrtc": "nvidia-cuda-nvrtc",
 }  # fmt: skip
-"""PyPI's packages of libraries; those for CUDA 12 end in -cu12, and cuDNN's in its CUDA's number always."""
+"""The PyPI packages of the libraries; those for CUDA 12 end in -cu12, and cuDNN's always in its CUDA's version."""
 _WITHOUT = {
     AT_LOAD: (ERROR, "them the CUDA provider does not load"),
     CUDNN: (ERROR, "it no ONNX model is loaded on a GPU that does not say enable_cudnn = false"),
     LATER: (WARNING, "it models fail that need it (Fourier transforms)"),
     TENSORRT: (NOTE, "them models whose execution_accelerators name tensorrt do not load"),
 }
-"""How much is wrong where libraries are missing, and what is missed."""
+"""How serious missing libraries are, and what fails without them."""
 _CONTAINER = "in a container: docker run --gpus all, with the NVIDIA Container Toolkit on the host"
 
 _HANGS = "see whether nvidia-smi answers; a driver that hangs needs its GPU reset, or the machine restarted"
 
 
 def judge_gpus(facts: Facts) -> Iterator[Diagnosis]:
-    """Judge what serving on GPUs needs; where none is asked for or had, that there is none is a note."""
+    """Judge what serving on GPUs requires; if no GPU is wanted or present, its absence is a note."""
     asked = wants_gpu(facts)
     missing = ERROR if asked else NOTE
     for name in (name for name in LOADED if name in facts.failures):
@@ -51,7 +51,7 @@ def judge_gpus(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def wants_gpu(facts: Facts) -> bool:
-    """Tell whether a GPU is meant to be used: what is installed is for GPUs, or a model asks for one."""
+    """Return whether a GPU is meant to be used: the installed packages are for GPUs, or a model requests one."""
     models = facts.models.devices if facts.models is not None else {}
     return _GPU in facts.packages or facts.cuda_major > 0 or any(name.startswith("cuda") for name in models)
 
@@ -165,7 +165,7 @@ def _libraries(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def _fetch(facts: Facts, wanted: str, missing: Sequence[Library]) -> str:
-    """Say which line of pip brings libraries."""
+    """Return the pip command that installs the missing libraries."""
     if wanted == TENSORRT:
         return f"pip install tensorrt-cu{facts.cuda_major}, and its folder tensorrt_libs in LD_LIBRARY_PATH"
     whole = f"pip install '{_GPU}[cuda,cudnn]{_pin(facts)}'"

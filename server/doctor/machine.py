@@ -1,4 +1,4 @@
-"""The machine: CPUs, memory, limits and kernel knobs, as the kernel's files tell them. Loads no library."""
+"""The machine: CPUs, memory, limits and kernel parameters, read from the kernel's files. Loads no library."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from penstock.batching.devices.memory import free_bytes, limit_bytes, meminfo
 from .facts import Limit, Machine
 
 _LIMITS = {"open files": "RLIMIT_NOFILE", "locked memory": "RLIMIT_MEMLOCK", "core file": "RLIMIT_CORE"}
-_SHM = Path("/dev/shm")  # noqa: S108 - the place itself, nothing is put there
+_SHM = Path("/dev/shm")  # noqa: S108 - the mount point itself; nothing is written there
 
 
 def read_machine(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"), shm: Path = _SHM) -> Machine:
-    """Read it; what cannot be read is left out.
+    """Read the machine's properties; unreadable ones are left out.
 
     Source: cgroups(7), the kernel's cgroup-v2.rst and memory.rst.
     """
@@ -39,7 +39,7 @@ def read_machine(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup
 
 
 def _is_slow() -> bool:
-    """Distributions profile what they compile, but not all of them leave a word about it."""
+    """Return whether this Python looks unoptimized. Distributions optimize theirs, but not all record it."""
     words = sysconfig.get_config_var("CONFIG_ARGS") or ""
     return bool(words) and "--enable-optimizations" not in words and sys.base_prefix != "/usr"
 

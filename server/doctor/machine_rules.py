@@ -8,17 +8,17 @@ from .facts import LOADED, Facts, Limit, Machine
 from .packages import ONNX, TENSORFLOW
 from .report import ERROR, NOTE, OK, WARNING, Diagnosis, size
 
-_SHM = "/dev/shm"  # noqa: S108 - the place itself, nothing is put there
+_SHM = "/dev/shm"  # noqa: S108 - the mount point itself; nothing is written there
 _LEAST_FILES = 4096
-"""A connection is a file, and so are a worker's sockets and regions of shared memory."""
+"""Each connection uses a file, and so do a worker's sockets and regions of shared memory."""
 _LEAST_BACKLOG = 1024
 _LEAST_SHM_BYTES = 256 << 20
-"""Docker gives 64 MiB, of which pictures of a few clients or arrays of a few workers are more."""
+"""Docker's default is 64 MiB; pictures of a few clients or arrays of a few workers need more."""
 _LEAST_FREE_BYTES = 512 << 20
 
 
 def judge_machine(facts: Facts) -> Iterator[Diagnosis]:
-    """Judge what serving on CPUs needs too."""
+    """Judge what all serving requires, also on CPUs."""
     for name in (name for name in facts.failures if name not in LOADED):
         remedy = "`penstock check PATH...` says more" if name == "models" else "see that it may be read"
         yield Diagnosis(WARNING, name, f"could not be examined: {facts.failures[name]}", remedy)

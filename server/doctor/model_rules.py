@@ -1,4 +1,4 @@
-"""Rules about models: what those of the PATHs ask for, against what is there. Pure: Facts in, Diagnoses out."""
+"""Rules about models: the devices that the PATHs' models request, against those present. Pure: Facts to Diagnoses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _served(versions: int) -> str:
 
 
 def judge_models(facts: Facts) -> Iterator[Diagnosis]:
-    """Judge the models, where any were given."""
+    """Judge the models, if any were given."""
     models = facts.models
     if models is None:
         return

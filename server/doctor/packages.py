@@ -1,4 +1,4 @@
-"""Packages: which of those that matter are installed, and where CUDA's libraries lie. Imports none of them."""
+"""Packages: which relevant packages are installed, and where CUDA's libraries are. Imports none of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .facts import AT_LOAD, CUDNN, LATER, TENSORRT, Library
 ONNX = ("onnxruntime", "onnxruntime-gpu")
 TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tf-nightly")
 PIP = ("nvidia-c", "nvidia-nv", "tensorrt")
-"""How the names of packages that bring CUDA's libraries begin."""
+"""The prefixes of packages that contain CUDA's libraries."""
 _NAMED = ("penstock", *ONNX, *TENSORFLOW, "tritonclient", "numpy")
 _PROVIDER, _TENSORRT_PROVIDER = "libonnxruntime_providers_cuda.so", "libonnxruntime_providers_tensorrt.so"
 _CUDA = re.compile(r"cuda_version\s*=\s*['\"](\d+)")
@@ -24,12 +24,12 @@ _OURS = re.compile(r"lib(cu|nv)")
 DRIVER = "libcuda.so.1"
 _CUDNN = ("libcudnn.so.9",)
 _LATER = {12: ("libcufft.so.11",), 13: ("libcufft.so.12",)}
-"""What the CUDA provider opens when it first needs it, some by CUDA's version: these are not among what it names.
+"""Libraries that the CUDA provider opens when first needed, some by CUDA version: they are not in its DT_NEEDED.
 Source: requirements on the page of ONNX Runtime's CUDA provider; readelf -d of 1.31."""
 
 
 def read_packages() -> Mapping[str, str]:
-    """Give versions by the names of distributions."""
+    """Return versions by distribution name."""
     found: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
@@ -39,14 +39,14 @@ def read_packages() -> Mapping[str, str]:
 
 
 def runtime_folder() -> Path | None:
-    """Find ONNX Runtime's libraries, without importing it."""
+    """Find the folder of ONNX Runtime's libraries, without importing it."""
     spec = importlib.util.find_spec("onnxruntime")
     places = (spec.submodule_search_locations if spec is not None else None) or ()
     return next((Path(place) / "capi" for place in places if (Path(place) / "capi").is_dir()), None)
 
 
 def cuda_major(folder: Path) -> int:
-    """Tell which CUDA an ONNX Runtime was built for; 0: for none."""
+    """Return the major CUDA version that an ONNX Runtime was built for; 0 if none."""
     try:
         found = _CUDA.search((folder / "build_and_package_info.py").read_text("utf-8", "replace"))
     except OSError:
@@ -55,9 +55,9 @@ def cuda_major(folder: Path) -> int:
 
 
 def wanted(folder: Path) -> list[Library]:
-    """Name what the providers for GPUs in a folder need of NVIDIA's; nothing where there are none.
+    """List NVIDIA's libraries that a folder's GPU providers need; empty if there are no such providers.
 
-    Raises: OSError, ValueError where they cannot be read.
+    Raises: OSError, ValueError if they cannot be read.
     """
     at_load, major = _needed(folder / _PROVIDER), cuda_major(folder)
     names = {
@@ -79,7 +79,7 @@ def _needed(provider: Path) -> tuple[str, ...]:
 
 
 def found(library: Library, loader: Mapping[str, str], folders: Iterable[Path]) -> Library:
-    """Say where a library lies: where the loader finds it (`loader`: path by name), or in one of pip's folders."""
+    """Locate a library: where the loader finds it (`loader`: path by name), or in one of pip's folders."""
     path, by = loader.get(library.name, ""), "loader"
     if not path:
         path, by = next((str(each / library.name) for each in folders if (each / library.name).is_file()), ""), "pip"
@@ -87,20 +87,20 @@ def found(library: Library, loader: Mapping[str, str], folders: Iterable[Path]) 
 
 
 def pip_folders(paths: Iterable[str] | None = None) -> list[Path]:
-    """List where pip puts NVIDIA's libraries: nvidia/NAME/lib beside other packages."""
+    """List the folders where pip puts NVIDIA's libraries: nvidia/NAME/lib beside other packages."""
     beside = [Path(path) for path in (sys.path if paths is None else paths) if path]
     return [folder for path in beside for folder in sorted(path.glob("nvidia/*/lib")) if folder.is_dir()]
 
 
 def on_path(names: Iterable[str], environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Look for libraries where LD_LIBRARY_PATH says."""
+    """Search LD_LIBRARY_PATH for libraries."""
     folders = [Path(each) for each in environment.get("LD_LIBRARY_PATH", "").split(":") if each]
     places = {name: next((each / name for each in folders if (each / name).is_file()), None) for name in names}
     return {name: str(place) for name, place in places.items() if place is not None}
 
 
 def parse_cache(text: str) -> dict[str, str]:
-    """Read `ldconfig -p`, lines like `libm.so.6 (libc6,x86-64) => /lib/x86_64-linux-gnu/libm.so.6`: paths by name."""
+    """Parse `ldconfig -p`, lines like `libm.so.6 (libc6,x86-64) => /lib/x86_64-linux-gnu/libm.so.6`: paths by name."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         name, arrow, path = line.partition(" => ")

@@ -1,4 +1,4 @@
-"""Reading: makes Facts of a machine. Nothing here raises, and nothing waits for longer than its limit."""
+"""Reading: collects the Facts of a machine. Nothing here raises, and no reading waits longer than its limit."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _LIMITS_S = {"driver": 20.0, "nvml": 10.0, "runtime": 20.0, "models": 300.0, "ldconfig": 5.0}
-"""Starting a driver takes seconds where nothing keeps it awake; models are loaded."""
+"""Starting a driver takes seconds if nothing keeps it loaded; the limit of `models` includes loading them."""
 _NAMES = ("CUDA_VISIBLE_DEVICES",)
 
 
 def read_facts(settings: Settings) -> Facts:
-    """Read all of it."""
+    """Read all facts."""
     failures: dict[str, str] = {}
 
     def tried(name: str, read: Callable[[], _T], otherwise: _T) -> _T:
@@ -46,7 +46,7 @@ def read_facts(settings: Settings) -> Facts:
             return read()
         except AskError as error:
             failures[name] = str(error)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with a machine, the rest is told
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with a machine, the rest is reported
             failures[name] = f"{type(error).__name__}: {error}"
         return otherwise
 
@@ -70,17 +70,17 @@ def read_facts(settings: Settings) -> Facts:
 
 
 def driver_of(answer: Mapping[str, Any]) -> Driver:
-    """Make a Driver of what the child has written."""
+    """Make a Driver from the child's answer."""
     return _made(Driver, {**answer, "devices": tuple(_made(CudaDevice, each) for each in answer.get("devices", ()))})
 
 
 def nvml_of(answer: Mapping[str, Any]) -> NvmlFacts:
-    """Make the answer of NVML of what the child has written."""
+    """Make NvmlFacts from the child's answer."""
     return _made(NvmlFacts, {**answer, "gpus": tuple(_made(NvmlGpu, each) for each in answer.get("gpus", ()))})
 
 
 def models_of(answer: Mapping[str, Any]) -> CheckedModels:
-    """Make CheckedModels of what the child has written."""
+    """Make CheckedModels from the child's answer."""
     return _made(
         CheckedModels, {**answer, "devices": {name: tuple(of) for name, of in answer.get("devices", {}).items()}}
     )
@@ -108,7 +108,7 @@ def _port(name: str, address: str, port: int, shares: bool) -> CheckedPort:
 
 
 def _taken(address: str, port: int, *, shares: bool = False) -> str:
-    """Say why a port cannot be had, "" if it can; `shares`: along with those who share it."""
+    """Return why a port cannot be bound, "" if it can; `shares`: together with others that share it."""
     try:
         family, kind, _, _, place = socket.getaddrinfo(address or None, port, type=socket.SOCK_STREAM, flags=1)[0]
         with socket.socket(family, kind) as tried:
@@ -127,7 +127,7 @@ def _cuda_major() -> int:
 
 
 def _libraries() -> tuple[Library, ...]:
-    """Look for the driver's library, and for those that the CUDA provider needs."""
+    """Locate the driver's library, and those that the GPU providers need."""
     folder = packages.runtime_folder()
     wanted = [] if folder is None else packages.wanted(folder)
     wanted = [Library(name=packages.DRIVER)] + [each for each in wanted if each.name != packages.DRIVER]
@@ -137,7 +137,7 @@ def _libraries() -> tuple[Library, ...]:
 
 
 def _cache() -> dict[str, str]:
-    """Ask the loader's cache; without it, libraries are looked for elsewhere alone."""
+    """Read the loader's cache; if that fails, libraries are searched for only elsewhere."""
     command = shutil.which("ldconfig") or "/sbin/ldconfig"
     try:
         return packages.parse_cache(ProbeProcess([command, "-p"], _LIMITS_S["ldconfig"]).text())
@@ -146,7 +146,7 @@ def _cache() -> dict[str, str]:
 
 
 def _made(kind: type[_T], answer: Mapping[str, Any]) -> _T:
-    """Make one of the Facts of what a child has written; names that it has not are left out."""
+    """Make one of the Facts from a child's answer; unknown names are dropped."""
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     plain = {name: tuple(value) if isinstance(value, list) else value for name, value in answer.items()}
     return kind(**{name: value for name, value in plain.items() if name in known})

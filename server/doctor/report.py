@@ -1,4 +1,4 @@
-"""Reports: Diagnoses, as lines for a person or as JSON."""
+"""Reports: Diagnoses, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LEVEL_COLUMNS, _LEAST_COLUMNS, _MOST_COLUMNS = 9, 60, 120
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One thing to say of one part. `remedy` is what to do, in one line; "" where nothing is to be done."""
+    """One finding about one part. `remedy` is what to do, in one line; "" if nothing needs doing."""
 
     level: str
     part: str
@@ -24,7 +24,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that is to be said, in the order of reading."""
+    """All findings, in reading order."""
 
     diagnoses: Sequence[Diagnosis]
 
@@ -34,12 +34,12 @@ class Report:
         return int(any(each.level == ERROR for each in self.diagnoses))
 
     def json(self) -> str:
-        """Write all of it for a program."""
+        """Format the report as JSON."""
         found = [asdict(each) for each in self.diagnoses]
         return json.dumps({"status": self.status, "findings": found}, indent=2)
 
     def __str__(self) -> str:
-        """Print all of it, for a person: a part's name stands before its first line."""
+        """Format the report as text: a part's name precedes its first line."""
         columns = min(max(shutil.get_terminal_size((100, 24)).columns, _LEAST_COLUMNS), _MOST_COLUMNS)
         widest = max((len(each.part) for each in self.diagnoses), default=0)
         lines, part = [], ""
@@ -52,7 +52,7 @@ class Report:
 
 
 def size(count: int) -> str:
-    """Write a number of bytes for a person."""
+    """Format a number of bytes as text."""
     for unit, bits in (("TiB", 40), ("GiB", 30), ("MiB", 20)):
         if abs(count) >= 1 << bits:
             return f"{count / (1 << bits):.3g} {unit}"

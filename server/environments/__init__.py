@@ -1,1 +1,1 @@
-"""The Pythons that worker processes run on: the server's own, one that is there, or one made of a requirements file."""
+"""The Pythons that run worker processes: the server's own, an existing one, or one built from a requirements file."""

@@ -1,6 +1,6 @@
-"""Environments: which Python a worker runs on; one that is made of a file is made once and kept.
+"""Environments: selects the Python of a worker. An environment described by a file is built once and kept.
 
-Made by the composition root. Asked by whoever starts workers: hooks, Python models.
+Created by the composition root. Used by everything that starts workers: hooks, Python models.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from .recipe import Recipe, recipe_of
 logger = logging.getLogger("penstock.environments")
 
 NEEDS = ("numpy", "orjson")
-"""What the code in a worker imports; a package and its module have the same name."""
+"""The modules that code in a worker imports; each has the name of its package."""
 FORM = "1"
-"""To be raised when environments are made in another way, so that older ones are not taken for the new."""
+"""Increase this when environments are built differently, so that older ones are not reused."""
 WHOLE = "whole.json"
-"""Stands in the folder of an environment that is whole, written last."""
+"""The marker file of a complete environment, written last."""
 
 
 def default_folder(environ: Mapping[str, str]) -> Path:
-    """Give where environments are kept unless the settings say otherwise. Source: XDG Base Directory, "cache".
+    """Return the default folder of environments. Source: XDG Base Directory, "cache".
 
-    Raises: RuntimeError where there is no home folder.
+    Raises: RuntimeError if there is no home folder.
     """
     cache = Path(environ.get("XDG_CACHE_HOME", ""))
     root = cache if cache.is_absolute() else Path.home() / ".cache"
@@ -48,12 +48,12 @@ def default_folder(environ: Mapping[str, str]) -> Path:
 class Environments:
     """The environments of one server, in `folder`, which several servers and processes may share.
 
-    Invariants: an environment that is handed out is whole. It is made where it stays, since its scripts name that
-    place, and counts from when WHOLE is there; what was interrupted is removed by who comes next. One process at a
-    time makes it (`FOLDER/KEY.lock`), the others wait. `offline`: nothing is fetched.
-    Without `folder` they are in the user's cache folder, which is looked for when one is needed: the user of a
-    container has often no home.
-    Threads: any; it blocks, for minutes where an environment is made.
+    Invariants: an environment that is returned is complete. It is built in its final place, since its scripts contain
+    that path, and is valid once WHOLE exists; the next builder removes an interrupted build. One process at a time
+    builds it (`FOLDER/KEY.lock`); the others wait. `offline`: nothing is downloaded.
+    If `folder` is omitted, the user's cache folder is used. It is looked up when first needed, because the user of a
+    container often has no home.
+    Threads: any; blocks, for minutes if an environment is built.
     """
 
     def __init__(self, folder: Path | None = None, *, offline: bool = False, needs: Sequence[str] = NEEDS) -> None:
@@ -64,23 +64,23 @@ class Environments:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """Make those that the settings ask for."""
+        """Create the Environments configured by the settings."""
         return cls(Path(settings.environments) if settings.environments else None, offline=settings.offline)
 
     def interpreter(
         self, spec: WorkerSpec, label: str, must: Sequence[str] | None = None, oldest: tuple[int, int] = OLDEST
     ) -> str:
-        """Give the Python to run workers on, "" for the server's own; make its environment if it is not kept.
+        """Return the Python to run workers on, "" for the server's own; build its environment if it is not kept.
 
-        `label` says whose it is in messages and logs ("the hooks of model 'iris'"). `must` is what an environment that
-        somebody else has made has to bring, where that is less than what is put into one that is made here. `oldest` is
-        the first Python that will do.
+        `label` names the owner in messages and logs ("the hooks of model 'iris'"). `must` is what an environment made
+        elsewhere has to contain, if that is less than what is installed into one that is built here. `oldest` is the
+        oldest suitable Python.
         Raises: InferError that says what to do: INVALID; NOT_READY when the server is stopping.
         """
         must = self._needs if must is None else must
         if spec.requirements is None and not spec.packages:
             return _as_it_is(spec.interpreter, must, spec, label, oldest) if spec.interpreter else ""
-        if spec.requirements is not None and spec.requirements.is_dir():  # an environment that is unpacked already
+        if spec.requirements is not None and spec.requirements.is_dir():  # an environment that is already unpacked
             python = spec.requirements / "bin" / "python"
             if not python.exists():
                 text = f"{label}: requirements: the folder {spec.requirements} is no environment: it has no bin/python"
@@ -89,7 +89,7 @@ class Environments:
         recipe = recipe_of(spec.requirements, spec.packages, label)
         base = ask(spec.interpreter, (), spec.environment, label, oldest) if spec.interpreter else Python.own()
         if recipe.python and not f"{base.spelled}.".startswith(f"{recipe.python}."):
-            # no more than a warning, as of pipenv: all that was written for the images of 2019 asks for 3.6
+            # only a warning, as in pipenv: everything written for the images of 2019 asks for 3.6
             logger.warning(
                 "%s: %s asks for Python %s, and its interpreter is %s, %s: it may not be what it was written for",
                 label, recipe.source, recipe.python, base.path, base.spelled,
@@ -110,13 +110,13 @@ class Environments:
             raise InferError(Code.INVALID, text) from error
 
     def close(self) -> None:
-        """End what is being made. Threads: any; returns at once."""
+        """Cancel builds in progress. Threads: any; returns at once."""
         self._closed.set()
 
     def _made(
         self, folder: Path, recipe: Recipe, base: Python, label: str, needs: Sequence[str], oldest: tuple[int, int]
     ) -> str:
-        """Make an environment, or wait until another process has."""
+        """Build an environment, or wait until another process has."""
         if self._offline and not recipe.packed:
             raise InferError(
                 Code.INVALID,
@@ -156,15 +156,15 @@ def _as_it_is(path: str, needs: Sequence[str], spec: WorkerSpec, label: str, old
 
 
 def _key(recipe: Recipe, base: Python, needs: Sequence[str]) -> str:
-    """Name an environment by everything that decides what is in it."""
+    """Return an environment's key: a hash of everything that determines its content."""
     parts = [FORM, recipe.digest, *sorted(needs)]
-    if not recipe.packed:  # which brings a Python of its own
+    if not recipe.packed:  # a packed one includes its own Python
         parts += [base.build, base.platform, base.prefix]
     return sha256(json.dumps(parts).encode()).hexdigest()[:20]
 
 
 def _kept(folder: Path) -> str | None:
-    """Give the Python of an environment that is whole, and whose Python is still there."""
+    """Return the Python of a complete environment, if that Python still exists."""
     try:
         python: str = json.loads((folder / WHOLE).read_text("utf-8"))["python"]
     except (FileNotFoundError, NotADirectoryError):
@@ -176,7 +176,7 @@ def _kept(folder: Path) -> str | None:
 
 
 def _declare_whole(folder: Path, python: str, recipe: Recipe, label: str) -> None:
-    """Write what it is, all at once: the name is there when the content is."""
+    """Write the marker file atomically: it exists only with its content."""
     said = {"python": python, "made_of": str(recipe.source), "for": label}
     half = folder / f"{WHOLE}.half"
     with half.open("w", encoding="utf-8") as file:
@@ -188,5 +188,5 @@ def _declare_whole(folder: Path, python: str, recipe: Recipe, label: str) -> Non
 
 def _remove(folder: Path) -> None:
     if folder.exists():
-        (folder / WHOLE).unlink(missing_ok=True)  # first: what is being removed is not whole
+        (folder / WHOLE).unlink(missing_ok=True)  # first, since it is no longer complete
         shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""Lock: one process at a time makes an environment. Used by `environments.py`."""
+"""Lock: lets one process at a time build an environment. Used by `environments.py`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from penstock.backends.errors import Code, InferError
 logger = logging.getLogger("penstock.environments")
 
 ASK_AGAIN_S = 0.1
-"""A wait for flock itself could not be ended from another thread."""
+"""The polling interval: a blocking flock could not be cancelled from another thread."""
 
 
 class Lock:
-    """A lock on a file, held while the block lasts, and by every child that is given `fileno`.
+    """A lock on a file, held for the duration of the block, and by every child that inherits `fileno`.
 
-    So it stays held while pip runs on after its server was killed, and nobody works in the same folder.
-    Raises: InferError (NOT_READY) when `ended` is set meanwhile; OSError.
+    If the server is killed while pip runs on, the lock stays held, and nothing else works in the same folder.
+    Raises: InferError (NOT_READY) if `ended` is set meanwhile; OSError.
     """
 
     def __init__(self, path: Path, ended: threading.Event, label: str) -> None:
@@ -33,7 +33,7 @@ class Lock:
         self._descriptor = -1
 
     def fileno(self) -> int:
-        """Give the descriptor that holds the lock."""
+        """Return the descriptor that holds the lock."""
         return self._descriptor
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Making: one environment, from an empty folder to a Python that workers run on. Used by `environments.py`."""
+"""Making: builds one environment, from an empty folder to a Python for workers. Used by `environments.py`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ logger = logging.getLogger("penstock.environments")
 
 KEPT_LINES = 400
 TOLD_LINES = 6
-# What pip must not be told by the operator's shell: it would install elsewhere, or find what is elsewhere.
+# Variables of the operator's shell that are not passed to pip: they would make it install or look elsewhere.
 _NOT_PASSED = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_PYTHON")
-# What pip says, and what to do about it.
+# Messages of pip, and the advice for each.
 _ADVICE = {
     "No matching distribution found": "correct the name or the version, or say where it is (--find-links in the file, "
     "or pip's own settings: PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf)",
@@ -39,13 +39,13 @@ _ADVICE = {
     "No space left on device": "make room, or keep environments elsewhere (--environments)",
 }
 _NOT_MAPPED = "failed to map segment from shared object"
-"""What the loader says of a library on a file system that is mounted noexec, as Docker's tmpfs are."""
+"""The loader's message for a library on a file system mounted noexec, as Docker's tmpfs are."""
 _UNREACHED = ("Failed to establish a new connection", "Temporary failure in name resolution", "Connection refused",
               "Read timed out", "ConnectTimeoutError", "NewConnectionError", "ProxyError", "SSLError")  # fmt: skip
 
 
 class Making:
-    """One environment while it is made in `folder`, whose Lock is held. Children hold the lock too."""
+    """Builds one environment in `folder`, whose Lock is held. Child processes hold the lock too."""
 
     def __init__(
         self, folder: Path, recipe: Recipe, base: Python, label: str, lock: Lock, ended: threading.Event
@@ -58,7 +58,7 @@ class Making:
         self._ended = ended
 
     def make(self, needs: Sequence[str], oldest: tuple[int, int], *, offline: bool) -> str:
-        """Make it, and see that it has what a worker needs. Returns: its Python. Raises: InferError, OSError."""
+        """Build it, and verify that it has what a worker needs. Returns: its Python. Raises: InferError, OSError."""
         self._folder.mkdir()
         path = str(self._folder / "bin" / "python")
         if self._recipe.packed:
@@ -91,7 +91,7 @@ class Making:
     def _unpack(self) -> None:
         try:
             with tarfile.open(self._recipe.source) as archive:
-                # nothing outside the folder; not "data", which a Python's own links and modes do not pass; from 3.11.4
+                # nothing outside the folder; "data" would reject links and modes of Python's own; available from 3.11.4
                 archive.extraction_filter = getattr(tarfile, "tar_filter", None)
                 for member in archive:
                     if self._ended.is_set():
@@ -105,7 +105,7 @@ class Making:
             text = f"{self._label}: {self._recipe.source} has no bin/python: pack a whole environment (conda-pack)"
             raise InferError(Code.INVALID, text)
         script = self._folder / "bin" / "conda-unpack"
-        if script.exists():  # corrects what names the place where it was packed
+        if script.exists():  # it corrects files that contain the path where the environment was packed
             self._run([str(self._folder / "bin" / "python"), str(script)], "conda-unpack")
 
     def _pip(self, python: str, words: Sequence[str]) -> None:
@@ -113,7 +113,7 @@ class Making:
         self._run([python, "-m", "pip", "install", *options, *words], "pip")
 
     def _run(self, command: Sequence[str], name: str) -> None:
-        """Run one program to its end, its lines going to the log. Raises: InferError."""
+        """Run a program to its end, and log its output lines. Raises: InferError."""
         environ = {key: value for key, value in os.environ.items() if key not in _NOT_PASSED}
         lines: deque[str] = deque(maxlen=KEPT_LINES)
         with subprocess.Popen(  # noqa: S603 - pip, of the user's own Python
@@ -139,7 +139,7 @@ class Making:
             raise InferError(Code.INVALID, self._failure(name, status, lines))
 
     def _end_early(self, pid: int, over: threading.Event) -> None:
-        """Kill what runs, and what it has started, once the server stops."""
+        """Kill the running program and its children once the server stops."""
         while not over.wait(0.1):
             if self._ended.is_set():
                 with contextlib.suppress(ProcessLookupError):
@@ -147,7 +147,7 @@ class Making:
                 return
 
     def _failure(self, name: str, status: int, lines: Sequence[str]) -> str:
-        """Say what went wrong and what to do."""
+        """Describe what went wrong and what to do."""
         errors = [line for line in lines if "error" in line.lower()] or list(lines)
         if name == "venv" and any("ensurepip" in line for line in lines):
             advice = f"{self._base.path} has no venv with pip (Debian: apt-get install python3-venv)"

@@ -1,4 +1,4 @@
-"""Pipfile: what pip is to install for one, or for the Pipfile.lock beside it. Source: pipenv's documentation."""
+"""Pipfile: what pip must install for a Pipfile, or for the Pipfile.lock beside it. Source: pipenv's documentation."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .recipe import Digest, Install, Recipe
 logger = logging.getLogger("penstock.environments")
 
 _PUBLIC = ("https://pypi.org/simple", "https://pypi.python.org/simple")
-"""Where every Pipfile points unless told otherwise: then the index of the machine's own pip is as good."""
+"""The default source of every Pipfile. With it, the index configured for the machine's pip is used instead."""
 _PYPI = {"name": "pypi", "url": _PUBLIC[0], "verify_ssl": True}
-# Keys that are markers by themselves, as `sys_platform = "== 'win32'"`.
+# Keys that are markers themselves, such as `sys_platform = "== 'win32'"`.
 _MARKERS = (
     "os_name", "sys_platform", "platform_machine", "platform_python_implementation", "platform_release",
     "platform_system", "platform_version", "python_version", "python_full_version", "implementation_name",
@@ -34,7 +34,7 @@ _SECTIONS = ("source", "packages", "dev-packages", "requires", "scripts", "pipfi
 
 
 def read_pipfile(path: Path) -> Recipe:
-    """Read a Pipfile, or rather the Pipfile.lock beside it. Raises: OSError, ValueError that names the entry."""
+    """Read a Pipfile, or the Pipfile.lock beside it if there is one. Raises: OSError, ValueError with the entry."""
     locked = path.with_name("Pipfile.lock")
     said = _parsed(path) if path.name == "Pipfile" else {}
     if not locked.exists():
@@ -61,7 +61,7 @@ def _recipe(
     path: Path, packages: Mapping[str, Any], requires: Mapping[str, Any], sources: Sequence[Mapping[str, Any]], *,
     complete: bool,
 ) -> Recipe:  # fmt: skip
-    """Make it. `complete`: what packages need in turn is there too."""
+    """Make the Recipe. `complete`: the packages' dependencies are listed too."""
     digest = Digest()
     hashed: list[str] = []
     plain: list[str] = []
@@ -75,7 +75,8 @@ def _recipe(
         if (local := _local(said, path.parent)) is not None:
             digest.add_path(local)
     options = (*_indices(path, sources), *(("--no-deps",) if complete else ()))
-    # apart: pip wants a hash from all of one run or from none, and what comes from git or a folder can have none
+    # separately: pip requires hashes for all requirements of a run or for none, and those from git or a folder cannot
+    # have any
     installs = tuple(Install(options, "".join(f"{line}\n" for line in lines)) for lines in (hashed, plain) if lines)
     python = str(requires.get("python_full_version") or requires.get("python_version") or "").removesuffix(".*")
     digest.add(repr((installs, python)))
@@ -91,7 +92,7 @@ def _line(name: str, said: Mapping[str, Any], folder: Path) -> str:
     markers += [f"{key} {said[key]}" for key in _MARKERS if key in said]
     marker = f" ; {' and '.join(markers)}" if markers else ""
     if (place := _place(said, folder)) is not None:
-        # editable or not: when what is there changes, so does the environment
+        # editable or not, the environment changes when the content there does
         return f"{_called(name, extras, place, said, folder)}{marker}"
     version = str(said.get("version", "*")).strip()
     hashes = "".join(f" --hash={each}" for each in said.get("hashes", ()))
@@ -101,9 +102,9 @@ def _line(name: str, said: Mapping[str, Any], folder: Path) -> str:
 
 
 def _called(name: str, extras: str, place: str, said: Mapping[str, Any], folder: Path) -> str:
-    """Write what comes from a place, by its name where pip has to have one.
+    """Write a requirement that comes from a place, with a name where pip requires one.
 
-    pipenv calls what it is given as a folder or a file by any name, as `e1839a8`; pip takes the project's own or none.
+    pipenv accepts any name for a folder or file, such as `e1839a8`; pip accepts only the project's own, or none.
     """
     if any(system in said for system in _SYSTEMS):
         return f"{name}{extras} @ {place}"
@@ -114,7 +115,7 @@ def _called(name: str, extras: str, place: str, said: Mapping[str, Any], folder:
 
 
 def _place(said: Mapping[str, Any], folder: Path) -> str | None:
-    """Give the URL that an entry comes from; None for an index."""
+    """Return the URL of an entry; None if it comes from an index."""
     part = f"#subdirectory={said['subdirectory']}" if said.get("subdirectory") else ""
     for system in _SYSTEMS:
         if system in said:
@@ -136,7 +137,7 @@ def _local(said: Mapping[str, Any], folder: Path) -> Path | None:
 
 
 def _indices(path: Path, sources: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Give pip's options for the sources; none for the public one, where the machine's own settings hold."""
+    """Yield pip's options for the sources; none for the public one, for which the machine's own settings apply."""
     option = "--index-url"
     for source in sources:
         if not isinstance(source, dict) or "url" not in source:
@@ -150,7 +151,7 @@ def _indices(path: Path, sources: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _hash(said: Mapping[str, Any]) -> str:
-    """Give what a Pipfile.lock says of the Pipfile that it was made of. Source: plette's `Pipfile.get_hash`."""
+    """Return the Pipfile hash that a Pipfile.lock records. Source: plette's `Pipfile.get_hash`."""
     content = {
         "_meta": {"sources": said.get("source", [_PYPI]), "requires": said.get("requires", {})},
         "default": said.get("packages", {}),

@@ -1,4 +1,4 @@
-"""Python: what an interpreter says of itself, and whether a worker can run on it. Asked by `environments.py`."""
+"""Python: describes an interpreter, and checks whether a worker can run on it. Used by `environments.py`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 from penstock.backends.errors import Code, InferError
 
 OLDEST = (3, 11)
-"""What the code in a worker is written for, if it is not said otherwise: as old as the server's own may be."""
+"""The oldest Python for code in a worker unless specified otherwise: the same as for the server."""
 ASK_WITHIN_S = 120.0
-"""Importing numpy from a cold network disk takes its time."""
+"""Importing numpy from a cold network disk is slow."""
 _ASK = """
 import json, sys, sysconfig
 missing = {}
@@ -33,9 +33,9 @@ sys.stdout.write("\\n" + json.dumps(said))
 
 @dataclass(frozen=True, slots=True)
 class Python:
-    """One interpreter. `prefix` is where it is installed, of a venv that of the Python behind it.
+    """One interpreter. `prefix` is its installation; for a venv, that of its base Python.
 
-    `missing` has, of the packages that were asked for, those that cannot be imported, and why.
+    `missing` maps those of the requested packages that cannot be imported to the error.
     """
 
     path: str
@@ -47,22 +47,22 @@ class Python:
 
     @classmethod
     def own(cls) -> Python:
-        """Give the server's own, which has all that is needed."""
+        """Return the server's own, which has everything needed."""
         version = (sys.version_info.major, sys.version_info.minor, sys.version_info.micro)
         return cls(sys.executable, version, sys.version, sysconfig.get_platform(), sys.base_prefix, {})
 
     @property
     def spelled(self) -> str:
-        """Its version as people write it."""
+        """Its version in dotted form."""
         return ".".join(map(str, self.version))
 
 
 def ask(
     path: str, needs: Sequence[str], environment: Mapping[str, str], label: str, oldest: tuple[int, int] = OLDEST
 ) -> Python:
-    """Have an interpreter tell of itself, and try to import what is needed.
+    """Run an interpreter to describe itself and import the needed packages.
 
-    Raises: InferError (INVALID) where it does not run, or is too old. Threads: blocks until it has answered.
+    Raises: InferError (INVALID) if it does not run, or is too old. Threads: blocks until it has answered.
     """
     found = shutil.which(path)
     if found is None:

@@ -1,4 +1,4 @@
-"""Recipe: what an environment is made of, read from a requirements.txt, a Pipfile or a packed environment."""
+"""Recipe: how to build an environment, read from a requirements.txt, a Pipfile or a packed environment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from penstock.backends.errors import Code, InferError
 
 PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar")
-# What building a project leaves in it, and what is not part of it.
+# Folders left by builds, which are not part of a project.
 _NOT_PART = frozenset(("__pycache__", "build", "node_modules"))
 
 
@@ -24,10 +24,10 @@ class Install:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How an environment is made. `digest` changes with whatever decides what is in it.
+    """How to build an environment. `digest` changes with everything that determines its content.
 
-    `installs` are run in turn, in the folder of `source`. `python` is the version that it asks for, "" for any.
-    `packed`: `source` is an archive of the whole environment, with its Python.
+    `installs` run in order, in the folder of `source`. `python` is the requested version, "" for any. `packed`:
+    `source` is an archive of the whole environment, with its Python.
     """
 
     source: Path
@@ -38,18 +38,18 @@ class Recipe:
 
 
 class Digest:
-    """What decides an environment, in the order in which it is read."""
+    """A hash of everything that determines an environment, in reading order."""
 
     def __init__(self) -> None:
         self._hash = sha256()
 
     def add(self, what: str | bytes) -> None:
-        """Add one text; where it ends is part of it."""
+        """Add a text together with its length."""
         content = what.encode("utf-8", "surrogateescape") if isinstance(what, str) else what
         self._hash.update(len(content).to_bytes(8, "little") + content)
 
     def add_path(self, path: Path) -> None:
-        """Add a file's content, or names and contents of a folder; of what a build leaves there nothing."""
+        """Add a file's content, or the names and contents of a folder, without build leftovers."""
         if path.is_file():
             with path.open("rb") as file:
                 while part := file.read(1 << 20):
@@ -66,9 +66,9 @@ class Digest:
 
 
 def recipe_of(path: Path | None, packages: Sequence[str], label: str) -> Recipe:
-    """Read what an environment is to be made of, and add packages; of packages alone, where there is no file.
+    """Read the Recipe of a file, and add packages to it; without a file, the Recipe is the packages alone.
 
-    A packed environment is as it is. Raises: InferError (INVALID).
+    A packed environment stays unchanged. Raises: InferError (INVALID).
     """
     recipe = Recipe(Path(", ".join(packages)), "") if path is None else read_recipe(path, label)
     if recipe.packed or not packages:
@@ -80,7 +80,7 @@ def recipe_of(path: Path | None, packages: Sequence[str], label: str) -> Recipe:
 
 
 def read_recipe(path: Path, label: str) -> Recipe:
-    """Read what an environment is to be made of; which kind of file it is, its name says.
+    """Read the Recipe of a file; the file's name determines its kind.
 
     Raises: InferError (INVALID).
     """
@@ -102,6 +102,6 @@ def read_recipe(path: Path, label: str) -> Recipe:
 
 
 def _packed(path: Path) -> Recipe:
-    # gigabytes, and read by every process that starts: where it is, its size and its time have to do
+    # it has gigabytes and every starting process reads it: path, size and time must suffice
     about = path.stat()
     return Recipe(path, f"{path} {about.st_size} {about.st_mtime_ns}", packed=True)

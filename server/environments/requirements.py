@@ -1,4 +1,4 @@
-"""Requirements: what decides a requirements.txt besides its own text. pip itself reads it; this finds what pip will.
+"""Finds what determines a requirements.txt besides its own text: the files and folders that pip will read.
 
 Source: pip's "Requirements File Format".
 """
@@ -33,7 +33,7 @@ def read_requirements(path: Path) -> Recipe:
 
 
 def _add(digest: Digest, path: Path, folder: Path, chain: list[Path]) -> None:
-    """Add a file, what it includes and what it names on this disk. `folder` is where pip runs."""
+    """Add a file, the files it includes, and the local files and folders it names. `folder` is where pip runs."""
     if path in chain:
         raise ValueError(f"{chain[-1]}: includes itself by way of {path}")
     content = path.read_bytes()
@@ -43,20 +43,21 @@ def _add(digest: Digest, path: Path, folder: Path, chain: list[Path]) -> None:
         name, value = (found["name"], found["value"].strip("\"' ")) if found else ("", line)
         if name in _INCLUDES:
             if "://" in value:
-                continue  # pip will fetch it
+                continue  # pip will download it
             included = path.parent / value
             if not included.is_file():
                 raise ValueError(f"{path}, line {number}: {name} {value}: no such file")
             _add(digest, included.resolve(), folder, [*chain, path])
             continue
-        # pip takes the folder of a --find-links from the file that says so, if it is there, and else from where it runs
+        # pip resolves a --find-links folder relative to the file that contains it if it exists there, else to the
+        # working folder
         roots = (path.parent, folder) if name in _FOLDERS else (folder,)
         if (local := _local(value, roots, must_look_like_one=not name)) is not None:
             digest.add_path(local)
 
 
 def _lines(content: bytes) -> Iterator[tuple[int, str]]:
-    """Give the lines that say something, without comments, continued ones as one, with their numbers."""
+    """Yield the non-empty lines with their numbers, without comments and with continuations joined."""
     text = content.decode("utf-8-sig", "replace")
     number = 1
     for whole in _joined(text):
@@ -80,7 +81,7 @@ def _joined(text: str) -> Iterator[str]:
 
 
 def _local(value: str, roots: tuple[Path, ...], *, must_look_like_one: bool) -> Path | None:
-    """Find the file or folder that a requirement names; None where it names none that is there."""
+    """Return the file or folder that a requirement names; None if it names none that exists."""
     word = value.partition(" @ ")[2] or value
     word = re.split(r"\s*;|\s+--|#", word, maxsplit=1)[0].strip()
     if word.startswith("file:"):

@@ -1,1 +1,1 @@
-"""Front ends: processes that take requests and reach the one engine through a link."""
+"""Front ends: processes that accept requests and reach the one engine through a Link."""

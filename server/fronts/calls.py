@@ -1,18 +1,18 @@
-"""Calls: all that a front end does not answer itself is asked of the engine: control plane, generate, health, Watch.
+"""Calls that a front end passes to the engine: everything except inference and reflection, such as control and health.
 
 The front end's half; `front_calls.py` is the engine's. Wired by `front.py`:
 
     asking = Asking()
     asking.joined(link)                      # an engine is there: its Link
     asking.take(kind, number, body, arrays)  # a message of PART or END
-    asking.lost()                            # that Link is lost: what is under way fails, what comes is refused
-    asking.drain()                           # the front end stops: not ready, and streams without an end are ended
+    asking.lost()                            # that Link is lost: calls in progress fail, new ones are rejected
+    asking.drain()                           # the front end stops: not ready, and endless streams are ended
     app = AskingApp(asking, most_body_bytes, restricted)  # uvicorn's application
     methods = asking_methods(asking)         # RPCs by path: all but ModelInfer, ModelStreamInfer and reflection
 
-An ASK has a head (JSON, a line) and then its bytes, or an array of them if they are many. PARTs are an HTTP answer's
-head and then its body, or the messages of an RPC; END says how it ended. The engine sends no more than AHEAD PARTs
-that are not TAKEN yet.
+An ASK has a head (JSON, one line) and then its payload, as an array if it is large. PARTs are the head and then the
+body of an HTTP answer, or the messages of an RPC; END says how it ended. The engine sends at most AHEAD PARTs that are
+not TAKEN yet.
 """
 
 from __future__ import annotations
@@ -53,23 +53,23 @@ _WITHOUT_ENGINE = {
     "/inference.GRPCInferenceService/ServerReady": b"",
     "/grpc.health.v1.Health/Check": _NOT_SERVING,
 }
-"""Messages that say live, not ready and NOT_SERVING."""
+"""Messages that state live, not ready, and NOT_SERVING."""
 
 
 class Ask(Protocol):
-    """Who gets the answer of one ASK."""
+    """Receives the answer of one ASK."""
 
     def part(self, payload: bytes) -> None:
-        """Take a PART; `Asking.taken` is to be called once it has gone on."""
+        """Handle a PART; call `Asking.taken` once it has been passed on."""
 
     def end(self, how: Mapping[str, Any] | None) -> None:
-        """Learn that no more comes; None: the engine has gone."""
+        """Handle the end of the answer; None: the engine has gone."""
 
 
 class Asking:
-    """The calls of one front end that are under way. Threads: the event loop's.
+    """The calls of one front end in progress. Threads: the event loop's.
 
-    Invariant: every Ask is ended once, by the engine or because it has gone, unless it has left.
+    Invariant: every Ask is ended once, by the engine or because the engine has gone, unless it has left.
     """
 
     def __init__(self) -> None:
@@ -77,29 +77,29 @@ class Asking:
         self._asks: dict[int, Ask] = {}
         self._last, self.draining, self.exiting = 0, False, False
         self.watches: dict[int, Call] = {}
-        """Streams that have no end of their own."""
+        """Streams that do not end by themselves."""
 
     def __len__(self) -> int:
         return len(self._asks)
 
     @property
     def engine(self) -> bool:
-        """Whether there is an engine to ask."""
+        """Whether there is an engine."""
         return self._link is not None and not self._link.closed
 
     def joined(self, link: Link) -> None:
-        """Ask the engine at the other end of `link` from now on."""
+        """Send calls to the engine at the other end of `link` from now on."""
         self._link = link
 
     def lost(self) -> None:
-        """End what is under way: nobody will answer it."""
+        """End the calls in progress: the engine has gone."""
         self._link = None
         asks, self._asks = self._asks, {}
         for ask in asks.values():
             ask.end(None)
 
     def drain(self, *, last: bool = True) -> None:
-        """End the streams that would not end by themselves; `last`: the server ends too, and probes are told so."""
+        """End the streams that would not end by themselves; `last`: the server ends too, and probes report it."""
         self.draining, self.exiting = True, last
         for call in list(self.watches.values()):
             cancelled, call.cancelled = call.cancelled, None
@@ -110,7 +110,7 @@ class Asking:
                 cancelled()
 
     def ask(self, ask: Ask, head: Mapping[str, Any], payload: bytes) -> int:
-        """Ask the engine. Returns: the call's number. Raises: InferError (NOT_READY: there is no engine)."""
+        """Call the engine. Returns: the call's number. Raises: InferError (NOT_READY: there is no engine)."""
         link = self._link
         if link is None or link.closed:
             raise InferError(Code.NOT_READY, NO_ENGINE)
@@ -123,17 +123,17 @@ class Asking:
         return self._last
 
     def taken(self, number: int) -> None:
-        """Let the engine send another PART."""
+        """Allow the engine to send another PART."""
         if number in self._asks and self._link is not None:
             self._link.send(TAKEN, number)
 
     def leave(self, number: int) -> None:
-        """Nobody waits for this answer any more."""
+        """Abandon a call."""
         if self._asks.pop(number, None) is not None and self._link is not None:
             self._link.send(LEAVE, number)
 
     def take(self, kind: int, number: int, body: bytes, arrays: Sequence[Array | None] = ()) -> None:
-        """Take a message of the engine: PART or END, for calls that are still waited for."""
+        """Handle a message of the engine: PART or END, for calls that have not left."""
         ask = self._asks.get(number)
         if ask is None:
             return
@@ -145,7 +145,7 @@ class Asking:
 
 
 def packed(head: Mapping[str, Any], payload: bytes | memoryview) -> tuple[bytes, list[Array | None] | None]:
-    """Give a message's body and tensors: many bytes travel as a tensor, in shared memory."""
+    """Return a message's body and tensors: a large payload is sent as a tensor, in shared memory."""
     line = orjson.dumps(head)
     if len(payload) < LARGE_BYTES:
         return b"\n".join((line, payload)), None
@@ -153,14 +153,14 @@ def packed(head: Mapping[str, Any], payload: bytes | memoryview) -> tuple[bytes,
 
 
 def unpacked(body: bytes, arrays: Sequence[Array | None]) -> tuple[dict[str, Any], bytes]:
-    """Read what `packed` made."""
+    """Decode the result of `packed`."""
     line, _, payload = body.partition(b"\n")
     array = arrays[0] if arrays else None
     return orjson.loads(line), payload if array is None else array.tobytes()
 
 
 class _HttpAsk:
-    """One HTTP request: what has come of its answer, for the task that passes it on."""
+    """One HTTP request: a queue of what has arrived of its answer, for the task that passes it on."""
 
     def __init__(self) -> None:
         self._come: asyncio.Queue[bytes | Mapping[str, Any] | None] = asyncio.Queue()
@@ -172,12 +172,12 @@ class _HttpAsk:
         self._come.put_nowait(how)
 
     async def next(self) -> bytes | Mapping[str, Any] | None:
-        """Wait for a PART, or for how it ended."""
+        """Wait for a PART, or for the end."""
         return await self._come.get()
 
 
 class AskingApp:
-    """The ASGI application of a front end. `restricted` guards what is answered without the engine."""
+    """The ASGI application of a front end. `restricted` guards the paths that are answered without the engine."""
 
     def __init__(self, asking: Asking, most_body_bytes: int, restricted: Restricted | None = None) -> None:
         self._asking = asking
@@ -193,7 +193,7 @@ class AskingApp:
             await _refuse(send, error)
 
     async def _alone(self, scope: Scope, send: Send) -> bool:
-        """Answer a probe that the engine is not needed for, or not there for. Raises: InferError."""
+        """Answer a probe that does not need the engine, or for which there is none. Raises: InferError."""
         path = scope["path"]
         if path not in (_LIVE, _READY) or scope["method"] not in {"GET", "HEAD"}:
             return False
@@ -229,7 +229,7 @@ class AskingApp:
             await asyncio.wait((left,))
 
     async def _passed_on(self, ask: _HttpAsk, number: int, send: Send) -> None:
-        """Pass an answer on. Raises: InferError while nothing of it has gone out."""
+        """Pass an answer on. Raises: InferError, unless part of it has been sent."""
         first = await ask.next()
         if not isinstance(first, bytes):
             if first is not None and "left" in first:
@@ -244,10 +244,10 @@ class AskingApp:
             self._asking.taken(number)
         if part is not None and part.get("whole"):
             await send({"type": "http.response.body", "body": b""})
-        # of an answer that has broken off, uvicorn ends the connection: its client is not to take it for whole
+        # uvicorn closes the connection of an incomplete answer, so the client does not take it as complete
 
     async def _body(self, path: str, receive: Receive) -> bytes | None:
-        """Read a body; None when its client has gone. Raises: InferError (INVALID)."""
+        """Read a body; None if the client has disconnected. Raises: InferError (INVALID)."""
         parts: list[bytes] = []
         size, more = 0, True
         while more:
@@ -288,7 +288,7 @@ async def _answer(send: Send, status: int, headers: list[tuple[bytes, bytes]], b
 
 
 def asking_methods(asking: Asking) -> dict[str, Method]:
-    """Make the RPCs that are asked of the engine, by their paths. What is restricted, the engine refuses."""
+    """Return the RPCs that the engine answers, by path. The engine also rejects restricted ones."""
     paths = [path for path in GRPC_CATEGORIES if path not in _INFERENCE]
     return {path: Method(path, partial(_begin, asking, path)) for path in paths}
 
@@ -304,7 +304,7 @@ def _begin(asking: Asking, path: str, call: Call, message: bytes) -> None:
 
 
 class _RpcAsk:
-    """One RPC. Raises: InferError when there is no engine."""
+    """One RPC. Raises: InferError if there is no engine."""
 
     def __init__(self, asking: Asking, path: str, call: Call, message: bytes) -> None:
         self._asking = asking

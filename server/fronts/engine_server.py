@@ -1,6 +1,6 @@
 """EngineServer: an engine's process on the running loop: models, repository, control plane, metrics, and front ends.
 
-Made by the process around it (server/supervisor), which brings the sockets that lead to front ends.
+Created by the surrounding process (server/supervisor), which provides the sockets to front ends.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ async def _nothing() -> None:
 
 
 class EngineServer:
-    """One engine: `open`, `attach` for each front end, `load`, and in the end `drain` and `close`.
+    """One engine: `open`, `attach` for each front end, `load`, and finally `drain` and `close`.
 
-    A model with hooks waits, when it is loaded, for the first front end, and fails if front ends cannot load them, as
-    it does in one process. A front end that comes later is told all that is served. `lost` is called with the number of
-    a front end that has gone, and why, when its requests have been cancelled; not for one that was detached. `apply`
-    sets what this process logs, when a client changes that.
+    When a model with hooks is loaded, it waits for the first front end, and fails if front ends cannot load the hooks,
+    as in a single process. A front end that joins later receives everything that is served. `lost` is called with the
+    number of a front end that has gone, and the reason, after its requests have been cancelled; not for one that was
+    detached. `apply` sets what this process logs when a client changes that.
     Threads: the event loop's.
     """
 
@@ -57,7 +57,7 @@ class EngineServer:
         self, settings: Settings, loaders: Mapping[str, Loader] = LOADERS,
         lost: Callable[[int, str], None] = lambda *_: None, apply: Callable[[LogLevels], None] = lambda _: None,
     ) -> None:  # fmt: skip
-        """Make it. `settings` are the server's; what they say of HTTP and gRPC ports is the front ends'."""
+        """Create it. `settings` are the server's; their HTTP and gRPC ports belong to the front ends."""
         self._lost = lost
         self._fronts: dict[int, Front] = {}
         self._last = 0
@@ -77,12 +77,12 @@ class EngineServer:
 
     @property
     def ready(self) -> bool:
-        """Whether it serves, as `--strict-readiness` has it."""
+        """Whether it is ready, by the rule of `--strict-readiness`."""
         return self.server.health.ready()
 
     @property
     def metrics_port(self) -> int:
-        """The port that metrics are served on, 0 for none."""
+        """The metrics port, 0 for none."""
         return self.server.metrics_port
 
     async def open(self) -> None:
@@ -90,11 +90,11 @@ class EngineServer:
         await self.server.open()
 
     async def load(self, then: Callable[[], Awaitable[None]] = _nothing) -> list[str]:
-        """Read the repository and load what is in it, and do what `then` does before front ends may say "not found".
+        """Load the models in the repository, then await `then`, and only then let front ends answer "not found".
 
-        Returns: why each version that is not served is not.
+        Returns: for each version that is not served, the reason.
 
-        What is served is in place in all front ends then, but for those that do not answer.
+        By then everything served is in place in all front ends, except those that do not answer.
         """
         reasons = await self.server.load()
         await then()
@@ -103,7 +103,7 @@ class EngineServer:
         return reasons
 
     def attach(self, sock: socket.socket) -> int:
-        """Serve the front end at the other end of this Unix stream socket, whose end it then owns.
+        """Serve the front end at the other end of this Unix stream socket, and take ownership of the socket.
 
         Returns: its number.
         """
@@ -119,30 +119,30 @@ class EngineServer:
             self._lost(number, why)
 
     def detach(self, number: int) -> None:
-        """Give up a front end: its requests are cancelled, its socket is closed."""
+        """Detach a front end: its requests are cancelled, its socket is closed."""
         front = self._fronts.pop(number, None)
         if front is not None:
             front.close()
 
     async def drain(self) -> int:
-        """Stop being ready, and finish what was accepted, within the exit timeout; front ends should have drained.
+        """Stop being ready, and finish accepted requests within the exit timeout; front ends should have drained.
 
         Returns: how many requests were dropped.
         """
         dropped = await self.server.drain()
-        # what was delivered last leaves at the end of the loop turn
+        # the last answers leave at the end of the loop turn
         await asyncio.sleep(0)
         return dropped
 
     async def close(self) -> None:
-        """End at once whatever is left."""
+        """End immediately, dropping everything."""
         for number in list(self._fronts):
             self.detach(number)
         await self.server.close()
 
 
 class Front:
-    """One front end: its Link, and whom its messages are for. `connections` are how many it has, by protocol."""
+    """One front end: its Link, and the receivers of its messages. `connections` are its counts, by protocol."""
 
     def __init__(self, owner: EngineServer, sock: socket.socket, lost: Callable[[str], None]) -> None:
         self._owner = owner
@@ -152,7 +152,7 @@ class Front:
         self._answers = FrontCalls(self.link, owner.app, owner.methods, owner.state, lambda: not owner.published.whole)
 
     def begin(self) -> None:
-        """Tell it all there is."""
+        """Send it everything there is."""
         self._owner.state.joined(self.link)
         self._owner.published.joined(self.link)
 
@@ -181,7 +181,7 @@ class Front:
             self._owner.server.metrics.totals.update(said["totals"])
 
     def close(self) -> None:
-        """Cancel what it has under way, and give it up."""
+        """Cancel its requests, and detach it."""
         self.link.close()
         self.service.lost()
         self._answers.lost()

@@ -1,6 +1,6 @@
-"""EngineService: the engine's half of `remote_engine.py`: one front end's requests, and the sink of all of them.
+"""EngineService: the engine's half of `remote_engine.py`: one front end's requests, and their sink.
 
-Made by `engine_server.py`, one for each Link.
+Created by `engine_server.py`, one for each Link.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ logger = logging.getLogger("penstock.fronts")
 
 _NO_FORM = "a request of a kind that was not told"
 MOST_UNSENT_BYTES = 256 << 20
-"""What may wait for a front end that does not read; a request of several answers fails then."""
+"""The limit of unsent data for a front end that does not read; above it, a request with several answers fails."""
 ENOUGH_BYTES = 1 << 20
-"""When so much waits for a front end, requests of several answers are told to wait: all others' wait behind it."""
+"""With this much unsent data, requests with several answers are paused, since all other answers queue behind theirs."""
 
 
 class RemoteAnswers:
-    """Where the answers of one request go that may have several, but for its end. Once it is `left`, nowhere."""
+    """Sends the answers, except the end, of a request that may have several. Once it is `left`, they are dropped."""
 
     def __init__(self, link: Link, number: int) -> None:
         self.left = False
@@ -44,7 +44,7 @@ class RemoteAnswers:
         self._number = number
 
     def tell(self, told: StreamedAnswer) -> Room | None:
-        """Send an answer. Returns, and raises: as Tells has it (OVERLOADED, where too much waits already)."""
+        """Send an answer. Returns and raises as Tells defines (OVERLOADED if too much is unsent)."""
         if self.left:
             return None
         unsent_bytes = self._link.unsent_bytes
@@ -57,8 +57,8 @@ class RemoteAnswers:
 class EngineService:
     """One front end's requests.
 
-    Invariants: each SUBMIT is answered once, unless it is cancelled or its front end has gone; what is under way when
-    it goes is cancelled. `models` are those that it may name, by their numbers.
+    Invariants: each SUBMIT is answered once, unless it is cancelled or its front end has gone; requests in progress are
+    then cancelled. `models` are those that it may name, by number.
     Ownership: inputs are views of the front end's arena until they are gathered; outputs are copied into the engine's.
     Threads: the event loop's.
     """
@@ -75,11 +75,11 @@ class EngineService:
 
     @property
     def inflight(self) -> int:
-        """How many of its requests are under way."""
+        """The number of its requests in flight."""
         return len(self._inflight)
 
     def take(self, messages: list[Message]) -> list[Message]:
-        """Take what the front end has sent. Returns: what is for others."""
+        """Handle the front end's messages. Returns: those for others."""
         others: list[Message] = []
         for message in messages:
             kind, number, body, arrays, _ = message
@@ -112,7 +112,7 @@ class EngineService:
             if read_submit(request, body):
                 request.answers = RemoteAnswers(self._link, number)
             request.number = number
-            # before: what is remembered may be delivered at once
+            # before submitting, since a cached answer may be delivered at once
             self._inflight[number] = request
             engine.submit_soon(request)
         except InferError as error:
@@ -145,7 +145,7 @@ class EngineService:
             count(model, body, self)
 
     def forget(self, model: Model) -> None:
-        """Let go of a Model that is retired."""
+        """Forget a Model that is retired."""
         for number in [number for number, (known, _) in self._forms.items() if known is model]:
             del self._forms[number]
 
@@ -157,18 +157,18 @@ class EngineService:
         for request in requests:
             number = request.number
             if inflight.pop(number, None) is None:
-                continue  # it was taken back
+                continue  # it was cancelled
             if request.error is not None:
                 link.send(FAILED, number, write_error(request.error))
                 continue
             outputs = request.outputs or []
             try:
                 link.send(DONE, number, own_said(outputs) if type(outputs) is OwnOutputs else b"", outputs)
-            except Exception:  # noqa: BLE001 - what is no tensor has neither datatype nor shape
+            except Exception:  # noqa: BLE001 - an output that is not a tensor has no datatype or shape
                 self._send_others(number, request)
 
     def _send_others(self, number: int, request: InferRequest) -> None:
-        """Send outputs that are no tensors, or say that they cannot be sent."""
+        """Send outputs that are not tensors, or an error if they cannot be sent."""
         try:
             self._link.send(DONE, number, *packed_outputs(request.outputs or []))
         except Exception as error:
@@ -176,11 +176,11 @@ class EngineService:
             self._link.send(FAILED, number, write_error(InferError(Code.INTERNAL, str(error))))
 
     def lost(self) -> None:
-        """Cancel what is under way: its front end has gone."""
+        """Cancel the requests in flight: their front end has gone."""
         requests = list(self._inflight.values())
         self._inflight.clear()
         self._forms.clear()
-        self._takes.clear()  # they hold this, and the collector comes seldom
+        self._takes.clear()  # they refer to this object, and the garbage collector runs seldom
         for model in self._models.values():
             model.hinder(self, hindered=False)
         for request in requests:

@@ -1,6 +1,6 @@
-"""FrontServer: one front end on the running loop: HTTP and gRPC lanes, dialects and hooks, and the way to the engine.
+"""FrontServer: one front end on the running loop: HTTP and gRPC lanes, dialects and hooks, and its Link to the engine.
 
-Made by the process around it (server/supervisor), which brings the sockets that lead to the engine.
+Created by the surrounding process (server/supervisor), which provides the sockets to the engine.
 """
 
 from __future__ import annotations
@@ -64,19 +64,19 @@ logger = logging.getLogger("penstock.fronts")
 
 _GENERATE = re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?/generate(?:_stream)?\Z")
 COUNT_S = 1.0
-"""How often the engine is told how many connections there are, where that has changed."""
+"""How often changed connection counts are reported to the engine."""
 LEAVE_S = 1.0
-"""How long hooks whose engine has gone may take to notice."""
+"""How long hooks may take to end when their engine has gone."""
 
 
 class FrontServer:
-    """One front end: `open`, `attach`, and in the end `drain` and `close`.
+    """One front end: `open`, `attach`, and finally `drain` and `close`.
 
-    It lives on without an engine: requests are refused at once (503) until the next `attach`. `lost` is called, once
-    for each socket that was attached, when the engine at its end has gone, and why; not after `close`. `apply` sets
-    what this process logs, when a client changes that. `spread` shares connections with other front ends.
-    Invariants: from the start of `drain` on it is not ready; whatever was sent on a connection that it had accepted is
-    still answered, and who connects later is told why not.
+    It survives the loss of its engine: requests are rejected at once (503) until the next `attach`. `lost` is called,
+    once per attached socket, with the reason when the engine has gone; not after `close`. `apply` sets what this
+    process logs when a client changes that. `spread` shares connections with other front ends.
+    Invariants: it is not ready once `drain` has begun. Requests on accepted connections are still answered, and clients
+    that connect later are rejected with the reason.
     Threads: the event loop's.
     """
 
@@ -84,7 +84,7 @@ class FrontServer:
         self, settings: Settings, lost: Callable[[str], None] = lambda _: None,
         apply: Callable[[LogLevels], None] = lambda _: None, spread: ConnectionSpread | None = None,
     ) -> None:  # fmt: skip
-        """Make it. `settings` are the server's; several front ends share its ports, which must not be 0 then."""
+        """Create it. `settings` are the server's; several front ends share its ports, which must then not be 0."""
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._lost = lost
@@ -150,21 +150,21 @@ class FrontServer:
             raise InferError(Code.NOT_READY, NO_ENGINE, RETRY_NS)
         return self._placing.hooks_of(model)
 
-    # -- what is asked of it -----------------------------------------------------------------------------------
+    # -- state and ports ---------------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
-        """Whether there is an engine, all that it serves is in place here, and no drain has begun."""
+        """Whether there is an engine, everything it serves is in place here, and no drain has begun."""
         return self._joined.is_set() and not self.health.draining
 
     @property
     def http_port(self) -> int:
-        """The port that HTTP is served on, 0 for none."""
+        """The HTTP port, 0 for none."""
         return self._http.port if self._http else 0
 
     @property
     def grpc_port(self) -> int:
-        """The port that gRPC is served on, 0 for none."""
+        """The gRPC port, 0 for none."""
         return self._grpc.port if self._grpc else 0
 
     @property
@@ -172,8 +172,8 @@ class FrontServer:
         return [port for port in (self._http, self._grpc) if port]
 
     async def open(self) -> None:
-        """Listen, and answer; what needs an engine is refused until there is one. Raises: StartError."""
-        # as in Server: a number that no float32 can hold is the client's infinity
+        """Listen; requests that need an engine are rejected until there is one. Raises: StartError."""
+        # as in Server: a number too large for float32 is the client's infinity
         np.seterr(all="ignore")
         try:
             if self._grpc:
@@ -187,7 +187,7 @@ class FrontServer:
         self._count()
 
     async def placed(self, timeout_s: float) -> bool:
-        """Wait until it is `ready`, so long at most. Returns: whether it is."""
+        """Wait until it is `ready`, at most `timeout_s`. Returns: whether it is."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._joined.wait(), timeout_s)
             self._faults.begin()
@@ -196,9 +196,9 @@ class FrontServer:
     # -- the engine comes and goes -----------------------------------------------------------------------------
 
     def attach(self, sock: socket.socket) -> None:
-        """Speak to the engine at the other end of this Unix stream socket, whose end it then owns.
+        """Use the engine at the other end of this Unix stream socket, and take ownership of the socket.
 
-        An engine that was attached before is given up: what is in flight there fails (503).
+        A previously attached engine is detached: requests in flight there fail (503).
         """
         self._leave()
         link = self._link = Link(sock, self._take, self._gone)
@@ -210,12 +210,12 @@ class FrontServer:
     def _gone(self, why: str) -> None:
         leaving = self._leave()
         if leaving is not None:
-            # users' modules are cycles, the collector comes seldom, and nobody is served now
+            # users' modules form cycles, the collector runs seldom, and nothing is served now
             leaving.add_done_callback(lambda _: gc.collect())
         self._lost(why)
 
     def _leave(self) -> asyncio.Task[int] | None:
-        """Give up the engine. Returns: what ends when all of it is let go of; None if there was no engine."""
+        """Detach the engine. Returns: a task that ends when its hooks are closed; None if there was no engine."""
         link, self._link = self._link, None
         placing, self._placing = self._placing, None
         if link is None or placing is None:
@@ -251,7 +251,7 @@ class FrontServer:
         self._tell()
 
     def _tell(self) -> None:
-        """Tell the engine how many connections there are, and what its ports have counted, if that has changed."""
+        """Report the connections and the counts of the ports to the engine, if they have changed."""
         counted = [port.connections if port else 0 for port in (self._http, self._grpc)]
         if (counted != self._counted or self._totals) and self._link is not None:
             self._counted = counted
@@ -261,11 +261,11 @@ class FrontServer:
     # -- the end -----------------------------------------------------------------------------------------------
 
     async def drain(self, *, last: bool = True) -> int:
-        """Finish what was accepted, within the exit timeout.
+        """Finish accepted requests within the exit timeout.
 
-        `last`: there will be nobody who takes connections; probes are told so a while before, and so is who comes
-        meanwhile. Otherwise none is accepted, and nobody need be told.
-        Returns: how much was dropped: requests, or connections that had not finished theirs.
+        `last`: no other process will accept connections. Probes therefore fail for the drain delay first, and clients
+        that connect after it are rejected with the reason. Otherwise the port is closed, and no one need be notified.
+        Returns: how much was dropped: requests, or connections with unfinished requests.
         """
         self.health.draining = True
         self._faults.end()
@@ -289,12 +289,12 @@ class FrontServer:
         await asyncio.gather(*(port.leave() for port in self._ports))
         dropped = self.engine.stop()
         self._tell()
-        # what was counted last leaves at the end of the loop turn
+        # the last counts leave at the end of the loop turn
         await asyncio.sleep(0)
         return max(unfinished, dropped)
 
     async def close(self) -> None:
-        """End at once whatever is left."""
+        """End immediately, dropping everything."""
         if self._clock is not None:
             self._clock.cancel()
         self._faults.end()
@@ -308,7 +308,7 @@ class FrontServer:
 
 
 class FrontApp:
-    """The ASGI application: generate here, where the hooks are, and all else asked of the engine."""
+    """The ASGI application: generate runs here, where the hooks are; everything else goes to the engine."""
 
     def __init__(self, asking: AskingApp, generate: ASGIApp) -> None:
         self._asking = asking
@@ -321,7 +321,7 @@ class FrontApp:
 
 
 class _Placed:
-    """What Health asks a Repository: whether all is there."""
+    """The Repository that Health sees: ready when everything is in place."""
 
     def __init__(self, front: FrontServer) -> None:
         self._front = front

@@ -1,15 +1,15 @@
-"""FrontCalls: what front ends ask of the engine beside inference, answered by its own application and RPCs.
+"""FrontCalls: the calls of front ends other than inference, answered by the engine's own application and RPCs.
 
-The engine's half of `calls.py`. Wired by `engine_service.py`, one for each front end's Link:
+The engine's half of `calls.py`. Wired by `engine_server.py`, one for each front end's Link:
 
     answers = FrontCalls(link, app, methods, state)  # app: v2/plane.make_app; methods: v2/rpc/services.methods
     answers.take(kind, number, body, arrays)      # a message of ASK, TAKEN or LEAVE
-    answers.lost()                                # that Link is lost: nobody waits for anything any more
-    len(answers)                                  # how much is under way
+    answers.lost()                                # that Link is lost: the calls in progress are cancelled
+    len(answers)                                  # the number of calls in progress
 
-What `state` has changed on behalf of a call (`shared_state.py`) is in place in every front end before its answer
-leaves, or the answer says why not. While `loading` says so, what is not found is refused as what may be there in a
-moment (503, UNAVAILABLE), as front ends refuse inference.
+A change that a call makes to `state` (`shared_state.py`) is in place in every front end before the answer leaves, or
+the answer says why not. While `loading` returns True, a 404 is replaced with a 503 (gRPC: UNAVAILABLE), since the model
+may be there in a moment; front ends reject inference the same way.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class FrontCalls:
-    """The calls of one front end that are under way. Threads: the event loop's.
+    """The calls of one front end in progress. Threads: the event loop's.
 
     Invariant: every ASK is ended once, unless its front end has left or gone.
     """
@@ -68,7 +68,7 @@ class FrontCalls:
         return len(self._tasks)
 
     def take(self, kind: int, number: int, body: bytes, arrays: Sequence[Array | None] = ()) -> None:
-        """Take a message of the front end: ASK, TAKEN or LEAVE."""
+        """Handle a message of the front end: ASK, TAKEN or LEAVE."""
         if kind == ASK:
             self._begin(number, *unpacked(body, arrays))
             return
@@ -82,7 +82,7 @@ class FrontCalls:
             answer.left()
 
     def lost(self) -> None:
-        """Learn that the front end has gone."""
+        """Handle the loss of the front end."""
         answers, self._under_way = self._under_way, {}
         for answer in answers.values():
             answer.left()
@@ -100,29 +100,29 @@ class FrontCalls:
         self.start(call.run(method.unary, payload))
 
     def start(self, work: Any) -> None:
-        """Do something on a task of its own."""
+        """Run a coroutine as a task."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def part(self, number: int, payload: Body) -> None:
-        """Send a PART, if somebody waits for it."""
+        """Send a PART, unless the call has been left."""
         if number in self._under_way:
             self.link.send(PART, number, *packed({}, payload))
 
     def end(self, number: int, how: Mapping[str, Any]) -> None:
-        """Send END, if somebody waits for it."""
+        """Send END, unless the call has been left."""
         if self._under_way.pop(number, None) is not None:
             self.link.send(END, number, orjson.dumps(how))
 
     async def settled(self, changes: Sequence[StateChange]) -> None:
-        """Wait until what a call has changed is in place everywhere. Raises: InferError (why it is not)."""
+        """Wait until a call's changes are in place everywhere. Raises: InferError (why they are not)."""
         if changes:
             await self.state.settled(changes)
 
 
 class _Pace:
-    """How many PARTs have not been taken; whoever makes them waits while those are many."""
+    """Backpressure: counts PARTs that are not TAKEN yet; the producer waits while there are too many."""
 
     def __init__(self) -> None:
         self._ahead = 0
@@ -141,7 +141,7 @@ class _Pace:
         self._wake()
 
     def open(self) -> None:
-        """Let everything pass: nobody takes it any more."""
+        """Stop waiting: PARTs are no longer taken."""
         self._open = True
         self._wake()
 
@@ -160,7 +160,7 @@ class _Pace:
 
 
 class _HttpAnswer:
-    """One HTTP request, as the application sees it: an ASGI call whose client is behind the Link."""
+    """One HTTP request to the application: an ASGI call whose client is behind the Link."""
 
     def __init__(self, answers: FrontCalls, number: int, head: dict[str, Any], body: bytes) -> None:
         self._answers = answers
@@ -173,7 +173,7 @@ class _HttpAnswer:
         self.pace = _Pace()
 
     def left(self) -> None:
-        """Learn that nobody waits: as a client that has closed its connection."""
+        """Handle a LEAVE, as the disconnect of a client."""
         self._gone.set()
         self.pace.open()
 
@@ -237,7 +237,7 @@ class _HttpAnswer:
 
 
 class _RpcAnswer:
-    """One RPC, as its method sees it: what `grpc.method.Call` promises, for a client behind the Link."""
+    """One RPC to its method: implements `grpc.method.Call` for a client behind the Link."""
 
     def __init__(self, answers: FrontCalls, number: int, head: dict[str, Any]) -> None:
         self._answers = answers
@@ -266,7 +266,7 @@ class _RpcAnswer:
             self._refused(as_refusal(error, self._path))
 
     def left(self) -> None:
-        """Learn that nobody waits."""
+        """Handle a LEAVE."""
         self.ended = True
         self.pace.open()
         cancelled, self.cancelled = self.cancelled, None
@@ -298,7 +298,7 @@ class _RpcAnswer:
         self._end(Status.OK, "", 0)
 
     def erred(self, status: Status) -> None:
-        """Count nothing: the front end does."""
+        """Do nothing: the front end counts."""
 
     def refuse(self, status: Status, text: str, pushback_ms: int = 0) -> None:
         if status == Status.NOT_FOUND and self._answers.loading():

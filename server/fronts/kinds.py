@@ -1,4 +1,4 @@
-"""Kinds: what a front end and the engine say to each other over their Link. Numbers are the front end's unless said.
+"""Kinds of message between a front end and the engine over their Link. Numbers are the front end's unless stated.
 
 32 to 63 are inference (remote_engine.py, engine_service.py), 64 to 95 everything else (calls.py, shared_state.py).
 """
@@ -6,37 +6,37 @@
 from __future__ import annotations
 
 SUBMIT = 32
-"""Front end: one request."""
+"""From the front end: one request."""
 CANCEL = 33
-"""Front end: nobody waits for this request any more."""
+"""From the front end: the request is cancelled."""
 DONE = 34
-"""Engine: outputs."""
+"""From the engine: outputs."""
 FAILED = 35
-"""Engine: an error."""
+"""From the engine: an error."""
 ANSWER = 36
-"""Engine: one answer of several; DONE or FAILED comes after the last."""
+"""From the engine: one answer of several; DONE or FAILED follows the last."""
 FORM = 37
-"""Front end: what requests that name this number have in common."""
+"""From the front end: the properties shared by requests that refer to this number."""
 MODELS = 38
-"""Engine: what has changed of all that is served; ACKNOWLEDGED answers its number, which is the engine's."""
+"""From the engine: changes in what is served; ACKNOWLEDGED answers its number, which is the engine's."""
 COUNTED = 39
-"""Front end: what it has counted of the model of this number: hooks, failures."""
+"""From the front end: counts for the model of this number: hooks, failures."""
 ACKNOWLEDGED = 40
-"""Front end: MODELS of this number is in place. Body: JSON, what failed."""
+"""From the front end: MODELS of this number is in place. Body: JSON, what failed."""
 GONE = 41
-"""Front end: nobody there needs the model of this number any more."""
+"""From the front end: it no longer needs the model of this number."""
 CONNECTIONS = 42
-"""Front end: how many connections it has, over HTTP and over gRPC, and what its ports have counted. Body: JSON."""
+"""From the front end: its connections over HTTP and over gRPC, and the counts of its ports. Body: JSON."""
 
 ASK = 64
-"""Front end: a call of the control plane. PARTs answer it, and END."""
+"""From the front end: a call of the control plane. PARTs and END answer it."""
 PART = 65
 END = 66
 LEAVE = 67
-"""Front end: nobody takes the answer of an ASK any more."""
+"""From the front end: the answer of an ASK is no longer wanted."""
 STATE = 68
-"""Engine: what is the same in every process (regions, log settings); IN_PLACE answers it."""
+"""From the engine: state shared by all processes (regions, log settings); IN_PLACE answers it."""
 TAKEN = 70
-"""Front end: a PART of the ASK of this number has gone on to its client."""
+"""From the front end: a PART of the ASK of this number has been passed on to its client."""
 IN_PLACE = 71
-"""Front end: STATE of this number is in place. Body: what failed, empty for nothing."""
+"""From the front end: STATE of this number is in place. Body: the failure, empty for none."""

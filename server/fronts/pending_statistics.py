@@ -1,6 +1,6 @@
-"""PendingStatistics: what hooks count of a front end's Model, until the engine, which has the truth, is told of it.
+"""PendingStatistics: what a front end's hooks count for a Model, until it is sent to the engine, which has the totals.
 
-Made by `placing.py`; `count` is called by `engine_service.py`.
+Created by `placing.py`; `engine_service.py` calls `count`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.batching.statistics import FAILURE_REASONS, HOOKS, ModelStatistics
 
 
 class PendingStatistics(ModelStatistics):
-    """Keeps what is counted until it is `taken`; `changed` is called when there is something.
+    """Keeps counts until they are `taken`; `changed` is called when the first is added.
 
     Threads: the event loop's.
     """
@@ -39,19 +39,19 @@ class PendingStatistics(ModelStatistics):
             self._add(["several"])
 
     def record_failure(self, reason: str, start_ns: int, end_ns: int) -> None:
-        """Pass on a request that was refused, cancelled or failed here."""
+        """Record a request that was rejected, cancelled or failed here."""
         self._add(["failure", reason, start_ns, end_ns])
 
     def record_first_response(self, ns: int) -> None:
-        """Pass on the first answer of a request that has several."""
+        """Record the first answer of a request that has several."""
         self._add(["first", ns])
 
     def record_hindered(self, *, hindered: bool) -> None:
-        """Pass on that no request comes through hooks here, or that they do again."""
+        """Record that hooks here let no request through, or let them through again."""
         self._add(["hindered", hindered])
 
     def record_hook(self, hook: str, ns: int) -> None:
-        """Pass on one call of a hook."""
+        """Record one call of a hook."""
         self._add(["hook", hook, ns])
 
     def _answered(self, position: int, parts: Mapping[str, int]) -> None:
@@ -64,18 +64,18 @@ class PendingStatistics(ModelStatistics):
 
     @property
     def waiting(self) -> bool:
-        """Whether there is something to tell."""
+        """Whether there are counts to send."""
         return bool(self._waiting)
 
     def taken(self, events: Mapping[str, int]) -> bytes:
-        """Give what has been counted since, and the model's own `events`, as the body of a COUNTED."""
+        """Return the counts added since, and the model's own `events`, as the body of a COUNTED."""
         waiting, self._waiting = self._waiting, []
         waiting += [["event", event, times] for event, times in events.items()]
         return json.dumps(waiting).encode()
 
 
 def count(model: Model, body: bytes, who: Any) -> None:
-    """Count what a front end, `who`, has told. Raises: ValueError, TypeError, LookupError."""
+    """Add the counts of a front end, `who`. Raises: ValueError, TypeError, LookupError."""
     statistics = model.statistics
     for kind, *said in json.loads(body):
         if kind == "hook":

@@ -1,7 +1,7 @@
-"""FrontModelTable: the Models of a front end, with their Hooks, as the engine tells of them.
+"""FrontModelTable: the Models of a front end, with their Hooks, as announced by the engine.
 
-The front end's half of `published_engine.py`. A Model here is made of the completed spec alone, as an ensemble is: it
-has no Instances, and nothing ever waits in its queue, so that dialects need not know where they are.
+The front end's half of `published_engine.py`. A Model here is built from the completed spec alone, like an ensemble: it
+has no Instances, and its queue is always empty, so dialects need not know which process they run in.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger("penstock.fronts")
 
 
 def write_model(model: Model) -> dict[str, Any]:
-    """Give what a front end makes its Model of, as JSON has it. Raises: TypeError."""
+    """Encode what a front end builds its Model from. Raises: TypeError."""
     return {
         "spec": snapshot.write(model.spec),
         "platform": model.platform,
@@ -46,7 +46,7 @@ def write_model(model: Model) -> dict[str, Any]:
 
 
 def read_model(written: Mapping[str, Any]) -> Model:
-    """Make a Model of what `write_model` has given. Raises: ValueError, TypeError, LookupError."""
+    """Build a Model from the result of `write_model`. Raises: ValueError, TypeError, LookupError."""
     model = Model(snapshot.read(ModelSpec, written["spec"]), (), lambda *_: None)
     model.platform = written["platform"]
     model.node_inputs = [Node.read(node) for node in written["inputs"]]
@@ -56,18 +56,18 @@ def read_model(written: Mapping[str, Any]) -> Model:
 
 
 class FrontModelTable:
-    """The Models that one engine has told of, by its numbers. One for each Link: another engine's are others.
+    """The Models that one engine has announced, by its numbers. Each Link has a table, since numbers differ by engine.
 
     Invariants: a Model that can be found has its Hooks, or the reason why not. A name is found as soon as its Models
-    have theirs, whatever else is being loaded. One that the engine publishes no more is kept, with its Hooks, until
-    nobody here needs it; the engine keeps it as long.
+    have theirs, whatever else is being loaded. A Model that the engine no longer publishes is kept, with its Hooks,
+    until nothing here needs it; the engine keeps it as long.
     Threads: the event loop's.
     """
 
     def __init__(
         self, engine: RemoteEngine, link: Link, interpreters: Interpreters, placed: Callable[[], None] = lambda: None
     ) -> None:
-        """Begin; `placed` is called when all that the engine tells at first is in place, and after each change."""
+        """Create the table; `placed` is called when the engine's first message is in place, and after each change."""
         self._engine = engine
         self._link = link
         self._interpreters = interpreters
@@ -82,10 +82,10 @@ class FrontModelTable:
         self._whole = False
         self._counting: set[int] = set()
 
-    # -- what the engine tells ---------------------------------------------------------------------------------
+    # -- messages of the engine --------------------------------------------------------------------------------
 
     def take(self, number: int, body: bytes) -> None:
-        """Take a MODELS: make what is new, let what it names be found, with hooks when they are loaded."""
+        """Handle a MODELS: build the new Models, and publish the names once their hooks are loaded."""
         told: dict[str, Any] = json.loads(body)
         new = {int(key): written for key, written in told["new"].items()}
         for key, written in new.items():
@@ -107,12 +107,12 @@ class FrontModelTable:
         self._acknowledge(number, new)
 
     def _acknowledge(self, number: int, new: list[int]) -> None:
-        """Say that what was told is in place, and what of it cannot be served."""
+        """Acknowledge that a MODELS is in place, with the Models that cannot be served."""
         failed = {key: said_of(self._failed[self._models[key]]) for key in new if self._models.get(key) in self._failed}
         self._link.send(ACKNOWLEDGED, number, json.dumps(failed).encode())
 
     def _place(self, names: Iterable[str]) -> None:
-        """Let what was told last of these names be found, but of those whose hooks are being loaded nothing."""
+        """Publish the latest Models of these names, but none for a name whose hooks are being loaded."""
         if self._link.closed:
             return
         for name in names:
@@ -156,10 +156,10 @@ class FrontModelTable:
         self._place({model.name} & self._told.keys())
 
     async def _retire(self, key: int) -> None:
-        """Let go of a Model once nobody needs it, and tell the engine."""
+        """Drop a Model once it is no longer needed, and notify the engine."""
         model = self._models.pop(key, None)
         if model is None:
-            return  # told twice before this ran
+            return  # announced twice before this ran
         loading = self._loading.get(key)
         if loading is not None:
             await asyncio.wait((loading,))
@@ -181,10 +181,10 @@ class FrontModelTable:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    # -- what dialects ask -------------------------------------------------------------------------------------
+    # -- for dialects ------------------------------------------------------------------------------------------
 
     def hooks_of(self, model: Model) -> Hooks:
-        """Give a model's Hooks, which may be none at all. Raises: InferError (NOT_READY) when there are none to use."""
+        """Return a model's Hooks, which may be empty. Raises: InferError (NOT_READY) if there are none to use."""
         hooks = self._hooks.get(model)
         if hooks is not None:
             return hooks
@@ -195,7 +195,7 @@ class FrontModelTable:
             raise InferError(Code.NOT_READY, NO_ENGINE, RETRY_NS)
         raise InferError(Code.NOT_READY, f"model '{model.name}' is being unloaded")
 
-    # -- what is counted here ----------------------------------------------------------------------------------
+    # -- counts ------------------------------------------------------------------------------------------------
 
     def _changed(self, key: int) -> None:
         if not self._counting:
@@ -203,7 +203,7 @@ class FrontModelTable:
         self._counting.add(key)
 
     def _tell_all_counted(self) -> None:
-        # those alone: this is done each time that the loop turns, and models may be many
+        # only those that changed: this runs once per loop turn, and there may be many models
         counting, self._counting = self._counting, set()
         for key in counting & self._models.keys():
             self._tell_counted(self._models[key], key)
@@ -211,14 +211,14 @@ class FrontModelTable:
     def _tell_counted(self, model: Model, key: int) -> None:
         statistics = model.statistics
         if isinstance(statistics, PendingStatistics) and (statistics.waiting or model.events):
-            # those of workers, which come with the model's next that is counted
+            # the workers' events, which are sent with the model's next count
             events, model.events = model.events, {}
             self._link.send(COUNTED, key, statistics.taken(events))
 
     # -- the end -----------------------------------------------------------------------------------------------
 
     async def close(self, grace_s: float = 0.0) -> int:
-        """Finish what was accepted, then end the hooks. Returns: how many models' had not finished."""
+        """Finish accepted requests, then end the hooks. Returns: how many models' hooks had not finished."""
         for task in (*self._loading.values(), *self._tasks):
             task.cancel()
         unfinished = await close_all(self._hooks.values(), grace_s)
@@ -227,7 +227,7 @@ class FrontModelTable:
         self._hooks.clear()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for model in self._models.values():
-            # hooks keep a Model until the collector comes, but not this
+            # hooks refer to a Model until the collector runs, but not to this
             model.statistics, model.tell_hindered = ModelStatistics(), None
         self._models.clear()
         return unfinished

@@ -1,7 +1,7 @@
-"""PublishedEngine: HookedEngine in an engine's process: front ends load the hooks, and are told what comes and goes.
+"""PublishedEngine: the HookedEngine in an engine's process. Front ends load the hooks, and are sent every change.
 
-The engine's half of `placing.py`. ModelControl loads with it. What a load has published is in place in every front end
-before its client is told so, and a Model that gives way is kept until no front end needs it.
+The engine's half of `placing.py`. ModelControl loads with it. A load is in place in every front end before its client
+is answered, and a replaced Model is kept until no front end needs it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.fronts")
 
 PLACED_WITHIN_S = 5.0
-"""How long a load waits for front ends that do not answer; they have been told, and will do it before all else."""
+"""How long a load waits for front ends that do not answer; they process its message before any later one."""
 FRONTS_WITHIN_S = 5.0
 """How long a model with hooks waits for the first front end."""
 
 
 class FrontModels:
-    """What one front end has been told, and what it has said of it.
+    """What one front end has been sent, and its replies.
 
-    `waiting` are the MODELS that it has not acknowledged, `models` the numbers of those that it knows, `failed` why it
-    cannot serve some of them.
+    `waiting` are the MODELS that it has not acknowledged, `models` the numbers of the Models that it knows, `failed`
+    the reasons why it cannot serve some of them.
     """
 
     def __init__(self, link: Link) -> None:
@@ -53,9 +53,10 @@ class FrontModels:
 class PublishedEngine:
     """Opens, publishes and retires Models, with front ends.
 
-    Invariants: a front end is told all there is when it comes, then each Model once, and all changes in order. What
-    has not changed is not said again, or each of many models would cost what all do. `models` are those that any
-    front end may name in a request, by their numbers. `whole`: what is not found is not there.
+    Invariants: a front end is sent everything when it joins, then each Model once, and all changes in order. Unchanged
+    names are not sent again, since each of many models would then cost as much as all. `models` are those that any
+    front end may name in a request, by number. `whole`: the initial load is complete, so what is not found does not
+    exist.
     Threads: the event loop's.
     """
 
@@ -75,17 +76,17 @@ class PublishedEngine:
     # -- front ends --------------------------------------------------------------------------------------------
 
     def joined(self, link: Link) -> None:
-        """Tell a new front end all there is."""
+        """Send a new front end everything."""
         front = self._fronts[link] = FrontModels(link)
         self._tell(names=self._names, new=sorted(self._held), fronts=(front,))
 
     def lost(self, link: Link) -> None:
-        """Wait no more for a front end that has gone."""
+        """Stop waiting for a front end that has gone."""
         self._fronts.pop(link, None)
         self._heard()
 
     def take(self, link: Link, kind: int, number: int, body: bytes) -> None:
-        """Take an ACKNOWLEDGED or a GONE of a front end."""
+        """Handle an ACKNOWLEDGED or a GONE of a front end."""
         front = self._fronts.get(link)
         if front is None:
             return
@@ -99,7 +100,7 @@ class PublishedEngine:
         self._heard()
 
     def began(self) -> None:
-        """Tell that all that is there at the start has been loaded: what is not found from now on is not there."""
+        """Announce that the initial load is complete: from now on, what is not found does not exist."""
         self.whole = True
         self._tell()
 
@@ -111,7 +112,7 @@ class PublishedEngine:
         self, names: Iterable[str] = (), new: Iterable[int] = (), gone: Iterable[int] = (),
         fronts: Iterable[FrontModels] | None = None,
     ) -> int:  # fmt: skip
-        """Tell front ends what has changed: what names stand for, and Models that come, unless known, or go.
+        """Send front ends the changes: the Models of names, and Models that are new, unless known, or gone.
 
         Returns: the number that they acknowledge.
         """
@@ -125,7 +126,7 @@ class PublishedEngine:
         return self._last_told
 
     async def _until(self, done: Callable[[], bool], within_s: float | None = None) -> bool:
-        """Wait until front ends have said what makes it so, so long at most. Returns: whether they have."""
+        """Wait at most `within_s` until replies of front ends make `done` true. Returns: whether it is."""
         deadline = None if within_s is None else time.monotonic() + within_s
         while not done():
             left = None if deadline is None else deadline - time.monotonic()
@@ -141,13 +142,13 @@ class PublishedEngine:
         return not any(told in front.waiting for front in self._fronts.values())
 
     async def settled(self) -> bool:
-        """Wait until all that was told is in place, PLACED_WITHIN_S at most. Returns: whether it is."""
+        """Wait until everything sent is in place, at most PLACED_WITHIN_S. Returns: whether it is."""
         return await self._until(lambda: not any(front.waiting for front in self._fronts.values()), PLACED_WITHIN_S)
 
     # -- models ------------------------------------------------------------------------------------------------
 
     async def open(self, spec: ModelSpec) -> Model:
-        """Load a model, its hooks in every front end; nobody finds it before it is published. Raises: InferError."""
+        """Load a model, its hooks in every front end; it cannot be found until it is published. Raises: InferError."""
         model = await opened(self._engine, spec, self.retire)
         start = time.monotonic()
         self._last_model += 1
@@ -156,9 +157,9 @@ class PublishedEngine:
         self._held.add(key)
         try:
             if spec.hooks is not None and not self._fronts:
-                # they are started together, and what cannot be served should not be said to be
+                # front ends start at the same time, and a model that they cannot serve must not be reported as served
                 await self._until(lambda: bool(self._fronts), FRONTS_WITHIN_S)
-            if spec.hooks is not None:  # what has none is told of when it is published: all is written each time
+            if spec.hooks is not None:  # others are sent when published, in one message
                 told = self._tell(new=(key,))
                 await self._until(lambda: self._acknowledged(told))
             for front in self._fronts.values():
@@ -173,13 +174,13 @@ class PublishedEngine:
         return model
 
     async def change(self, model: Model, spec: ModelSpec) -> Change | None:
-        """Make what Instances a Model lacks, as `Engine.change`; front ends know of none. Raises: InferError."""
+        """Create the Instances that a Model lacks, as `Engine.change`; front ends see no change. Raises: InferError."""
         return await self._engine.change(model, spec)
 
     def publish(self, name: str, models: Iterable[Model], absent: Iterable[str] = ()) -> asyncio.Task[None]:
-        """Put opened Models in the place of all versions of a name; none at all takes the name away.
+        """Replace all versions of a name with opened Models; with none, remove the name.
 
-        Returns: a task that has ended when that is in place in every front end, and those that gave way are retired.
+        Returns: a task that ends when this is in place in every front end, and the replaced Models are retired.
         """
         gone = self._engine.publish(name, models, absent)
         published, absent = self._engine.named(name)
@@ -188,7 +189,7 @@ class PublishedEngine:
         return self._retirement(gone, name, keys)
 
     def retire(self, models: Iterable[Model]) -> asyncio.Task[None]:
-        """Close Models that nobody finds, once they have finished what they had accepted."""
+        """Close Models that cannot be found, once they have finished their accepted requests."""
         return self._retirement(models)
 
     def _retirement(self, models: Iterable[Model], name: str = "", new: Iterable[int] = ()) -> asyncio.Task[None]:
@@ -209,20 +210,20 @@ class PublishedEngine:
 
     async def _retire_one(self, model: Model) -> None:
         key = self._numbers.get(model, 0)
-        self._engine.hurry(model)  # or front ends would wait for what is held open for more requests
+        self._engine.hurry(model)  # otherwise front ends would wait for a batch that is held open for more requests
         await self._until(lambda: not any(key in front.models for front in self._fronts.values()))
         await self._engine.retire(model)
         self.models.pop(key, None)
         self._numbers.pop(model, None)
 
     def hooks_of(self, model: Model) -> Hooks:
-        """Give the Hooks of a model without any: front ends have the others. Raises: InferError (UNSUPPORTED)."""
+        """Return the Hooks of a model without hooks: front ends have the others. Raises: InferError (UNSUPPORTED)."""
         if model.spec.hooks is not None:
             raise InferError(Code.UNSUPPORTED, f"the hooks of model '{model.name}' run in front ends")
         return Hooks(self._engine, model)
 
     async def stop(self, grace_s: float) -> int:
-        """Finish what was accepted. Returns: how many requests were dropped."""
+        """Finish accepted requests. Returns: how many requests were dropped."""
         deadline = time.monotonic() + grace_s
         dropped = await self._engine.stop(grace_s)
         if self._retiring and not dropped:

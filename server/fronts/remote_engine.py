@@ -1,7 +1,7 @@
-"""RemoteEngine: what a front end has in the place of the Engine, which is in another process.
+"""RemoteEngine: a front end's substitute for the Engine, which is in another process.
 
-Dialects, hooks and RPCs use it as they use the Engine. Requests leave as SUBMIT, and come back as DONE or FAILED. Which
-Models there are, `placing.py` sees to. The engine's half is `engine_service.py`.
+Dialects, hooks and RPCs use it like the Engine. Requests leave as SUBMIT, and return as DONE or FAILED. `placing.py`
+provides the Models. The engine's half is `engine_service.py`.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ NO_ENGINE = "the engine is not running, try again soon"
 LOST = "the engine has ended with this request, try again soon"
 UNREADABLE = "the engine has answered what cannot be read"
 RETRY_NS = 1_000_000_000
-"""When an engine that has ended may be asked again: it is started at once."""
+"""When to retry after the engine has ended: it is restarted at once."""
 MOST_UNSENT_BYTES = 64 << 20
-"""An engine that has left so much unread is given no more. Tensors are not counted, but for those that the arena, of
-which there is 1 GiB, has no room for."""
+"""An engine that has left this much unread is sent no more requests. Tensors count only if the arena, of 1 GiB, has no
+room for them."""
 _MOST_FORMS = 4096
 
 
 class RemoteEngine:
-    """The engine as a front end sees it, with Models that have neither Instances nor a queue of their own.
+    """The engine as seen by a front end, with Models that have neither Instances nor a queue of their own.
 
-    Invariants: a request that `submit` accepted is delivered to its sink exactly once, unless it is cancelled: when the
-    engine is lost, with an error. Nothing waits here: what is submitted leaves at the end of the loop turn.
-    `numbers` are the Models that the engine knows, as it names them; `carried` gives what goes with a request for its
-    trace, None while nothing is to go. `generation` changes whenever what `model` answers may change.
+    Invariants: a request accepted by `submit` is delivered to its sink exactly once, unless it is cancelled; if the
+    engine is lost, with an error. Nothing waits here: submitted requests leave at the end of the loop turn. `numbers`
+    are the Models that the engine knows, with its numbers; `carried` returns the trace context to send with a request,
+    and is None if there is none to send. `generation` changes whenever the results of `model` may change.
     Threads: the event loop's.
     """
 
@@ -75,7 +75,7 @@ class RemoteEngine:
         self._link = link
 
     def lost(self) -> None:
-        """Fail what is in flight, at once: the engine has gone."""
+        """Fail the requests in flight at once: the engine has gone."""
         self._link = None
         self.whole = False
         self._forms.clear()
@@ -91,7 +91,7 @@ class RemoteEngine:
     # -- models ------------------------------------------------------------------------------------------------
 
     def publish(self, name: str, models: Iterable[Model], absent: Iterable[str]) -> None:
-        """Let these be all the versions of a name that are found; `absent` should be there too, or were."""
+        """Replace all versions of a name; `absent` are versions that should be there, or were."""
         self._loaded.replace(name, models, absent)
         self.generation += 1
 
@@ -111,7 +111,7 @@ class RemoteEngine:
         return self._loaded.all()
 
     def hold(self, model: Model) -> None:
-        """Keep a Model from being retired while a request for it is being decoded. To be followed by `release`."""
+        """Prevent a Model from being retired while a request for it is being decoded. Must be followed by `release`."""
         model.holds += 1
 
     def release(self, model: Model) -> None:
@@ -120,11 +120,11 @@ class RemoteEngine:
         self._held.look(model)
 
     async def unheld(self, model: Model) -> None:
-        """Wait until nobody holds a Model."""
+        """Wait until nothing holds a Model."""
         await self._held.wait(model)
 
     async def finished(self, model: Model) -> None:
-        """Wait until nothing of a Model is in flight, and forget it."""
+        """Wait until no request of a Model is in flight, and forget it."""
         await self._retiring.wait(model)
         self.numbers.pop(model, None)
         for known in [known for known in self._forms if known[0] is model]:
@@ -134,7 +134,7 @@ class RemoteEngine:
 
     @property
     def inflight(self) -> int:
-        """How many requests were accepted and are not yet delivered."""
+        """The number of requests accepted and not yet delivered."""
         return len(self._inflight)
 
     def submit(self, request: InferRequest) -> None:
@@ -165,16 +165,16 @@ class RemoteEngine:
     submit_soon = submit  # the link sends all of a turn together
 
     def _tell(self, request: InferRequest) -> tuple[int, bool]:
-        """Tell the engine what this request has in common with others.
+        """Send the engine the properties that this request shares with others.
 
-        Returns: the form's number, and whether its model is told parameters.
+        Returns: the form's number, and whether its model takes parameters.
         """
         number = self.numbers.get(request.model)
         if self._link is None or number is None or self.stopping:
             text = STOPPING if self.stopping else NO_ENGINE
             self._refuse(request, InferError(Code.NOT_READY, text, 0 if self.stopping else RETRY_NS))
         if self._last_form >= _MOST_FORMS:
-            self._forms.clear()  # numbers begin anew, and take the place of those that the engine knows
+            self._forms.clear()  # numbers start over, and replace those that the engine knows
             self._last_form = 0
         self._last_form += 1
         form = self._last_form, request.model.spec.takes_parameters
@@ -189,13 +189,13 @@ class RemoteEngine:
         raise error
 
     def turn_away(self, model: Model) -> InferError | None:
-        """Give the error of a request that is refused whatever it brings, before it is decoded; None for none."""
+        """Return the error of a request that would be rejected whatever it contains, before it is decoded, or None."""
         if model in self.numbers:
             return None
         return InferError(Code.NOT_READY, NO_ENGINE, RETRY_NS)
 
     def cancel(self, request: InferRequest) -> None:
-        """Take a request back: its sink is not called any more, unless its answer is being delivered."""
+        """Cancel a request: its sink is no longer called, unless its answer is being delivered."""
         number = getattr(request, "number", 0)
         if self._inflight.get(number) is request:
             del self._inflight[number]
@@ -226,7 +226,7 @@ class RemoteEngine:
     # -- answers -----------------------------------------------------------------------------------------------
 
     def take(self, messages: list[Message]) -> list[Message]:
-        """Take what the engine has sent, and deliver all answers that are among it. Returns: what is for others."""
+        """Handle the engine's messages, and deliver all answers among them. Returns: the messages for others."""
         others: list[Message] = []
         done: list[InferRequest] = []
         inflight = self._inflight
@@ -235,7 +235,7 @@ class RemoteEngine:
             if kind in {DONE, FAILED}:
                 request = inflight.pop(number, None)
                 if request is None:
-                    continue  # it was taken back
+                    continue  # it was cancelled
                 try:
                     if kind == FAILED:
                         request.error = read_error(body)
@@ -257,7 +257,7 @@ class RemoteEngine:
         return others
 
     def _answered(self, number: int, body: bytes, arrays: list[Array | None]) -> InferRequest | None:
-        """Hand on one answer of several. Returns: its request, if that has failed for its client does not read."""
+        """Pass on one answer of several. Returns: its request, if that has failed because its client does not read."""
         request = self._inflight.get(number)
         if request is None:
             return None
@@ -275,7 +275,7 @@ class RemoteEngine:
         return request
 
     def _deliver(self, requests: list[InferRequest]) -> None:
-        """Give requests to their sinks, in order, as many as there are of one at once."""
+        """Deliver requests to their sinks, in order, with adjacent ones of a sink together."""
         for request in requests:
             self._left(request.model)
         each: list[InferRequest] = []
@@ -290,7 +290,7 @@ class RemoteEngine:
     # -- the end -----------------------------------------------------------------------------------------------
 
     def stop(self) -> int:
-        """Refuse new work, and take back what is in flight. Returns: how much that was."""
+        """Reject new requests, and cancel those in flight. Returns: how many that were."""
         self.stopping = True
         requests = list(self._inflight.values())
         for request in requests:
@@ -302,6 +302,6 @@ class RemoteEngine:
 
 
 def _unreadable(request: InferRequest, error: Exception) -> InferError:
-    """Log what reading an answer raised, and give what the client is told."""
+    """Log an exception in reading an answer, and return the error for the client."""
     logger.error(UNREADABLE, exc_info=error, extra={"model": request.model.name})
     return InferError(Code.INTERNAL, UNREADABLE)

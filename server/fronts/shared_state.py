@@ -1,19 +1,19 @@
-"""Shared state: what is the same in the engine and in every front end: shared memory regions, and what is logged.
+"""Shared state: what is the same in the engine and in every front end: shared memory regions, and log settings.
 
-Changed in the engine, whose control plane is the only one (`front_calls.py`), and copied to the front ends, where
-inference reads and writes regions. Wired by `engine_service.py` and `front.py`:
+It is changed in the engine, which has the only control plane (`front_calls.py`), and copied to the front ends, where
+inference reads and writes regions. Wired by `engine_server.py` and `front.py`:
 
     state = SharedState(server.shared_memory, server.observing.logging)  # engine; after `logging.apply` has been set
-    state.joined(link)                  # first of all that a new front end is sent: all there is, in order
+    state.joined(link)                  # before anything else is sent to a new front end: sends all state, in order
     state.take(link, number, body)      # an IN_PLACE
     state.lost(link)
 
     copy = StateCopy(shared_memory, logs.apply)                          # front end
     copy.take(link, number, body, descriptors)  # a STATE
 
-A system region travels as the engine's own descriptor: a front end reads the same memory whatever its key names by
-then, and one that starts later too. A CUDA region is mapped by every front end for itself, which may fail: then it is
-registered nowhere.
+A system region is sent as the engine's own descriptor: all front ends, later ones included, read the same memory,
+whatever its key names by then. A CUDA region is mapped by each front end, which may fail: the region is then registered
+nowhere.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from penstock.server.v2.shared_memory import SharedMemory
 
 PATIENCE_S = 2.0
-"""How long a client waits for front ends that do not answer before its change is said to be made."""
+"""How long a client waits for front ends that do not answer before its change is reported as made."""
 
 logger = logging.getLogger("penstock.fronts")
 
 
 class StateChange:
-    """One change on its way. `pending` are the Links that have not said that it is in place."""
+    """One change in progress. `pending` are the Links that have not confirmed it."""
 
     def __init__(self, pending: set[Link], undo: Callable[[], None] | None) -> None:
         self.pending = pending
@@ -61,7 +61,7 @@ _watching: ContextVar[list[StateChange] | None] = ContextVar("watching", default
 class SharedState:
     """The engine's side. Threads: the event loop's.
 
-    Invariant: a front end is told of every change once, in order, after all that there was when it joined.
+    Invariant: a front end is sent every change once, in order, after the state at the time it joined.
     """
 
     def __init__(self, memory: SharedMemory, logs: LogSettings, patience_s: float = PATIENCE_S) -> None:
@@ -77,7 +77,7 @@ class SharedState:
 
     @staticmethod
     def watch() -> list[StateChange]:
-        """Give a list to which all that this task and those it starts change from now on is added."""
+        """Return a list that collects all further changes made by this task and the tasks it starts."""
         changes: list[StateChange] = []
         _watching.set(changes)
         return changes
@@ -85,7 +85,7 @@ class SharedState:
     async def settled(self, changes: Sequence[StateChange]) -> None:
         """Wait until changes are in place in every front end that answers in time.
 
-        Raises: InferError (INVALID) when one of them could not be made there; it is made nowhere then.
+        Raises: InferError (INVALID) if one of them failed there; it is then undone everywhere.
         """
         try:
             async with asyncio.timeout(self._patience_s):
@@ -99,7 +99,7 @@ class SharedState:
                 raise InferError(Code.INVALID, change.failed)
 
     def joined(self, link: Link) -> None:
-        """Tell a new front end all there is, before it is told anything else."""
+        """Send a new front end all state, before anything else."""
         self._links.append(link)
         self._tell([link], {"new": True})
         if self._levels is not None:
@@ -108,14 +108,14 @@ class SharedState:
             self._share([link], region)
 
     def lost(self, link: Link) -> None:
-        """Wait no more for a front end that has gone."""
+        """Stop waiting for a front end that has gone."""
         if link in self._links:
             self._links.remove(link)
         for number in list(self._changes):
             self._answered(link, number)
 
     def take(self, link: Link, number: int, body: bytes) -> None:
-        """Take an IN_PLACE of a front end."""
+        """Handle an IN_PLACE of a front end."""
         change = self._changes.get(number)
         if change is None:
             return
@@ -178,7 +178,7 @@ class StateCopy:
         self._apply = apply
 
     def take(self, link: Link, number: int, body: bytes, descriptors: list[int]) -> None:
-        """Take a STATE of the engine, and say that it is in place, or why not."""
+        """Handle a STATE of the engine, and confirm it, or report the failure."""
         try:
             self._make(orjson.loads(body), descriptors)
             failed = ""
@@ -187,7 +187,7 @@ class StateCopy:
         link.send(IN_PLACE, number, failed.encode("utf-8", "replace"))
 
     def _make(self, said: dict[str, Any], descriptors: list[int]) -> None:
-        """Make a change; descriptors that are kept are taken off. Raises: InferError."""
+        """Make a change; descriptors that are kept are removed from the list. Raises: InferError."""
         regions = self._memory.regions
         if "new" in said:
             for kind in (SYSTEM, CUDA) if len(regions) else ():

@@ -1,6 +1,6 @@
-"""Snapshot: a ModelSpec, or any frozen dataclass of its kind, as JSON and back, for another process.
+"""Snapshot: a ModelSpec, or a similar frozen dataclass, as JSON and back, for another process.
 
-What is written follows from the types of the fields alone, so that a new field needs no line here.
+The encoding follows from the types of the fields alone, so a new field needs no change here.
 Called by `placing.py`.
 """
 
@@ -19,12 +19,12 @@ from typing import Any, NamedTuple, TypeVar
 T = TypeVar("T")
 
 _MOMENT = "\0moment"
-"""The key of a date or time among the values that a configuration is free to hold; no such document has it."""
+"""The key of a date or time among free-form configuration values; no such document has it."""
 _MOMENTS: tuple[type[dt.datetime | dt.date | dt.time], ...] = (dt.datetime, dt.date, dt.time)
 
 
 class _Codec(NamedTuple):
-    """How values of one type are written and read. `fits` tells whether a value is of the type."""
+    """How values of one type are encoded and decoded. `fits` returns whether a value is of the type."""
 
     write: Callable[[Any], Any]
     read: Callable[[Any], Any]
@@ -32,13 +32,13 @@ class _Codec(NamedTuple):
 
 
 def write(value: Any) -> Any:
-    """Give a dataclass as JSON has it. Raises: TypeError for what a field may not hold."""
+    """Encode a dataclass as JSON values. Raises: TypeError for a value that a field may not hold."""
     kind: Any = type(value)
     return _codec(kind).write(value)
 
 
 def read(kind: type[T], written: Any) -> T:
-    """Read what `write` has given. Raises: ValueError or TypeError for anything else."""
+    """Decode the result of `write`. Raises: ValueError or TypeError for anything else."""
     hint: Any = kind
     value: T = _codec(hint).read(written)
     return value
@@ -46,7 +46,7 @@ def read(kind: type[T], written: Any) -> T:
 
 @cache
 def _codec(hint: Hashable) -> _Codec:
-    """Give the codec of a type hint. Raises: TypeError for one that has none."""
+    """Return the codec of a type hint. Raises: TypeError if there is none."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
         return _of_dataclass(typing.cast("type[Any]", hint))
@@ -87,7 +87,7 @@ def _of_dataclass(kind: type[Any]) -> _Codec:
 
 
 def _of_union(hints: tuple[Any, ...]) -> _Codec:
-    """Write a value with the position of its type, but for None, and for one of an optional's only type."""
+    """Encode a value with the position of its type, except None, and a value of an optional's only type."""
     codecs = [_codec(hint) for hint in hints if hint is not type(None)]
     optional = len(codecs) < len(hints)
 
@@ -134,7 +134,7 @@ def _of_tuple(hints: tuple[Any, ...]) -> _Codec:
 
 
 def _of_mapping(key: Any, value: Any) -> _Codec:
-    """Pairs, since JSON's own keys are strings."""
+    """Encode as pairs, since JSON's own keys are strings."""
     keys, values = _codec(key), _codec(value)
 
     def write_pairs(mapping: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Spreading: front ends have connections evenly, whichever of them the kernel lets accept one.
+"""Spreading: balances connections between front ends, whichever of them the kernel lets accept one.
 
-Each says in shared memory how many it has. One that accepts a connection while another has fewer hands the socket to
-that one, before anything is read from it. Made by `roles.py`; memory and mailboxes come from the supervisor
+Each publishes its number of connections in shared memory. One that accepts a connection while another has fewer hands
+the socket to that one, before reading from it. Created by `roles.py`; the supervisor provides memory and mailboxes
 (supervisor/neighbours.py).
 """
 
@@ -24,32 +24,32 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.fronts")
 
 LANES = 2
-"""HTTP and gRPC: connections of each are spread by themselves."""
+"""HTTP and gRPC: the connections of each are balanced separately."""
 MOST_WAITING = 64
-"""How many connections may wait for a front end to take them, before it is handed no more."""
+"""The limit of connections waiting to be taken by a front end; at the limit, it is handed no more."""
 SLOW_S = 0.2
-"""A front end that has taken nothing for so long, while something waits, is handed no more: it may be stopped."""
+"""A front end that has taken nothing for this long while something waits is handed no more: it may be stopped."""
 _WORD_BYTES = 8
 _OPEN, _TAKES, _TAKEN, _SENT = range(4)
-"""What is said: connections, whether it takes others', how many of those it has taken; then how many each has sent."""
+"""The words: connections, whether it takes others', how many of those it has taken; and how many each place sent."""
 
 
 class Board:
-    """What front ends say of themselves, in memory that all of them share. Each word has one writer.
+    """What front ends publish about themselves, in memory that all share. Each word has one writer.
 
-    For each lane and place: connections, whether it takes any, how many it has taken, and how many each place has sent
-    there. Places are used again; counts of what was sent and taken go on, as only their difference says anything.
+    For each lane and place: connections, whether it takes others', how many it has taken, and how many each place has
+    sent there. Places are reused; the sent and taken counts continue, as only their difference matters.
     """
 
     def __init__(self, descriptor: int, places: int) -> None:
-        """Look at the memory behind a descriptor, which the caller still has to close."""
+        """Map the memory behind a descriptor, which the caller must still close."""
         self._memory = mmap.mmap(descriptor, board_bytes(places))
         self._words = memoryview(self._memory).cast("q")
         self._places = places
         self._row = _SENT + places
 
     def close(self) -> None:
-        """Let go of the memory; what is said from now on nobody hears."""
+        """Unmap the memory; later writes have no effect."""
         words, self._words = self._words, memoryview(bytearray(self._words)).cast("q")
         words.release()
         self._memory.close()
@@ -58,32 +58,32 @@ class Board:
         return (lane * self._places + place) * self._row
 
     def count(self, lane: int, place: int, connections: int) -> None:
-        """Say how many connections a front end has."""
+        """Publish a front end's number of connections."""
         self._words[self._at(lane, place) + _OPEN] = connections
 
     def says(self, place: int, *, takes: bool) -> None:
-        """Say whether a front end takes connections of others."""
+        """Publish whether a front end takes connections of others."""
         for lane in range(LANES):
             self._words[self._at(lane, place) + _TAKES] = takes
 
     def send(self, lane: int, sender: int, place: int, number: int = 1) -> None:
-        """Count what is sent, before it is; -1 where that has failed."""
+        """Count a connection before it is sent; -1 if sending failed."""
         self._words[self._at(lane, place) + _SENT + sender] += number
 
     def taken(self, place: int) -> None:
-        """Count all that was sent to a front end as taken. Nothing waits for it."""
+        """Count everything sent to a front end as taken. Nothing waits for it."""
         for lane in range(LANES):
             at = self._at(lane, place)
             self._words[at + _TAKEN] = sum(self._words[at + _SENT : at + self._row].tolist())
 
     def look(self, lane: int, place: int) -> FrontLoad:
-        """Give what is said of a front end."""
+        """Return the published state of a front end."""
         at = self._at(lane, place)
         connections, takes, taken, *sent = self._words[at : at + self._row].tolist()
         return FrontLoad(connections, takes, taken, max(0, sum(sent) - taken))
 
     def clear(self, place: int) -> None:
-        """Forget a front end that has ended."""
+        """Clear the entry of a front end that has ended."""
         for lane in range(LANES):
             at = self._at(lane, place)
             self._words[at + _OPEN] = self._words[at + _TAKES] = 0
@@ -91,7 +91,7 @@ class Board:
 
 @dataclass(slots=True)
 class FrontLoad:
-    """What is said of one front end: `waiting` connections were sent to it, and not taken yet."""
+    """The state of one front end: `waiting` connections were sent to it and have not been taken yet."""
 
     connections: int
     takes: int
@@ -100,30 +100,31 @@ class FrontLoad:
 
     @property
     def load(self) -> int:
-        """How many connections it has, or is about to have."""
+        """Its connections, including those sent to it."""
         return self.connections + self.waiting
 
 
 def board_bytes(places: int) -> int:
-    """Give how much memory a Board takes."""
+    """Return the size of a Board's memory."""
     return LANES * places * (_SENT + places) * _WORD_BYTES
 
 
 def chosen(own: int, loads: Mapping[int, int]) -> int:
-    """Give the place that a new connection belongs to, of the one that has accepted it.
+    """Return the place that should have a new connection; `own` is the place that accepted it.
 
-    `loads` are the connections of those that take any. That one keeps it unless another has fewer. Of several with as
-    few, it is the next one after its own, so that those who accept at the same time do not all choose the same.
+    `loads` are the connections of the places that take any. The accepting one keeps it unless another has fewer. Among
+    equals, the next place after its own is chosen, so that places accepting at the same time do not all choose the
+    same.
     """
     return min(loads, key=lambda place: (loads[place], place < own, place), default=own)
 
 
 class ConnectionSpread:
-    """One front end's part: `join` its ports, `open`, and in the end `leave`, `finish` and `close`.
+    """One front end's part: `join` its ports, `open`, and finally `leave`, `finish` and `close`.
 
-    Invariants: a connection that was handed over is not handed on. One that arrived before `finish` is served here;
-    one that is sent later stays with its sender. So a drain loses none.
-    Ownership: it closes the mailbox and the sockets to the neighbours.
+    Invariants: a connection that was handed over is not handed on. One that arrived before `finish` is served here; one
+    sent later stays with its sender. A drain therefore loses none.
+    Ownership: it closes the mailbox and the sockets to the neighbors.
     Threads: the event loop's.
     """
 
@@ -141,7 +142,7 @@ class ConnectionSpread:
 
     @classmethod
     def of(cls, said: Mapping[str, list[int]], descriptors: list[int]) -> ConnectionSpread:
-        """Make it of what the supervisor has said (`Neighbours.enter`), and of the descriptors that came with it."""
+        """Create it from the supervisor's message (`Neighbours.enter`) and its descriptors."""
         memory, mailbox, *others = descriptors
         try:
             board = Board(memory, said["places"][1])
@@ -151,12 +152,12 @@ class ConnectionSpread:
         return cls(board, said["places"][0], socket.socket(fileno=mailbox), neighbours)
 
     def meet(self, place: int, sock: socket.socket) -> None:
-        """Take the way to a front end that was started after this one."""
+        """Add the socket to a front end that was started after this one."""
         self._forget(place)
         self._neighbours[place] = sock
 
     def join(self, ports: Sequence[Port | None]) -> None:
-        """Spread the connections of these ports, one for each lane; before they are opened."""
+        """Balance the connections of these ports, one for each lane; call before they are opened."""
         self._ports = list(ports)
         self._board.clear(self._place)
         for lane, port in enumerate(ports):
@@ -164,7 +165,7 @@ class ConnectionSpread:
                 port.share(partial(self._elsewhere, lane), partial(self._board.count, lane, self._place))
 
     def open(self) -> None:
-        """Take what others hand over; the ports are open."""
+        """Start taking connections from others; the ports are open."""
         self._mailbox.setblocking(False)
         self._board.taken(self._place)
         self._taking = True
@@ -172,13 +173,13 @@ class ConnectionSpread:
         self._loop.add_reader(self._mailbox, self._take)
 
     def each_second(self) -> None:
-        """Put right what a front end that was killed while it sent has left, and take connections again."""
+        """Repair the counts left by a front end that was killed while sending, and accept connections again."""
         if self._mailbox.fileno() >= 0:
             self._take()
             self._board.says(self._place, takes=self._taking)
 
     def leave(self) -> None:
-        """Be handed no more; what is accepted from now on goes to the others, while there are any."""
+        """Take no more connections; those accepted from now on go to others, while there are any."""
         self._taking = False
         self._board.says(self._place, takes=False)
 
@@ -192,7 +193,7 @@ class ConnectionSpread:
         self._close_mailbox()
 
     def close(self) -> None:
-        """End it at once."""
+        """End at once."""
         self.leave()
         self._close_mailbox()
         for place in list(self._neighbours):
@@ -208,14 +209,14 @@ class ConnectionSpread:
         if place in self._neighbours:
             self._neighbours.pop(place).close()
 
-    # -- giving ------------------------------------------------------------------------------------------------
+    # -- handing over ------------------------------------------------------------------------------------------
 
     def _elsewhere(self, lane: int, sock: socket.socket) -> bool:
         place = chosen(self._place, self._loads(lane))
         if place == self._place:
             return False
-        # counted first: a front end that is killed in between is put right within a second, one that counted too
-        # late would look as if it had fewer than it has
+        # counted first: if a front end is killed in between, the count is repaired within a second, while counting too
+        # late would make it look less loaded than it is
         self._board.send(lane, self._place, place)
         try:
             socket.send_fds(self._neighbours[place], [bytes([lane])], [sock.fileno()])
@@ -228,9 +229,9 @@ class ConnectionSpread:
         return True
 
     def _loads(self, lane: int) -> dict[int, int]:
-        """Give how many connections those have that may have one more.
+        """Return the connections of each front end that may take one more.
 
-        One that leaves would refuse it, and rather gives it to one that is slow.
+        A front end that is leaving would refuse the connection, and so prefers even a slow one.
         """
         now_s = self._loop.time()
         loads: dict[int, int] = {}
@@ -243,7 +244,7 @@ class ConnectionSpread:
         return loads if loads or self._taking else slow
 
     def _quick(self, lane: int, place: int, said: FrontLoad, now_s: float) -> bool:
-        """Whether a front end takes what it is sent."""
+        """Return whether a front end takes what it is sent."""
         if not said.waiting:
             self._slow.pop((lane, place), None)
             return True
@@ -256,7 +257,7 @@ class ConnectionSpread:
     # -- taking ------------------------------------------------------------------------------------------------
 
     def _take(self) -> None:
-        """Serve all that has been sent."""
+        """Serve everything that has been sent."""
         while True:
             try:
                 body, descriptors, _, _ = socket.recv_fds(self._mailbox, 1, 1)
@@ -265,13 +266,13 @@ class ConnectionSpread:
             except OSError as error:
                 logger.error("connections of other front ends cannot be taken: %s", error.strerror)  # noqa: TRY400
                 break
-            if not body:  # shut
+            if not body:  # shut down
                 break
             if not descriptors:
                 logger.error("too many open files to take a connection of another front end: it is lost")
                 self._board.says(self._place, takes=False)
             for descriptor in descriptors:
-                os.set_inheritable(descriptor, False)  # as of one that is accepted; recv_fds takes no flags (3.11)
+                os.set_inheritable(descriptor, False)  # as for an accepted socket; recv_fds takes no flags (3.11)
                 self._serve(body[0], socket.socket(fileno=descriptor))
         self._board.taken(self._place)
 

@@ -1,7 +1,7 @@
-"""Submission: what an InferRequest, its outputs and its error look like between a front end and the engine.
+"""Submission: how an InferRequest, its outputs and its error are encoded between a front end and the engine.
 
-Tensors travel beside it (server/ipc). What the requests of one kind have in common is a FORM, told once; a SUBMIT has a
-head of fixed size and then the request's id, or JSON where there is more to say. Used by `remote_engine.py` and
+Tensors are sent beside it (server/ipc). The properties shared by requests of one kind are a FORM, sent once; a SUBMIT
+has a head of fixed size and then the request's id, or JSON if there is more to send. Used by `remote_engine.py` and
 `engine_service.py`.
 """
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 _HEAD = struct.Struct("<BIQQQQQ")
 _FAR = (1 << 64) - 1
-"""A time or a priority that no other is beyond; clients may say larger ones."""
+"""The largest time or priority that is sent; clients may specify larger ones."""
 _MORE = 1
-"""After the head there is JSON, and not the id."""
+"""JSON, and not the id, follows the head."""
 
 
 class RequestTemplate(NamedTuple):
-    """What requests have in common: the model's number, and as InferRequest has them."""
+    """The properties shared by requests: the model's number, and the rest as in InferRequest."""
 
     model: int
     rows: int
@@ -40,19 +40,19 @@ class RequestTemplate(NamedTuple):
 
 
 def write_form(form: RequestTemplate) -> bytes:
-    """Write a FORM."""
+    """Encode a FORM."""
     return json.dumps(form).encode()
 
 
 def read_form(body: bytes) -> RequestTemplate:
-    """Read what `write_form` has written. Raises: ValueError or TypeError."""
+    """Decode the result of `write_form`. Raises: ValueError or TypeError."""
     model, rows, key, wanted = json.loads(body)
     tails = tuple([None if tail is None else tuple(map(int, tail)) for tail in key])
     return RequestTemplate(int(model), int(rows), tails, tuple(map(int, wanted)))
 
 
 def write_submit(request: InferRequest, form: int, more: Mapping[str, Any] | None = None) -> bytes:
-    """Write the body of a SUBMIT. `more` is what `said_more` has given."""
+    """Encode the body of a SUBMIT. `more` is the result of `said_more`."""
     said = request.priority, request.start_ns, request.deadline_ns, request.target_ns, request.nbytes
     try:
         head = _HEAD.pack(0 if more is None else _MORE, form, *said)
@@ -64,9 +64,9 @@ def write_submit(request: InferRequest, form: int, more: Mapping[str, Any] | Non
 
 
 def said_more(request: InferRequest, *, coded: bool, carried: Mapping[str, str] | None) -> dict[str, Any] | None:
-    """Give what few requests say; None for nothing. `carried` goes with one for its trace.
+    """Return the properties that few requests have; None if there are none. `carried` is the request's trace context.
 
-    `coded`: it is for a model that is told parameters and timeouts, and may give several answers.
+    `coded`: its model takes parameters and timeouts, and may give several answers.
     """
     more: dict[str, Any] = {}
     if request.sequence is not None:
@@ -84,13 +84,13 @@ def said_more(request: InferRequest, *, coded: bool, carried: Mapping[str, str] 
 
 
 def form_of(body: bytes) -> int:
-    """Give the number of the FORM that a SUBMIT names. Raises: struct.error."""
+    """Return the number of the FORM that a SUBMIT refers to. Raises: struct.error."""
     number: int = _HEAD.unpack_from(body)[1]
     return number
 
 
 def read_submit(request: InferRequest, body: bytes) -> bool:
-    """Put what a SUBMIT says into a request made of its FORM and tensors.
+    """Set the properties in a SUBMIT on a request made from its FORM and tensors.
 
     Returns: whether it may have several answers. Raises: ValueError, TypeError, struct.error.
     """
@@ -116,7 +116,7 @@ def read_submit(request: InferRequest, body: bytes) -> bool:
 
 
 class Carried:
-    """What stands for the call that a request came on, which is in another process: its trace context."""
+    """Stands for the call that a request arrived on, which is in another process: its trace context."""
 
     __slots__ = ("metadata",)
 
@@ -125,13 +125,13 @@ class Carried:
 
 
 def trace_context(carrier: Any) -> dict[str, str] | None:
-    """Give what Carried is made of, for a request that came on this call; None where its client traces nothing."""
+    """Return the trace context for Carried, for a request from this call; None if its client does not trace."""
     parent, state = context_of(carrier)
     return {"traceparent": parent, "tracestate": state} if parent else None
 
 
 def write_answer(told: StreamedAnswer) -> tuple[bytes, list[Array | None]]:
-    """Give the body and the tensors of an ANSWER."""
+    """Return the body and the tensors of an ANSWER."""
     said = {
         "names": list(told.outputs),
         "error": None if told.error is None else said_of(told.error),
@@ -143,7 +143,7 @@ def write_answer(told: StreamedAnswer) -> tuple[bytes, list[Array | None]]:
 
 
 def read_answer(body: bytes, arrays: Sequence[Array | None]) -> StreamedAnswer:
-    """Read what `write_answer` has written."""
+    """Decode the result of `write_answer`."""
     said = json.loads(body)
     error = None if said["error"] is None else error_of(said["error"])
     outputs = dict(zip(said["names"], arrays, strict=True))
@@ -151,21 +151,21 @@ def read_answer(body: bytes, arrays: Sequence[Array | None]) -> StreamedAnswer:
 
 
 def packed_outputs(outputs: Sequence[Any]) -> tuple[bytes, list[Array | None]]:
-    """Give the body and the tensors of a DONE whose outputs are no tensors: sequences and maps, which hooks get.
+    """Return the body and tensors of a DONE whose outputs are not tensors: sequences and maps, for hooks.
 
-    Raises: TypeError for what is neither.
+    Raises: TypeError for anything else.
     """
     arrays: list[Array | None] = []
     return json.dumps(pack(outputs, arrays)).encode(), arrays
 
 
 def own_said(outputs: OwnOutputs) -> bytes:
-    """Give the body of a DONE whose outputs are user code's own; the tensors are they."""
+    """Return the body of a DONE whose outputs are user code's own; they are sent as its tensors."""
     return json.dumps({"parameters": outputs.parameters, "wrong": outputs.wrong}).encode()
 
 
 def unpacked_outputs(body: bytes, arrays: Sequence[Array | None]) -> list[Any]:
-    """Read what `packed_outputs` or `own_said` has written."""
+    """Decode the result of `packed_outputs` or `own_said`."""
     said = json.loads(body)
     if isinstance(said, dict):
         return OwnOutputs(arrays, said["parameters"], said["wrong"])

@@ -1,1 +1,1 @@
-"""GPUs: what NVML tells of them, and what models take of them, for the metrics page. See docs/metrics.md."""
+"""GPUs: what NVML reports about them, and how models use them, for the metrics page. See docs/metrics.md."""

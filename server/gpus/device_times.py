@@ -1,4 +1,4 @@
-"""Device times: for how long models have used each device since somebody asked last. Read by the GPUs' lines."""
+"""Device times: how long models have used each device since the last reading. Read for the GPUs' lines."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Used = Mapping[str, Mapping[str, int]]
 
 
 class _Seen:
-    """One version that was loaded: what it had used when it was looked at last."""
+    """One loaded version, and its device times at the last reading."""
 
     __slots__ = ("_before", "_device_ns", "_lock", "labels")
 
     def __init__(self, labels: str, model: Timed) -> None:
         self.labels = labels
-        # not the model, which would not be freed
+        # not the model, which could then not be freed
         self._lock, self._device_ns = model.lock, model.device_ns
         self._before: dict[str, int] = {}
 
@@ -40,7 +40,7 @@ class _Seen:
 
 
 class DeviceTimes(Generic[M]):
-    """Tells apart what was used before and since. A version that was unloaded meanwhile is asked once more.
+    """Computes the device time used between readings. A version unloaded since then is read one last time.
 
     Threads: the event loop's, which loads and unloads.
     """
@@ -51,10 +51,10 @@ class DeviceTimes(Generic[M]):
         self._seen: dict[int, _Seen] = {}
 
     def read(self) -> Used:
-        """Give what was used since the last call."""
+        """Return the time used since the last call."""
         before, self._seen = self._seen, {}
         for model in self._models():
-            number = id(model.device_ns)  # no other's: who was seen is held on to
+            number = id(model.device_ns)  # unique: the dict of a seen version is still referenced
             known = number in before
             self._seen[number] = before.pop(number) if known else _Seen(self._labels(model), model)
         used: dict[str, dict[str, int]] = {}

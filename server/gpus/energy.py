@@ -1,20 +1,20 @@
-"""Energy: what a GPU has used, shared out among the models that ran on it. Pure: it is told the time."""
+"""Energy: a GPU's consumption, divided among the models that ran on it. Pure: the time is an argument."""
 
 from __future__ import annotations
 
 MOST_MODELS = 1000
-"""Of one GPU: versions come and go, and what the one that ran longest ago has used is then counted with `OTHERS`."""
+"""The limit per GPU: versions come and go, and the share of the one that ran longest ago is moved to `OTHERS`."""
 OTHERS = 'model="(others)",version=""'
 
 
 class Account:
-    """The energy of one GPU since it was asked first.
+    """The energy of one GPU since its first reading.
 
-    What it uses between two readings is shared out by the time that models had it in between. Where those times add up
-    to more than has passed, since several ran at once, each has its part of their sum. What is left is `rest_uj`: it
-    was idle, or others used it.
-    Invariants: `rest_uj` and `models_uj` together are `total_uj`, and none of them ever shrinks; a model that is
-    unloaded keeps what it has.
+    The energy used between two readings is divided in proportion to the models' times on the GPU. If those add up to
+    more than the elapsed time, since several ran at once, each gets its part of their sum. The remainder is `rest_uj`:
+    the GPU was idle, or others used it.
+    Invariants: `rest_uj` and `models_uj` add up to `total_uj`, and none of them ever shrinks; a model that is unloaded
+    keeps its share.
     """
 
     def __init__(self) -> None:
@@ -25,14 +25,14 @@ class Account:
         self._before: tuple[int, int] | None = None
 
     def use(self, model: str, ns: int) -> None:
-        """Note for how long a model has had the GPU since the last reading. `model`: its labels."""
+        """Add a model's time on the GPU since the last reading. `model`: its labels."""
         self._used_ns[model] = self._used_ns.get(model, 0) + ns
 
     def read(self, now_ns: int, energy_mj: int) -> None:
-        """Take a reading of the GPU's own counter, which begins anew where its driver does."""
+        """Add a reading of the GPU's own counter, which restarts with its driver."""
         before = self._before
         if before is not None and energy_mj == before[1]:
-            return  # the driver counts by steps, and has not taken one since
+            return  # the driver counts in steps, and there was none since
         used_ns, self._used_ns = self._used_ns, {}
         self._before = now_ns, energy_mj
         if before is None or energy_mj < before[1]:
@@ -44,7 +44,7 @@ class Account:
         for model, ns in used_ns.items():
             share_uj = spent_uj * ns // whole_ns
             self.rest_uj -= share_uj
-            self.models_uj[model] = self.models_uj.pop(model, 0) + share_uj  # the last to run is the last of them
+            self.models_uj[model] = self.models_uj.pop(model, 0) + share_uj  # last: models stay in order of last run
         self._fold()
 
     def _fold(self) -> None:

@@ -1,4 +1,4 @@
-"""Lines: the GPUs' part of the metrics page, by the name of its family. Pure."""
+"""Lines: the GPUs' part of the metrics page, by metric family. Pure."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ REASONS = {
     0x200: "board_limit",
     0x400: "reliability",
 }
-"""What holds clocks down, by its bit. Source: nvml.h, nvmlClocksEventReasons."""
+"""Reasons for reduced clocks, by bit. Source: nvml.h, nvmlClocksEventReasons."""
 
 
 class Page:
-    """Lines that are being written."""
+    """The lines of a page under construction."""
 
     def __init__(self) -> None:
         self.lines: dict[str, list[str]] = {}
 
     def up(self, number: int) -> None:
-        """Say whether NVML answers."""
+        """Write whether NVML answers."""
         self._add("penstock_nvml_up", "", number)
 
     def gpu(self, gpu: Gpu, ours: Callable[[int], bool], shown: bool | None) -> None:
-        """Write what a GPU tells, and what its MIG devices do. `ours`: whether a pid is of this server."""
+        """Write the values of a GPU or a MIG device. `ours`: whether a pid belongs to this server."""
         labels = f'gpu_uuid="{label_value(gpu.uuid)}"'
         self._add("penstock_gpu_up", labels, int(gpu.present))
         if not gpu.present:
@@ -62,7 +62,7 @@ class Page:
             self._add("penstock_gpu_visible", labels, int(shown))
 
     def energy(self, uuid: str, account: Account, *, shared: bool) -> None:
-        """Write what a GPU has used, and, if it is `shared` out, who has."""
+        """Write the energy a GPU has used, and, if it is `shared` out, each model's part."""
         labels = f'gpu_uuid="{label_value(uuid)}"'
         self._add("nv_energy_consumption", labels, decimal(account.total_uj, 6))
         if not shared:

@@ -1,7 +1,7 @@
-"""NVML: reads all that NVIDIA's driver tells of its GPUs. For the metrics page, and for perf/ beside a load.
+"""NVML: reads what NVIDIA's driver reports about its GPUs. For the metrics page, and for perf/ during a load.
 
-CUDA 13 has new calls where older drivers have others: the new one is asked first. A GPU that does not answer a question
-has None there: many are not to be asked of a GPU in MIG mode, or of a kind, or without permission.
+CUDA 13 has new calls that replace those of older drivers: the new one is tried first. A value that a GPU does not
+report is None: many are unavailable in MIG mode, on some kinds of GPU, or without permission.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-# Numbers of nvml.h, which no module need be imported for.
+# numbers from nvml.h, so that no module is needed for them
 _GPU_SENSOR = 0
 _CLOCKS = {"sm": 1, "memory": 2}
 _MIG_MODE = 1
@@ -23,11 +23,11 @@ _LOST = frozenset((_GPU_IS_LOST, _RESET_REQUIRED))
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What one GPU tells at one moment; None for what it does not. `present`: not lost.
+    """The state of one GPU at one moment; None for values it does not report. `present`: not lost.
 
-    `mig` are its MIG devices, which tell their names, memory and processes; None: it is not in MIG mode. `reasons` is
-    NVML's mask of what holds its clocks down. `processes` are pids, as NVML knows them, with their memory.
-    Units: `utilization` and `memory_activity` are shares of time; energy is since the driver was loaded.
+    `mig` are its MIG devices, which report their names, memory and processes; None: it is not in MIG mode. `reasons` is
+    NVML's mask of reasons for reduced clocks. `processes` are pids, as NVML knows them, with their memory.
+    Units: `utilization` and `memory_activity` are fractions of time; energy is since the driver was loaded.
     """
 
     uuid: str
@@ -50,7 +50,7 @@ class Gpu:
 
 
 class Nvml:
-    """NVIDIA GPUs through NVML: what `start` imports and initializes. It is started by the first `read`.
+    """NVIDIA GPUs through NVML, which `start` imports and initializes. The first `read` starts it.
 
     Threads: one at a time. A call may hang with its driver.
     """
@@ -62,14 +62,14 @@ class Nvml:
 
     @property
     def started(self) -> bool:
-        """Whether it has answered, and has not been let go of."""
+        """Whether NVML is initialized."""
         return self._nvml is not None
 
     def read(self) -> tuple[Gpu, ...]:
-        """Read all GPUs, those that have been seen before and are lost among them.
+        """Read all GPUs, including those that were seen earlier and are lost.
 
-        Raises: what NVML raises where it does not answer, and then the next call starts it anew; `is_absent` tells
-        whether it ever can.
+        Raises: NVML's error if it does not answer; the next call then restarts it. `is_absent` returns whether there is
+        no NVML at all.
         """
         if self._nvml is None:
             self._nvml = self._start()
@@ -83,18 +83,18 @@ class Nvml:
         return (*gpus, *(Gpu(uuid, present=False) for uuid in sorted(self._known - seen)))
 
     def driver(self) -> str:
-        """Give the driver's version. Raises: as `read`, which must have gone well before."""
+        """Return the driver's version. Raises: as `read`, which must have succeeded before."""
         return _text(self._nvml.nvmlSystemGetDriverVersion())
 
     def close(self) -> None:
-        """Let go of NVML: a GPU that was lost, or has come, is only seen by one that is started after that."""
+        """Shut NVML down: only a new start detects GPUs that were lost or added."""
         nvml, self._nvml = self._nvml, None
         if nvml is not None:
             with suppress(Exception):  # it may be what is broken
                 nvml.nvmlShutdown()
 
     def _gpu(self, index: int) -> Gpu | None:
-        """Read one; None where it is lost, or not for this process."""
+        """Read one GPU; None if it is lost, or not accessible to this process."""
         try:
             device = self._nvml.nvmlDeviceGetHandleByIndex(index)
             return self._told(device, _text(self._nvml.nvmlDeviceGetUUID(device)))
@@ -126,9 +126,9 @@ class Nvml:
         )
 
     def _occupied(self, device: Any) -> dict[str, Any]:
-        """Give what a MIG device tells as well: its name, memory and processes."""
+        """Return what MIG devices report as well: name, memory and processes."""
         name = self._ask("nvmlDeviceGetName", device)
-        # without its version the call counts what the driver keeps for itself as used; nvidia-smi does not
+        # without its version, the call counts the driver's own memory as used; nvidia-smi does not
         memory = self._ask("nvmlDeviceGetMemoryInfo", device, getattr(self._nvml, "nvmlMemory_v2", None))
         memory = self._ask("nvmlDeviceGetMemoryInfo", device) if memory is None else memory
         processes = self._ask("nvmlDeviceGetComputeRunningProcesses", device) or ()
@@ -160,7 +160,7 @@ class Nvml:
         return {name: mhz for name, mhz in found.items() if mhz is not None}
 
     def _ask(self, question: str, *arguments: Any) -> Any:
-        """Ask one thing; None where it is not known. Raises: what says that the GPU is lost, or the driver gone."""
+        """Query one value; None if it is unknown. Raises: errors that mean the GPU is lost, or the driver gone."""
         try:
             return getattr(self._nvml, question)(*arguments)
         except Exception as error:
@@ -170,7 +170,7 @@ class Nvml:
 
 
 def is_absent(error: Exception) -> bool:
-    """Tell whether there is no NVML on this machine, by what `read` has raised."""
+    """Return whether an error of `read` means that there is no NVML on this machine."""
     return isinstance(error, (ImportError, OSError)) or _code(error) == _LIBRARY_NOT_FOUND
 
 

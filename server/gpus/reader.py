@@ -1,7 +1,7 @@
-"""Reader: makes the GPUs' lines of the metrics page, from NVML and from what models have used. Called by hardware.py.
+"""Reader: produces the GPUs' lines of the metrics page, from NVML and the models' device times. Called by hardware.py.
 
-What GPU a model ran on it asks of the CUDA runtime, which alone knows its own numbers for sure, and only where a model
-has run on one: the runtime is then in use already.
+Which GPU a model ran on is determined by the CUDA runtime, the only authority on its own numbering. It is asked only
+after a model has run on a GPU: the runtime is then in use already.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from .nvml import Gpu, Nvml, is_absent
 from .visible import Visible, place, visible
 
 RETRY_S = 60.0
-"""How long NVML, or a GPU that was lost, is left alone before NVML is started anew."""
+"""How long NVML, or a lost GPU, is left alone before NVML is restarted."""
 
 BusId = Callable[[int], str | None]
 
 
 class GpuReader:
-    """Without the NVML module, or the driver's library, there are no lines, and neither is looked for again.
+    """Produces no lines if the NVML module or the driver's library is missing, and does not look for them again.
 
-    Where NVML does not answer it is left alone for a while, and the page says so.
+    If NVML does not answer, it is left alone for a while, and the page reports that.
     Threads: `read` is called on one at a time, and may hang with the driver.
     """
 
@@ -48,7 +48,7 @@ class GpuReader:
         self._places: dict[tuple[int, ...] | None, str] = {}
 
     def read(self, used: Used) -> Lines:
-        """Ask NVML. `used`: what models have used since the last call."""
+        """Read NVML. `used`: the models' device times since the last call."""
         if self._absent:
             return {}
         for device, models in used.items():
@@ -73,7 +73,7 @@ class GpuReader:
             return None
         try:
             gpus = self._nvml.read()
-        except Exception as error:  # noqa: BLE001 - an NVMLError has a subclass per reason, and a driver any bug
+        except Exception as error:  # noqa: BLE001 - an NVMLError has a subclass per reason, and drivers have bugs
             self._absent = is_absent(error)
             self._retry_s = now_s + RETRY_S
             return None
@@ -82,7 +82,7 @@ class GpuReader:
         return gpus
 
     def _count(self, gpus: Sequence[Gpu]) -> None:
-        """Share out what the GPUs have used since the last time."""
+        """Divide the energy used by the GPUs since the last reading."""
         self._places.update({place(gpu.bus_id): gpu.uuid for gpu in gpus})
         waiting, self._used = self._used, {}
         for device, models in waiting.items():
@@ -96,7 +96,7 @@ class GpuReader:
                 self._accounts.setdefault(gpu.uuid, Account()).read(now_ns, gpu.energy_mj)
 
     def _uuid(self, device: str, gpus: Sequence[Gpu]) -> str | None:
-        """Say what GPU "cuda:0" is; None where nobody knows, or where it is but a part of one."""
+        """Return the GPU that "cuda:0" refers to; None if that is unknown, or it is only part of one."""
         kind, _, number = device.partition(":")
         if device not in self._uuids and kind == "cuda" and number.isdecimal():
             found = self._found(int(number), gpus)
@@ -124,7 +124,7 @@ class GpuReader:
                 page.energy(gpu.uuid, self._accounts[gpu.uuid], shared=gpu.mig is None)
 
     def _is_ours(self, pid: int) -> bool:
-        """Tell whether a process is this one, or descends from it."""
+        """Return whether a process is this one, or descends from it."""
         with suppress(OSError, ValueError, IndexError):
             while pid > 1 and pid != os.getpid():
                 pid = int((self._proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[1])
@@ -138,7 +138,7 @@ def _is_shown(gpu: Gpu, shown: Visible | None) -> bool | None:
 
 
 def _bus_id(device: int) -> str | None:
-    from penstock.backends.cuda import CudaError, find_runtime  # a GPU's only
+    from penstock.backends.cuda import CudaError, find_runtime  # for GPUs only
 
     runtime = find_runtime()
     with suppress(CudaError):

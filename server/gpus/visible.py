@@ -1,7 +1,7 @@
-"""Visible: which GPUs this process may use, and by what numbers CUDA knows them. Pure.
+"""Visible: which GPUs this process may use, and their CUDA numbers. Pure.
 
-Source: CUDA programming guide, CUDA environment variables; MIG user guide, CUDA device enumeration; what is said of
-repeated entries and of text after a number is as PyTorch found it (torch.cuda, _parse_visible_devices).
+Source: CUDA programming guide, CUDA environment variables; MIG user guide, CUDA device enumeration; the handling of
+repeated entries and of text after a number follows PyTorch's findings (torch.cuda, _parse_visible_devices).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _UUIDS = ("GPU-", "MIG-")
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """UUIDs of the GPUs and MIG devices that CUDA shows. `ordered`: in CUDA's order, which is not known otherwise."""
+    """UUIDs of the GPUs and MIG devices visible to CUDA. `ordered`: they are in CUDA's order, otherwise unknown."""
 
     uuids: tuple[str, ...]
     ordered: bool = True
 
 
 def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Visible | None:
-    """Tell what CUDA shows of `gpus`, which are in NVML's order; None where an entry's number may mean any of them.
+    """Return what CUDA shows of `gpus`, in NVML's order; None if an entry's number could mean any of them.
 
-    Numbers are CUDA's own, and CUDA puts the fastest first unless it is told otherwise: of GPUs of several kinds only
-    CUDA knows which those are.
+    Numbers are CUDA's own, and by default CUDA puts the fastest GPU first: with GPUs of several kinds, only CUDA knows
+    the order.
     """
     present = sorted((gpu for gpu in gpus if gpu.present), key=lambda gpu: place(gpu.bus_id) or ())
     numbered = environ.get(ORDER) == _BY_PLACE or len({gpu.name for gpu in present}) < 2
@@ -46,7 +46,7 @@ def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Visible | None:
     for entry in said.split(","):
         gpu = find(entry)
         if gpu is None:
-            break  # whatever follows is not shown either
+            break  # all entries after it are hidden too
         if any(each.uuid == gpu.uuid for each in found):
             return Visible(())
         found.append(gpu)
@@ -54,7 +54,7 @@ def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Visible | None:
 
 
 def place(bus_id: str | None) -> tuple[int, ...] | None:
-    """Read a place on the PCI bus, domain, bus and device, of which CUDA writes fewer digits than NVML."""
+    """Parse a PCI place, as domain, bus and device; CUDA writes fewer digits than NVML."""
     try:
         parts = re.split("[:.]", bus_id or "")
         return tuple(int(part, 16) for part in parts[:3]) if len(parts) == 4 else None
@@ -63,7 +63,7 @@ def place(bus_id: str | None) -> tuple[int, ...] | None:
 
 
 def _narrowed(gpus: Sequence[Gpu]) -> tuple[str, ...]:
-    """Give the UUIDs; with a MIG device among them that is the first one alone, for CUDA uses no other then."""
+    """Return the UUIDs; if they include a MIG device, only the first one, since CUDA then uses no other."""
     slices = [each.uuid for gpu in gpus for each in gpu.mig or ()]
     slices += [gpu.uuid for gpu in gpus if gpu.uuid.startswith("MIG-")]
     return tuple(slices[:1]) or tuple(gpu.uuid for gpu in gpus if gpu.mig is None)
@@ -81,7 +81,7 @@ def _by_uuid(kind: str, gpus: Sequence[Gpu]) -> Callable[[str], Gpu | None]:
     known = [each for gpu in gpus for each in (gpu, *(gpu.mig or ())) if each.uuid.startswith(kind)]
 
     def find(entry: str) -> Gpu | None:
-        """Find the only one whose UUID begins so: as many digits as tell it from the others are enough."""
+        """Return the only device whose UUID starts with the entry: a unique prefix is enough."""
         entry = entry.strip()
         found = [each for each in known if entry.startswith(kind) and each.uuid.startswith(entry)]
         return found[0] if len(found) == 1 else None

@@ -1,7 +1,7 @@
-"""Arena and Mirror: shared memory that one process writes tensors to and another reads, without a name to be found by.
+"""Arena and Mirror: unnamed shared memory in which one process writes tensors and another reads them.
 
-An Arena is the writer's, its Mirror the reader's, over the same memfds, which travel over their Unix socket. Both are
-used by `wire.py` only. Threads: whoever holds the wire; `Slot` buffers may die on any thread.
+The writer has an Arena, the reader its Mirror, over the same memfds, which are sent over their Unix socket. Only
+`wire.py` uses them. Threads: the holder of the wire; `Slot` buffers may be freed on any thread.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from typing import Any
 
 SMALLEST_BYTES = 16 << 10
 SEGMENT_BYTES = 4 << 20
-"""A mapping holds a descriptor on each side, so there should be few; memory that was never written to costs nothing."""
+"""Each mapping needs a descriptor on both sides, so segments are large; untouched memory costs nothing."""
 KEPT_BYTES = 64 << 20
-"""Segments without a lease are given back to the system while an Arena has more than this that is not leased."""
+"""Idle segments are returned to the system while an Arena has more unleased memory than this."""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _MOST_SEGMENTS = 1 << 16
 _MOST_MAPPED = 4096
-"""Of one writer; the system gives a process 65,530 mappings, and one that has none left dies."""
+"""The limit per writer: the kernel allows a process 65,530 mappings, and a process that runs out dies."""
 
 Lease = tuple[int, mmap.mmap, int]
-"""A slot's number, the memory that it is in, and its offset there."""
+"""A slot's number, its memory, and its offset there."""
 
 
 class WireError(Exception):
-    """What the other process has sent cannot be: it is not to be spoken with any more."""
+    """The other process has sent something invalid; the connection must end."""
 
 
 def slot_size(nbytes: int) -> int:
-    """Give how large a slot for so many bytes is: a power of two, and beyond a segment an eighth of one at a time."""
+    """Return the slot size for `nbytes`: a power of two, or above SEGMENT_BYTES a multiple of an eighth of one."""
     power: int = 1 << (nbytes - 1).bit_length()
     if power <= SEGMENT_BYTES:
         return max(SMALLEST_BYTES, power)
@@ -43,14 +43,14 @@ def slot_size(nbytes: int) -> int:
 
 
 def seal(fd: int) -> None:
-    """Let a memfd keep its size: whoever reads it would die of one that shrinks under them."""
+    """Fix the size of a memfd: if it shrank, its readers would crash."""
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_SEAL)
 
 
 class _Segment:
-    """One memfd, divided into slots of one size. `free` are the indices of those that nobody has leased.
+    """One memfd, divided into slots of one size. `free` holds the indices of unleased slots.
 
-    `fd` is the Arena's until the wire has taken it to send it.
+    The Arena owns `fd` until the wire takes it to send it.
     """
 
     __slots__ = ("count", "fd", "free", "leased", "memory", "number", "slot_bytes")
@@ -73,16 +73,16 @@ class _Segment:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody has leased anything of it."""
+        """Whether none of its slots is leased."""
         return len(self.free) == self.count
 
 
 class Arena:
-    """The writer's side: slots are leased here, and come back when the reader has let go of them.
+    """The writer's side: leases slots, and gets them back when the reader has released them.
 
     Invariants: a slot has one lease at a time. `leased_bytes` and `total_bytes` count whole slots and segments, and
-    `total_bytes` never passes `limit_bytes`. Segments that came are in `fresh` until the wire has announced them, and
-    those that went in `dropped`; a number may be in both, of a segment that went and then of another that came.
+    `total_bytes` never exceeds `limit_bytes`. `fresh` holds new segments, and `dropped` removed ones, until the wire
+    has announced them; a number may be in both, if a new segment reuses it.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -96,11 +96,11 @@ class Arena:
 
     @property
     def leases(self) -> int:
-        """How many slots are leased."""
+        """The number of leased slots."""
         return sum(segment.count - len(segment.free) for segment in self._segments.values())
 
     def lease(self, nbytes: int) -> Lease | None:
-        """Lease a slot of so many bytes, at least 1; None when there is no room."""
+        """Lease a slot for `nbytes`, at least 1; None if there is no room."""
         slot_bytes = slot_size(nbytes)
         segments = self._open.setdefault(slot_bytes, [])
         if not segments and not self._grow(slot_bytes, segments):
@@ -131,7 +131,7 @@ class Arena:
         return True
 
     def release(self, slot: int) -> None:
-        """Take a slot back. Raises: WireError for one that was not leased."""
+        """Free a slot. Raises: WireError if it was not leased."""
         segment = self._segments.get(slot >> 16)
         index = slot & 0xFFFF
         if segment is None or index >= segment.count or not segment.leased[index]:
@@ -158,7 +158,7 @@ class Arena:
         self.dropped.append(segment.number)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all memory."""
         for segment in self.fresh:
             os.close(segment.fd)
         self.fresh.clear()
@@ -169,13 +169,13 @@ class Arena:
 
 
 def _nobody() -> None:
-    """Be called for a slot of which nobody is told."""
+    """Ignore a freed slot: the Mirror is closed."""
 
 
 class Mirror:
-    """The reader's side: buffers over the slots that the writer has leased, let go of as the last view of them dies.
+    """The reader's side: buffers over leased slots, each released when its last view is freed.
 
-    `freed` are the slots to tell the writer of; `on_free` is called, on whichever thread, when there is one more.
+    `freed` holds the slots to report to the writer; `on_free` is called, on any thread, when one is added.
     """
 
     def __init__(self, on_free: Callable[[], None]) -> None:
@@ -184,7 +184,7 @@ class Mirror:
         self._segments: dict[int, tuple[mmap.mmap, int]] = {}
 
     def map(self, number: int, slot_bytes: int, fd: int) -> None:
-        """Map a segment that has been announced; `fd` is closed. Raises: WireError."""
+        """Map an announced segment; `fd` is closed. Raises: WireError."""
         try:
             unknown = number < _MOST_SEGMENTS and number not in self._segments and len(self._segments) < _MOST_MAPPED
             if not unknown or slot_bytes < SMALLEST_BYTES or slot_bytes != slot_size(slot_bytes):
@@ -199,12 +199,12 @@ class Mirror:
             os.close(fd)
 
     def drop(self, number: int) -> None:
-        """Forget a segment; views of it stay valid for as long as they live. Raises: WireError."""
+        """Forget a segment; existing views stay valid. Raises: WireError."""
         if self._segments.pop(number, None) is None:
             raise WireError(f"segment {number} was not announced")
 
     def view(self, slot: int, nbytes: int) -> Any:
-        """Give a buffer over a slot; the slot is free again when the last view of it has died. Raises: WireError."""
+        """Return a buffer over a slot, which is freed with the last view of the buffer. Raises: WireError."""
         memory, slot_bytes = self._segments.get(slot >> 16, (None, 0))
         offset = (slot & 0xFFFF) * slot_bytes
         if memory is None or nbytes > slot_bytes or offset + slot_bytes > len(memory):
@@ -214,9 +214,10 @@ class Mirror:
         return buffer
 
     def close(self) -> None:
-        """Forget every segment, and call nobody any more.
+        """Forget all segments, and stop calling `on_free`.
 
-        Whoever is called may hold the tensors, and numpy's are not seen by the collector: they would live for ever.
+        The callback's owner may hold tensors that refer back to it, a cycle that the collector cannot see in numpy
+        arrays.
         """
         self._segments.clear()
         self.on_free = _nobody
@@ -224,7 +225,7 @@ class Mirror:
 
 @cache
 def _kind(slot_bytes: int) -> type[Any]:
-    """Give the type of buffers of one size. All Mirrors share it: a type is a cycle, which only the collector ends."""
+    """Return the buffer type for a size. All Mirrors share it: a type is a cycle, which only the collector frees."""
 
     def end(buffer: Any) -> None:
         buffer.mirror.freed.append(buffer.slot)

@@ -1,4 +1,4 @@
-"""Channel: one end of a conversation with another process, for threads that may block: a worker's side."""
+"""Channel: one end of a connection to another process, for threads that may block, such as a worker's."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .sockets import LINGER_S, READ_BYTES, prepare, receive_once, send_once
 from .wire import ARENA_BYTES, Message, Wire
 
 LOOK_S = 0.25
-"""What a long wait is made of."""
+"""The interval into which long waits are divided."""
 
 
 class Channel:
-    """A Wire on a Unix socket. What is sent has left when `send` returns.
+    """A Wire on a Unix socket. `send` returns when the message has left.
 
     Threads: any may send; one at a time may receive.
     """
@@ -27,7 +27,7 @@ class Channel:
         self._sock = sock
         self._wire = Wire(lambda: None, arena_bytes)
         self._buffer = bytearray(READ_BYTES)
-        # a slot may die, and be told of, wherever the collector runs: also in `send`
+        # the collector may free a slot, and report it, at any point, also in `send`
         self._lock = threading.RLock()
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
@@ -35,20 +35,20 @@ class Channel:
         sock.setblocking(True)
 
     def fileno(self) -> int:
-        """Give the socket's descriptor, for an event loop to look at."""
+        """Return the socket's descriptor, for an event loop to watch."""
         return self._sock.fileno()
 
     def send(
         self, kind: int, number: int, body: bytes = b"", arrays: Sequence[Array | None] | None = None,
         descriptors: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """Send a message. Raises: TypeError or ValueError for what cannot travel; OSError when nobody is there."""
+        """Send a message. Raises: TypeError or ValueError for values that cannot be sent; OSError if nobody reads."""
         with self._lock:
             self._wire.put(kind, number, body, arrays, descriptors)
             self._flush()
 
     def release(self) -> None:
-        """Tell the other side which of its slots nobody here looks at any more."""
+        """Report freed slots to the other side."""
         if self._wire.mirror.freed:
             with self._lock:
                 self._flush()
@@ -65,7 +65,7 @@ class Channel:
             sent += send_once(self._sock, memoryview(data)[sent:] if sent else data, wire.descriptors)
 
     def receive(self, timeout_s: float | None = None) -> list[Message]:
-        """Wait for messages; none after `timeout_s`. Raises: EOFError when the other process has gone; WireError."""
+        """Wait for messages; none after `timeout_s`. Raises: EOFError if the other process has gone; WireError."""
         if self._wire.mirror.freed and (timeout_s is None or timeout_s > LINGER_S) and not self._waits(LINGER_S):
             self.release()
         messages: list[Message] = []
@@ -82,12 +82,12 @@ class Channel:
             with self._lock:
                 messages = self._wire.feed(data, descriptors)
                 if self._wire.arena.dropped and not messages:
-                    with contextlib.suppress(OSError):  # it has ended: what it sent before is still to be read
-                        self._flush()  # a segment is there for as long as the other side has it mapped
+                    with contextlib.suppress(OSError):  # it has ended, but what it sent before must still be read
+                        self._flush()  # a segment occupies memory until the other side unmaps it
         return messages
 
     def _waits(self, timeout_s: float) -> bool:
-        """Wait for so long, in parts: one in which this process stands still, the other with it, counts as any."""
+        """Wait in intervals: one during which both processes are suspended counts no more than any other."""
         while timeout_s > LOOK_S:
             if self._readable.poll(LOOK_S * 1000):
                 return True
@@ -95,9 +95,9 @@ class Channel:
         return bool(self._readable.poll(timeout_s * 1000))
 
     def close(self) -> None:
-        """End the conversation."""
+        """End the connection."""
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)  # wakes whoever receives or sends
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes blocked receivers and senders
         with self._lock:
             self._sock.close()
             self._wire.close()

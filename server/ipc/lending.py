@@ -1,6 +1,6 @@
-"""Lending: tensors that are written where they travel, so that what sends them makes no copy. For threads that block.
+"""Lending: tensors that are written directly where they are sent from, without a copy. For threads that block.
 
-Called by whoever fills tensors itself: the Bindings of models in workers (server/isolated).
+Used by code that fills tensors itself: the Bindings of models in workers (server/isolated).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .layout import NO_SLOT, SLOT, Part, place
 from .wire import ARENA_BYTES, HEADER, INLINE_BYTES, Wire
 
 Form = tuple[tuple[np.dtype[Any], tuple[int, ...]] | None, ...]
-"""Datatype and shape of each tensor; None for one that is absent."""
+"""Datatype and shape of each tensor; None for an absent one."""
 _MOST_PLANS = 256
 _Plan = tuple[list[Part | None], list[int], int]
 
@@ -25,7 +25,7 @@ _Plan = tuple[list[Part | None], list[int], int]
 class Lent:
     """Tensors to be filled and then sent: views of one slot of the Arena, or plain memory for those sent in a frame.
 
-    `slot` is the slot while it is the lender's: NO_SLOT for plain memory, and from when it was sent or taken back.
+    `slot` is the slot while the lender owns it: NO_SLOT for plain memory, and after it was sent or taken back.
     """
 
     __slots__ = ("arrays", "form", "slot")
@@ -37,17 +37,17 @@ class Lent:
 
 
 class LendingWire(Wire):
-    """A Wire that lends what it sends."""
+    """A Wire that lends the memory it sends."""
 
     def __init__(self, arena_bytes: int = ARENA_BYTES) -> None:
         super().__init__(lambda: None, arena_bytes)
         self._plans: dict[Form, _Plan] = {}
 
     def lend(self, form: Form) -> Lent:
-        """Give tensors of a form, to be filled and sent by `put_lent`, or taken back.
+        """Return tensors of a form, to be filled and sent by `put_lent`, or taken back.
 
-        Small ones are sent in their frame, and strings are packed when they are sent: those are plain memory, and so
-        are all where the Arena has no room.
+        Small tensors are sent in their frame, and strings are packed when sent: these are plain memory, and so are all
+        if the Arena has no room.
         """
         parts, offsets, nbytes = self._plans.get(form) or self._plan(form)
         leased = self.arena.lease(nbytes) if nbytes > INLINE_BYTES else None
@@ -63,7 +63,7 @@ class LendingWire(Wire):
         return Lent(form, arrays, slot)
 
     def _plan(self, form: Form) -> _Plan:
-        """Say where each tensor of a form is; in 0 bytes where they are plain memory."""
+        """Compute the place of each tensor of a form; 0 bytes for plain memory."""
         parts: list[Part | None] = [None if each is None else (*each, _size(*each)) for each in form]
         strings = any(part is not None and part[2] < 0 for part in parts)
         offsets, nbytes = ([0] * len(parts), 0) if strings else place([part[2] if part else 0 for part in parts])
@@ -73,7 +73,7 @@ class LendingWire(Wire):
         return self._plans[form]
 
     def put_lent(self, kind: int, number: int, body: bytes, lent: Lent) -> None:
-        """Put a message with what was lent. Put once more, it is copied: what it was, if nobody has written to it.
+        """Put a message with lent tensors. If put again, they are copied, unchanged if nothing has written to them.
 
         Raises: as `put`.
         """
@@ -86,14 +86,14 @@ class LendingWire(Wire):
         lent.slot = NO_SLOT
 
     def take_back(self, lent: Lent) -> None:
-        """Free what was lent and not sent."""
+        """Free lent tensors that were not sent."""
         if lent.slot != NO_SLOT:
             self.arena.release(lent.slot)
             lent.slot = NO_SLOT
 
 
 class LendingChannel(Channel):
-    """A Channel that lends what it sends. Threads: as a Channel; one at a time may lend."""
+    """A Channel that lends the memory it sends. Threads: as a Channel; one at a time may lend."""
 
     _wire: LendingWire
 
@@ -102,24 +102,24 @@ class LendingChannel(Channel):
         self._wire = LendingWire()
 
     def lend(self, form: Form) -> Lent:
-        """Give tensors of a form, to be filled and sent by `send_lent`, or taken back."""
+        """Return tensors of a form, to be filled and sent by `send_lent`, or taken back."""
         with self._lock:
             return self._wire.lend(form)
 
     def send_lent(self, kind: int, number: int, body: bytes, lent: Lent) -> None:
-        """Send a message with what was lent. Raises: as `send`."""
+        """Send a message with lent tensors. Raises: as `send`."""
         with self._lock:
             self._wire.put_lent(kind, number, body, lent)
             self._flush()
 
     def take_back(self, lent: Lent) -> None:
-        """Free what was lent and not sent."""
+        """Free lent tensors that were not sent."""
         with self._lock:
             self._wire.take_back(lent)
 
 
 def _size(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
-    """Count the bytes of a tensor; -1 for strings."""
+    """Return the size of a tensor in bytes; -1 for strings."""
     if dtype.hasobject:
         return -1
     size = dtype.itemsize

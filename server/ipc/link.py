@@ -1,4 +1,4 @@
-"""Link: one end of a conversation with another process, on an event loop. Made by whoever has the process."""
+"""Link: one end of a connection to another process, on an event loop. Created by the owner of that process."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ logger = logging.getLogger("penstock.ipc")
 
 
 class Link:
-    """A Wire on a Unix socket. All that is sent in a loop turn leaves in one write.
+    """A Wire on a Unix socket. Everything sent in one turn of the loop leaves in one write.
 
-    `take` is called with the messages of each read. `lost` is called once, in a later turn, when the other process has
-    gone or has sent what cannot be, which is also what `take` raises for; not after `close`.
-    What it had sent before it went is taken first. Once closed, neither is held any more.
-    Ownership: a descriptor that came with a message is closed after `take`, unless that took it off the message's list.
-    Invariant: whoever sends does not wait; `unsent_bytes` says how much the other side has not taken yet, and who is
-    `behind` is called when that is nothing again.
+    `take` is called with the messages of each read. `lost` is called once, in a later turn, if the other process has
+    gone or has sent something invalid, such as messages for which `take` raises; not after `close`. Messages sent
+    before the process went are taken first. A closed Link refers to neither callback.
+    Ownership: a descriptor that arrives with a message is closed after `take`, unless `take` removes it from the
+    message's list.
+    Invariant: sending never blocks. `unsent_bytes` is how much the other side has not read yet; callbacks passed to
+    `behind` are called when that is 0 again.
     Threads: the event loop's.
     """
 
@@ -58,25 +59,25 @@ class Link:
 
     @property
     def arena(self) -> Any:
-        """What is leased in shared memory for the other side: `leases`, `leased_bytes`, `total_bytes`."""
+        """The leases in shared memory for the other side: `leases`, `leased_bytes`, `total_bytes`."""
         return self._wire.arena
 
     @property
     def unsent_bytes(self) -> int:
-        """How much of earlier loop turns the other side has not taken yet; cheap where that is nothing, as ever."""
+        """The bytes of earlier loop turns that the other side has not read; cheap in the usual case, 0."""
         return sum(map(len, self._unsent)) if self._unsent else 0
 
     def behind(self, go_on: Callable[[], None]) -> None:
-        """Call `go_on` once, when the other side has taken all that is unsent; not after `close`."""
+        """Call `go_on` once, when the other side has read everything unsent; not after `close`."""
         self._behind.append(go_on)
 
     def send(
         self, kind: int, number: int, body: bytes = b"", arrays: Sequence[Array | None] | None = None,
         descriptors: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """Send a message at the end of this loop turn; to a closed link, nothing happens.
+        """Send a message at the end of this loop turn; does nothing on a closed link.
 
-        Raises: TypeError or ValueError for what cannot travel; OSError when `descriptors` cannot be duplicated.
+        Raises: TypeError or ValueError for values that cannot be sent; OSError if `descriptors` cannot be duplicated.
         """
         if self.closed or self._deaf:
             return
@@ -86,7 +87,7 @@ class Link:
             self._loop.call_soon(self._flush)
 
     def _freed(self) -> None:
-        # on any thread, and wherever the collector runs: nothing else of the loop may be called here
+        # on any thread, and wherever the collector runs: only threadsafe methods of the loop may be called here
         if not self._lingering and not self.closed:
             self._lingering = True
             with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits for the slot
@@ -120,13 +121,13 @@ class Link:
             self._loop.add_writer(self._sock, self._writable)
 
     def _write(self, data: bytes | memoryview) -> int:
-        """Write what the socket takes. Returns: how many bytes that was; all, if nobody will take the rest."""
+        """Write what the socket accepts. Returns: the number of bytes; all, if nobody will read the rest."""
         try:
             return send_once(self._sock, data, self._wire.descriptors)
         except (BlockingIOError, InterruptedError):
             return 0
         except ConnectionError:
-            # it has gone; what it sent before is still to be read, and its end will be
+            # it has gone; what it sent before is still to be read, and then its end
             self._deaf = True
             self._unsent.clear()
             self._loop.remove_writer(self._sock)
@@ -139,7 +140,7 @@ class Link:
         sent = self._write(data)
         if sent < len(data):
             self._unsent[0] = data[sent:]
-        elif self._unsent:  # or it has gone
+        elif self._unsent:  # otherwise it has gone
             self._unsent.popleft()
             if not self._unsent:
                 self._loop.remove_writer(self._sock)
@@ -148,7 +149,7 @@ class Link:
                     self._loop.call_soon(go_on)
 
     def _readable(self) -> int:
-        """Read once. Returns: how many bytes there were."""
+        """Read once. Returns: the number of bytes read."""
         try:
             data, descriptors = receive_once(self._sock, self._buffer)
             if not data:
@@ -156,7 +157,7 @@ class Link:
                 return 0
             messages = self._wire.feed(data, descriptors)
             if self._wire.arena.dropped:
-                self._freed()  # a segment is there for as long as the other side has it mapped
+                self._freed()  # a segment occupies memory until the other side unmaps it
         except (BlockingIOError, InterruptedError):
             return 0
         except (OSError, WireError) as error:
@@ -174,9 +175,9 @@ class Link:
         return len(data)
 
     def read_rest(self) -> None:
-        """Take what has arrived, of a process that has ended: its socket may be open still, in one that it started.
+        """Read what has arrived from a process that has ended: its children may still hold its socket open.
 
-        That one may go on writing to it: no more is read than there is now.
+        They may also keep writing to it, so only what is there now is read.
         """
         if self.closed:
             return
@@ -184,7 +185,7 @@ class Link:
         while left > 0 and (read := self._readable()) and not self.closed:
             left -= read
         if not self.closed:
-            self._readable()  # its end, if nobody holds the socket
+            self._readable()  # the end of the stream, if nobody else holds the socket
 
     def _fail(self, why: str) -> None:
         if not self.closed:
@@ -198,7 +199,7 @@ class Link:
         lost(why)
 
     def close(self) -> None:
-        """End the conversation; what was sent in this loop turn still leaves, if the other side takes it at once."""
+        """End the connection; what was sent in this loop turn still leaves, if the socket accepts it at once."""
         if self.closed:
             self._lost = _nobody
             return
@@ -212,10 +213,10 @@ class Link:
         self._unsent.clear()
         self._behind.clear()
         self._wire.close()
-        # whoever is called holds this Link too: the collector, which comes seldom, is not to be waited for
+        # drop the references to the owner, which refers to this Link: the cycle would wait for the garbage collector
         self._take = self._lost = _nobody
         self._buffer = bytearray()
 
 
 def _nobody(_: Any) -> None:
-    """Be called for a link that is closed."""
+    """Ignore a call for a closed link."""

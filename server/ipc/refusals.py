@@ -1,4 +1,4 @@
-"""Refusals: InferErrors between the processes of one server, as JSON. Called by who sends and takes messages."""
+"""InferErrors between the processes of one server, as JSON."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from penstock.backends.errors import Code, InferError
 
 
 def said_of(error: InferError) -> list[Any]:
-    """Give an error as JSON has it: the name of its code, its message, and when a call is worth repeating."""
+    """Return an error in JSON form: the name of its code, its message, and when to retry."""
     return [error.code.name, error.message, error.retry_after_ns]
 
 
 def error_of(said: Sequence[Any], kind: type[InferError] = InferError) -> InferError:
-    """Make the error of what `said_of` has given. Raises: ValueError, TypeError or LookupError for anything else."""
+    """Create the error from the result of `said_of`. Raises: ValueError, TypeError or LookupError for anything else."""
     code, message, retry_after_ns = said
     return kind(Code[code], str(message), int(retry_after_ns))
 
 
 def write_error(error: InferError) -> bytes:
-    """Write an error."""
+    """Encode an error."""
     return json.dumps(said_of(error)).encode()
 
 
 def read_error(body: bytes | str) -> InferError:
-    """Read what `write_error` has written. Raises: as `error_of`."""
+    """Decode the result of `write_error`. Raises: as `error_of`."""
     return error_of(json.loads(body))

@@ -1,4 +1,4 @@
-"""Sockets: how both ends of a conversation send and receive, whether they may block or not."""
+"""Socket operations of both ends of a connection, blocking or not."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from .wire import MOST_DESCRIPTORS
 READ_BYTES = 256 << 10
 SOCKET_BYTES = 1 << 20
 LINGER_S = 0.01
-"""How long slots that nobody looks at any more wait for a message that they are told of with: to wake the other side
-for them alone costs both together 20 us."""
+"""How long freed slots wait to be reported together with a message: waking the other side for them alone costs both
+sides 20 us in total."""
 _ANCILLARY_BYTES = socket.CMSG_LEN(4 * 253)
 
 
 def prepare(sock: socket.socket) -> None:
-    """Let a socket hold as much as a busy loop turn sends."""
+    """Size a socket's buffers for what a busy loop turn sends."""
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
 
 
 def send_once(sock: socket.socket, data: bytes | bytearray | memoryview, descriptors: list[int]) -> int:
-    """Send what the socket takes, and with it the descriptors, which are closed then. Raises: OSError."""
+    """Send what the socket accepts, and with it the descriptors, which are then closed. Raises: OSError."""
     if not descriptors:
         return sock.send(data)
     some = descriptors[:MOST_DESCRIPTORS]
@@ -35,9 +35,9 @@ def send_once(sock: socket.socket, data: bytes | bytearray | memoryview, descrip
 
 
 def receive_once(sock: socket.socket, buffer: bytearray) -> tuple[memoryview, list[int]]:
-    """Receive what is there: a view of `buffer`, empty at the end, and descriptors.
+    """Receive what is there: a view of `buffer`, empty at the end of the stream, and descriptors.
 
-    Raises: OSError; WireError when this process can hold no more descriptors, as those that were sent are lost then.
+    Raises: OSError; WireError if this process can hold no more descriptors, since those sent are then lost.
     """
     nbytes, ancillary, flags, _ = sock.recvmsg_into([buffer], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
     descriptors: list[int] = []

@@ -1,11 +1,11 @@
-"""Wire: one end of a conversation between two processes, without the socket: messages to bytes and back.
+"""Wire: one end of a connection between two processes, without the socket: encodes and decodes messages.
 
-`link.py` puts it on an event loop, `channel.py` on a thread that blocks. A message is a kind, a number, a body and
-tensors; small tensors travel with it, larger ones in the writer's Arena.
+`link.py` runs it on an event loop, `channel.py` on a thread that blocks. A message is a kind, a number, a body and
+tensors; small tensors are sent in the frame, larger ones in the writer's Arena.
 
-A frame: a header (length of the rest, kind, descriptors that come with it, number, length of the body, layout of the
-tensors or 0), the body, and for tensors their slot (or NO_SLOT), the bytes of each one that has strings, and the
-payload unless it is in the slot.
+A frame: a header (length of the rest, kind, number of descriptors, number, length of the body, layout of the tensors or
+0), the body, and for tensors their slot (or NO_SLOT), the size of each string tensor, and the payload unless it is in
+the slot.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .arena import Arena, Mirror, WireError
 from .layout import NO_SLOT, SLOT, Layout, form_of, joined, pack_strings, parts_of, place, read_parts, read_strings
 
 Message = tuple[int, int, bytes, list[Array | None], list[int]]
-"""Kind, number, body, tensors, and descriptors, which are the receiver's to close."""
+"""Kind, number, body, tensors, and descriptors, which the receiver must close."""
 
 INLINE_BYTES = 8 << 10
-"""Tensors of no more than so many bytes in all travel in the frame: a slot costs 4 us a call, and copying these less.
-There and back, 64 in flight: 17 us in the frame, 19 in a slot; 16 KiB: the same (`python -m penstock.perf.hop`)."""
+"""Tensors of at most this total size are sent in the frame: a slot costs 4 us a call, and copying these less. Round
+trip with 64 in flight: 17 us in the frame, 19 in a slot; 16 KiB: the same (`python -m penstock.perf.hop`)."""
 ARENA_BYTES = 1 << 30
 MOST_DESCRIPTORS = 200
 FIRST_KIND = 16
@@ -39,18 +39,18 @@ HEADER = struct.Struct("<IHHQII")
 _MOST_LAYOUTS = 1024
 _MOST_BYTES = (1 << 32) - 1
 _MOST_UNCLAIMED = 1024
-"""Descriptors that came, and that no frame has claimed yet."""
+"""Descriptors that have arrived and that no frame has claimed yet."""
 _JOINED_BYTES = 64 << 10
-"""More than this is not copied again to make one piece of a frame."""
+"""A frame larger than this is not copied again to make it contiguous."""
 
 
 class Wire:
-    """One end. `put` fills `out` and `descriptors`, which the shell sends in order; `feed` takes what it has received.
+    """One end. `put` fills `out` and `descriptors`, which the owner sends in order; `feed` takes the bytes it receives.
 
-    Invariant: what is fed in any pieces comes out as the messages that were put, in order.
-    Ownership: tensors received are the receiver's, and may be written to; those in the Arena of the other side are
-    views of it, which keep their slot for as long as one of them lives. Bodies are copies.
-    `on_free` is called, on whichever thread, when a slot is to be told of: `put_freed` does so.
+    Invariant: bytes fed in any pieces yield the messages that were put, in order.
+    Ownership: the receiver owns received tensors and may write to them; those in the other side's Arena are views,
+    which keep their slot until the last one is freed. Bodies are copies.
+    `on_free` is called, on any thread, when a slot is to be reported, which `put_freed` does.
     Threads: one at a time.
     """
 
@@ -74,7 +74,7 @@ class Wire:
         self, kind: int, number: int, body: bytes = b"", arrays: Sequence[Array | None] | None = None,
         descriptors: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """Put a message. Raises: TypeError or ValueError for what cannot travel, with nothing put; OSError likewise.
+        """Put a message. Raises: TypeError or ValueError for values that cannot be sent, or OSError, with nothing put.
 
         Ownership: the tensors are copied, and `descriptors` duplicated, before it returns.
         """
@@ -90,7 +90,7 @@ class Wire:
             else:
                 only = arrays[0] if len(arrays) == 1 else None
                 if only is not None and only.dtype is self._dtype and only.shape == self._shape:
-                    layout = self._last  # as that before: 0.2 us less than to look for it
+                    layout = self._last  # as in the last message: saves 0.2 us for the lookup
                 else:
                     layout = self._found(arrays, only)
                 if layout.padding is not None:
@@ -110,7 +110,7 @@ class Wire:
             self.out.append(head + body + tensors)
 
     def _found(self, arrays: Sequence[Array | None], only: Array | None) -> Layout:
-        """Give the layout of tensors, which is told if it was not; `only` is the one tensor, where there is one."""
+        """Return the layout of tensors, sending it if it is new; `only` is the tensor if there is just one."""
         layout = self._told.get(form_of(arrays)) or self._tell(arrays)
         if only is not None:
             self._dtype, self._shape, self._last = only.dtype, only.shape, layout
@@ -119,7 +119,7 @@ class Wire:
     def _tell(self, arrays: Sequence[Array | None]) -> Layout:
         parts = parts_of(arrays)
         if len(self._told) >= _MOST_LAYOUTS:
-            self._told.clear()  # numbers begin anew, and take the place of those the other side knows
+            self._told.clear()  # numbers start over, and replace those that the other side knows
             self._dtype = None
         layout = Layout(len(self._told) + 1, parts)
         if len(parts) == 1 and not layout.strings and 0 < layout.nbytes <= INLINE_BYTES:
@@ -167,7 +167,7 @@ class Wire:
     def _in_slot(
         self, parts: Sequence[Any], arrays: Sequence[Array | None], offsets: Sequence[int], nbytes: int
     ) -> bytes | None:
-        """Write tensors to the Arena; None when it has no room, and they have to travel in the frame."""
+        """Write tensors to the Arena; None if it has no room, and they must be sent in the frame."""
         leased = self.arena.lease(nbytes)
         if leased is None:
             return None
@@ -180,7 +180,7 @@ class Wire:
         return SLOT.pack(slot)
 
     def _announce(self) -> None:
-        """Tell of segments that have gone, and then of those that came: they may have taken the others' numbers."""
+        """Announce removed segments, then new ones, which may reuse their numbers."""
         self._put_dropped()
         for segment in self.arena.fresh:
             self.descriptors.append(segment.fd)
@@ -193,7 +193,7 @@ class Wire:
             self._put_own(_DROP, dropped.pop())
 
     def put_freed(self) -> None:
-        """Tell the other side which of its slots nobody here looks at any more, and which segments are gone."""
+        """Report freed slots and removed segments to the other side."""
         freed = self.mirror.freed
         if freed:
             slots = [freed.popleft() for _ in range(len(freed))]
@@ -204,9 +204,9 @@ class Wire:
     # -- receiving ---------------------------------------------------------------------------------------------
 
     def feed(self, data: memoryview, descriptors: Sequence[int] = ()) -> list[Message]:
-        """Take what has arrived, and give the messages that are whole now. Raises: WireError."""
+        """Add received bytes, and return the messages that are now complete. Raises: WireError."""
         if self.claimed:
-            self.claimed = []  # whoever has the last messages has those
+            self.claimed = []  # the receiver of the last messages has taken them
         if descriptors:
             self._arrived.extend(descriptors)
             if len(self._arrived) > _MOST_UNCLAIMED:
@@ -218,7 +218,7 @@ class Wire:
             view.release()
             del self._rest[:read]
         else:
-            # slices of bytes are made in half the time of those of a view
+            # slicing bytes takes half the time of slicing a view
             messages, read = self._read(bytes(data) if len(data) <= _JOINED_BYTES else data)
             if read < len(data):
                 self._rest += data[read:]
@@ -241,7 +241,7 @@ class Wire:
             start = position + header_bytes
             if start + size > end:
                 if body_bytes > size or kind > LAST_KIND or (layout and layout not in known):
-                    raise WireError("a frame that cannot be")  # its end is not waited for
+                    raise WireError("a frame that cannot be")  # do not wait for its end
                 break
             position = start + size
             if body_bytes > size or count > len(self._arrived):
@@ -254,7 +254,7 @@ class Wire:
             if layout:
                 start += body_bytes
                 told = known.get(layout)
-                # as `_arrays`, for the one small tensor that most have: 0.4 us less
+                # as `_arrays`, for the usual single small tensor: saves 0.4 us
                 if told is not None and position - start == told.alone and data[start : start + 4] == _NO_SLOT:
                     dtype, shape, _ = told.parts[0]  # type: ignore[misc]
                     arrays = [np.ndarray(shape, dtype, bytearray(data[start + 4 : position]))]
@@ -299,7 +299,7 @@ class Wire:
             parts = layout.parts
             if len(parts) == 1 and (only := parts[0]) is not None:
                 alone: list[Array | None] = [np.ndarray(only[1], only[0], buffer)]
-                layout.alone = 4 + layout.nbytes  # numpy can make it
+                layout.alone = 4 + layout.nbytes  # numpy accepts it
                 return alone
             return [
                 None if part is None else np.ndarray(part[1], part[0], buffer, offset)
@@ -309,13 +309,13 @@ class Wire:
             raise WireError(f"tensors that do not fit their layout: {error}") from error
 
     def close_claimed(self) -> None:
-        """Close what nobody has taken of the descriptors that came with the last messages."""
+        """Close the descriptors of the last messages that were not taken."""
         for descriptors in self.claimed:
             _close(descriptors)
         self.claimed.clear()
 
     def close(self) -> None:
-        """Let go of everything: what waits is not sent, and descriptors are closed."""
+        """Release everything: pending data is not sent, and descriptors are closed."""
         _close((*self.descriptors, *self._arrived))
         self.descriptors.clear()
         self._arrived.clear()
@@ -328,7 +328,7 @@ _NO_SLOT = SLOT.pack(NO_SLOT)
 
 
 def _demand_short(size: int) -> None:
-    """Refuse a message that no frame can hold. Raises: ValueError."""
+    """Reject a message that no frame can hold. Raises: ValueError."""
     if size > _MOST_BYTES:
         raise ValueError(f"a message of {size} bytes is too long, and there is no room for it in shared memory")
 

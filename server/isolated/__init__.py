@@ -1,1 +1,1 @@
-"""Isolated: a Backend in a process of its own, for a runtime that shall share none with another."""
+"""Isolated Backends: each runs in a process of its own, for runtimes that must not share the server's."""

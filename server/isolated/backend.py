@@ -1,4 +1,4 @@
-"""IsolatedBackend: a Backend whose model is in a worker. Made by loader.py."""
+"""IsolatedBackend: a Backend whose model is in a worker. Created by loader.py."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 BIND_LIMIT_S = 60.0
 REASON_S = 1.0
-"""How long a run whose worker has gone waits to be told why."""
+"""How long a run whose worker has gone waits for the reason."""
 CLOSE_LIMIT_S = 60.0
-"""More than what a worker is given to end, and a large process then takes."""
+"""Longer than the limit for ending a worker plus the time that a large process then takes."""
 
 logger = logging.getLogger("penstock.isolated")
 
 
 class IsolatedBackend:
-    """One model in one process. Once that is gone, nothing runs here any more: DeviceLost.
+    """One model in one process. Once the process is gone, every use raises DeviceLost.
 
-    `threads_only`: a run waits for another process, so the event loop must not be the one that waits (backend.py).
-    Units: `limit_s` for a run, 0 for none. Threads: any; the Worker's own loop is the Keeper's.
+    `threads_only`: a run waits for another process, so it must not be on the event loop (backend.py).
+    Units: `limit_s` of a run, 0 for none. Threads: any; the Worker runs on the Keeper's loop.
     Ownership: of the Worker, and of one use of the Keeper, until it is closed.
     """
 
@@ -66,7 +66,7 @@ class IsolatedBackend:
         self._doomed = self._closed = False
 
     def watch(self) -> None:
-        """Learn of the worker's end. Threads: its loop."""
+        """Subscribe to the worker's end. Threads: its loop."""
         self._worker.ended.add_done_callback(self._ended)
 
     def _ended(self, _: asyncio.Future[None]) -> None:
@@ -77,7 +77,7 @@ class IsolatedBackend:
             told()
 
     def tell_loss(self, told: Callable[[], None]) -> None:
-        """Have somebody told when the worker has ended, on its loop's thread; at once, if it has."""
+        """Set a callback for the worker's end, called on its loop's thread; at once if it has already ended."""
         with self._lock:
             gone = self._gone.is_set()
             self._told = None if gone else told
@@ -86,7 +86,7 @@ class IsolatedBackend:
 
     @property
     def pid(self) -> int:
-        """The worker's process."""
+        """The worker's process id."""
         return self._worker.pid
 
     @property
@@ -120,7 +120,7 @@ class IsolatedBackend:
         self._worker.tell(BIND, number, body, None, (descriptor,))
 
     def _hear(self, channel: LendingChannel) -> None:
-        """Wait until a Binding is there. Raises: InferError."""
+        """Wait until a Binding is ready. Raises: InferError."""
         try:
             messages = channel.receive(BIND_LIMIT_S)
         except (EOFError, OSError, WireError) as error:
@@ -134,36 +134,36 @@ class IsolatedBackend:
         raise DeviceLost(Code.NOT_READY, self.lost())
 
     def check(self) -> None:
-        """See that the worker is there. Raises: DeviceLost."""
+        """Check that the worker serves. Raises: DeviceLost."""
         if self._doomed or self._gone.is_set() or not self._worker.serves:
             raise DeviceLost(Code.NOT_READY, self.lost())
 
     def lost(self) -> str:
-        """Say why the worker has ended; end it, if it has not, since it cannot be spoken with."""
+        """Return why the worker has ended; kill it if it has not, since communication with it failed."""
         if not self._gone.wait(REASON_S):
             self.kill("it cannot be spoken with")
             self._gone.wait(REASON_S)
         return self._worker.why or f"{self.label} has ended"
 
     def kill(self, why: str) -> None:
-        """End the worker, as soon as its loop gets to it; nothing is run there from now on."""
+        """Kill the worker as soon as its loop runs; from now on, nothing runs there."""
         self._doomed = True
         self.soon(self.kill_now, why)
 
     def kill_now(self, why: str) -> None:
-        """End the worker. Threads: its loop."""
+        """Kill the worker. Threads: its loop."""
         self._worker.kill(f"{self.label} was ended: {why}")
 
     def soon(self, function: Callable[..., Any], *args: Any) -> None:
-        """Have something called on the worker's loop."""
+        """Schedule a call on the worker's loop."""
         self._keeper.soon(function, *args)
 
     def stop_run(self, number: int, run: int) -> None:
-        """Ask the worker to end a run of one of its Bindings."""
+        """Ask the worker to stop a run of one of its Bindings."""
         self.soon(self._worker.tell, STOP, number, NUMBER.pack(run))
 
     def close(self) -> None:
-        """End the worker, and wait until nothing of it is left."""
+        """End the worker, and wait until it is gone."""
         with self._lock:
             if self._closed:
                 return
@@ -173,6 +173,6 @@ class IsolatedBackend:
             logger.error("%s does not end", self.label)
         with self._lock:
             bindings = list(self._bindings)
-        for binding in bindings:  # not before: a run that goes on against all promises reads from there
+        for binding in bindings:  # not earlier: a run that failed to stop still reads from there
             binding.release()
         self._keeper.leave()

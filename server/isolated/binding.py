@@ -1,7 +1,7 @@
-"""IsolatedBinding: a Binding whose runs are in a worker: filled in shared memory, run over a socket of its own.
+"""IsolatedBinding: a Binding that runs in a worker: gathered in shared memory, run over a socket of its own.
 
-Made by backend.py. Its inputs are written where the worker reads them, and its outputs are views of what the worker has
-written: nothing is copied here but tensors of a few kilobytes, and strings.
+Created by backend.py. Inputs are written where the worker reads them, and outputs are views of what the worker has
+written. Only strings and tensors of a few kilobytes are copied.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class IsolatedBinding:
-    """One run at a time. The thread that runs it waits for the answer.
+    """Runs one batch at a time, on a thread that waits for the answer.
 
-    `number` names it to the worker. Units: `limit_s` for a run, 0 for none.
-    Ownership: what is lent is valid until the next `lend`; an output for as long as somebody holds it, whatever becomes
-    of the worker.
-    Threads: as a Binding's; `_lock` is between the run's thread and those that stop it.
+    `number` identifies it to the worker. Units: `limit_s` of a run, 0 for none.
+    Ownership: lent buffers are valid until the next `lend`; an output is valid while it is referenced, even after the
+    worker has ended.
+    Threads: as a Binding's; `_lock` synchronizes the run's thread with those that stop it.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class IsolatedBinding:
         self._running = False
         self._lock = threading.Lock()
         self.release = weakref.finalize(self, channel.close)
-        """Ends the conversation, and with it the Binding over there."""
+        """Closes the socket, and with it the worker's Binding."""
         self.release.atexit = False
 
     def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
-        """Give buffers in shared memory; small ones, and those of strings, are the server's own."""
+        """Return buffers in shared memory; small buffers, and those of strings, are ordinary memory."""
         if rows > self.capacity_rows:
             raise ValueError(f"{rows} rows, capacity is {self.capacity_rows}")
         self._backend.check()
@@ -67,7 +67,7 @@ class IsolatedBinding:
         return self._lent.arrays
 
     def run(self, wanted: Sequence[int]) -> list[Any]:
-        """Run the model on what was lent. Raises: DeviceLost when the worker has ended under it."""
+        """Run the model on the lent buffers. Raises: DeviceLost if the worker ends meanwhile."""
         lent = self._lent
         if lent is None:
             raise ValueError("run without lend")
@@ -102,16 +102,16 @@ class IsolatedBinding:
         raise self._loss()
 
     def _loss(self) -> InferError:
-        """Say what has become of a run whose worker has ended."""
+        """Return the error of a run whose worker has ended."""
         why = self._backend.lost()
         if self._stopped == self._run:
             return RunStopped(Code.EXPIRED, "the run was stopped, and its process with it")
         return (DeviceTaken if self._backend.taken else DeviceLost)(Code.NOT_READY, why)
 
     def stop(self) -> None:
-        """End the run under way: first the runtime is asked, and if it still runs when asked again, its process ends.
+        """Stop the current run: the first call asks the runtime, and a second one, if it still runs, kills its process.
 
-        Others' runs there are lost with it.
+        Other runs in that process are lost with it.
         """
         with self._lock:
             again, self._stopped = self._running and self._stopped == self._run, self._run
@@ -121,7 +121,7 @@ class IsolatedBinding:
             self._backend.stop_run(self._number, self._run)
 
     def _end(self, run: int) -> None:
-        """End the worker, if it still runs that. Threads: the worker's loop."""
+        """Kill the worker if the run is still in progress. Threads: the worker's loop."""
         with self._lock:
             if self._running and self._run == run:
                 self._backend.kill_now("a run did not stop when it was told to")

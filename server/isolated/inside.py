@@ -1,6 +1,6 @@
-"""Inside: the service of a worker that holds one Backend: loads it, and runs its Bindings, each on a thread of its own.
+"""The service of a worker that holds one Backend: loads it, and runs each of its Bindings on a thread of its own.
 
-Runs in the worker. It imports the Loader that its settings name, and so whatever runtime that needs.
+Runs in the worker. It imports the Loader named in its settings, and so the runtime that this needs.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from penstock.server.ipc.channel import Channel
 from .kinds import FAILED, NUMBER, READY, RESULT, read_binding, read_run, write_backend, write_failure
 
 END_S = 0.5
-"""For how long closing waits for a run that goes on."""
+"""How long closing waits for a run that continues."""
 
 
 def open_service(settings: dict[str, Any], channel: Channel) -> Isolated:
-    """Load the model that the settings name. Raises: what its Loader raises."""
+    """Load the model named in the settings. Raises: what its Loader raises."""
     if settings["cpus"]:
-        with contextlib.suppress(OSError):  # not there any more
+        with contextlib.suppress(OSError):  # a CPU that no longer exists
             os.sched_setaffinity(0, settings["cpus"])
     return Isolated(_loader(settings["loader"])(Path(settings["path"]), settings["device"], settings["options"]))
 
@@ -43,7 +43,7 @@ def _loader(name: str) -> Loader:
 
 
 class Isolated:
-    """One Backend. Threads: `told` and `told_with` on the one that listens."""
+    """One Backend. Threads: `told` and `told_with` run on the thread that listens."""
 
     listens = True
 
@@ -52,15 +52,15 @@ class Isolated:
         self._places: dict[int, BindingThread] = {}
 
     def opened(self) -> tuple[bytes, None]:
-        """Say what the Backend says of its model."""
+        """Return the Backend's description of its model."""
         return write_backend(self._backend), None
 
     def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> tuple[bytes, None]:
-        """Refuse: all that is called is over the Bindings' own sockets."""
+        """Reject: runs use the Bindings' own sockets."""
         raise InferError(Code.INTERNAL, f"no call is of kind {kind}")
 
     def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
-        """End a run."""
+        """Stop a run."""
         place = self._places.get(number)
         if place is not None:
             place.stop(NUMBER.unpack(body)[0])
@@ -78,12 +78,12 @@ class Isolated:
 
 
 class BindingThread:
-    """One Binding, and the thread that runs what comes over its socket, until that is closed.
+    """One Binding, and the thread that runs the requests from its socket until that is closed.
 
-    A Binding with `run_on(arrays, wanted)`, and `begin`, which forgets a stop as `lend` does, runs on what came, where
-    it is; for others it is copied to what they lend.
-    A run that is told to stop before it has begun does not begin: what is told overtakes what is sent.
-    Threads: `stop` is called by another; `_lock` keeps it to the run that is meant.
+    A Binding with `run_on(arrays, wanted)`, and `begin`, which clears a stop as `lend` does, runs on the received
+    arrays in place; for others they are copied into lent buffers.
+    A run that is stopped before it begins does not begin: a STOP message may overtake the run.
+    Threads: another thread calls `stop`; `_lock` ensures that it stops only the intended run.
     """
 
     def __init__(self, backend: Backend, body: bytes, sock: socket.socket) -> None:
@@ -96,19 +96,19 @@ class BindingThread:
         self._thread: threading.Thread | None = None
 
     def start(self, ended: Any) -> None:
-        """Start the thread; `ended` is called at its end."""
+        """Start the thread; `ended` is called when it ends."""
         self._thread = threading.Thread(target=self._main, args=(ended,), name="binding", daemon=True)
         self._thread.start()
 
     def stop(self, number: int) -> None:
-        """End the run of that number, if it is under way or yet to come."""
+        """Stop the run of that number, whether it is in progress or still to come."""
         with self._lock:
             self._stopped = number
             if self._running == number:
                 self._binding.stop()
 
     def end(self) -> None:
-        """End the conversation, and wait a little for the thread."""
+        """Close the socket, and wait briefly for the thread."""
         self._channel.close()
         if self._thread is not None:
             self._thread.join(END_S)
@@ -122,7 +122,7 @@ class BindingThread:
                         del message
                         self._answer(number, body, arrays)
         except (EOFError, OSError):
-            pass  # nobody is there any more
+            pass  # the other side has gone
         finally:
             self._channel.close()
             self._binding = None
@@ -131,7 +131,7 @@ class BindingThread:
     def _bind(self) -> bool:
         try:
             self._binding = self._backend.bind(*read_binding(self._body))
-        except Exception as error:  # noqa: BLE001 - told to who has asked
+        except Exception as error:  # noqa: BLE001 - reported to the caller
             self._channel.send(FAILED, 0, _said(error))
             return False
         self._channel.send(READY, 0)
@@ -142,15 +142,15 @@ class BindingThread:
         outputs: list[Array | None] = []
         try:
             outputs = self._run(number, *read_run(body), arrays)
-        except BaseException as error:  # noqa: BLE001 - sys.exit in a runtime harms its own run only
+        except BaseException as error:  # noqa: BLE001 - sys.exit in a runtime fails only its own run
             failure = _said(error)
-        arrays.clear()  # what came is told to be free together with the answer
+        arrays.clear()  # the answer also reports the received slots as free
         if not failure:
             try:
                 self._channel.send(RESULT, number, b"", outputs)
             except OSError:
                 raise
-            except Exception as error:  # noqa: BLE001 - what cannot travel
+            except Exception as error:  # noqa: BLE001 - values that cannot be sent
                 failure = _said(error)
         if failure:
             self._channel.send(FAILED, number, failure)
@@ -164,7 +164,7 @@ class BindingThread:
                 if buffer is not None and array is not None:
                     np.copyto(buffer, array)
         else:
-            binding.begin()  # forgets a stop that was meant for the run before
+            binding.begin()  # clear a stop that was meant for the previous run
         with self._lock:
             if self._stopped == number:
                 raise RunStopped(Code.EXPIRED, "the run was stopped")
@@ -187,7 +187,7 @@ def _tensor(output: Any) -> Array:
 
 
 def _said(error: BaseException) -> bytes:
-    """Write what was raised; what is no refusal is in the log, too."""
+    """Encode an exception; one that is not an InferError is also logged."""
     if not isinstance(error, InferError):
         with contextlib.suppress(Exception):
             traceback.print_exception(error)

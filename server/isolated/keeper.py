@@ -1,4 +1,4 @@
-"""Keeper: an event loop on a thread of its own, for the Workers of those who block. Used by loader.py."""
+"""Keeper: an event loop on a thread of its own, for Workers whose callers block. Used by loader.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Keeper:
-    """The loop is there for as long as somebody uses it: from the first `enter` to as many `leave`s.
+    """The loop runs while it has users: from the first `enter` until every `enter` has been matched by a `leave`.
 
     Threads: any but the loop's own.
     """
@@ -26,7 +26,7 @@ class Keeper:
         self._thread: threading.Thread | None = None
 
     def enter(self) -> None:
-        """Begin to use it."""
+        """Add a user."""
         with self._lock:
             if not self._users:
                 self._loop = loop = asyncio.new_event_loop()
@@ -35,7 +35,7 @@ class Keeper:
             self._users += 1
 
     def leave(self) -> None:
-        """Use it no more."""
+        """Remove a user."""
         with self._lock:
             self._users -= 1
             if self._users or self._loop is None or self._thread is None:
@@ -46,14 +46,14 @@ class Keeper:
             self._loop = self._thread = None
 
     def soon(self, function: Callable[..., Any], *args: Any) -> None:
-        """Have something called on the loop; nothing, if it is used no more."""
+        """Schedule a call on the loop; does nothing if it has no users."""
         loop = self._loop
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # it has just ended
                 loop.call_soon_threadsafe(function, *args)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Have something done on the loop, and wait for it; if that is interrupted, it is cancelled, and waited for."""
+        """Run a coroutine on the loop, and wait for it; an interruption cancels it, and waits for its end."""
         if self._loop is None:
             work.close()
             raise RuntimeError("nobody uses the loop")
@@ -75,7 +75,7 @@ class Keeper:
 
 
 def _main(loop: asyncio.AbstractEventLoop) -> None:
-    # whoever was first may be kept to some CPUs (batching/devices/placement.py), which are not meant for this
+    # the thread that starts the loop may be pinned to some CPUs (batching/devices/placement.py), not meant for the loop
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, os.sched_getaffinity(os.getpid()))
     asyncio.set_event_loop(loop)

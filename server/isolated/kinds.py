@@ -1,7 +1,7 @@
-"""Kinds: what the messages between a Backend's worker and its server are, and how what is in them is written.
+"""The messages between a Backend's worker and its server, and how they are encoded.
 
-Read on both sides, so it needs no more than numpy. Over the Worker's own link goes what is told of Bindings; each
-Binding has a socket of its own besides, over which one run at a time goes there and comes back.
+Used on both sides, so it needs only numpy. The Worker's own Link carries messages about Bindings. Each Binding also has
+a socket of its own, for one run and its answer at a time.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.server.ipc.refusals import error_of, said_of
 
 BIND = 64
-"""Told with a socket: make a Binding behind it. Number: the Binding's. Body: JSON, what to bind."""
+"""Sent with a socket: make a Binding that serves it. Number: the Binding's. Body: JSON, what to bind."""
 STOP = 65
-"""Told: end a run. Number: the Binding's. Body: NUMBER, the run's."""
+"""Stop a run. Number: the Binding's. Body: NUMBER, the run's."""
 RUN = 16
-"""Over a Binding's socket, number: the run's. Body: ROWS and the positions wanted, each a POSITION; tensors in."""
+"""On a Binding's socket, number: the run's. Body: the rows, then the positions wanted, each as ROWS; input tensors."""
 READY = 17
-"""The Binding is there."""
+"""The Binding is ready."""
 RESULT = 18
-"""Tensors out, in the order wanted."""
+"""Output tensors, in the order wanted."""
 FAILED = 19
-"""JSON, what was raised; there is no Binding if it was not there yet."""
+"""JSON, the exception. If the Binding was not ready yet, it does not exist."""
 
 NUMBER = struct.Struct("<Q")
 ROWS = struct.Struct("<I")
@@ -37,29 +37,29 @@ _CLASSES = {each.__name__: each for each in (InferError, OutOfMemory, DeviceLost
 
 
 def write_run(rows: int, wanted: Sequence[int]) -> bytes:
-    """Write what a run is asked."""
+    """Encode a run's parameters."""
     return struct.pack(f"<I{len(wanted)}I", rows, *wanted)
 
 
 def read_run(body: bytes) -> tuple[int, tuple[int, ...]]:
-    """Read what `write_run` has written."""
+    """Decode the result of `write_run`."""
     rows, *wanted = struct.unpack(f"<{len(body) // ROWS.size}I", body)
     return rows, tuple(wanted)
 
 
 def write_binding(signature: Signature, capacity_rows: int) -> bytes:
-    """Write what to bind."""
+    """Encode what to bind."""
     return json.dumps([_signature(signature), capacity_rows]).encode()
 
 
 def read_binding(body: bytes) -> tuple[Signature, int]:
-    """Read what `write_binding` has written."""
+    """Decode the result of `write_binding`."""
     signature, capacity_rows = json.loads(body)
     return read_signature(signature), capacity_rows
 
 
 def write_backend(backend: Any) -> bytes:
-    """Write what a Backend says of its model."""
+    """Encode a Backend's description of its model."""
     return json.dumps({
         "graph": _signature(backend.graph),
         "inputs": [Node.of(node).write() for node in backend.node_inputs],
@@ -71,7 +71,7 @@ def write_backend(backend: Any) -> bytes:
 
 
 def read_nodes(written: Sequence[Any]) -> list[Node]:
-    """Read the inputs or outputs of what `write_backend` has written."""
+    """Decode the inputs or outputs in the result of `write_backend`."""
     return [Node.read(each) for each in written]
 
 
@@ -81,7 +81,7 @@ def _signature(signature: Signature) -> dict[str, Any]:
 
 
 def read_signature(written: Mapping[str, Any]) -> Signature:
-    """Read a Signature, all that is said of its tensors included."""
+    """Decode a Signature, with all properties of its tensors."""
     inputs, outputs = (tuple(_spec(each) for each in written[side]) for side in ("inputs", "outputs"))
     return Signature(inputs, outputs, bool(written["batched"]))
 
@@ -92,7 +92,7 @@ def _spec(written: Mapping[str, Any]) -> TensorSpec:
 
 
 def write_failure(error: BaseException) -> bytes:
-    """Write what was raised: an InferError with its class, anything else as the INTERNAL failure that it is."""
+    """Encode an exception: an InferError with its class, anything else as an INTERNAL failure."""
     if isinstance(error, MemoryError):
         error = OutOfMemory(Code.OVERLOADED, "no memory in the model's process", RETRY_AFTER_NS)
     if not isinstance(error, InferError):
@@ -102,6 +102,6 @@ def write_failure(error: BaseException) -> bytes:
 
 
 def read_failure(body: bytes) -> InferError:
-    """Read what `write_failure` has written."""
+    """Decode the result of `write_failure`."""
     name, *said = json.loads(body)
     return error_of(said, _CLASSES[name])

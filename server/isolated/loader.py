@@ -1,7 +1,8 @@
-"""IsolatedLoader: loads a model with a Loader that is run in a worker process. Made by the composition root.
+"""IsolatedLoader: loads a model through a Loader in a worker process. Created by the composition root.
 
-For runtimes that must not be in the server's process: TensorFlow takes threads, memory and the GIL as it likes, prints,
-and ends the process it is in. And for ONNX models that ask for it, whose operators can end their process, too.
+It is for runtimes that must not run in the server's process: TensorFlow uses threads, memory and the GIL without
+limits, prints, and may end its process. It is also for ONNX models that request it, whose operators can end their
+process too.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from .keeper import Keeper
 
 SERVICE = "penstock.server.isolated.inside"
 APART = "isolated"
-"""The option by which a model that could be loaded in the server asks for a process of its own: 1."""
+"""The option with which a model that the server could load requests a process of its own: 1."""
 OWN = "worker."
-"""How the options begin that are not the runtime's, but say where it runs."""
+"""The prefix of options that describe where the model runs; the others are the runtime's."""
 NAME = "worker.name"
-"""The option that says the model's name, where its path does not."""
+"""The option with the model's name, for a path that does not contain it."""
 Interpreters = Callable[[WorkerSpec, str], str]
-"""Gives the Python for a WorkerSpec and whose it is. Blocks, for minutes where an environment is to be made."""
+"""Returns the Python for a WorkerSpec and a label. Blocks, for minutes if an environment must be built."""
 
 
 def with_isolated(loaders: Mapping[str, Loader], interpreters: Interpreters) -> dict[str, Loader]:
-    """Give Loaders by backend name: `loaders`, and those of ISOLATED in workers, where they are not.
+    """Return Loaders by backend name: `loaders`, and for other names those of ISOLATED, run in workers.
 
-    Those of `loaders` that are LOADERS' load in workers what asks for it. ISOLATED and LOADERS are functions of
-    modules: a worker imports them by their names.
+    Those of `loaders` that are also in LOADERS use a worker for models that request it. ISOLATED and LOADERS hold
+    functions of modules, which a worker imports by name.
     """
     made = {word: IsolatedLoader(_imported(load), interpreters) for word, load in ISOLATED.items()}
     either = {
@@ -52,7 +53,7 @@ def _imported(load: Any) -> str:
 
 
 class EitherLoader:
-    """A Loader that loads in the server, or in a worker what asks for it (APART)."""
+    """A Loader that loads in the server, or in a worker if the model requests it (APART)."""
 
     def __init__(self, here: Loader, apart: IsolatedLoader) -> None:
         self._here = here
@@ -69,11 +70,11 @@ class EitherLoader:
 
 
 class IsolatedLoader:
-    """A Loader. Each load starts a worker, which is the Backend's until that is closed.
+    """A Loader that starts a worker per load. The worker belongs to the Backend until that is closed.
 
-    `loader` is "module:function", which workers import, `path` first on their sys.path. The thread that looks after
-    the workers is there while there are any.
-    Threads: any; it blocks.
+    `loader` is "module:function", which workers import, with `path` first on their sys.path. A thread supervises the
+    workers while there are any.
+    Threads: any; blocks.
     """
 
     def __init__(self, loader: str, interpreters: Interpreters, path: tuple[str, ...] = ()) -> None:
@@ -120,7 +121,7 @@ async def _opened(order: Order, keeper: Keeper, limit_s: float) -> IsolatedBacke
 
 
 def read_place(said: Mapping[str, str], label: str) -> WorkerSpec:
-    """Read what options say of the worker. Raises: InferError (INVALID)."""
+    """Read the options that describe the worker. Raises: InferError (INVALID)."""
     unknown = said.keys() - {f"{OWN}{word}" for word in ("interpreter", "requirements", "memory_mb", "timeout_s")}
     if unknown:
         raise InferError(Code.INVALID, f"{label}: unknown option '{min(unknown)}'")
@@ -145,7 +146,7 @@ def _number(said: Mapping[str, str], name: str, label: str) -> float:
 
 
 def label_of(path: Path, name: str = "") -> str:
-    """Name a model by its name, or else by its path, where its version stands behind it: NAME/VERSION[/FILE]."""
+    """Return a label with the model's name, or the name in its path: NAME/VERSION[/FILE], or else its last part."""
     if name:
         return f"model '{name}'"
     for folder in (path, path.parent):

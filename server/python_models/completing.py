@@ -1,8 +1,8 @@
-"""Completing: whether a model.py has a say in its configuration, read without running it, and a class at all.
+"""Inspects a model.py without running it: whether it may complete its configuration, and whether it lacks its class.
 
 Called by loading.py, and by `penstock check`.
 
-To ask it takes a process that imports all that it imports, and does nothing else: for many models half of their load.
+Asking the model itself takes a process that imports everything it imports: for many models, half of their load time.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from pathlib import Path
 _CLASS = "TritonPythonModel"
 _SAYS = b"auto_complete_config"
 _MOST_BYTES = 16 << 10
-"""Of larger files it is not looked for: to parse one holds the interpreter's lock, for 14 ms on a busy core."""
+"""Larger files are not parsed: parsing one holds the GIL, for 14 ms on a busy core."""
 _ELSEWHERE = frozenset({"exec", "eval", "globals", "locals", "vars", "setattr", "__setattr__", "__dict__"})
-"""By what a class, or what it has, may come to be there without being written."""
+"""Names through which a class, or its attributes, may be defined without being written out."""
 
 
 def may_complete(file: Path) -> bool:
-    """Tell whether it may have an `auto_complete_config`: not, where it nowhere says so, nor takes its class elsewhere.
+    """Return False only if the file nowhere mentions `auto_complete_config` and takes its class from nowhere else.
 
-    What cannot be read may: whoever runs it says why.
+    True for a file that cannot be read: running it reports the reason.
     """
     try:
         source = file.read_bytes()
@@ -37,18 +37,18 @@ def may_complete(file: Path) -> bool:
 
 
 def lacks_class(tree: ast.AST) -> bool:
-    """Tell whether a model.py has certainly no TritonPythonModel: nothing in it names one, or may bring it."""
+    """Return whether a model.py certainly lacks a TritonPythonModel: nothing in it names one, or could provide one."""
     dynamic = {"modules", "__getattr__"}
     return not any(
         _binds(node)
         or dynamic & {getattr(node, "name", None), getattr(node, "attr", None)}
-        or (isinstance(node, ast.ClassDef) and node.decorator_list)  # which may do with it what it likes
+        or (isinstance(node, ast.ClassDef) and node.decorator_list)  # which may do anything with it
         for node in ast.walk(tree)
     )
 
 
 def _binds(node: ast.AST) -> bool:
-    """Tell whether the class, or what it has, may come from here, too."""
+    """Return whether a node may provide the class, or its attributes."""
     if isinstance(node, ast.alias):
         return (node.asname or node.name) in {_CLASS, "*"}
     if isinstance(node, ast.Name):

@@ -1,6 +1,6 @@
-"""PythonModelHost: one Instance of a Python model, as the Engine sees it: a worker that is given Batches and answers.
+"""PythonModelHost: one Instance of a Python model, as seen by the Engine: a worker that runs Batches and answers.
 
-Made by loading.py. What a worker tells of other matters goes to its Upcalls (upcalls.py).
+Created by loading.py. The worker's other messages go to its Upcalls (upcalls.py).
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ logger = logging.getLogger("penstock.python_models")
 
 
 MakeUpcalls = Callable[["Worker", Callable[[int], "InferRequest | None"]], "Upcalls"]
-"""Makes the Upcalls of a worker, which can find the requests that it has by their numbers."""
+"""Makes the Upcalls of a worker; they find the worker's requests by number."""
 
 
 class PythonModelHost:
-    """An Outside. It has one worker at a time, and starts another when that ends: at once, then later and later.
+    """An Outside. It has one worker at a time, restarted when it ends: at once, then with growing delays.
 
-    `upcalls_of` makes the Upcalls of each worker. Units: `limit_s` for a Batch, seconds, 0 for none.
-    Invariant: of each request that it has taken, the end is told once: with its Batch, after it, or when the worker has
-    ended. One that is to run again keeps its number. Threads: the event loop's.
+    `upcalls_of` makes the Upcalls of each worker. Units: `limit_s`, the limit of a Batch in seconds, 0 for none.
+    Invariant: the end of each accepted request is reported once: with its Batch, after it, or when the worker has
+    ended. A request that is to run again keeps its number. Threads: the event loop's.
     """
 
     def __init__(self, order: Order, names: Names, upcalls_of: MakeUpcalls, limit_s: float = 0.0) -> None:
@@ -65,20 +65,20 @@ class PythonModelHost:
 
     @property
     def pid(self) -> int:
-        """The worker's process id, 0 for none."""
+        """The worker's process id; 0 for none."""
         return self._kept.pid
 
     async def start(self) -> None:
-        """Start the worker, and have it initialize the model. Raises: InferError."""
+        """Start the worker, which initializes the model. Raises: InferError."""
         body, _ = await self._kept.start()
         self._readiness.asked = orjson.loads(body)["asked"]
 
     async def says_ready(self) -> bool:
-        """Ask the model, where it has a say."""
+        """Ask the model whether it is ready, if it defines that."""
         return await self._readiness.ask(self._kept.worker)
 
     def attach(self, instance: Takes) -> None:
-        """Take whom to tell."""
+        """Set the receiver of results."""
         self._takes = instance
         self._kept.count_with(instance.count)
 
@@ -101,7 +101,7 @@ class PythonModelHost:
             if self._kept.worker is None:
                 self._loop.call_soon(self._hand_back)
             return
-        except Exception as error:  # noqa: BLE001 - a tensor that cannot travel, whatever says so
+        except Exception as error:  # noqa: BLE001 - a tensor that cannot be sent, whatever raises
             failure = InferError(Code.INTERNAL, f"{self._order.label}: {error}")
             batch.compute_start_ns = batch.compute_end_ns = time.monotonic_ns()
             self._loop.call_soon(self._free, batch, opened, failure)
@@ -121,11 +121,11 @@ class PythonModelHost:
         return each
 
     def most_ns(self, key: Key) -> int:
-        """Take as much as there is."""
+        """Return 0: no limit."""
         return 0
 
     def abandon(self, request: InferRequest) -> None:
-        """Tell the worker that nobody takes a request's answers any more."""
+        """Tell the worker that the answers of a request are no longer wanted."""
         number = self._numbers.get(request)
         if number is None:
             return
@@ -139,7 +139,7 @@ class PythonModelHost:
     def _called(
         self, batch: Batch, opened: list[OpenRequest], body: bytes, arrays: list[Array | None], error: Exception | None
     ) -> None:
-        """Take the end of a call: before what follows it, the worker's end included, so not by a future."""
+        """Handle the end of a call, before anything that follows it, such as the worker's end; a future is later."""
         batch.compute_end_ns = time.monotonic_ns()
         if isinstance(error, NotBegunError):
             for each in opened:
@@ -165,7 +165,7 @@ class PythonModelHost:
             self._free(batch, opened, None)
 
     def _take_answers(self, opened: list[OpenRequest], body: bytes, arrays: list[Array | None]) -> None:
-        """Take what a call has been answered with. Raises: InferError; anything for what cannot be read."""
+        """Handle the answers of a call. Raises: InferError; any exception for a reply that cannot be read."""
         said_of_all = orjson.loads(body)
         answers, again = said_of_all["answers"], frozenset(said_of_all.get("again", ()))
         if len(answers) != len(opened):
@@ -180,14 +180,14 @@ class PythonModelHost:
                 self._wait(each)
 
     def _wait(self, each: OpenRequest) -> None:
-        """Have a request run again, unless nobody waits for it."""
+        """Keep a request to run again, unless it was abandoned."""
         if each.left:
             self._end(each, InferError(Code.CANCELLED, "the request was cancelled while it ran"))
         else:
             each.waits = True
 
     def _free(self, batch: Batch, opened: Sequence[OpenRequest], failure: InferError | None) -> None:
-        """Give a Batch back, with those of its requests that are answered, or all of them with what went wrong."""
+        """Return a Batch, with those of its requests that are answered, or all of them with the failure."""
         if failure is not None:
             for each in opened:
                 self._end(each, failure)
@@ -206,7 +206,7 @@ class PythonModelHost:
     # -- answers -----------------------------------------------------------------------------------------------
 
     def said(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
-        """Take an answer, or what else the worker tells."""
+        """Handle an answer, or another message from the worker."""
         if kind == READY:
             self._readiness.answer(ready=orjson.loads(body)["ready"])
             return
@@ -226,7 +226,7 @@ class PythonModelHost:
             self._end(each)
 
     def _answer(self, each: OpenRequest, said: dict[str, Any], tensors: Iterator[Array | None]) -> None:
-        """Take one answer; what is wrong with it is its error."""
+        """Handle one answer; a fault in it becomes its error."""
         request, names = each.request, said["outputs"]
         taken = [next(tensors, None) for _ in names]
         error: InferError | None = None
@@ -241,7 +241,7 @@ class PythonModelHost:
         each.count += 1
         answers = getattr(request, "answers", None)
         if answers is None:
-            if each.count == 1:  # of a model that has one answer it stands, whatever comes: in Triton's stream, too
+            if each.count == 1:  # the only answer counts, whatever follows, also in Triton's stream
                 request.error = error
                 each.answer = found, said.get("parameters") or {}, wrong
             elif request.error is None and request.model.spec.decoupled:
@@ -263,20 +263,20 @@ class PythonModelHost:
             room(partial(self._hold, each, GO_ON))
 
     def _hold(self, each: OpenRequest, kind: int) -> None:
-        """Have the model wait with a request's next answer, or wait no more."""
+        """Have the model wait before the next answer of a request, or resume."""
         each.held = kind == HOLD
         if self._kept.worker is not None:
             self._kept.worker.tell(kind, each.number)
 
     def _end(self, each: OpenRequest, failure: InferError | None = None) -> None:
-        """Note a request's last answer; hand it out if its Batch is gone by now."""
+        """Record a request's last answer; deliver it here if its Batch has already been returned."""
         if each.ended:
             return
         each.ended = True
         self._forget(each)
         request = each.request
         if failure is not None:
-            # an error of its own: one that is raised keeps the frames that it has passed
+            # a new error object: one that is raised keeps the frames it has passed through
             request.error = InferError(failure.code, failure.message, failure.retry_after_ns)
         elif request.error is None:
             self._complete(each, request)
@@ -302,21 +302,21 @@ class PythonModelHost:
         self._open.pop(each.number, None)
         self._numbers.pop(each.request, None)
 
-    # -- as RestartingWorker tells it --------------------------------------------------------------------------
+    # -- the Tenant of the RestartingWorker -----------------------------------------------------------------------
 
     def moved_in(self, worker: Worker) -> None:
-        """Have somebody for what the worker has to do with the server."""
+        """Make the Upcalls of a new worker."""
         self._upcalls = self._upcalls_of(worker, self._request)
 
     def moved_out(self) -> None:
-        """Let go of that."""
+        """End the Upcalls."""
         self._readiness.answer(ready=False)
         if self._upcalls is not None:
             self._upcalls.end()
             self._upcalls = None
 
     def lost(self, failure: InferError) -> None:
-        """Leave what waits to others, and end what was under way."""
+        """Leave waiting requests to other Instances, and fail those in flight."""
         if self._takes is not None and not self._kept.closing:
             self._takes.down(failure, hopeless=False)
         self._hand_back()
@@ -327,12 +327,12 @@ class PythonModelHost:
                 self._end(each, failure)
 
     def hopeless(self, failure: InferError) -> None:
-        """Have what waits answered, if nobody else can run it."""
+        """Fail the waiting requests if no other Instance can run them."""
         if self._takes is not None:
             self._takes.down(failure, hopeless=True)
 
     def back(self) -> None:
-        """Go on."""
+        """Accept Batches again."""
         if self._takes is not None:
             self._takes.up()
 

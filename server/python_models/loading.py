@@ -1,6 +1,6 @@
-"""Loading of Python models: their configuration completed by their own code, and a PythonModelHost for each Instance.
+"""Loading of Python models: runs their code to complete the configuration, and makes a PythonModelHost per Instance.
 
-Made by the composition root, called by the Engine when a version whose backend is "python" is opened.
+Created by the composition root, called by the Engine when a version whose backend is "python" is opened.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 SERVICE = "penstock.server.python_models.inside.service"
 MUST = ("numpy",)
-"""What the user's own environment has to bring: one that was packed for Triton has numpy, and no orjson."""
+"""What the user's environment must contain: one packed for Triton has numpy, but not orjson."""
 OLDEST = (3, 10)
-"""And its Python: that of Triton's images until the end of 2024, for which many environments were packed."""
+"""Its oldest Python: that of Triton's images until the end of 2024, for which many environments were packed."""
 _COMPLETES = ("input", "output", "max_batch_size", "dynamic_batching", "model_transaction_policy")
-"""What `auto_complete_config` may say. Source: python_backend, python_be.cc and model.cc."""
+"""The fields that `auto_complete_config` may set. Source: python_backend, python_be.cc and model.cc."""
 
 
 class PythonModels:
@@ -60,7 +60,7 @@ class PythonModels:
         return await self._started(spec, interpreter, _instances(spec))
 
     async def more(self, served: ModelSpec, spec: ModelSpec, places: Sequence[int]) -> OpenedVersion:
-        """Start workers for some more of the Instances that a spec says. Raises: InferError."""
+        """Start workers for some additional Instances of a spec. Raises: InferError."""
         interpreter = await self._interpreter(spec)
         config = message_of(served.declared)
         config.ClearField("instance_group")
@@ -77,7 +77,7 @@ class PythonModels:
     async def _started(
         self, spec: ModelSpec, interpreter: str, seats: Iterable[tuple[InstanceGroup, str]]
     ) -> OpenedVersion:
-        """Start a worker for each of some Instances, by their groups and names."""
+        """Start a worker for each of the given Instances, each a group and a name."""
         names = Names(spec, self._beside.context_for)
         orders = [_order(spec, interpreter, instance, None, group) for group, instance in seats]
         hosts = [PythonModelHost(order, names, self._deals(order), spec.worker.timeout_s) for order in orders]
@@ -88,7 +88,7 @@ class PythonModels:
         return lambda worker, requests: Upcalls(worker, self._beside, order.about, requests)
 
     async def _completed(self, spec: ModelSpec, interpreter: str) -> ModelSpec:
-        """Have the model's own code complete its configuration, and read the spec from that. Raises: InferError."""
+        """Run the model's code to complete its configuration, and read the spec from the result. Raises: InferError."""
         (group, instance), *_ = [*_instances(spec), (spec.instances[0], spec.name)]
         order = _order(spec, interpreter, instance, orjson.loads(spec.declared), group)
 
@@ -121,7 +121,7 @@ class PythonModels:
 
 
 def _read_again(spec: ModelSpec, config: Any, defaults: Defaults) -> ModelSpec:
-    """Read a version's spec from another ModelConfig than it was read from. Raises: InferError (INVALID)."""
+    """Read a version's spec from a changed ModelConfig. Raises: InferError (INVALID)."""
     entry = read_folder(spec.path.parents[1], defaults, config)
     if entry is not None:
         mistakes = [finding for finding in entry.findings if finding.mistake and finding.version in {0, spec.version}]
@@ -149,7 +149,7 @@ def _copy(config: Any, told: Any, field: str) -> None:
 
 
 def _instances(spec: ModelSpec) -> Iterator[tuple[InstanceGroup, str]]:
-    """Give each Instance's group and its name, as Triton makes it."""
+    """Yield each Instance's group and its name, in Triton's format."""
     counted: Counter[int] = Counter()
     for group in active(spec):
         for _ in range(group.count):
@@ -160,7 +160,7 @@ def _instances(spec: ModelSpec) -> Iterator[tuple[InstanceGroup, str]]:
 def _order(
     spec: ModelSpec, interpreter: str, instance: str, complete: Mapping[str, Any] | None, group: InstanceGroup
 ) -> Order:
-    """Give the Order of a worker: one that serves, or one that completes a configuration."""
+    """Return the Order of a worker: one that serves, or one that completes a configuration."""
     folder, device = spec.path.parents[1], group.devices[0]
     args = {
         "model_config": spec.declared,
@@ -177,14 +177,14 @@ def _order(
         f"model '{spec.name}' instance '{instance}'",
         {"model": spec.name, "version": str(spec.version), "instance": instance},
         interpreter=interpreter,
-        path=spec.worker.path,  # its folders come last, as in Triton: inside/loading.py
+        path=spec.worker.path,  # it comes before the model's own folders, as in Triton: inside/loading.py
         environment=spec.worker.environment,
         memory_bytes=spec.worker.memory_bytes,
     )
 
 
 def _kind(spec: ModelSpec, group: InstanceGroup) -> str:
-    """Give the kind of a group as Triton tells it. KIND_MODEL leaves to the code where it runs."""
+    """Return a group's kind as Triton reports it. With KIND_MODEL the code decides where it runs."""
     declared = orjson.loads(spec.declared).get("instance_group", [])
     if group.number < len(declared) and declared[group.number]["kind"] == "KIND_MODEL":
         return "MODEL"

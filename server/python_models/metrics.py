@@ -1,4 +1,4 @@
-"""Custom metrics: what models of user code count, on the metrics page. Written by upcalls.py."""
+"""Custom metrics: those of models that are user code, on the metrics page. Written by upcalls.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .messages import LABEL_NAME, METRIC_NAME
 
 logger = logging.getLogger("penstock.python_models")
 MOST_METRICS = 10_000
-"""Of one family: labels that a model makes of its requests may be any number."""
+"""The limit per family: a model that makes labels from its requests may make any number."""
 _KINDS = frozenset(("counter", "gauge", "histogram"))
 _NOT_FINITE = frozenset(("nan", "inf", "-inf"))
 _OURS = frozenset(family.name for family in FAMILIES)
@@ -23,7 +23,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class _Metric:
-    """One metric. `counts` has one more entry than there are buckets, for what is above them."""
+    """One metric. `counts` has one entry per bucket, and one for values above them all."""
 
     __slots__ = ("buckets", "counts", "value")
 
@@ -34,7 +34,7 @@ class _Metric:
 
 
 class _Family:
-    """Metrics of one name. `owners` are the workers that have made it; it ends with the last of them."""
+    """The metrics of one name. `owners` are the workers that created it; it is deleted with the last of them."""
 
     def __init__(self, kind: str, text: str) -> None:
         self.kind = kind
@@ -44,15 +44,15 @@ class _Family:
 
 
 class CustomMetrics:
-    """All of one server: what several workers say of one metric is added up. Threads: the event loop's."""
+    """All custom metrics of a server. The values from several workers are added. Threads: the event loop's."""
 
     def __init__(self) -> None:
         self._families: dict[str, _Family] = {}
 
     def take(self, owner: object, said: Mapping[str, Any]) -> None:
-        """Take what a worker says of a metric; what does not fit the others is logged and left.
+        """Apply a worker's METRIC message. One that conflicts with the other metrics is logged and ignored.
 
-        Raises: ValueError, TypeError or LookupError for what would break the page: only one that lies says so.
+        Raises: ValueError, TypeError or LookupError for one that would break the page; only a faulty worker sends such.
         """
         _check(said)
         name, do = said["family"], said["do"]
@@ -74,12 +74,12 @@ class CustomMetrics:
             _apply(metric, do, float(said["value"]))
 
     def forget(self, owner: object) -> None:
-        """Note that a worker has ended."""
+        """Drop a worker that has ended."""
         for name in list(self._families):
             self._drop(name, owner)
 
     def render(self) -> Iterator[str]:
-        """Give the lines of the page."""
+        """Yield the lines of the page."""
         for name, family in sorted(self._families.items()):
             if not family.metrics:
                 continue

@@ -1,4 +1,4 @@
-"""OpenRequest: a request that a worker with a Python model has been given, and has not ended. Held by Host."""
+"""OpenRequest: a request that was sent to the worker of a Python model and has not ended. Used by PythonModelHost."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class OpenRequest:
-    """One that has no final answer yet. `later`: its Batch has ended before it. `count`: its answers so far.
+    """A request without a final answer. `later`: its Batch has been returned. `count`: its answers so far.
 
-    `waits`: it is to run again, and has not begun to. `final`: its last answer has come meanwhile. `left`: nobody takes
-    its answers any more. `held`: its model waits with the next answer.
+    `waits`: it is to run again, and has not begun to. `final`: its last answer has arrived meanwhile. `left`: its
+    answers are no longer wanted. `held`: its model is to wait before the next answer.
     """
 
     __slots__ = (
@@ -42,6 +42,6 @@ class OpenRequest:
         self.runs_in(batch)
 
     def runs_in(self, batch: Batch) -> None:
-        """Note that it runs, for the first time or again."""
+        """Record that it runs, for the first time or again."""
         self.batch = batch
         self.later = self.waits = False

@@ -1,6 +1,6 @@
-"""ModelReadiness: whether the model in a worker says itself that it is ready. Held by PythonModelHost.
+"""ModelReadiness: whether the model in a worker reports itself ready. Used by PythonModelHost.
 
-Source: python_backend, `is_ready` in README.md: how long is waited, and who shares an answer.
+Source: python_backend, `is_ready` in README.md: the time limit, and the sharing of an answer.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from penstock.server.workers.worker import Worker
 
 WITHIN_S = 5.0
-"""A model that takes longer to say so is not ready."""
+"""A model that takes longer to answer is not ready."""
 
 
 class ModelReadiness:
-    """The question that is under way, if any: who asks meanwhile gets its answer. Threads: the event loop's.
+    """The pending question, if any; later callers share its answer. Threads: the event loop's.
 
-    `asked`: the model has a say. Otherwise it is ready while it has a worker.
+    `asked`: the model defines `is_ready`. Otherwise it is ready while it has a worker.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class ModelReadiness:
         self._answer: asyncio.Future[bool] | None = None
 
     async def ask(self, worker: Worker | None) -> bool:
-        """Ask the model in a worker; one that does not answer in time goes on with it."""
+        """Ask the model in a worker. A question that is not answered in time stays pending."""
         if worker is None or not self.asked:
             return worker is not None
         if self._answer is None:
@@ -39,7 +39,7 @@ class ModelReadiness:
         return answer.done() and answer.result()
 
     def answer(self, *, ready: bool) -> None:
-        """Take the answer; none comes of a worker that has ended."""
+        """Handle the answer; False for a worker that has ended."""
         answer, self._answer = self._answer, None
         if answer is not None:
             answer.set_result(ready)

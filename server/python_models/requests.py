@@ -1,4 +1,4 @@
-"""Requests: what a Batch is in messages to a worker, and what its answers are in the Engine. Called by host.py.
+"""Requests: converts a Batch to messages for a worker, and the answers to outputs. Called by host.py.
 
 Source of the texts: python_backend and Triton's core, where they have any.
 """
@@ -29,9 +29,9 @@ _NONE: Mapping[str, Any] = {}
 
 
 class Names:
-    """How the tensors of one version are named in messages. It remembers shapes of answers that were right.
+    """The names of a version's tensors in messages. It remembers the shapes of correct answers.
 
-    `context_for` as ServerSide has it.
+    `context_for` is as in ServerSide.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class Names:
         self._passed: set[Any] = set()
         self._all = (tuple(range(len(self.outputs))), tuple(self.outputs))
 
-    # -- there -------------------------------------------------------------------------------------------------
+    # -- to the worker -----------------------------------------------------------------------------------------
 
     def packed(self, batch: Batch, numbers: Sequence[int]) -> tuple[bytes, list[Array | None]]:
-        """Write a Batch: the body of EXECUTE and its tensors, each request's after the one before it.
+        """Encode a Batch: the body of EXECUTE and its tensors, in the order of the requests.
 
-        Ownership: views of the requests' own arrays.
+        Ownership: the tensors are views of the requests' own arrays.
         """
         arrays: list[Array | None] = []
         derived = self._derived(self._forms, batch) if self._forms is not None and self._forms.derived else {}
@@ -98,7 +98,7 @@ class Names:
 
     @staticmethod
     def _derived(forms: Forms, batch: Batch) -> dict[str, Array]:
-        """Make what the server tells the model of sequences, for all rows of the Batch."""
+        """Make the sequence inputs that the server derives, for all rows of the Batch."""
         rows = batch.rows
         if batch.places is not None:
             rows = max(batch.span_rows, batch.places[-1] + batch.requests[-1].rows)
@@ -109,13 +109,13 @@ class Names:
             made[each.spec.name] = buffer
         return made
 
-    # -- and back ----------------------------------------------------------------------------------------------
+    # -- from the worker ---------------------------------------------------------------------------------------
 
     def outputs_of(self, names: Sequence[str], arrays: Iterable[Array | None]) -> tuple[dict[str, Array], str]:
-        """Take an answer's tensors by name; what the model has no output for is left out.
+        """Map an answer's tensors by name; those that are not outputs of the model are dropped.
 
-        Returns: those, and in what one of them is not as the configuration says. Raises: InferError (INTERNAL) for one
-        that is missing.
+        Returns: the outputs, and how one of them contradicts the configuration. Raises: InferError (INTERNAL) if one is
+        missing.
         """
         found: dict[str, Array] = {}
         wrong = ""
@@ -132,9 +132,9 @@ class Names:
         return found, wrong
 
     def in_order(self, request: InferRequest, found: Mapping[str, Array], said: Mapping[str, Any], wrong: str) -> Any:
-        """Give a request the outputs that it wants, in their order.
+        """Return the outputs that a request wants, in its order.
 
-        `said` are the parameters of the answer, `wrong` is in what it is not as the configuration says.
+        `said` are the parameters of the answer, `wrong` is how it contradicts the configuration.
         """
         outputs, lacking = [], False
         for position in request.wanted:
@@ -147,7 +147,7 @@ class Names:
         return OwnOutputs(outputs, said, wrong and f"model '{self.model}': {wrong}", lacking=lacking)
 
     def _differs(self, name: str, array: Array) -> str:
-        """Tell in what an output is not what the configuration says, "" for nothing."""
+        """Describe how an output contradicts the configuration; "" if it does not."""
         seen = name, array.dtype, array.shape
         if seen in self._passed:
             return ""
@@ -176,10 +176,10 @@ def _type_of(array: Array) -> str:
 
 
 def error_of(said: Mapping[str, Any]) -> InferError:
-    """Read an answer's error."""
+    """Decode an answer's error."""
     return InferError(Code[said["code"]], said["message"])
 
 
 def error_said(error: InferError) -> dict[str, str]:
-    """Write an error."""
+    """Encode an error."""
     return {"code": error.code.name, "message": error.message}

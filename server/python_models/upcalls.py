@@ -1,7 +1,7 @@
-"""Upcalls: what one worker with a Python model has to do with the server beside its requests.
+"""Upcalls: what one worker with a Python model asks of the server, other than answers to its requests.
 
-It asks other models (BLS), loads and unloads them, has metrics of its own, and writes to the log. Made by host.py's
-maker in loading.py, one for each worker.
+It calls other models (BLS), loads and unloads them, reports metrics, and writes to the log. loading.py makes one for
+each worker.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.python_models.user")
 _LEVELS = {"verbose": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-_DATATYPES = {row.dtype: row.name for row in reversed(DATATYPES.values())}  # of BF16's two, the one that numpy has
+_DATATYPES = {row.dtype: row.name for row in reversed(DATATYPES.values())}  # for BF16, the one numpy has
 _FILE = "file:"
 _NO_DECOUPLED = (
     "Model {} is using the decoupled. The current BLS request call doesn't support models using the decoupled "
@@ -55,9 +55,9 @@ _NOT_READY = "Failed for execute the inference request. Model '{}' is not ready.
 
 @dataclass(slots=True)
 class ServerSide:
-    """What the server is to its Python models. What may be None is set by the composition root.
+    """The server as seen by its Python models. The composition root sets the fields that may be None.
 
-    `context_for` gives the `traceparent` and `tracestate` of what is done for a request, "" for none.
+    `context_for` returns the `traceparent` and `tracestate` for work done on behalf of a request, "" for none.
     """
 
     engine: Engine
@@ -68,7 +68,7 @@ class ServerSide:
 
 
 def _log(said: Mapping[str, Any], about: Mapping[str, str]) -> None:
-    """Log what user code says; a traceback stands where those of the server do, line by line."""
+    """Log a message of user code; a traceback is placed where the server's own are."""
     level = _LEVELS.get(said["level"], logging.INFO)
     if logger.isEnabledFor(level):
         message, found, lines = said["message"].partition(TRACEBACK)
@@ -79,9 +79,9 @@ def _log(said: Mapping[str, Any], about: Mapping[str, str]) -> None:
 
 
 class Upcalls:
-    """All that is under way for one worker, which is told how each ends. Threads: the event loop's.
+    """The work in progress for one worker, which is sent the result of each. Threads: the event loop's.
 
-    `requests` finds those that the worker has by their numbers.
+    `requests` finds the worker's requests by number.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Upcalls:
         self._others: set[asyncio.Task[None]] = set()
 
     def take(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
-        """Take what the worker tells."""
+        """Handle a message from the worker."""
         if kind == LEAVE:
             if (task := self._calls.get(number)) is not None:
                 task.cancel()
@@ -114,7 +114,7 @@ class Upcalls:
             _log(said, self._about)
 
     def end(self) -> None:
-        """Cancel what is under way: the worker has ended."""
+        """Cancel the work in progress: the worker has ended."""
         self._beside.metrics.forget(self)
         for task in list(self._others):
             task.cancel()
@@ -128,7 +128,7 @@ class Upcalls:
     # -- other models ------------------------------------------------------------------------------------------
 
     async def _infer(self, number: int, said: Mapping[str, Any], arrays: Sequence[Array | None]) -> None:
-        """Carry a request to another model as a dialect does, and its answers back."""
+        """Send a request to another model as a dialect does, and return its answers."""
         try:
             await self._carry(number, said, arrays)
         except InferError as error:
@@ -173,7 +173,7 @@ class Upcalls:
             engine.release(model)
 
     def _model(self, name: str, version: str) -> Model:
-        """Find a model that is asked. Raises: InferError (INTERNAL)."""
+        """Find the called model. Raises: InferError (INTERNAL)."""
         try:
             return self._beside.engine.model(name, version)
         except InferError as error:
@@ -225,7 +225,7 @@ class Upcalls:
 
 
 def _checked(model: Model, names: Sequence[str], arrays: Sequence[Array | None], *, hooked: bool) -> dict[str, Array]:
-    """Take a request's inputs by name, as its model has them. Raises: InferError (INVALID)."""
+    """Check a request's inputs against its model, and return them by name. Raises: InferError (INVALID)."""
     inputs = {name: array for name, array in zip(names, arrays, strict=True) if array is not None}
     if hooked:
         return inputs
@@ -251,11 +251,11 @@ def _terms(model: Model, asked: Mapping[str, Any]) -> Terms:
 
 
 def _is_bf16(model: Model, name: str, array: Array) -> bool:
-    """Tell whether an array is the bit patterns of a BF16 output: only the signature has that."""
+    """Return whether an array holds the bit patterns of a BF16 output: only the signature shows it."""
     spec = model.signature.output.get(name)
     return spec is not None and spec.datatype == "BF16" and array.dtype == spec.type.dtype
 
 
 def _only(outputs: Mapping[str, Array], wanted: frozenset[str]) -> dict[str, Array]:
-    """Leave out what was not asked for; nothing asked for is everything."""
+    """Keep only the requested outputs; if none are requested, all."""
     return {name: array for name, array in outputs.items() if not wanted or name in wanted}

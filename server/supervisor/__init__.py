@@ -1,1 +1,1 @@
-"""The supervisor: starts the processes of one server, watches them, replaces them and ends them in order."""
+"""The supervisor: starts the processes of one server, watches them, replaces them, and ends them in order."""

@@ -1,9 +1,9 @@
-"""The program of a process that the supervisor has started: told what to be, it is that until it is told to end.
+"""The program of a process that the supervisor has started: it takes the role it is assigned until told to end.
 
     python -m penstock.server.supervisor.child SOCKET PARENT
 
-SOCKET is the descriptor of the control Link; PARENT the supervisor's process id. `ps -o comm` shows what it has become.
-It drains when it is told to, on SIGTERM, and when the supervisor has gone.
+SOCKET is the descriptor of the control Link; PARENT the supervisor's process id. `ps -o comm` shows the role. It drains
+when told to, on SIGTERM, and when the supervisor has gone.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class SupervisorLink:
-    """What a role says to the supervisor, and was told before its start.
+    """A role's connection to the supervisor, with what it received before its start.
 
-    `kept` is what the engine before this one has kept; `board` a front end's place among front ends, with the
-    descriptors that came with it. `end` has the process finish what it has, and end: another one takes its place.
-    `told_to_end` is set once the supervisor has said so, who knows what the other processes do; a signal does not.
+    `kept` is the journal of the previous engine; `board` a front end's place among front ends, with the descriptors
+    that came with it. Calling `end` has the process drain and end, and be replaced. `told_to_end` is set when the
+    supervisor, which knows the state of the other processes, orders a drain; a signal does not set it.
     """
 
     def __init__(
@@ -76,15 +76,15 @@ class SupervisorLink:
         self.kept = kept
 
     def said(self, state: str, **more: Any) -> None:
-        """Say what the process has come to."""
+        """Report the state of the process."""
         self._link.send(SAID, 0, json.dumps({"state": state, **more}).encode())
 
     def unlinked(self) -> None:
-        """Say that a front end has lost its engine. One that is attached already is not the one that was lost."""
+        """Report the loss of a front end's engine, with the pairing: another engine may be attached already."""
         self.said(UNLINKED, pairing=self.pairing)
 
     def keep(self, key: str, value: Any, descriptors: Sequence[int] = ()) -> None:
-        """Have something remembered for the engine that comes after this one; None: nothing any more."""
+        """Have a value kept for the next engine; None removes the key."""
         self._link.send(KEEP, 0, json.dumps([key, value]).encode(), None, descriptors)
 
 
@@ -200,7 +200,8 @@ class _Process:
             loading = asyncio.ensure_future(role.load())
             if await process.first(loading, self._asked.wait()):
                 if not early:
-                    # said, and gone, before anybody can connect: who has not said it is not drained, but killed
+                    # reported, and sent, before anything can connect: a process that has not reported this is killed,
+                    # not drained
                     told.said(ANSWERS)
                     await asyncio.sleep(0)
                     await role.answer()
@@ -218,12 +219,12 @@ def _frozen(value: Any) -> Any:
 
 
 def _name(name: str) -> None:
-    """Have `ps` and `top` show a name."""
+    """Set the name that `ps` and `top` show."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def main(words: list[str]) -> int:
-    """Be what the supervisor says."""
+    """Run the assigned role."""
     sock, parent = words
     for number in (*_STOP_SIGNALS, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -250,4 +251,4 @@ def main(words: list[str]) -> int:
 if __name__ == "__main__":
     status = main(sys.argv[1:])
     sys.stderr.flush()
-    os._exit(status)  # a load or a hook that hangs in native code would keep the interpreter from ending
+    os._exit(status)  # a load or a hook that hangs in native code would block a normal exit

@@ -23,13 +23,13 @@ CHILD = "penstock.server.supervisor.child"
 
 
 class Child:
-    """One process, from its start to its end. It does nothing before it is given its START.
+    """One process, from its start to its end. It is idle until it receives its START.
 
-    `take` is called with what it says, and `ended` once, when it has ended, with how: an exit status, or a signal's
-    number below 0; both may be replaced. It is in a session of its own: what a terminal sends reaches it through the
-    supervisor only.
-    Invariant: it never outlives the supervisor, unless it is finishing what it has accepted.
-    Threads: the event loop's, on the main thread (it would be told to end with another one).
+    `take` is called with its messages, and `ended` once, when it has ended, with the exit status, or the negated number
+    of a signal; both may be replaced. It runs in a session of its own: signals from a terminal reach it only through
+    the supervisor.
+    Invariant: it never outlives the supervisor, except to finish accepted requests.
+    Threads: the event loop's, on the main thread (the child is signaled when the thread that started it ends).
     """
 
     def __init__(self, take: Callable[[list[Message]], None], ended: Callable[[int], None]) -> None:
@@ -39,7 +39,7 @@ class Child:
         self._loop = asyncio.get_running_loop()
         here, there = socket.socketpair()
         try:
-            # -P: the folder it is started in is not for imports, as for the command `penstock`
+            # -P: as with the command `penstock`, the working directory is not on the import path
             words = [sys.executable, "-P", "-m", CHILD, str(there.fileno()), str(os.getpid())]
             self._process = subprocess.Popen(  # noqa: S603 - this very Python
                 words, stdin=subprocess.DEVNULL, pass_fds=(there.fileno(),), start_new_session=True
@@ -55,7 +55,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process's id."""
+        """The process id."""
         return self._process.pid
 
     @property
@@ -64,19 +64,19 @@ class Child:
         return self._process.returncode is not None
 
     def assign(self, assignment: dict[str, Any]) -> None:
-        """Give it what it is to be."""
+        """Send its assignment."""
         self.tell(START, 0, json.dumps(assignment).encode())
 
     def tell(self, kind: int, number: int = 0, body: bytes = b"", descriptors: Sequence[int] = ()) -> None:
-        """Send it a message, and descriptors with it, which the caller still has to close."""
+        """Send a message, and descriptors with it, which the caller must still close."""
         self._link.send(kind, number, body, descriptors=descriptors)
 
     def kill(self) -> None:
-        """End it here and now; what it has started ends with it."""
+        """Kill it at once; its own child processes are killed when it is reaped."""
         self.send_signal(signal.SIGKILL)
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send a signal."""
         if not self.gone:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
@@ -87,8 +87,8 @@ class Child:
     def _reap(self) -> None:
         self._loop.remove_reader(self._ends)
         os.close(self._ends)
-        # what a hook has forked holds the sockets that it listened on: connections would go there, and hang.
-        # A group has its number for as long as its first process is not reaped
+        # a child forked by a hook holds the listening sockets: connections would reach it, and hang. The group's number
+        # stays reserved until its first process is reaped
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         status = self._process.wait()
@@ -98,7 +98,7 @@ class Child:
 
 
 def told_end(status: int) -> str:
-    """Say how a process has ended."""
+    """Describe how a process has ended."""
     if status >= 0:
         return f"exit status {status}"
     try:

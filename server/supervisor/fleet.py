@@ -1,7 +1,7 @@
-"""Fleet: which processes there should be, and what to do next to have them. Pure: it is told the time and what happens.
+"""Fleet: the desired set of processes, and the next action to reach it. Pure: time and events are arguments.
 
-Made by `supervisor.py`, which does what it asks for. A generation is one engine and its front ends; there are two while
-all processes are replaced.
+Created by `supervisor.py`, which carries out the actions. A generation is one engine and its front ends; there are two
+while all processes are being replaced.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ ENGINE = "engine"
 FRONT = "front"
 STARTING, ANSWERS, READY, DRAINING = "starting", "answers", "ready", "draining"
 ALONE_S = 1.0
-"""How soon an engine that a signal has asked to end does so without its front ends. By then the supervisor has had that
-signal too, where somebody sends it to all processes at once, as systemd does."""
+"""How soon an engine that received a signal to end does so without its front ends. By then the supervisor has received
+the signal too, if it was sent to all processes at once, as systemd does."""
 _ORDER = {STARTING: 0, ANSWERS: 1, READY: 2, DRAINING: 3}
 
 
 @dataclass(slots=True)
 class Member:
-    """One process: its number, which no other one has had, its role, and its place among those of that role."""
+    """One process: its number, which is never reused, its role, and its place among the processes of that role."""
 
     number: int
     role: str
@@ -30,26 +30,26 @@ class Member:
     generation: int
     state: str = STARTING
     asked: bool = False
-    """Whether a signal has asked it to end: it finishes what it has, and that is no failure."""
+    """Whether a signal has asked it to end: it then drains, and its end is not a failure."""
 
     @property
     def name(self) -> str:
-        """What logs and `ps` call it."""
+        """The name shown in logs and by `ps`."""
         return self.role if self.role == ENGINE else f"{FRONT}-{self.place}"
 
 
 @dataclass(slots=True)
 class FleetActions:
-    """What is to be done, in order: each method is one of the shell's."""
+    """The actions to carry out, in order: each is a method of the supervisor."""
 
     start: Callable[[Member, bool], None]
     """Start a process; False: it must not listen before it is ready."""
     pair: Callable[[Member, Member], None]
-    """Join a front end and an engine by a socket."""
+    """Connect a front end and an engine by a socket."""
     drain: Callable[[Member], None]
     kill: Callable[[Member], None]
     hurry: Callable[[Member], None]
-    """Have an engine hold nothing open: its front ends are about to end, and wait for what it holds."""
+    """Have an engine hold no batch open: its front ends are about to end, and wait for the requests in it."""
 
 
 @dataclass(slots=True)
@@ -66,18 +66,18 @@ class _Due:
 class Fleet:
     """The processes of one server: `fronts` front ends and an engine.
 
-    Invariants: of the generation that serves, each place has one process, or one that is due. A process is replaced at
-    once when it has ended, and later each time while it keeps ending. Engines are drained when their front ends have
-    gone. After `drain` nothing is started any more.
+    Invariants: each place of the serving generation has one process, or a start that is due. A process that ends is
+    restarted at once, and with growing delays while it keeps ending. An engine is drained when its front ends have
+    gone. After `drain`, nothing is started.
     """
 
     fronts: int
     asked: FleetActions
     members: dict[int, Member] = field(default_factory=dict)
     generation: int = 0
-    """The one that serves."""
+    """The generation that serves."""
     following: int | None = None
-    """The one that is to take its place, while all are replaced."""
+    """The generation that will replace it, while all processes are being replaced."""
     draining: bool = False
     restarts: dict[str, int] = field(default_factory=lambda: {ENGINE: 0, FRONT: 0})
     _last: int = 0
@@ -86,17 +86,17 @@ class Fleet:
     _rejoined: set[int] = field(default_factory=set)
     _unlinked: set[int] = field(default_factory=set)
     _alone: dict[int, float] = field(default_factory=dict)
-    """Engines that a signal has asked to end, and when they have waited long enough for their front ends."""
+    """Engines that a signal has asked to end, with the time until which they wait for their front ends."""
     _backoffs: dict[tuple[str, int], Backoff] = field(default_factory=dict)
 
-    # -- questions ---------------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------------------
 
     def of(self, generation: int, role: str) -> list[Member]:
-        """Give the processes of a role in a generation."""
+        """Return the processes of a role in a generation."""
         return [each for each in self.members.values() if each.generation == generation and each.role == role]
 
     def reached(self, state: str, generation: int | None = None) -> bool:
-        """Whether every process of a generation, the one that serves if none is named, has come so far."""
+        """Whether every process of a generation, by default the serving one, has reached a state."""
         number = self.generation if generation is None else generation
         engines, fronts = self.of(number, ENGINE), self.of(number, FRONT)
         far = [_ORDER[each.state] >= _ORDER[state] and each.state != DRAINING for each in (*engines, *fronts)]
@@ -105,13 +105,13 @@ class Fleet:
     # -- events ------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start everything; front ends listen at once, so that probes are answered."""
+        """Start everything; front ends listen at once, so probes are answered."""
         self._start(ENGINE, 0, self.generation)
         for place in range(self.fronts):
             self._start(FRONT, place, self.generation, early=True)
 
     def said(self, number: int, state: str, now_s: float) -> None:
-        """Take what a process says that it has come to."""
+        """Record a state that a process reports."""
         member = self.members.get(number)
         if member is None or _ORDER[state] <= _ORDER[member.state]:
             return
@@ -121,7 +121,7 @@ class Fleet:
             self._go_on()
 
     def ended(self, number: int, now_s: float) -> None:
-        """Take the end of a process."""
+        """Handle the end of a process."""
         member = self.members.pop(number, None)
         if member is None:
             return
@@ -139,7 +139,7 @@ class Fleet:
             self.tick(now_s)
 
     def asked_to_end(self, number: int, now_s: float) -> None:
-        """Take that somebody has sent a process a signal to end."""
+        """Record that a process received a signal to end from outside."""
         member = self.members.get(number)
         if member is not None:
             member.asked = True
@@ -147,7 +147,7 @@ class Fleet:
                 self._alone[number] = now_s + ALONE_S
 
     def tick(self, now_s: float) -> None:
-        """Start what is due, have end who has waited long enough for that, and join those again that are to wait."""
+        """Start what is due, drain engines that have waited long enough, and reconnect front ends that had to wait."""
         due = [each for each in self._due if each.at_s <= now_s]
         self._due = [each for each in self._due if each.at_s > now_s]
         for each in due:
@@ -164,9 +164,9 @@ class Fleet:
             self.unlinked(number)
 
     def unlinked(self, number: int) -> None:
-        """Take that a front end has lost its engine; if that lives, they are joined again.
+        """Handle a front end's loss of its engine; if that engine lives, reconnect them.
 
-        At once, but once for each `tick`: one that is ending lets go of whoever is joined to it.
+        The first time at once, but only once per `tick`: an engine that is ending drops each new connection.
         """
         member = self.members.get(number)
         if member is None or member.role != FRONT or member.state == DRAINING:
@@ -178,10 +178,10 @@ class Fleet:
             self._rejoined.add(number)
 
     def replace(self) -> bool:
-        """Replace every process; False if that is under way already, or all is to end.
+        """Replace every process; False if that is already in progress, or everything is draining.
 
         The new engine loads beside the old one, then front ends join it, then the old front ends finish, then the old
-        engine does. If the new engine ends before, all stays as it was.
+        engine does. If the new engine ends before that, nothing changes.
         """
         if self.following is not None or self.draining:
             return False
@@ -199,7 +199,7 @@ class Fleet:
                 self._drain(member)
         self._drain_engines()
 
-    # -- what follows ------------------------------------------------------------------------------------------
+    # -- consequences ------------------------------------------------------------------------------------------
 
     def _start(self, role: str, place: int, generation: int, *, early: bool = False) -> None:
         self._last += 1
@@ -233,7 +233,7 @@ class Fleet:
         self._end_others()
 
     def _give_up(self) -> None:
-        """Go on as before: the new engine has ended, and its front ends may have accepted connections already."""
+        """Keep the old generation: the new engine has ended, but its front ends may have accepted connections."""
         self.following = None
         self._end_others()
 

@@ -1,7 +1,7 @@
-"""Journal: what an engine has been told while it served, for the engine that takes its place.
+"""Journal: what clients have told an engine, for the engine that replaces it.
 
-The engine tells the supervisor (KEEP), which gives it all to the next one before its START (KEPT). What each key means
-is the engine's own affair: `lasting.py`.
+The engine sends it to the supervisor (KEEP), which sends all of it to the next one before its START (KEPT). Only the
+engine interprets the keys: `lasting.py`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 Kept = tuple[Any, list[int]]
-"""A value, and the descriptors that belong to it."""
+"""A value, and its descriptors."""
 
 
 class Journal:
-    """The last value of each key, in the order in which they came. The supervisor's.
+    """The last value of each key, in order of arrival. Held by the supervisor.
 
-    Ownership: the descriptors are the journal's, and closed when their key is forgotten.
+    Ownership: the journal owns the descriptors, and closes them when their key is replaced or removed.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Journal:
         return iter(list(self._kept.items()))
 
     def keep(self, key: str, value: Any, descriptors: Sequence[int] = ()) -> None:
-        """Remember a value; None: forget the key."""
+        """Keep a value; None removes the key."""
         _, old = self._kept.pop(key, (None, []))
         for descriptor in old:
             os.close(descriptor)
@@ -35,6 +35,6 @@ class Journal:
             self._kept[key] = value, list(descriptors)
 
     def close(self) -> None:
-        """Forget everything."""
+        """Remove everything."""
         for key, _ in self:
             self.keep(key, None)

@@ -1,37 +1,38 @@
-"""Kinds: what the supervisor and a process that it has started say to each other over their control Link."""
+"""Kinds of message between the supervisor and a process that it has started, over their control Link."""
 
 from __future__ import annotations
 
 START = 16
-"""Supervisor, once, first. Body: JSON, what `child.py` calls an Assignment."""
+"""From the supervisor, first, once. Body: JSON, the assignment, which `child.py` reads."""
 PREPARE = 24
-"""Supervisor, before START: import what the module of a role needs, whichever is to be played. Body: its name."""
+"""From the supervisor, before START: import what the module of the roles needs, whatever the role. Body: its name."""
 ATTACH = 17
-"""Supervisor: one end of a socket to the engine or to a front end comes with it. The number is the pairing's."""
+"""From the supervisor, with one end of a socket to the engine or to a front end. The number is the pairing's."""
 PING = 18
-"""Supervisor: answered by PONG, of the same number, by the event loop."""
+"""From the supervisor: the event loop answers with PONG, of the same number."""
 PONG = 19
 DRAIN = 20
-"""Supervisor: finish what was accepted, and end. The number is 0 if others go on or take its place, 1 if all end."""
+"""From the supervisor: finish accepted requests, and end. The number is 1 if all processes end, otherwise 0."""
 SAID = 21
-"""The process: what it has come to. Body: JSON, {"state", ...}; the states are those of `fleet.py`, and FAILED."""
+"""From the process: its state. Body: JSON, {"state", ...}; the states are those of `fleet.py`, and those below."""
 KEEP = 22
-"""The engine: a part of its state that the next engine has to have. Body: JSON, [key, value]; null: nothing.
-A descriptor may come with it."""
+"""From the engine: a part of its state for the next engine. Body: JSON, [key, value]; null removes the key. Descriptors
+may come with it."""
 KEPT = 25
-"""Supervisor, to a new engine before its START: what the last one kept, as it came."""
+"""From the supervisor, to a new engine before its START: what the last one kept, unchanged."""
 BOARD = 26
-"""Supervisor, to a front end before its START: its place among front ends. Body: JSON, what `neighbours.py` says of it.
-The memory that they share comes with it, its mailbox, and the ways to the others'."""
+"""From the supervisor, to a front end before its START: its place among front ends. Body: JSON, defined in
+`neighbours.py`. The shared memory comes with it, its mailbox, and the sockets to the others' mailboxes."""
 NEIGHBOUR = 27
-"""Supervisor, to a front end: another one was started. The number is its place; the way to it comes with it."""
+"""From the supervisor, to a front end: another one was started. The number is its place; the socket to it comes with
+it."""
 COUNTED = 23
-"""Supervisor, to the engine: how many processes there are, and how often each role was started again. Body: JSON."""
+"""From the supervisor, to the engine: the number of processes, and the restarts of each role. Body: JSON."""
 HURRY = 28
-"""Supervisor, to the engine: its front ends are about to end, and what is held open for more requests is to run."""
+"""From the supervisor, to the engine: its front ends are about to end, and batches held open must run."""
 FAILED = "failed"
-"""It cannot start, and why: for the operator, who has to change something."""
+"""It cannot start, and why: the operator has to change something."""
 ASKED = "asked"
-"""A signal has asked it to end, and not the supervisor: it finishes what it has. That is no failure."""
+"""A signal, not the supervisor, has asked it to end: it drains. This is not a failure."""
 UNLINKED = "unlinked"
-"""A front end has lost its engine, or the way to it, which was that of the `pairing`."""
+"""A front end has lost its engine, or the connection to it, which was the one of this `pairing`."""

@@ -1,7 +1,7 @@
-"""Lasting: what clients have told an engine, kept for the engine that takes its place if it ends, and put back there.
+"""Lasting: keeps what clients have told an engine, and restores it in the engine that replaces it.
 
-Regions, what is logged and traced, and which models were loaded and unloaded. Made by `roles.py`, in the engine's
-process. What is on disk, and how much was counted, is not here: a new engine reads the one, and begins the other anew.
+It keeps regions, log and trace settings, and which models were loaded and unloaded. Created by `roles.py`, in the
+engine's process. What is on disk is not kept, since a new engine reads it, nor are the counts, which start over.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _LOGS, _REGION, _MODEL, _TRACE = "logs", "region ", "model ", "trace "
 
 
 class Lasting:
-    """What is kept of one engine. `kept` is what the engine before has kept, by key.
+    """The kept state of one engine. `kept` is that of the previous engine, by key.
 
-    Invariant: what `put_back` has put back is kept for the next one too: the supervisor still has it.
+    Invariant: state that `put_back` has restored is kept for the next engine too: the supervisor still has it.
     """
 
     def __init__(self, told: SupervisorLink, kept: Mapping[str, Kept]) -> None:
@@ -41,7 +41,7 @@ class Lasting:
         self._traces: dict[str, dict[str, Any]] = {}
 
     def watch(self, server: EngineServer) -> None:
-        """Keep what changes from now on."""
+        """Keep changes from now on."""
         regions, traces = server.server.shared_memory.regions, server.server.observing.traces
         added, dropped = regions.added, regions.dropped
 
@@ -58,7 +58,7 @@ class Lasting:
         server.server.control.asked = self._model
 
     def logs(self, apply: Callable[[LogLevels], None]) -> Callable[[LogLevels], None]:
-        """Give what sets what is logged, and keeps that."""
+        """Return a function that applies log settings, and keeps them."""
 
         def applied(levels: LogLevels) -> None:
             apply(levels)
@@ -68,7 +68,7 @@ class Lasting:
 
         return applied
 
-    # -- what changes ------------------------------------------------------------------------------------------
+    # -- changes -----------------------------------------------------------------------------------------------
 
     def _add(self, region: Region) -> None:
         said, descriptors = region.shared()
@@ -83,7 +83,7 @@ class Lasting:
     def _model(self, name: str, how: Mapping[str, Any]) -> None:
         key = _MODEL + name
         if key in self._kept and key not in self._under_way:
-            self._begun[key] = self._kept[key]  # a client has said otherwise since
+            self._begun[key] = self._kept[key]  # a client has changed it since
         self._told.keep(key, how)
 
     def _trace(self, model: str, changes: Mapping[str, Any]) -> None:
@@ -91,18 +91,18 @@ class Lasting:
         said.update(changes)
         self._told.keep(_TRACE + model, said)
 
-    # -- what is put back --------------------------------------------------------------------------------------
+    # -- restoring ---------------------------------------------------------------------------------------------
 
     async def put_back_first(self, server: EngineServer) -> None:
-        """Put back what no model is needed for, before anybody is heard: who names a region, or says otherwise now."""
+        """Restore what needs no model, before clients can connect and refer to regions, or change settings."""
         await self._put_back(server, lambda key: key == _TRACE or not key.startswith((_MODEL, _TRACE)))
 
     async def put_back(self, server: EngineServer) -> None:
-        """Load and unload what clients had loaded and unloaded, and trace what they had traced."""
+        """Load and unload the models that clients had loaded and unloaded, and restore their trace settings."""
         await self._put_back(server, lambda _: True)
 
     async def _put_back(self, server: EngineServer, now: Callable[[str], bool]) -> None:
-        # more may come while models load
+        # more may arrive while models load
         while left := [key for key, kept in self._kept.items() if now(key) and self._begun.get(key) is not kept]:
             for key in sorted(left, key=lambda key: key.startswith(_TRACE)):
                 if self._begun.get(key) is not self._kept[key]:
@@ -110,7 +110,7 @@ class Lasting:
                     await self.put_back_one(server, key)
 
     async def put_back_one(self, server: EngineServer, key: str) -> None:
-        """Do what was kept by one key."""
+        """Restore one key."""
         said, descriptors = self._kept[key]
         self._under_way.add(key)
         try:

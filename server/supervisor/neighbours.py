@@ -1,6 +1,7 @@
-"""Neighbours: what front ends need to hand connections to each other. Made by `supervisor.py`.
+"""Neighbours: what front ends need to hand connections to each other. Created by `supervisor.py`.
 
-Memory in which each says how many it has (fronts/spreading.py), and a mailbox for each, which the others send to.
+Shared memory in which each publishes its number of connections (fronts/spreading.py), and a mailbox for each, to which
+the others send.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ if TYPE_CHECKING:
     from .children import Child
 
 _PLACES_EACH = 4
-"""Places for each front end: those that finish, while all are replaced more than once, have theirs too."""
+"""Places per front end, since those that are finishing, if all are replaced more than once, keep theirs."""
 
 
 class _Member(NamedTuple):
     place: int
     child: Child
     way: socket.socket
-    """What leads to its mailbox."""
+    """The socket that sends to its mailbox."""
 
 
 class Neighbours:
-    """The places of front ends, by the number of the process. A place is used again when its process has ended."""
+    """The places of front ends, by process number. A place is reused when its process has ended."""
 
     def __init__(self, fronts: int) -> None:
         places = _PLACES_EACH * fronts
@@ -43,9 +44,9 @@ class Neighbours:
         self._members: dict[int, _Member] = {}
 
     def enter(self, number: int, child: Child) -> None:
-        """Give a front end a place, before it is started, and have the others meet it. Raises: OSError.
+        """Assign a place to a front end, before it is started, and introduce it to the others. Raises: OSError.
 
-        Without a place, when there is none, it keeps what it accepts.
+        If no place is free, it keeps the connections it accepts.
         """
         if not self._free:
             return
@@ -61,7 +62,7 @@ class Neighbours:
             other.child.tell(NEIGHBOUR, place, descriptors=[way.fileno()])
 
     def leave(self, number: int) -> None:
-        """Take the place of a front end that has ended; nothing happens to one that has none."""
+        """Free the place of a front end that has ended; does nothing if it has none."""
         member = self._members.pop(number, None)
         if member is not None:
             self._board.clear(member.place)
@@ -69,7 +70,7 @@ class Neighbours:
             self._free.append(member.place)
 
     def close(self) -> None:
-        """Let go of all."""
+        """Release everything."""
         for number in list(self._members):
             self.leave(number)
         if self._memory >= 0:

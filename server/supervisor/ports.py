@@ -1,4 +1,4 @@
-"""Ports: those of a server whose front ends come and go, held for as long as it lives. Made by `supervisor.py`."""
+"""Ports: reserves the ports of a server for its lifetime, while front ends come and go. Created by `supervisor.py`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SETTINGS = {"HTTP": "http_port", "gRPC": "grpc_port", "metrics": "metrics_port"
 
 
 class Ports:
-    """Bound, never listening: connections go to the front ends, and no other program can take a port meanwhile."""
+    """Sockets that are bound but never listen: connections go to the front ends, but no other program can bind."""
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
 
     async def hold(self, wanted: Mapping[str, tuple[str, int]]) -> dict[str, int]:
-        """Hold a port for each name, given its address and its number, 0 for any.
+        """Reserve a port for each name, given its address and its number, 0 for any.
 
         Returns: the numbers. Raises: ListenError.
         """
@@ -36,20 +36,20 @@ class Ports:
         return numbers
 
     async def hold_for(self, settings: Settings) -> Settings:
-        """Hold the ports of a server. Returns: the settings, with the numbers in them. Raises: ListenError."""
+        """Reserve the ports of a server. Returns: the settings, with the numbers in them. Raises: ListenError."""
         numbers = await self.hold(wanted(settings))
         chosen: dict[str, Any] = {_SETTINGS[name]: number for name, number in numbers.items()}
         return replace(settings, **chosen)
 
     def close(self) -> None:
-        """Let go of them."""
+        """Release the ports."""
         for each in self._sockets:
             each.close()
         self._sockets.clear()
 
 
 def wanted(settings: Settings) -> dict[str, tuple[str, int]]:
-    """Give the address and the port of each protocol that is served."""
+    """Return the address and the port of each protocol that is served."""
     found = {}
     if settings.allow_http:
         found["HTTP"] = (settings.http_address, settings.http_port)
@@ -65,7 +65,7 @@ def wanted(settings: Settings) -> dict[str, tuple[str, int]]:
 
 
 def places(settings: Settings) -> dict[str, str]:
-    """Give the URLs where a server listens, as its own ports do."""
+    """Return the URLs at which a server listens, in the format of its own ports."""
     schemes = {"gRPC": "grpcs" if settings.grpc_use_ssl or settings.grpc_use_ssl_mutual else "grpc"}
     urls = {}
     for name, (address, port) in wanted(settings).items():
@@ -75,7 +75,7 @@ def places(settings: Settings) -> dict[str, str]:
 
 
 def _probed(family: int, address: Any) -> socket.socket:
-    """Listen for a moment, as one who does not share: SO_REUSEPORT alone would let a second penstock in.
+    """Listen for a moment without sharing: SO_REUSEPORT alone would let a second penstock in.
 
     Raises: OSError.
     """
@@ -91,6 +91,6 @@ def _probed(family: int, address: Any) -> socket.socket:
 
 def _held(family: int, address: Any) -> socket.socket:
     held = bind_one(family, address, reuse_port=True)
-    # it was for what an earlier server has left behind; from now on another one must not get past this socket with it
+    # it was set to take over from an earlier server; from now on no other socket may bypass this one with it
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     return held

@@ -1,4 +1,4 @@
-"""Roles: what a process of a supervisor is: a front end or the engine. Made by `child.py`, by the name it is told."""
+"""Roles: what a supervised process runs: a front end or the engine. Created by `child.py`, by assigned name."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ def prepare() -> None:
     import penstock.server.fronts.front
     import penstock.server.supervisor.lasting  # noqa: F401
 
-    settle_memory()  # or it would walk over all of that once models are served: 0.1 s in which nothing is answered
+    settle_memory()  # otherwise the collector would traverse all of it once models are served: 0.1 s without an answer
 
 
 class Role(Protocol):
-    """What a process is. `answer` and `load` come in either order, once each."""
+    """What a process runs. `answer` and `load` are called in either order, once each."""
 
     async def answer(self) -> None:
         """Listen. Raises: StartError."""
 
     async def load(self) -> dict[str, Any]:
-        """Come so far that requests can be served. Returns: what the supervisor is told with it."""
+        """Become ready to serve requests. Returns: details for the supervisor."""
 
     def attach(self, sock: socket.socket) -> None:
-        """Speak to an engine, or to a front end, over this socket."""
+        """Connect to an engine, or to a front end, over this socket."""
 
     def meet(self, place: int, sock: socket.socket) -> None:
-        """Take the way to a front end that was started after this one."""
+        """Add the socket to a front end that was started after this one."""
 
     def counted(self, counts: Mapping[str, Any]) -> None:
-        """Take how many processes there are, and how often they were started again."""
+        """Update the number of processes and of their restarts."""
 
     def kept(self, key: str) -> None:
-        """Take what the engine before this one has been told since this one was started."""
+        """Handle a change made to the previous engine since this one was started."""
 
     def hurry(self) -> None:
-        """Hold no batch open any more: the front ends are about to end."""
+        """Hold no more batches open: the front ends are about to end."""
 
     async def drain(self, *, last: bool) -> int:
-        """Finish what was accepted; `last`: nothing takes its place. Returns: how much was dropped."""
+        """Finish accepted requests; `last`: nothing replaces the process. Returns: how much was dropped."""
 
     async def close(self) -> None:
-        """End at once whatever is left."""
+        """End immediately, dropping everything."""
 
 
 class FrontProcess:
@@ -96,13 +96,13 @@ class FrontProcess:
             self._spread.meet(place, sock)
 
     def counted(self, counts: Mapping[str, Any]) -> None:
-        """Not told to a front end."""
+        """Do nothing: not sent to a front end."""
 
     def kept(self, key: str) -> None:
-        """Not told to a front end."""
+        """Do nothing: not sent to a front end."""
 
     def hurry(self) -> None:
-        """Not told to a front end."""
+        """Do nothing: not sent to a front end."""
 
     async def drain(self, *, last: bool) -> int:
         return await self._server.drain(last=last)
@@ -112,11 +112,11 @@ class FrontProcess:
 
 
 class EngineProcess:
-    """The engine's process. It drains when its front ends have gone: they may still bring what they have accepted.
+    """The engine's process. It drains when its front ends have gone, since they may still send accepted requests.
 
-    Or when the supervisor says so: a signal has asked the engine alone, and another takes its place.
-    One that has lost a device for good ends without that, and another takes its place. Not beside it, as when all are
-    replaced: what it holds of the device stays until it has ended, and there may be no room for more.
+    It also drains when the supervisor says so: a signal has reached the engine alone, and another will replace it. If
+    it has lost a device for good, it ends without waiting, and another replaces it. The two do not overlap, as they do
+    when all are replaced: it holds device memory until it has ended, and there may be no room for both.
     """
 
     def __init__(self, settings: Settings, told: SupervisorLink, assigned: Mapping[str, Any]) -> None:
@@ -155,7 +155,7 @@ class EngineProcess:
         self._alone.clear()
 
     def meet(self, place: int, sock: socket.socket) -> None:
-        """Not told to the engine."""
+        """Do nothing: not sent to the engine."""
 
     def counted(self, counts: Mapping[str, Any]) -> None:
         self._server.server.metrics.processes = {
@@ -175,7 +175,7 @@ class EngineProcess:
         self.hurry()
         if self._server.server.health.spent:
             return await self._server.drain()
-        # nobody has told front ends to go, where a signal has asked this process only: the supervisor says so
+        # if a signal has reached this process only, the front ends stay: the supervisor then sends DRAIN
         either = [asyncio.ensure_future(each.wait()) for each in (self._alone, self._told.told_to_end)]
         done, _ = await asyncio.wait(
             either, timeout=self._settings.exit_timeout_secs, return_when=asyncio.FIRST_COMPLETED

@@ -1,6 +1,6 @@
-"""Supervisor: the process that starts the engine and the front ends, and keeps them. Made by `process.py`.
+"""Supervisor: the process that starts and maintains the engine and the front ends. Created by `process.py`.
 
-What is to be done is decided in `fleet.py`; this does it, and tells what happens.
+`fleet.py` decides what to do; this carries it out, and reports events.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ ROLES = {ENGINE: f"{__package__}.roles:EngineProcess", FRONT: f"{__package__}.ro
 SPARE_AFTER_S = 1.0
 SPARE_AGAIN_S = 10.0
 GRACE_S = 2.0
-"""How long a process may take beyond the exit timeout, before it is killed."""
+"""How long a process may take beyond the exit timeout before it is killed."""
 
 
 class Supervisor:
-    """The processes of one server: `open`, `load`, and in the end `drain` and `close`, as those of a Server.
+    """The processes of one server: `open`, `load`, and finally `drain` and `close`, as with a Server.
 
-    Invariants: a process that ends without having been asked to is replaced. Nothing that it has started outlives
+    Invariants: a process that ends without having been asked to is replaced. No process that it has started outlives
     `close`.
     Threads: the event loop's, on the main thread.
     """
@@ -74,11 +74,11 @@ class Supervisor:
         self._pairings: dict[int, int] = {}
         self._last_pairing = 0
 
-    # -- what a process has around it --------------------------------------------------------------------------
+    # -- the interface of a Server -----------------------------------------------------------------------------
 
     @property
     def places(self) -> dict[str, str]:
-        """The URLs where it listens, by what listens there."""
+        """The URLs at which it listens, by name."""
         return places(self._settings)
 
     @property
@@ -87,7 +87,7 @@ class Supervisor:
         return str(self._said.get("serves", ""))
 
     async def open(self) -> None:
-        """Hold the ports, start everything, and wait until front ends answer. Raises: StartError."""
+        """Reserve the ports, start everything, and wait until front ends answer. Raises: StartError."""
         if not hasattr(os, "pidfd_open"):
             raise StartError("--http-workers needs Linux")
         self._settings = await self._ports.hold_for(self._settings)
@@ -96,7 +96,7 @@ class Supervisor:
         await self._begun(ANSWERS)
 
     async def load(self) -> list[str]:
-        """Wait until all is loaded. Returns: why each version that is not served is not. Raises: StartError."""
+        """Wait until all is loaded. Returns: the reason for each version that is not served. Raises: StartError."""
         await self._begun(READY)
         self._whole = True
         if self._settings.chaos:
@@ -114,7 +114,7 @@ class Supervisor:
         self._faults.begin()
 
     def hang_up(self) -> None:
-        """Replace every process, without a moment in which nobody serves."""
+        """Replace every process without interrupting service."""
         if not self._whole or not self.fleet.replace():
             logger.warning("SIGHUP: nothing is done, processes are starting or ending")
             return
@@ -137,7 +137,7 @@ class Supervisor:
         return self._dropped
 
     async def close(self) -> None:
-        """End at once whatever is left."""
+        """End immediately, dropping everything."""
         self.force()
         if self._clock is not None:
             self._clock.cancel()
@@ -156,18 +156,18 @@ class Supervisor:
         return [self._spare] if self._spare else []
 
     async def _begun(self, state: str) -> None:
-        """Wait until all have come so far for the first time. Raises: StartError, when one cannot start."""
+        """Wait until all have first reached a state. Raises: StartError if one cannot start."""
         await self._until(lambda: bool(self._failed) or self.fleet.reached(state))
         if self._failed:
             raise StartError(self._failed)
 
     async def _until(self, reached: Callable[[], bool]) -> None:
-        """Wait for what comes with a change of a process."""
+        """Wait for a condition that changes with the state of a process."""
         while not reached():
             self._changed.clear()
             await self._changed.wait()
 
-    # -- what the fleet asks for -------------------------------------------------------------------------------
+    # -- actions of the fleet ----------------------------------------------------------------------------------
 
     def _start(self, member: Member, early: bool) -> None:
         settings = self._settings
@@ -193,7 +193,7 @@ class Supervisor:
         except OSError as error:
             logger.error("%s cannot be started: %s", member.name, error)  # noqa: TRY400 - the system's reason is all
             if number in self._children:
-                self._children[number].kill()  # it does not know what to be
+                self._children[number].kill()  # it has no assignment
             else:
                 self._loop.call_later(LOOK_S, lambda: self.fleet.ended(number, self._loop.time()))
 
@@ -214,7 +214,7 @@ class Supervisor:
                 end.close()
 
     def _unlinked(self, number: int, pairing: int) -> None:
-        """Have a front end joined anew, unless it has been since: what is under way would fail."""
+        """Reconnect a front end, unless that has happened since: the requests in flight would fail."""
         if self._pairings.get(number) == pairing:
             self.fleet.unlinked(number)
 
@@ -231,7 +231,7 @@ class Supervisor:
         if member.number in self._children:
             self._children[member.number].kill()
 
-    # -- what happens ------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------
 
     def _take(self, number: int, messages: list[Message]) -> None:
         for kind, _, body, _, descriptors in messages:
@@ -244,11 +244,11 @@ class Supervisor:
                 self._hear(number, json.loads(body))
 
     def _keep(self, number: int, body: bytes, descriptors: list[int]) -> None:
-        """Remember what an engine keeps, and tell the one that takes its place, or has: old front ends still ask."""
+        """Keep what an engine sends, and pass it to its replacement, if any: old front ends still make changes."""
         key, value = json.loads(body)
         fleet, generation = self.fleet, self.fleet.members[number].generation
         if generation > fleet.generation:
-            return  # it is what it has put back; the engine that serves may have been told otherwise since
+            return  # this is state it has restored; clients may have changed the serving engine since
         newer = fleet.following if generation == fleet.generation else fleet.generation
         for engine in fleet.of(newer, ENGINE) if newer is not None else ():
             if engine.number in self._children:
@@ -325,7 +325,7 @@ class Supervisor:
                     child.kill()
 
     def _keep_spare(self, now_s: float) -> None:
-        """Have a process at hand that has imported everything, once there is nothing else to do."""
+        """Keep a spare process that has imported everything, once nothing else is left to do."""
         if not self._whole or self.fleet.draining or self.fleet.following is not None or not self.fleet.reached(READY):
             self._spare_due_s = now_s + SPARE_AFTER_S
         elif self._spare is None and now_s >= self._spare_due_s:

@@ -1,7 +1,7 @@
-"""ProcessWatch: whether a process still works, by its pings and what the system says of its main thread. Pure.
+"""ProcessWatch: detects faults in a process from its pings and the state of its main thread in the system. Pure.
 
-A process that is stopped does nothing any more; one that sleeps and does not answer hangs. One that waits for a
-processor, or for a disk, is slow: to kill it would make that worse.
+A stopped process makes no progress, and one that sleeps and does not answer hangs. One that waits for a CPU or a disk
+is merely slow: killing it would make that worse.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 from pathlib import Path
 
 LOOK_S = 0.1
-"""How often processes are looked at."""
+"""The interval between checks."""
 PING_S = 1.0
 STOPPED_S = 0.5
 HANGS_S = 10.0
 HOLDS_S = 60.0
-"""How long a loop may be held by something that computes."""
+"""How long a computation may block a loop."""
 
 
 class ProcessWatch:
-    """What is known of one process. Units: seconds of any clock, processor time in the system's ticks.
+    """The state of one process. Units: seconds of any clock, CPU time in the system's ticks.
 
-    Time in which nobody looked does not count: then this process was the one that got no processor.
+    Time without a check does not count, since this process itself lacked a CPU then.
     """
 
     def __init__(self) -> None:
@@ -31,14 +31,14 @@ class ProcessWatch:
         self._ticks = -1
 
     def answered(self) -> None:
-        """Take the answer to a ping."""
+        """Record the answer to a ping."""
         self._silent_s = self._idle_s = 0.0
 
     def look(self, state: str, ticks: int, now_s: float) -> str:
-        """Take what the system says, and give why the process is to be killed, or nothing."""
+        """Add an observation, and return why the process must be killed, or ""."""
         passed_s = 0.0 if self._looked_s is None else min(now_s - self._looked_s, 2 * LOOK_S)
         self._looked_s = now_s
-        # one that has worked since was not stopped all the time: so are processes slowed down (cpulimit)
+        # a process that used CPU time since was not stopped throughout: limiters such as cpulimit stop and continue it
         self._stopped_s = self._stopped_s + passed_s if state == "T" and ticks == self._ticks else 0.0
         self._silent_s += passed_s
         self._idle_s = self._idle_s + passed_s if state == "S" and ticks == self._ticks else 0.0
@@ -53,7 +53,7 @@ class ProcessWatch:
 
 
 def looked_up(pid: int) -> tuple[str, int]:
-    """Give the state of a process's main thread, a letter, and its processor time in ticks; "" when it is gone."""
+    """Return the state of a process's main thread, a letter, and its CPU time in ticks; "" if it is gone."""
     try:
         text = Path(f"/proc/{pid}/task/{pid}/stat").read_text("latin-1")
     except OSError:

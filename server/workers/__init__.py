@@ -1,1 +1,1 @@
-"""Worker processes: the user's code where it can hurt nobody. Hooks and Python models run in them."""
+"""Worker processes, which isolate user code from the server. Hooks and Python models run in them."""

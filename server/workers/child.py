@@ -1,7 +1,7 @@
-"""The program that a worker process runs, by its path, on whichever Python: it makes this package importable first.
+"""The program of a worker process, run by path on any Python. It first makes the penstock packages importable.
 
-Called by `process.py`: child.py SOCKET BEGUN PARENT MOUNTS NAME=FOLDER..., the first two descriptors, PARENT the
-server's pid, MOUNTS a JSON object of paths and the folders that are to be found there.
+Started by `process.py`: child.py SOCKET BEGUN PARENT MOUNTS NAME=FOLDER... The first two are descriptors, PARENT is the
+server's pid, and MOUNTS is a JSON object that maps paths to the folders to mount there.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from typing import NoReturn
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _OLDEST = (3, 10)
-"""For Python models; the server asks for a newer one where others need it."""
+"""The oldest version for Python models; the server itself requires a newer one where other services need it."""
 _UNFIT_STATUS = 78
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 _MOST_ENTRIES = 64
-"""Of a folder that gets one more: each of them is mounted again."""
+"""The maximum number of entries in a folder that gets one more: each entry is mounted again."""
 _LEAVE_S = 2.0
-"""For what user code has given `atexit`: it may wait for a child that never ends, and so would the server."""
+"""The limit for `atexit` functions of user code: one may wait for a child that never ends, and block the server."""
 
 
 def make_importable(folders: list[str]) -> None:
-    """Make penstock's packages importable from where the server has them, whatever this Python has installed."""
+    """Make penstock's packages importable from the server's folders, whatever this Python has installed."""
     parent = sys.modules["penstock"] = types.ModuleType("penstock")
     parent.__path__ = []
     for word in folders:
@@ -53,14 +53,14 @@ def make_importable(folders: list[str]) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have the system kill this process when the one that started it is gone, even if user code never returns."""
+    """Have the kernel kill this process when its parent ends, even if user code never returns."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def may_mount(mounts: dict[str, str]) -> bool:
-    """Tell whether the system lets this process have folders at other paths: a child tries, as there is no way back."""
+    """Return whether the system allows the mounts. A child tries, because they cannot be undone."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -72,9 +72,10 @@ def may_mount(mounts: dict[str, str]) -> bool:
 
 
 def mount(mounts: dict[str, str]) -> None:
-    """Have folders at other paths, for this process and its children alone. Raises: OSError, with some of it done.
+    """Mount folders at other paths, for this process and its children only. Raises: OSError, after a partial change.
 
-    A namespace of mounts, and of users where that needs one, which a process can only enter before it has threads.
+    Uses a mount namespace, and a user namespace if that is required. A process can enter one only before it has
+    threads.
     """
     libc = ctypes.CDLL(None, use_errno=True)
 
@@ -100,7 +101,7 @@ def mount(mounts: dict[str, str]) -> None:
 
 
 def make_place(path: str, on: Callable[[str | None, str, str | None, int], None]) -> None:
-    """Make a folder that is not there, without a change on the disk: the next one above is mounted again, with it."""
+    """Make a missing folder without changing the disk: remount the nearest existing parent, with the folder added."""
     above = os.path.dirname(path)  # noqa: PTH120
     while not os.path.isdir(above):  # noqa: PTH112
         above = os.path.dirname(above)  # noqa: PTH120
@@ -124,41 +125,41 @@ def make_place(path: str, on: Callable[[str | None, str, str | None, int], None]
 
 
 def unfit(why: str) -> None:
-    """End, with why this Python will not do as the last line that is written."""
+    """Exit, with the reason why this Python is unsuitable as the last line of output."""
     sys.stderr.write(f"Python '{sys.executable}' {why}\n")
     sys.stderr.flush()
     os._exit(_UNFIT_STATUS)
 
 
 def prepare_output() -> None:
-    """Have lines leave when they are whole, and a crash say where it was."""
+    """Flush output line by line, and enable tracebacks for crashes."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
     faulthandler.enable()
 
 
 def _end_pools() -> None:
-    """Have pools of threads and processes end, as Python does before `atexit`, where they would be waited for.
+    """End thread and process pools, as Python does before `atexit`, where waiting for them could block.
 
-    One that raises keeps no other from its end; what it raises is written, as `atexit` does.
+    A pool that raises does not stop the others from ending; the error is written, as `atexit` does.
     """
     for end in reversed(getattr(threading, "_threading_atexits", ())):
         try:
             end()
-        except BaseException:  # noqa: BLE001 - user code may exit here, too
+        except BaseException:  # noqa: BLE001 - user code may exit here as well
             traceback.print_exc()
 
 
 def leave() -> NoReturn:
-    """End as a program of Python's does, so that temporary folders go, but wait for no thread: some never end."""
-    with contextlib.suppress(Exception):  # no thread can be had
+    """Exit as a Python program does, so temporary folders are removed, but do not wait for threads: some never end."""
+    with contextlib.suppress(Exception):  # no thread is available
         late = threading.Timer(_LEAVE_S, os._exit, (0,))
         late.daemon = True
         late.start()
         pools = threading.Thread(target=_end_pools, daemon=True)
         pools.start()
-        pools.join(_LEAVE_S / 2)  # one of their threads may never end
-        atexit._run_exitfuncs()  # noqa: SLF001 - what Python itself calls; it writes what is raised
+        pools.join(_LEAVE_S / 2)  # one of the pool's threads may never end
+        atexit._run_exitfuncs()  # noqa: SLF001 - what Python itself calls; it writes exceptions
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -174,7 +175,7 @@ def main(words: list[str]) -> None:
         unfit(f"is {sys.version_info[0]}.{sys.version_info[1]}, and workers need 3.10 or later")
     if (asked := json.loads(mounts)) and may_mount(asked):
         mount(asked)
-        die_with(int(parent))  # which a change of its rights may have ended
+        die_with(int(parent))  # a change of credentials may have reset it
     prepare_output()
     if not getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH; not before Python 3.11
         del sys.path[0]  # this file's folder
@@ -192,7 +193,7 @@ def main(words: list[str]) -> None:
         CallQueue(Channel(socket.socket(fileno=int(sock))), memory).serve()
     except ConnectionError:
         os._exit(1)  # the server has gone
-    except BaseException as error:  # noqa: BLE001 - nobody is served any more, whatever other threads do
+    except BaseException as error:  # noqa: BLE001 - nothing else is served, whatever other threads do
         with contextlib.suppress(Exception):
             traceback.print_exception(error)
         os._exit(1)

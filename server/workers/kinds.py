@@ -1,7 +1,7 @@
-"""Kinds: what the messages between a server and its workers are.
+"""Kinds of message between a server and its workers.
 
-A call is answered by REPLY or ERROR with its number, and calls run one at a time, in order. What is told runs at once,
-beside a call, and is not answered; numbers mean there what the service says.
+A call is answered by REPLY or ERROR with its number; calls run one at a time, in order. Messages from FIRST_TOLD up are
+handled at once, beside a running call, and not answered; the service defines what their numbers mean.
 """
 
 from __future__ import annotations
@@ -16,6 +16,6 @@ REPLY = 19
 ERROR = 20
 """Body: an InferError (ipc/refusals.py)."""
 FIRST_CALL = 32
-"""The services' own calls: up to FIRST_TOLD."""
+"""The services' own calls, below FIRST_TOLD."""
 FIRST_TOLD = 64
-"""What is told, in either direction."""
+"""Messages without an answer, in either direction."""

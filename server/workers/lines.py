@@ -1,4 +1,4 @@
-"""Lines: what a worker writes to its output, line by line in the server's log. Used by `worker.py`."""
+"""Lines: splits a worker's output into lines for the server's log. Used by `worker.py`."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ LINE_BYTES = 8 << 10
 LINES_PER_S = 500
 LAST_LINES = 20
 LINES_AT_ONCE = 50
-"""A line costs some 10 us to log, and the loop has others to serve."""
+"""Logging a line takes about 10 us, and the loop has other work."""
 PAUSE_S = 0.01
-"""Between two reads: one for each line that a worker floods with takes half of the loop's time."""
+"""The pause between two reads: reading each line of a flood separately would use half of the loop's time."""
 _READ_BYTES = 256 << 10
 _PIPE_BYTES = 1 << 20
 _LEFT_BYTES = 1 << 20
-"""The most that is read of a process that has ended: a child of its own may hold its output, and go on."""
+"""The maximum that is read after the process has ended: a child may hold its output open and keep writing."""
 
 logger = logging.getLogger("penstock.workers.user")
 
 
 class Lines:
-    """Makes lines of bytes in any pieces. Told the time, of any clock.
+    """Splits bytes, received in pieces of any size, into lines. Takes the time as an argument, from any clock.
 
-    Invariants: a line has no more than LINE_BYTES, and its rest is left out. No second has more than LINES_PER_S
-    lines: those above are counted, and the last few of them kept, for `rest` to give when there will be no more.
-    A carriage return ends a line, as progress bars have it; empty lines are none.
+    Invariants: a line has at most LINE_BYTES; the rest is discarded. At most LINES_PER_S lines are returned per second:
+    the excess is counted, and the last LAST_LINES of it are kept for `rest`, in case no more output follows.
+    A carriage return ends a line, since progress bars use it; empty lines are skipped.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Lines:
         self._left = LINES_PER_S
 
     def feed(self, data: bytes, now_s: float) -> list[str]:
-        """Take bytes, and give the lines that are whole now."""
+        """Add bytes, and return the lines that are now complete."""
         said = self.report(now_s)
         *whole, self._partial = self._split(self._partial + data.replace(b"\r", b"\n"))
         for line in whole:
@@ -57,7 +57,7 @@ class Lines:
         surplus = data.count(b"\n") - self._left - LAST_LINES - 1
         if surplus <= 0:
             return data.split(b"\n")
-        # a flood: what is in the middle is not looked at
+        # a flood: skip its middle
         *first, rest = data.split(b"\n", self._left)
         _, *last = rest.rsplit(b"\n", LAST_LINES + 1)
         self.dropped += surplus + 1
@@ -74,7 +74,7 @@ class Lines:
         return [_text(line)]
 
     def report(self, now_s: float) -> list[str]:
-        """Begin a new second, if it is time, and say how many lines the last one has cost."""
+        """Begin a new second if it is time, and report how many lines the last one dropped."""
         if now_s - self._second_s < 1.0:
             return []
         self._second_s, self._left = now_s, LINES_PER_S
@@ -83,10 +83,10 @@ class Lines:
         return [_dropped(dropped)] if dropped else []
 
     def rest(self) -> list[str]:
-        """Give what there is when no more will come: the last lines are not dropped."""
+        """Return what is left at the end of the output: the last lines are not dropped."""
         lines = [*self._last]
         if self._partial and not self._cut:
-            lines.append(self._partial)  # one without an end
+            lines.append(self._partial)  # a line without an end
         dropped = self.dropped - len(self._last)
         self.dropped, self._partial = 0, b""
         self._last.clear()
@@ -96,9 +96,9 @@ class Lines:
 class Output:
     """One worker's output: a pipe that is read on the loop.
 
-    The worker does not wait for the log, unless it writes more than 25 MB/s. `last` is its last line so far. Lines
-    that have one of `noise` in them are for debugging only, and never the last. Those that are `heard` are logged also
-    where the server logs warnings or errors alone: who wrote them has chosen what to write. `line` is called with each.
+    The worker does not wait for the log unless it writes more than 25 MB/s. `last` is its last line so far. Lines that
+    contain one of `noise` are logged at DEBUG and never become `last`. If `heard`, lines are also logged where the
+    server logs only warnings or errors: the author of such output chose its level. `line` is called with each line.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Output:
         self._pause: asyncio.TimerHandle | None = None
         self._report_timer: asyncio.TimerHandle | None = None
         os.set_blocking(descriptor, False)
-        with contextlib.suppress(OSError):  # users may have so much of them
+        with contextlib.suppress(OSError):  # the system may limit a user's pipe memory
             fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._loop.add_reader(descriptor, self._readable)
 
@@ -138,7 +138,7 @@ class Output:
             self._loop.add_reader(self._descriptor, self._readable)
 
     def _read(self) -> int:
-        """Read once. Returns: how many bytes there were."""
+        """Read once. Returns: the number of bytes read."""
         try:
             data = os.read(self._descriptor, _READ_BYTES)
         except BlockingIOError:
@@ -154,7 +154,7 @@ class Output:
     def _report(self) -> None:
         self._report_timer = None
         self._waiting += self._lines.report(self._loop.time())
-        self._report_soon()  # of a second that had begun since
+        self._report_soon()  # for a second that has begun since
         self._log(LINES_AT_ONCE)
 
     def _log(self, most: int) -> None:

@@ -1,4 +1,4 @@
-"""Order: what to run in a worker process. Made by whoever has user code to run; read by `worker.py`."""
+"""Order: what to run in a worker process. Created by the owners of user code; read by `worker.py`."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from penstock.backends.errors import Code, InferError
 STARTED = "workers_started"
 ENDED = "workers_ended_"
 REASONS = ("exit", "signal", "time", "memory", "stopped", "silent", "open", "killed")
-"""Why a worker has ended: by itself, killed past a limit or because it did not go on, not opened, or because asked."""
+"""Why a worker ended: exited, signal, over a limit, stopped or unresponsive, failed to open, or killed on request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
     """One kind of worker.
 
-    `service` is the module that is opened in it, with `settings`, which are JSON (service.py says what it must have).
-    `label` names it in errors ("the hooks of model 'iris'"), `about` goes with its log lines. `interpreter` is the
-    Python that runs it, with what `service` needs; "": this. `folder` is where it works, None: where the server does.
-    `path` comes first on its sys.path, `environment` beside the server's own variables. `mounts` are folders that it
-    finds at other paths, where the system lets it have them so (child.py). Lines of its output that have one of `noise`
-    in them are logged for debugging only; others as INFO, or, if they are `heard`, as the least that the server logs.
-    `count` is told STARTED, and ENDED with the reason after it (one of REASONS) when the worker ends, unless it was
-    stopped: Model.count. `line` is called with each line of its output; it must not raise.
-    Units: `memory_bytes` resident, 0 for no limit; `open_limit_s` for opening, seconds.
+    `service` is the module to open, with the JSON `settings` (service.py defines its interface). `label` names the
+    worker in errors ("the hooks of model 'iris'"); `about` is added to its log records. `interpreter` is the Python
+    that runs it and has the packages that `service` needs; "" for the server's own. `folder` is its working directory;
+    None for the server's. `path` is prepended to its sys.path, and `environment` is added to the server's variables.
+    `mounts` are folders to mount at other paths, if the system allows it (child.py). Output lines that contain one of
+    `noise` are logged at DEBUG, others at INFO, or, if `heard`, at the lowest level that the server logs.
+    `count` is called with STARTED, and with ENDED plus one of REASONS when the worker ends without being stopped:
+    Model.count. `line` is called with each line of output and must not raise.
+    Units: `memory_bytes` resident, 0 for no limit; `open_limit_s`, seconds for opening.
     """
 
     service: str
@@ -48,11 +48,11 @@ class Order:
 
 
 class NotBegunError(Exception):
-    """The worker is gone, and the call had not begun there: another worker may take it."""
+    """The worker is gone and the call had not begun: it may be sent to another worker."""
 
 
 class WorkerLost(InferError):  # noqa: N818 - a condition, as OutOfMemory is
-    """The worker has ended while the call ran there, or has been ended for it."""
+    """The worker ended, or was ended, while the call ran."""
 
     def __init__(self, message: str, code: Code = Code.NOT_READY) -> None:
         super().__init__(code, message)

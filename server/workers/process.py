@@ -1,4 +1,4 @@
-"""Process: the system's side of a worker, spawned, waited for and reaped. Made by `worker.py`."""
+"""Process: spawns, waits for and reaps a worker's process. Used by `worker.py`."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from penstock.backends.errors import Code
 from .order import Order
 
 UNFIT_STATUS = 78
-"""What a worker exits with when its Python cannot run it; its last line says why. As in child.py."""
+"""The exit status of a worker whose Python cannot run it; its last line of output says why. The same as in child.py."""
 _CRASHED = "Extension modules: "
-"""How the last line begins that faulthandler writes of a crash: it does not say why."""
+"""The start of the last line that faulthandler writes after a crash. The line does not state the cause."""
 _PACKAGES = ("server", "batching", "backends")
 _CHILD = Path(__file__).parent / "child.py"
 
 
 class Process:
-    """One process and all that it starts, which is its process group. On a thread of its own, for three reasons.
+    """One process and its process group, managed by a thread of its own, for three reasons.
 
-    Spawning takes a millisecond or more, which no loop has. The thread waits for the end, so that nobody polls. And
-    the system kills the child when the very thread that spawned it ends (child.py asks for that): this one ends when
-    the child has, or with this whole process, even if that is killed.
+    Spawning takes a millisecond or more, too long for an event loop. The thread waits for the end, so no polling is
+    needed. And the kernel kills the child when the thread that spawned it ends (child.py requests this): the thread
+    ends after the child, or with this process, even if the process is killed.
 
-    `exited` is called once, on the loop: with the exit status (below 0: the signal), or with why it could not be
-    spawned. By then the process is reaped and its group is killed.
-    Ownership: `descriptors`, which the child gets, are closed here; the last one becomes its output.
-    Threads: the event loop's, but for `_live`; `_lock` keeps `kill` from a process that is reaped.
+    `exited` is called once, on the loop, with the exit status (negative: the signal), or with the reason why the
+    process could not be spawned. By then the process is reaped and its group killed.
+    Ownership: the child receives `descriptors`, and they are closed here; the last one becomes its output.
+    Threads: the event loop's, except for `_live`; `_lock` prevents `kill` from signaling a reaped process.
     """
 
     def __init__(
         self, order: Order, descriptors: tuple[int, int, int], exited: Callable[[int | OSError], None]
     ) -> None:
         self.pid = 0
-        """0 until it is spawned."""
+        """0 until spawned."""
         self._order = order
         self._descriptors = descriptors
         self._exited = exited
@@ -54,7 +54,7 @@ class Process:
         threading.Thread(target=self._live, name="worker", daemon=True).start()
 
     def kill(self) -> None:
-        """Kill the process and what it has started, now or as soon as it is there."""
+        """Kill the process and its group, now or as soon as it is spawned."""
         with self._lock:
             self._killed = True
             if self.pid and not self._reaped:
@@ -66,7 +66,7 @@ class Process:
             process = self._spawned()
         except OSError as error:
             ended = error
-        except (ValueError, subprocess.SubprocessError) as error:  # a NUL in a path, say
+        except (ValueError, subprocess.SubprocessError) as error:  # for example a NUL byte in a path
             ended = OSError(0, str(error))
         else:
             ended = self._outlived(process)
@@ -75,7 +75,7 @@ class Process:
                 os.close(descriptor)
         with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits
             self._loop.call_soon_threadsafe(self._exited, ended)
-        self._exited = _nobody  # who is called holds this
+        self._exited = _nobody  # the callback refers to this object
 
     def _outlived(self, process: subprocess.Popen[bytes]) -> int:
         for descriptor in self._descriptors:
@@ -85,8 +85,8 @@ class Process:
             self.pid = process.pid
             if self._killed:
                 _kill_group(process.pid)
-        # a group has its number for as long as its first process is not reaped
-        with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored, the system has reaped it
+        # the group's number stays reserved until its first process is reaped
+        with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored, the kernel has reaped it
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         with self._lock:
             _kill_group(process.pid)
@@ -105,19 +105,19 @@ class Process:
 
 
 def _programs(order: Order) -> dict[str, str]:
-    """Have programs that come with a Python of its own found first."""
+    """Put the programs next to the order's interpreter first in PATH."""
     folder = os.path.dirname(order.interpreter)  # noqa: PTH120 - "" for a name without one
     return {"PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}"} if folder else {}
 
 
 def _nobody(_: int | OSError) -> None:
-    """Be called of a process that has ended before."""
+    """Replace the callback of a process whose end has been reported."""
 
 
 def ending_of(order: Order, ended: int | OSError | None, last: str | None) -> tuple[str, str, Code]:
-    """Say how a process has ended by itself. `last` is the last line of its output, for one that was not open yet.
+    """Describe how a process ended by itself. `last` is its last line of output if it was not yet open, otherwise None.
 
-    Returns: the reason as metrics have it, and what its callers are told.
+    Returns: the reason as a metrics label, the message for its callers, and the error code.
     """
     if isinstance(ended, OSError):
         there = str(ended.filename) == str(order.folder)
@@ -135,7 +135,7 @@ def ending_of(order: Order, ended: int | OSError | None, last: str | None) -> tu
 
 
 def is_taken(ended: int | OSError | None) -> bool:
-    """Whether a process that nobody here has killed was ended from outside: by an operator, or by the kernel."""
+    """Whether a process that this server did not kill was ended from outside, by an operator or the kernel."""
     return isinstance(ended, int) and -ended in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -146,7 +146,7 @@ def _python(order: Order) -> str:
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
-    except ValueError:  # a real-time one
+    except ValueError:  # a real-time signal
         return "no name"
 
 
@@ -156,7 +156,7 @@ def _kill_group(pid: int) -> None:
 
 
 def _folders() -> list[str]:
-    """Give where the packages are that a worker imports, as child.py takes them."""
+    """Return the folders of the packages that a worker imports, in child.py's format."""
     found = []
     for name in _PACKAGES:
         module = importlib.import_module(f"penstock.{name}")

@@ -1,4 +1,4 @@
-"""RestartingWorker: one worker at a time, and another when that ends. Made by those whose Instances are workers."""
+"""RestartingWorker: one worker at a time, replaced when it ends. Used where an Instance is a worker."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ logger = logging.getLogger("penstock.workers")
 
 
 class Tenant(Protocol):
-    """Whose worker it is. Threads: the event loop's."""
+    """The owner of a RestartingWorker. Threads: the event loop's."""
 
     def moved_in(self, worker: Worker) -> None:
-        """Learn of a worker that is being started. `moved_out` follows, whatever becomes of it."""
+        """Handle a new worker, which is being started. `moved_out` always follows."""
 
     def moved_out(self) -> None:
-        """Let go of what is under way for the worker: it has ended, or will not serve."""
+        """Drop the work in flight for the worker: it has ended, or will not serve."""
 
     def lost(self, failure: InferError) -> None:
-        """Learn that there is no worker now; another is started, unless `close` was called."""
+        """Handle the loss of the worker; another is started unless `close` was called."""
 
     def hopeless(self, failure: InferError) -> None:
-        """Learn that none could be started; that is tried again."""
+        """Handle a failed restart; it will be retried."""
 
     def back(self) -> None:
-        """Learn that there is a worker again."""
+        """Handle the return of a serving worker."""
 
     def said(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
-        """Take what the worker tells."""
+        """Handle a message from the worker."""
 
 
 class Startable(Protocol):
-    """Who has a worker, or several, to start and to end."""
+    """Something that starts and closes one worker or several."""
 
     async def start(self) -> Any:
         """Start. Raises: InferError."""
 
     async def close(self) -> None:
-        """End, started or not."""
+        """End, whether started or not."""
 
 
 async def start_all(each: Sequence[Startable]) -> list[Any]:
-    """Start them together; if one fails, or nobody waits any more, all have ended by the time that is raised.
+    """Start all together. If one fails or the caller is cancelled, close all before raising.
 
-    Returns: what their starts have. Raises: what the first that failed has raised.
+    Returns: the results of their starts. Raises: the exception of the first in order that failed.
     """
     try:
         done = await asyncio.gather(*(one.start() for one in each), return_exceptions=True)
@@ -71,9 +71,9 @@ async def start_all(each: Sequence[Startable]) -> list[Any]:
 
 
 class RestartingWorker:
-    """The worker of a Tenant: started anew when it ends, at once, then later and later.
+    """The worker of a Tenant, restarted when it ends: at once, then with growing delays.
 
-    `worker` is the one that serves, None while there is none. Threads: the event loop's.
+    `worker` is the one that serves; None while there is none. Threads: the event loop's.
     """
 
     def __init__(self, order: Order, tenant: Tenant) -> None:
@@ -90,11 +90,11 @@ class RestartingWorker:
 
     @property
     def pid(self) -> int:
-        """The worker's process id, 0 for none."""
+        """The worker's process id; 0 for none."""
         return self.worker.pid if self.worker is not None else 0
 
     def count_with(self, counts: Callable[[str], None]) -> None:
-        """Have what happens to the workers counted, and what has happened before."""
+        """Set the counter for worker events, and report the events counted so far."""
         self._counts = counts
         while self._counted:
             counts(self._counted.pop(0))
@@ -106,7 +106,7 @@ class RestartingWorker:
             self._counts(event)
 
     async def start(self) -> Reply:
-        """Start the worker. Returns: its answer to being opened. Raises: InferError."""
+        """Start the worker. Returns: its answer to OPEN. Raises: InferError."""
         worker = self._starting = Worker(self.order, self._lost, self._tenant.said)
         self._tenant.moved_in(worker)
         try:
@@ -126,14 +126,14 @@ class RestartingWorker:
         return reply
 
     async def close(self, *, kill: bool) -> None:
-        """Let the worker end; `kill`: although it has something to do."""
+        """End the worker: after its calls, or at once if `kill`."""
         self.closing = True
         if self._restarting is not None:
             self._restarting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._restarting
         starting, self._starting = self._starting, None
-        if starting is not None:  # who started it may have been cancelled before it had ended
+        if starting is not None:  # the task that started it may have been cancelled before it ended
             starting.kill(f"{self.order.label} is not wanted any more")
             await starting.ended
         worker, self.worker = self.worker, None
@@ -145,14 +145,14 @@ class RestartingWorker:
         try:
             await worker.ended
         finally:
-            self._tenant.moved_out()  # not before: user code has something to say as it ends, too
+            self._tenant.moved_out()  # not earlier: user code may still send messages as it ends
 
     def proved(self) -> None:
-        """Learn that the worker does what it is asked: if something ends it, another is started at once."""
+        """Record that the worker does its work: if it ends, another is started at once."""
         self._backoff.forget()
 
     def renew(self) -> None:
-        """Let the worker do what it was asked, and end; then start another."""
+        """Replace the worker: let it finish its calls, then start another."""
         worker = self.worker
         if worker is None or self.closing or not worker.serves:
             return
@@ -174,7 +174,7 @@ class RestartingWorker:
             await asyncio.sleep(self._backoff.ended(self._loop.time()))
             try:
                 await self.start()
-            except Exception as error:  # whatever it is, the next start may go well
+            except Exception as error:  # the next start may succeed, whatever the error
                 text = error.message if isinstance(error, InferError) else type(error).__name__
                 unknown = None if isinstance(error, InferError) else error
                 logger.log(logging.ERROR, "%s cannot be started again: %s", self.order.label, text, exc_info=unknown)

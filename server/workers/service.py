@@ -1,4 +1,4 @@
-"""WorkerService: what a worker process does, and the loop that does it, in the worker; `child.py` calls `serve`."""
+"""WorkerService: what runs in a worker process, and CallQueue, the loop that calls it. `child.py` calls `serve`."""
 
 from __future__ import annotations
 
@@ -31,43 +31,43 @@ if TYPE_CHECKING:
 Reply = tuple[bytes, Sequence[Array | None] | None]
 """A body and tensors."""
 GRACE_S = 0.5
-"""For how long a call may run on when the server has gone."""
+"""How long a call may continue after the server has gone."""
 _MADV_WIPEONFORK = 18
 _NUMBER = struct.Struct("<Q")
 
 
 class WorkerService(Protocol):
-    """What a service module gives: `open_service(settings: dict, channel: Channel) -> WorkerService`.
+    """The service that a module provides through `open_service(settings: dict, channel: Channel) -> WorkerService`.
 
-    An InferError that `open_service`, `opened` or `call` raises is the caller's as it is; anything else is INTERNAL,
-    with its traceback in the log. A worker that could not be opened ends.
-    `listens`: `told` is to be called while a call runs, on a thread of its own; otherwise between calls.
-    `awaits`, which may be missing: `call` is a coroutine function, on an asyncio loop that runs from when it is open
-    until the process ends, so that tasks which a call leaves behind live on. Calls are awaited one at a time; all but
-    `open_service` and `opened` is called on the loop, `told` whenever the loop gets to it; it does not listen.
-    `told_with`, which may be missing too: what is told with descriptors comes there, as (number, body, descriptors);
-    they are the service's to close.
+    An InferError raised by `open_service`, `opened` or `call` reaches the caller unchanged; any other exception becomes
+    INTERNAL, with its traceback in the log. A worker that fails to open ends.
+    `listens`: a separate thread calls `told` while a call runs. Otherwise `told` is called between calls.
+    `awaits` (optional): `call` is a coroutine function, run on an asyncio loop that lives from opening until the
+    process ends, so tasks that a call leaves behind continue. Calls are awaited one at a time. Everything except
+    `open_service` and `opened` runs on the loop, `told` whenever the loop reaches it; no thread listens.
+    `told_with` (optional): receives messages with descriptors, as (number, body, descriptors). The service closes them.
     """
 
     listens: bool
 
     def opened(self) -> Reply:
-        """Give the answer to being opened."""
+        """Return the answer to OPEN."""
 
     def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Reply:
-        """Do what is called, one call at a time."""
+        """Run a call. Calls run one at a time."""
 
     def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
-        """Take what is told. Must not raise."""
+        """Handle a message that has no answer. Must not raise."""
 
     def close(self) -> None:
-        """End: no call will come."""
+        """End; no further calls follow."""
 
 
 class CallQueue:
-    """The calls that wait, and what reads them: this thread when it has nothing to do, or one that listens.
+    """The waiting calls, read by this thread when it is idle, or by a thread that listens.
 
-    `begun` is a word of memory that the server reads when this process is gone: the number of the last call begun.
+    `begun` is a word of shared memory with the number of the last call begun, which the server reads when this process
+    is gone.
     """
 
     def __init__(self, channel: Channel, begun: mmap.mmap) -> None:
@@ -81,7 +81,7 @@ class CallQueue:
         self._heard: SimpleQueue[Message | None] | None = None
 
     def serve(self) -> None:
-        """Do what is called until CLOSE is, or the server has gone."""
+        """Run calls until CLOSE, or until the server has gone."""
         waiting, begin, begun, mark = self._waiting, _NUMBER.pack_into, self._begun, self._mark
         while (message := waiting.popleft() if waiting else self._next()) is not None:
             kind, number, body, arrays, _ = message
@@ -92,7 +92,7 @@ class CallQueue:
                     reply = self._service.call(kind, number, body, arrays)
                 else:
                     reply = self._done(kind, number, body, arrays)
-            except BaseException as error:  # noqa: BLE001 - sys.exit in user code harms its own call only
+            except BaseException as error:  # noqa: BLE001 - sys.exit in user code fails only its own call
                 self._end_fork(error)
                 self._refuse(number, error)
                 if kind == OPEN:
@@ -112,7 +112,7 @@ class CallQueue:
                 return
 
     def _serve_on_a_loop(self) -> None:
-        import asyncio  # a sixth of a worker's start, which no other service waits for
+        import asyncio  # a sixth of a worker's start time; only this kind of service needs it
 
         async def serve() -> None:
             await self._serve_awaited(asyncio.get_running_loop(), asyncio.Event())
@@ -142,7 +142,7 @@ class CallQueue:
                 return
 
     def _end_fork(self, error: BaseException | None = None) -> None:
-        """End a child that user code has forked and that comes back from the call: its parent is who answers."""
+        """End a child that user code forked and that returned from the call: only its parent may answer."""
         if os.getpid() == self._pid:
             return
         if error is not None and not isinstance(error, SystemExit):
@@ -153,13 +153,13 @@ class CallQueue:
         os._exit(code if isinstance(code, int) else code is not None)
 
     def _answer(self, number: int, reply: Reply) -> None:
-        # at once: replies that wait for others would save 3 us a call here and as many in the server, of 33 in all, but
-        # a call that takes long would keep the answers of those before it, and one that ends the process lose them
+        # send at once: batching replies would save 3 us of 33 per call here and as many in the server, but a long call
+        # would delay the answers before it, and a call that ends the process would lose them
         try:
             self._channel.send(REPLY, number, *reply)
         except OSError:
-            raise  # nobody is there
-        except Exception as error:  # noqa: BLE001 - also what a string that is the user's own says
+            raise  # the server has gone
+        except Exception as error:  # noqa: BLE001 - also from the user's own string types
             self._refuse(number, error)
 
     def _refuse(self, number: int, error: BaseException) -> None:
@@ -180,7 +180,7 @@ class CallQueue:
     def _open(self, body: bytes) -> Any:
         asked = json.loads(body)
         if asked["path"]:
-            # before the user's folder is looked at: a file there that is called logging or string is not Python's
+            # import before the user's folder is on the path: a file there named logging or string would shadow Python's
             import asyncio  # noqa: F401
         sys.path[:0] = asked["path"]
         service = importlib.import_module(asked["service"]).open_service(asked["settings"], self._channel)
@@ -190,12 +190,12 @@ class CallQueue:
         self._early.clear()
         if service.listens:
             heard = self._heard = SimpleQueue()
-            while self._waiting:  # read together with OPEN
+            while self._waiting:  # those read together with OPEN
                 heard.put(self._waiting.popleft())
             threading.Thread(target=self._listen, args=(heard,), name="ear", daemon=True).start()
         return service.opened()
 
-    # -- what comes; None: the server has gone -----------------------------------------------------------------
+    # -- incoming messages; None: the server has gone --------------------------------------------------------------
 
     def _next(self) -> Message | None:
         if self._heard is not None:
@@ -215,7 +215,7 @@ class CallQueue:
         except EOFError:
             heard.put(None)
             time.sleep(GRACE_S)
-        except BaseException as error:  # noqa: BLE001 - nobody would hear what comes
+        except BaseException as error:  # noqa: BLE001 - nobody would read the messages that follow
             traceback.print_exception(error)
         os._exit(1)
 
@@ -236,7 +236,7 @@ class CallQueue:
         arrived.set()
 
     def _sort(self, messages: list[Message], keep: Callable[[Message], None]) -> None:
-        """Keep calls, and pass on what is told."""
+        """Keep calls, and dispatch messages that need no answer."""
         for message in messages:
             if message[0] < FIRST_TOLD:
                 keep(message)
@@ -254,9 +254,9 @@ class CallQueue:
 
 
 def _mark() -> mmap.mmap | bytes:
-    """Give memory whose first byte is 0 in a child of this process; 0 everywhere, where the system cannot do that.
+    """Return memory whose first byte becomes 0 in a child of this process; always 0 if the system cannot do that.
 
-    To ask it for the process's id at each call costs 0.2 us more. Source: madvise(2).
+    Reading the process id on each call would cost 0.2 us more. Source: madvise(2).
     """
     memory = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
@@ -269,7 +269,7 @@ def _mark() -> mmap.mmap | bytes:
 
 def _failed(error: BaseException) -> InferError:
     name, text = type(error).__name__, ""
-    with contextlib.suppress(Exception):  # user code may have closed stderr, and have errors of its own
+    with contextlib.suppress(Exception):  # user code may have closed stderr or define its own errors
         traceback.print_exception(error)
     with contextlib.suppress(Exception):
         text = str(error)

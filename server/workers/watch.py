@@ -1,4 +1,4 @@
-"""WorkerWatch: what is wrong with a worker's process, by what the system says of it. Used by `worker.py`."""
+"""WorkerWatch: detects faults in a worker's process from its state in the system. Used by `worker.py`."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LOOK_S = 0.25
-"""Between two looks at a worker that has calls."""
+"""The interval between checks of a worker that has calls."""
 STOPPED_S = 1.0
 SILENT_S = 5.0
-"""For how long a ping may go unanswered."""
+"""How long a ping may go unanswered."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """What the system says of a process: its state, a letter as in `ps`, and the processor time that it has had.
+    """The state of a process: its letter as in `ps`, and the CPU time used so far.
 
-    `own_bytes` is the memory that is resident and its own: no files, and nothing that it shares with the server.
+    `own_bytes` is its own resident memory, without files and memory shared with the server.
     """
 
     state: str
@@ -28,12 +28,12 @@ class ProcessState:
 
 
 def see(pid: int, *, memory: bool) -> ProcessState | None:
-    """Look at a process; None when it is gone. `memory`: whether to look at that as well, which costs as much again.
+    """Read the state of a process; None if it is gone. `memory` includes its memory, which doubles the cost.
 
     Source: proc(5).
     """
     try:
-        # after the name, which is in brackets and may hold anything
+        # the fields after the name, which is in parentheses and may contain any character
         fields = Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()
         own_bytes = 0
         if memory:
@@ -45,10 +45,10 @@ def see(pid: int, *, memory: bool) -> ProcessState | None:
 
 
 class WorkerWatch:
-    """Says whether a worker has to be killed. Told the time, and what is seen.
+    """Decides whether a worker must be killed, from the current time and the process state it is passed.
 
-    A worker that does not answer is given SILENT_S of time that it could have used: on a machine that gives it no
-    processor, or whose disk it waits for, only the time that it has had counts.
+    A worker that does not answer is allowed SILENT_S of time that it could have used: while it lacks a CPU or waits for
+    the disk, only the CPU time it received counts.
     Units: `memory_bytes` of own memory, 0 for no limit.
     """
 
@@ -60,14 +60,14 @@ class WorkerWatch:
         self._silent_s = -1.0
 
     def look(self, now_s: float, seen: ProcessState, *, pinged: bool) -> tuple[str, str] | None:
-        """Judge. `pinged`: it has been asked for a sign of life, and has not answered.
+        """Check the process. `pinged`: a ping is unanswered.
 
-        Returns: the reason as metrics have it, and in words; None when nothing is wrong.
+        Returns: the reason as a metrics label and as text; None if nothing is wrong.
         """
-        # this process may have been held up itself, with the answer waiting to be read
+        # this process may itself have been delayed, with the answer waiting to be read
         passed_s = min(now_s - self._looked_s, 2 * LOOK_S)
         had_s = min(seen.cpu_s - self._cpu_s, passed_s) if seen.state in "RD" else passed_s
-        # one that has worked since was not stopped all the time: so are processes slowed down (cpulimit)
+        # a process that used CPU time since was not stopped throughout: limiters such as cpulimit stop and continue it
         stopped = seen.state == "T" and (seen.cpu_s == self._cpu_s or self._stopped_s < 0.0)
         self._looked_s, self._cpu_s = now_s, seen.cpu_s
         self._stopped_s = _longer(self._stopped_s, passed_s, so=stopped)
@@ -83,11 +83,12 @@ class WorkerWatch:
 
 
 class Doubt:
-    """How much longer a call past its limit may take, once: as much as looks at it were late, and `least_s` at least.
+    """Grants a call past its limit more time, once: as much as checks on it were late, and at least `least_s`.
 
-    For the loop may have been held up, with the answer there to be read; or the machine stood still, and who runs the
-    call with it. Never longer than the limit: a call may itself be why the looks are late. Told which call is looked
-    at, by a number: when it began, for each step of a generator has the limit.
+    The loop may have been delayed while the answer was waiting to be read, or the whole machine may have stood still.
+    The extension never exceeds the limit, since the call itself may be what delays the checks. `call` is a number that
+    identifies what is being checked, such as the time at which it began: each step of a generator has the limit of its
+    own.
     """
 
     def __init__(self, least_s: float = 0.0) -> None:
@@ -97,13 +98,13 @@ class Doubt:
         self._until_s: float | None = None
 
     def looked(self, call: int, late_s: float) -> None:
-        """Note that a look at a call was so late."""
+        """Record that a check on a call was late by `late_s`."""
         if call != self._call:
             self._call, self._late_s, self._until_s = call, 0.0, None
         self._late_s += max(late_s, 0.0)
 
     def more_s(self, call: int, past_s: float, limit_s: float) -> float:
-        """Give how much longer a call may take that is past its limit by `past_s`; 0: no longer."""
+        """Return how much longer a call may run that is past its limit by `past_s`; 0 for no longer."""
         self.looked(call, 0.0)
         if self._until_s is None:
             self._until_s = past_s + max(min(self._late_s, limit_s), self._least_s)
@@ -111,7 +112,7 @@ class Doubt:
 
 
 def _longer(for_s: float, more_s: float, *, so: bool) -> float:
-    """Give for how long something has been so: 0 when that is first seen, below 0 when it is not."""
+    """Return how long a condition has held: 0 when first seen, negative while it does not hold."""
     if not so:
         return -1.0
     return for_s + more_s if for_s >= 0.0 else 0.0

@@ -1,4 +1,4 @@
-"""Worker: one worker process, as its server sees it. Made by whoever has calls for it: hooks, Python models."""
+"""Worker: one worker process, as seen by the server. Created by the owners of calls: hooks, Python models."""
 
 from __future__ import annotations
 
@@ -30,36 +30,38 @@ from .process import Process, ending_of, is_taken
 from .watch import LOOK_S, Doubt, WorkerWatch, see
 
 IDLE_S = 5.0
-"""A worker from which nothing was heard for so long is pinged."""
+"""A worker that has been idle for this long is pinged."""
 CLOSE_LIMIT_S = 10.0
-"""For how long closing may take, and ending after it."""
+"""How long closing may take, and how long the process may take to exit afterwards."""
 END_S = 0.1
-"""For how long a process may take to end when it has closed its socket, or before its callers are told."""
+"""How long a process may take to exit after it closes its socket, or after it is killed before its callers are
+answered."""
 
 logger = logging.getLogger("penstock.workers")
 Reply = tuple[bytes, list[Array | None]]
 Answered = Callable[[bytes, list[Array | None], Exception | None], None]
-"""Who is told how a call has ended: its reply, or why there is none."""
+"""Called when a call ends, with its reply or with the error."""
 _Call = tuple[int, Answered, float]
-"""A call under way: its number, who is told of its end, and its limit in seconds from when it is the first in line, 0
-for none."""
+"""A call in flight: its number, its callback, and its limit in seconds from when it is first in line (0: no limit)."""
 _NUMBER = struct.Struct("<Q")
 _FIRST = 1
-"""The number of OPEN."""
+"""The number of the OPEN call."""
 _ANSWERS = frozenset((REPLY, ERROR))
 
 
 class Worker:
-    """One process. Calls run there one at a time, in order; several may be on their way.
+    """One worker process. Calls run one at a time, in order; several may be in flight.
 
-    Invariants: every call is answered exactly once: by its reply, by the error the worker raised, by WorkerLost if the
-    worker ended while it ran, or by NotBegunError if it had not begun; its future may be cancelled before. A call that
-    runs for longer than its limit ends the worker. No process is left behind by `kill`, `stop` or the server's end.
-    `ready` has the answer to opening; when it fails, the worker ends. `lost` is called once when it has ended, unless
-    `stop` was called: also when it never was ready. `ended` is done in any case, once the process is reaped and all of
-    it is let go of. `serves`: a call given to it will be run. `reason` is why it has ended; `why`, in words.
+    Invariants: every call is answered exactly once: with its reply, with the error that the worker raised, with
+    WorkerLost if the worker ended while the call ran, or with NotBegunError if the call had not begun. A caller may
+    cancel its future earlier. A call that exceeds its limit ends the worker. `kill`, `stop` and the end of the server
+    leave no process behind.
+    `ready` holds the answer to OPEN; if opening fails, the worker ends. `lost` is called once, when the worker has
+    ended without `stop`, even if it never became ready. `ended` always completes, once the process is reaped and its
+    resources are released. `serves`: the worker accepts calls. `reason` is the cause of its end as a metrics label,
+    `why` the same as text.
     Threads: the event loop's.
-    Raises: InferError (NOT_READY) when the system has no descriptors or threads for it.
+    Raises: InferError (NOT_READY) if the system has no descriptors or threads left.
     """
 
     def __init__(
@@ -120,22 +122,22 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """The process's id. Raises: RuntimeError before there is one; there is when `ready` is done."""
+        """The process id. Raises: RuntimeError before the process is spawned; it is spawned once `ready` is done."""
         if not self._process.pid:
             raise RuntimeError("the worker is not there yet")
         return self._process.pid
 
     @property
     def waiting(self) -> int:
-        """How many calls are on their way."""
+        """The number of calls in flight."""
         return len(self._calls)
 
     def call(
         self, kind: int, body: bytes = b"", arrays: Sequence[Array | None] | None = None, *, limit_s: float = 0.0
     ) -> asyncio.Future[Reply]:
-        """Have something done; cancelling the future leaves the call to run.
+        """Send a call. Cancelling the future does not cancel the call.
 
-        Raises: NotBegunError when it is gone; TypeError or ValueError for what cannot travel.
+        Raises: NotBegunError if the worker is gone; TypeError or ValueError for values that cannot be sent.
         """
         future: asyncio.Future[Reply] = self._loop.create_future()
         self.ask(functools.partial(_settle, future), kind, body, arrays, limit_s)
@@ -145,9 +147,9 @@ class Worker:
         self, answered: Answered, kind: int, body: bytes = b"", arrays: Sequence[Array | None] | None = None,
         limit_s: float = 0.0,
     ) -> None:  # fmt: skip
-        """Have something done. `answered` is called once, in the order of the calls, and must not raise.
+        """Send a call. `answered` is called once, in the order of the calls, and must not raise.
 
-        A future costs a call 1 us and a turn of the loop more. Raises: as `call`.
+        A future instead would add 1 us and one turn of the loop to each call. Raises: as `call`.
         """
         if not self.serves:
             raise NotBegunError
@@ -158,7 +160,7 @@ class Worker:
         self._calls.append((number, answered, limit_s))
         if alone:
             self._since_s = time.monotonic()
-        if alone or 0.0 < limit_s < LOOK_S:  # or it is looked after in time as it is
+        if alone or 0.0 < limit_s < LOOK_S:  # otherwise the running timer fires soon enough
             within_s = limit_s if 0.0 < limit_s < LOOK_S else LOOK_S
             if self._loop.time() + within_s < self._due_s:
                 self._look_in(within_s)
@@ -167,21 +169,21 @@ class Worker:
         self, kind: int, number: int, body: bytes = b"", arrays: Sequence[Array | None] | None = None,
         descriptors: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """Tell it something that is not answered; nothing happens when it is gone. `descriptors` are duplicated.
+        """Send a message that has no answer; does nothing if the worker is gone. `descriptors` are duplicated.
 
-        Raises: TypeError or ValueError for what cannot travel; OSError when `descriptors` cannot be duplicated.
+        Raises: TypeError or ValueError for values that cannot be sent; OSError if `descriptors` cannot be duplicated.
         """
         self._link.send(kind, number, body, arrays, descriptors)
 
     def stop(self) -> None:
-        """Let it do what was asked, and end."""
+        """Let the calls in flight finish, then end the worker."""
         if self.serves:
             _ignore(self.call(CLOSE, limit_s=CLOSE_LIMIT_S))
             self.serves = False
         self._stopping = True
 
     def kill(self, why: str, code: Code = Code.NOT_READY, reason: str = "killed") -> None:
-        """End it here and now; `why` is what its callers are told."""
+        """Kill the worker now; `why` is the error that its callers receive."""
         if not self.gone and not self.why:
             self.why, self._code, self.reason = why, code, reason
             self.serves = False
@@ -190,10 +192,10 @@ class Worker:
 
     @property
     def taken(self) -> bool:
-        """Whether it was ended from outside, and not by what it ran or by this server."""
+        """Whether something other than its own code or this server killed the worker."""
         return self.reason == "signal" and is_taken(self._exit)
 
-    # -- what comes back ---------------------------------------------------------------------------------------
+    # -- messages from the worker ---------------------------------------------------------------------------------
 
     def _take(self, messages: list[Message]) -> None:
         try:
@@ -223,7 +225,7 @@ class Worker:
             if number == _FIRST:
                 self.kill(f"{self.order.label} could not be opened: {error.message}", reason="open")
 
-    # -- looking after it --------------------------------------------------------------------------------------
+    # -- supervision -----------------------------------------------------------------------------------------------
 
     def _look_in(self, after_s: float) -> None:
         if self._timer is not None:
@@ -232,7 +234,7 @@ class Worker:
         self._timer = self._loop.call_at(self._due_s, self._look)
 
     def _look(self) -> None:
-        """Look after the call that is the first in line, and after the process. One timer, however many calls."""
+        """Check the first call in line and the process. One timer serves all calls."""
         now_s = time.monotonic()
         if self.why:
             return
@@ -253,7 +255,7 @@ class Worker:
             self._look_in(within_s)
 
     def _left_s(self, now_s: float) -> float:
-        """Give when to look again; a call past its limit ends the worker."""
+        """Return the seconds until the next check. A call past its limit ends the worker."""
         number, _, limit_s = self._calls[0] if self._calls else (self._last, None, CLOSE_LIMIT_S)
         self._doubt.looked(number, self._loop.time() - self._due_s)
         left_s = self._since_s + limit_s - now_s
@@ -267,12 +269,12 @@ class Worker:
         self.kill(f"{self.order.label}: {what} took longer than its limit of {limit_s:g} s", Code.EXPIRED, "time")
         return LOOK_S
 
-    # -- its end -----------------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------------------------
 
     def _unlinked(self, why: str) -> None:
         if self._exit is not None:
             self._end()
-        elif self._calls or not self._stopping:  # one that has closed may take as long to end as _look gives it
+        elif self._calls or not self._stopping:  # after CLOSE, the time that _look allows applies
             self.serves = False
             self._end_timer = self._loop.call_later(END_S, self._cut_off, why)
 
@@ -301,21 +303,21 @@ class Worker:
         if not self.why:
             self.reason, self.why, self._code = ending
         if not orderly:
-            # nobody has waited for it, or who did says why it was not opened
+            # if opening failed or was cancelled, the caller reports it
             told = self.reason == "open" or (opening and self.reason == "killed")
             logger.log(logging.DEBUG if told else logging.WARNING, "%s", self.why, extra=dict(self.order.about))
         self._settle()
         self._begun.close()
         if not self.ended.done():
             self.ended.set_result(None)
-        # who is called holds this Worker too: the collector, which comes seldom, is not to be waited for
+        # drop the references to the owner, which refers to this Worker: the cycle would wait for the garbage collector
         lost, self._lost, self._said = self._lost, _nobody, None
         if not self._stopping:
             self.order.count(ENDED + self.reason)
             lost(self)
 
     def _settle(self) -> None:
-        """Tell the callers: at its end, or a little after it was killed, for large processes take long to end."""
+        """Answer all calls: when the worker has ended, or END_S after it was killed: large processes exit slowly."""
         (begun,) = _NUMBER.unpack_from(self._begun)
         calls, self._calls = self._calls, deque()
         for number, answered, _ in calls:
@@ -324,7 +326,7 @@ class Worker:
 
 
 def _nobody(_: Worker) -> None:
-    """Be called of a worker that has ended before."""
+    """Replace the callback of a worker whose end has been reported."""
 
 
 def _settle(future: asyncio.Future[Reply], body: bytes, arrays: list[Array | None], error: Exception | None) -> None:

@@ -1,1 +1,1 @@
-"""The folder that is on sys.path of a Python model's worker, for the processes that model.py starts (`loading.py`)."""
+"""A folder on the sys.path of a Python model's worker, for processes that model.py starts (`inside/loading.py`)."""

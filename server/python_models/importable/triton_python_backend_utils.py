@@ -1,7 +1,7 @@
-"""What `import triton_python_backend_utils` finds where no server is: in a process that model.py has started.
+"""The `triton_python_backend_utils` of processes without a server, which model.py has started.
 
-multiprocessing's "spawn" and "forkserver" import model.py anew there. Tensors and configurations can be used as in the
-model itself; what needs the server raises. In the model's own process another module has this name already.
+multiprocessing's "spawn" and "forkserver" import model.py again there. Tensors and configurations work as in the model
+itself; functions that need the server raise. In the model's own process another module already has this name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SERVER = Path(__file__).resolve().parents[2]
 
 
 def _make_importable() -> None:
-    """Make penstock's packages importable, as in the worker itself: its Python need not have them installed."""
+    """Make penstock's packages importable, as in the worker: its Python need not have them installed."""
     spec = importlib.util.spec_from_file_location("_penstock_child", _SERVER / "workers" / "child.py")
     if spec is None or spec.loader is None:
         raise ImportError("penstock's workers are gone")

@@ -1,1 +1,1 @@
-"""What runs in the worker process of a Python model: the model.py, and the module that it talks to Triton with."""
+"""What runs in the worker process of a Python model: model.py, and the module through which it calls Triton."""

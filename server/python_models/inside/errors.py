@@ -1,7 +1,7 @@
-"""Errors of Python models: those that model.py makes, and what its exceptions look like to a client.
+"""Errors of Python models: those that model.py creates, and the text of its exceptions for clients.
 
-Source: python_backend, src/pb_error.h and src/pb_stub.cc; pybind11's `error_already_set::what`, which Triton's texts
-come from.
+Source: python_backend, src/pb_error.h and src/pb_stub.cc; pybind11's `error_already_set::what`, which produces Triton's
+texts.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _IMPORTING = "<frozen importlib"
 
 
 class TritonModelException(Exception):  # noqa: N818 - Triton's name
-    """What model.py raises, and what is raised in it for a call that cannot be."""
+    """Raised by model.py, and in it for an invalid call."""
 
 
 class WrongAnswerError(Exception):
-    """What `execute` has returned cannot be sent; the text is the client's as it is."""
+    """The result of `execute` cannot be sent; clients receive the text unchanged."""
 
 
 class ErrorCode(enum.IntEnum):
@@ -53,7 +53,7 @@ _BACK |= {Code.OVERLOADED.name: ErrorCode.UNAVAILABLE, Code.EXPIRED.name: ErrorC
 
 
 class TritonError:
-    """An error that is one request's answer."""
+    """An error that is the answer to one request."""
 
     __slots__ = ("_code", "_message")
 
@@ -78,9 +78,9 @@ class TritonError:
 
 
 def as_text(what: str, given: Any) -> str:
-    """Give a text that model.py has given: a `str`, or `bytes`, as the elements of a string tensor are.
+    """Return a text passed by model.py as `str`; it may be `bytes`, like the elements of a string tensor.
 
-    Raises: TypeError. Source: pybind11's caster of std::string, which takes either.
+    Raises: TypeError. Source: pybind11's caster of std::string, which accepts both.
     """
     if isinstance(given, bytes | bytearray):
         return given.decode("utf-8", "replace")
@@ -90,22 +90,22 @@ def as_text(what: str, given: Any) -> str:
 
 
 def clean(text: str) -> str:
-    """Replace what is no Unicode: JSON cannot carry a lone surrogate."""
+    """Replace invalid Unicode: JSON cannot encode a lone surrogate."""
     return text.encode("utf-8", "replace").decode()
 
 
 def written_error(message: str, code: ErrorCode = ErrorCode.INTERNAL) -> dict[str, str]:
-    """Give an error in the form of messages.py."""
+    """Return an error in the format of messages.py."""
     return {"code": _CODES[code].name, "message": clean(message)}
 
 
 def read_error(said: dict[str, str]) -> TritonError:
-    """Make the error that a message carries."""
+    """Create the error that a message contains."""
     return TritonError(said["message"], _BACK[said["code"]])
 
 
 def failure_text(error: BaseException) -> str:
-    """Write an exception of user code as Triton does: its type and text, and where, innermost first."""
+    """Format an exception of user code as Triton does: its type and text, and its frames, innermost first."""
     if isinstance(error, WrongAnswerError):
         return clean(str(error))
     lines = [
@@ -118,7 +118,7 @@ def failure_text(error: BaseException) -> str:
 
 
 def traceback_text(error: BaseException) -> str:
-    """Write an exception for the log: its type and text, and its traceback, which begins in the user's code."""
+    """Format an exception for the log: its type and text, and its traceback, from the first frame of user code."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith((_HERE, _IMPORTING)):
         frames = frames.tb_next
@@ -127,7 +127,7 @@ def traceback_text(error: BaseException) -> str:
 
 
 def line_in(file: str, error: BaseException) -> int:
-    """Give the line of a file where an exception has come from, 0 for none."""
+    """Return the line of a file that raised an exception, 0 if none."""
     if isinstance(error, SyntaxError) and error.filename == file:
         return error.lineno or 0
     lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == file]

@@ -1,4 +1,4 @@
-"""Loading: model.py is imported as Triton imports it.
+"""Imports model.py as Triton does.
 
 Source: python_backend, src/pb_stub.cc, ModelContext::StubSetup.
 """
@@ -16,16 +16,16 @@ from .errors import TritonModelException
 from .module import NAME
 
 _ALSO = "c_python_backend_utils"
-"""What Triton's module takes its classes from; some models import it."""
+"""The module that Triton's takes its classes from; some models import it."""
 _IMPORTABLE = Path(__file__).parents[1] / "importable"
-"""Where processes that the model starts find the module, when they import model.py anew."""
+"""Where processes started by the model find the module when they import model.py again."""
 
 
 def load_class(file: Path, module: ModuleType) -> Any:
-    """Import model.py, and give its TritonPythonModel. Raises: whatever the file raises.
+    """Import model.py, and return its TritonPythonModel. Raises: whatever the file raises.
 
-    What lies beside it, and beside its version's folder, can be imported; it is itself VERSION.model, so that it may
-    import from its folder by `from . import` too.
+    It can import files beside it and beside its version's folder. Its module is VERSION.model, so that it can also use
+    `from . import`.
     """
     sys.modules[NAME] = sys.modules[_ALSO] = module
     folder = file.parent
@@ -47,10 +47,10 @@ def load_class(file: Path, module: ModuleType) -> Any:
 
 
 def _import_package(folder: Path) -> None:
-    """Import the version's folder as the package that model.py is in, and its `__init__.py` if there is one."""
+    """Import the version's folder as the package of model.py, with its `__init__.py` if there is one."""
     spec = PathFinder.find_spec(folder.name, [str(folder.parent)])
     if spec is None:
-        return  # no folder is there, so neither is the file
+        return  # the folder does not exist, so neither does the file
     package = sys.modules[folder.name] = importlib.util.module_from_spec(spec)
     if spec.loader is not None:
         spec.loader.exec_module(package)

@@ -1,7 +1,7 @@
-"""Metrics of a model's own, and its log.
+"""A model's own metrics, and its log.
 
-The server adds up what the workers of a model tell it; `value` is what this worker itself has made of a metric.
-Source: python_backend, src/metric.cc and src/metric_family.cc; core, src/metric_family.cc for what each kind refuses.
+The server adds up the values from all workers of a model; `value` is what this worker alone has counted.
+Source: python_backend, src/metric.cc and src/metric_family.cc; core, src/metric_family.cc for what each kind rejects.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DELETED = (
 
 
 class MetricKind(enum.Enum):
-    """What a metric family counts."""
+    """The kind of a metric family."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -31,7 +31,7 @@ class MetricKind(enum.Enum):
 
 
 class Metric:
-    """One metric, until the end of its family."""
+    """One metric; valid until its family is deleted."""
 
     def __init__(self, family: _Family, labels: dict[str, str], buckets: list[float]) -> None:
         self._outside = family.outside
@@ -45,7 +45,7 @@ class Metric:
         self._outside.tell(METRIC, 0, self._said | {"do": "make"})
 
     def increment(self, value: float) -> None:
-        """Add to it. Raises: TritonModelException for less than nothing to a counter, and for a histogram."""
+        """Add to the value. Raises: TritonModelException for a negative value on a counter, and for a histogram."""
         what = "increment"
         if self._kind is MetricKind.COUNTER and value < 0:
             text = "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative values."
@@ -54,7 +54,7 @@ class Metric:
         self._value += value
 
     def set(self, value: float) -> None:
-        """Set it. Raises: TritonModelException unless it is a gauge."""
+        """Set the value. Raises: TritonModelException unless it is a gauge."""
         self._do("set", value, "Set", (MetricKind.GAUGE,))
         self._value = float(value)
 
@@ -63,13 +63,13 @@ class Metric:
         self._do("observe", value, "Observe", (MetricKind.HISTOGRAM,))
 
     def value(self) -> float:
-        """Give what this worker has made of it. Raises: TritonModelException for a histogram."""
+        """Return this worker's value. Raises: TritonModelException for a histogram."""
         self._check("get", "Value", (MetricKind.COUNTER, MetricKind.GAUGE))
         return self._value
 
     def _do(self, what: str, value: float, name: str, kinds: tuple[MetricKind, ...]) -> None:
         self._check(what, name, kinds)
-        told = float(value)  # JSON has no NaN and no infinities: they travel as text
+        told = float(value)  # JSON has no NaN or infinities: they are sent as text
         self._outside.tell(METRIC, 0, self._said | {"do": what, "value": told if math.isfinite(told) else str(told)})
 
     def _check(self, what: str, name: str, kinds: tuple[MetricKind, ...]) -> None:
@@ -81,7 +81,7 @@ class Metric:
 
 
 class _Family:
-    """Metrics of one name, for as long as a MetricFamily of this worker has it."""
+    """The metrics of one name, while a MetricFamily of this worker refers to it."""
 
     def __init__(self, outside: ServerProxy, name: str, description: str, kind: MetricKind) -> None:
         self.outside = outside
@@ -98,9 +98,9 @@ class _Family:
 
 
 class MetricFamily:
-    """Metrics of one name; families of the same name, and their metrics of the same labels, are the same.
+    """The metrics of one name. Families of the same name share their state, and so do their metrics of the same labels.
 
-    Raises: TritonModelException for a name that cannot be, or that a family of another kind has.
+    Raises: TritonModelException for an invalid name, or one that a family of another kind has.
     """
 
     COUNTER: ClassVar[MetricKind] = MetricKind.COUNTER
@@ -125,7 +125,7 @@ class MetricFamily:
         self._family: _Family = known
 
     def Metric(self, labels: dict[str, str] | None = None, buckets: list[float] | None = None) -> Metric:  # noqa: N802
-        """Make a metric. Raises: TritonModelException for labels or buckets that cannot be."""
+        """Make a metric. Raises: TritonModelException for invalid labels or buckets."""
         labels = labels or {}
         for key, value in labels.items():
             pair: tuple[Any, Any] = key, value
@@ -138,7 +138,7 @@ class MetricFamily:
         bounds = [float(bound) for bound in buckets or ()]
         if bounds != sorted(set(bounds)) or any(map(math.isnan, bounds)):
             raise TritonModelException("Error when creating Metric: buckets are in ascending order")
-        bounds = [bound for bound in bounds if math.isfinite(bound)]  # the last one is there in any case
+        bounds = [bound for bound in bounds if math.isfinite(bound)]  # the infinite bucket always exists
         ordered = tuple(sorted(labels.items()))
         with self._outside.making:
             if ordered not in self._family.metrics:
@@ -147,7 +147,7 @@ class MetricFamily:
 
 
 class LogLevel(enum.Enum):
-    """How much a line matters."""
+    """The level of a log line."""
 
     INFO = "info"
     WARNING = "warning"
@@ -156,7 +156,7 @@ class LogLevel(enum.Enum):
 
 
 class Logger:
-    """The server's log. All of its functions are the class's."""
+    """The server's log. All methods are class methods."""
 
     LogLevel: ClassVar[Any] = LogLevel
     INFO: ClassVar[LogLevel] = LogLevel.INFO
@@ -167,7 +167,7 @@ class Logger:
 
     @classmethod
     def log(cls, message: str | bytes, level: LogLevel = LogLevel.INFO) -> None:
-        """Write a line, with the file and line of who calls."""
+        """Write a line, with the caller's file and line number."""
         if not isinstance(level, LogLevel):
             raise TypeError(f"level: expected one of Logger's, got {type(level)}")
         cls._write(message, level)
@@ -191,5 +191,5 @@ class Logger:
     @classmethod
     def _write(cls, message: str | bytes, level: LogLevel) -> None:
         text = as_text("the message of a line", message)
-        caller = sys._getframe(2)  # noqa: SLF001 - what logging does as well
+        caller = sys._getframe(2)  # noqa: SLF001 - as logging does
         cls._outside.log(level.value, text, caller.f_code.co_filename, caller.f_lineno)

@@ -1,4 +1,4 @@
-"""ModelConfig, which `auto_complete_config` fills in, and questions to a model's configuration.
+"""ModelConfig, which `auto_complete_config` fills in, and functions that read a model's configuration.
 
 Source: python_backend, src/resources/triton_python_backend_utils.py.
 """
@@ -13,7 +13,7 @@ _OUTPUT = ("name", "data_type", "dims")
 
 
 class ModelConfig:
-    """A model's configuration as far as it is known; what is set may add to it, never contradict it.
+    """A model's configuration as far as it is known. Setters may add to it, but not contradict it.
 
     Raises: ValueError.
     """
@@ -33,7 +33,7 @@ class ModelConfig:
         return f"in auto-complete-config function for model '{self._model_config['name']}'"
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """Set the most rows of a batch, which may not be fewer than the configuration says."""
+        """Set the maximum rows of a batch, which may not be below the configured value."""
         known = self._model_config["max_batch_size"]
         if known > max_batch_size:
             raise ValueError(
@@ -43,7 +43,7 @@ class ModelConfig:
         self._model_config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """Batch dynamically, unless there is another scheduler."""
+        """Enable dynamic batching, unless another scheduler is configured."""
         for other in ("sequence_batching", "ensemble_scheduling"):
             if other in self._model_config:
                 raise ValueError(
@@ -53,11 +53,11 @@ class ModelConfig:
         self._model_config.setdefault("dynamic_batching", {})
 
     def add_input(self, input: dict[str, Any]) -> None:  # noqa: A002 - Triton's name
-        """Add an input, or what the configuration does not say of it."""
+        """Add an input, or properties of it that the configuration lacks."""
         self._add("input", input, _INPUT, "'name', 'data_type', 'dims' and 'optional'")
 
     def add_output(self, output: dict[str, Any]) -> None:
-        """Add an output, or what the configuration does not say of it."""
+        """Add an output, or properties of it that the configuration lacks."""
         self._add("output", output, _OUTPUT, "'name', 'data_type' and 'dims'")
 
     def _add(self, what: str, tensor: dict[str, Any], allowed: tuple[str, ...], named: str) -> None:
@@ -96,7 +96,7 @@ class ModelConfig:
         )
 
     def set_model_transaction_policy(self, transaction_policy_dict: dict[str, Any]) -> None:
-        """Say whether the model is decoupled, which the configuration may not deny."""
+        """Set whether the model is decoupled; it may not contradict the configuration."""
         if not set(transaction_policy_dict) <= {"decoupled"}:
             raise ValueError(f"model transaction property {self._where} contains property other than 'decoupled'.")
         policy = self._model_config.setdefault("model_transaction_policy", {})
@@ -112,12 +112,12 @@ class ModelConfig:
 
 
 def get_input_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
-    """Give an input's part of a configuration, None for one it has not."""
+    """Return an input's configuration, None if there is no such input."""
     return _named(model_config.get("input", ()), name)
 
 
 def get_output_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
-    """Give an output's part of a configuration, None for one it has not."""
+    """Return an output's configuration, None if there is no such output."""
     return _named(model_config.get("output", ()), name)
 
 
@@ -126,5 +126,5 @@ def _named(tensors: Any, name: str) -> dict[str, Any] | None:
 
 
 def using_decoupled_model_transaction_policy(model_config: dict[str, Any]) -> bool:
-    """Tell whether a configuration says that the model is decoupled."""
+    """Return whether a configuration makes the model decoupled."""
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))

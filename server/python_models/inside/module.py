@@ -1,6 +1,6 @@
 """The module that model.py imports as `triton_python_backend_utils`: every public name, bound to one server.
 
-Source: python_backend, README.md and src/pb_stub.cc, whose names these are.
+Source: python_backend, README.md and src/pb_stub.cc, which define these names.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NAME = "triton_python_backend_utils"
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> tensors.Tensor | None:
-    """Give a request's input, None for one it has not."""
+    """Return an input of a request, None if it has no such input."""
     for tensor in inference_request.inputs():
         if tensor.name() == name:
             return tensor
@@ -44,7 +44,7 @@ def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> 
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> tensors.Tensor | None:
-    """Give a response's output, None for one it has not."""
+    """Return an output of a response, None if it has no such output."""
     for tensor in inference_response.output_tensors():
         if tensor.name() == name:
             return tensor
@@ -71,7 +71,7 @@ _SAME: dict[str, Any] = {
     "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE": RELEASE_RESCHEDULE,
     "TRITONSERVER_RESPONSE_COMPLETE_FINAL": FINAL,
     "TRITON_STRING_TO_NUMPY": tensors.TRITON_STRING_TO_NUMPY,
-    "json": json,  # these three are what the original's file imports, and models take them from it
+    "json": json,  # the original file imports these three, and models take them from it
     "np": np,
     "struct": struct,
     "deserialize_bytes_tensor": tensors.deserialize_bytes_tensor,
@@ -103,7 +103,7 @@ def make_module(outside: ServerProxy, model_dir: str) -> ModuleType:
 
 
 def received(module: ModuleType, model: Mapping[str, Any]) -> type[Received]:
-    """Make the class of the requests that a model of this configuration is given."""
+    """Make the class of the requests passed to a model of this configuration."""
     brain = {tensor["name"] for tensor in model.get("input", ()) if tensor.get("data_type") == "TYPE_BF16"}
     return type(
         "InferenceRequest", (Received, module.InferenceRequest),
@@ -117,14 +117,14 @@ def received(module: ModuleType, model: Mapping[str, Any]) -> type[Received]:
 
 
 def _loading(outside: ServerProxy) -> dict[str, Any]:
-    """Give the functions that change what the server has loaded. Raises: TritonModelException."""
+    """Return the functions that load, unload and query models. Raises: TritonModelException."""
 
     def ask(said: dict[str, Any], arrays: list[Array | None]) -> bool:
         asked = {"model": "", "version": "", "config": "", "files": [], "dependents": False} | said
         return outside.control(asked, arrays)
 
     def load_model(model_name: str | bytes, config: str | bytes = "", files: Mapping[str, bytes] | None = None) -> None:
-        """Load a model; with a configuration and files, from these."""
+        """Load a model, from a configuration and files if given."""
         files = files or {}
         arrays: list[Array | None] = [np.frombuffer(content, np.uint8) for content in files.values()]
         named = {"model": as_text("model_name", model_name), "config": as_text("config", config)}
@@ -135,7 +135,7 @@ def _loading(outside: ServerProxy) -> dict[str, Any]:
         ask({"do": "unload", "model": as_text("model_name", model_name), "dependents": unload_dependents}, [])
 
     def is_model_ready(model_name: str | bytes, model_version: str | bytes = "") -> bool:
-        """Tell whether a model, or a version of it, serves."""
+        """Return whether a model, or a version of it, is ready."""
         named = {"model": as_text("model_name", model_name), "version": as_text("model_version", model_version)}
         return ask({"do": "ready"} | named, [])
 

@@ -1,6 +1,6 @@
-"""ServerProxy: how a Python model's worker speaks to its server, beside the calls it is asked to do.
+"""ServerProxy: how a Python model's worker sends messages to its server, other than replies to calls.
 
-Called by the objects that model.py has in its hands. Threads: any; `told` on the worker's ear.
+Called by the objects that model.py uses. Threads: any; `told` is called on the worker's ear thread.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _LOOKS_S = 1.0
 
 
 def _json() -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
-    """Give what writes and reads JSON: orjson, which an interpreter of the user's own need not have."""
+    """Return functions to write and read JSON: orjson's, or json's if the user's interpreter lacks orjson."""
     try:
         import orjson
     except ImportError:
         import json
 
-        # what orjson refuses is refused here too: the server, which reads it, has orjson
+        # reject what orjson rejects: the server, which reads it, uses orjson
         write = partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return lambda said: write(said).encode(), lambda body: json.loads(bytes(body))
     return orjson.dumps, orjson.loads
@@ -43,14 +43,13 @@ dumps, loads = _json()
 
 
 class ServerProxy:
-    """The server, as a model sees it.
+    """The server, as seen by a model.
 
-    `serving`: whether requests may be made, which is between `initialize` and `finalize`. `ending`: the server takes no
-    more questions. `cancelled` are the numbers of requests that nobody waits for any more, of the latest
-    _MOST_CANCELLED ones. `kept` are the senders, by number, of requests that are to be executed again. `making` is held
-    while something is made that there is to be one of, such as a family of metrics: `families`, by name. Without a
-    `channel` there is no server: this is a process that model.py has started. One that it has forked is `elsewhere`,
-    and has none either.
+    `serving`: requests may be made, which is between `initialize` and `finalize`. `ending`: the server takes no more
+    CONTROL messages. `cancelled` holds the numbers of cancelled requests, the latest _MOST_CANCELLED of them. `kept`
+    maps the numbers of requests that will be executed again to their senders. `making` is a lock for objects that must
+    exist once, such as the metric `families`, by name. Without a `channel` there is no server: this is a process that
+    model.py has started. A process that it has forked is `elsewhere`, and has no server either.
     """
 
     def __init__(self, channel: Channel | None) -> None:
@@ -70,27 +69,27 @@ class ServerProxy:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether this is a process that model.py has made by fork."""
+        """Whether model.py created this process by fork."""
         return os.getpid() != self._pid
 
     def tell(self, kind: int, number: int, said: dict[str, Any], arrays: Sequence[Array | None] | None = None) -> None:
-        """Tell the server something. Raises: TypeError or ValueError for what cannot travel; TritonModelException."""
+        """Send a message. Raises: TypeError or ValueError for values that cannot be sent; TritonModelException."""
         if self.elsewhere or self._channel is None:
             raise TritonModelException("The server is reached from the model's own process only.")
         self._channel.send(kind, number, dumps(said), arrays)
 
     def await_room(self, number: int) -> None:
-        """Wait until the server takes more answers to a request; not for a server that ends."""
+        """Wait until the server accepts more answers to a request, or is ending."""
         held = self._held.get(number)
         while held is not None and not self.ending and not held.wait(_LOOKS_S):
             pass
 
     def later(self, kind: int, number: int, said: dict[str, Any]) -> None:
-        """Tell the server something from where the collector runs, which may be amid a `tell`."""
+        """Queue a message to the server. The garbage collector may call this, possibly during a `tell`."""
         self._later.put((kind, number, said))
 
     def sweep(self) -> None:
-        """Have what `later` is given sent; to be called before there is anything that calls it."""
+        """Start the thread that sends the queue of `later`; call before creating objects that use `later`."""
         if self._sweeper is None:
             with self.making:
                 if self._sweeper is None:
@@ -106,16 +105,16 @@ class ServerProxy:
                 return
 
     def call(self, said: dict[str, Any], arrays: Sequence[Array | None], take: Take) -> int:
-        """Ask for an inference; `take` is called with each answer, on the ear. Returns: its number."""
+        """Request an inference; `take` is called with each answer, on the ear thread. Returns: its number."""
         return self._ask(CALL, said, arrays, take)
 
     def leave(self, number: int) -> None:
-        """Take no more answers; may be called wherever the collector runs, when `sweep` has been."""
+        """Refuse further answers. After `sweep`, the garbage collector may call this."""
         if self._waiting.pop(number, None) is not None:
             self.later(LEAVE, number, {})
 
     def control(self, said: dict[str, Any], arrays: Sequence[Array | None] | None = None) -> bool:
-        """Have a model loaded or unloaded, or asked after. Raises: TritonModelException with the server's text."""
+        """Load, unload or query a model. Raises: TritonModelException with the server's text."""
         if self.ending:
             raise TritonModelException("Models are neither loaded nor unloaded, nor asked after, in `finalize`.")
         answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -136,7 +135,7 @@ class ServerProxy:
         return number
 
     def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
-        """Take what the server tells."""
+        """Handle a message from the server."""
         if kind == HOLD:
             self._held[number] = threading.Event()
             return

@@ -1,4 +1,4 @@
-"""Requests: those that a model is given, and those that it makes of other models.
+"""Requests: those passed to a model, and those it makes to other models.
 
 Source: python_backend, src/infer_request.cc and src/pb_stub.cc.
 """
@@ -34,7 +34,7 @@ RELEASE_ALL, RELEASE_RESCHEDULE = 1, 2
 
 
 class PreferredMemory:
-    """Where a model wants the outputs of one that it calls. They are in the CPU's memory, whatever it says."""
+    """Where a model wants the outputs of a call. The setting is ignored: outputs are always in CPU memory."""
 
     def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
         self.preferred_memory_type = preferred_memory_type
@@ -42,14 +42,14 @@ class PreferredMemory:
 
 
 class InferenceTrace:
-    """What links a request to the one it is made for, whose `number` it has; 0: to none."""
+    """Links a request to the one on whose behalf it is made, by its `number`; 0: none."""
 
     def __init__(self, number: int = 0, context: Sequence[str] = ()) -> None:
         self.number = number
         self._context = context
 
     def get_context(self) -> str | None:
-        """Give the W3C context of the request's span as JSON; None where it has none."""
+        """Return the W3C context of the request's span as JSON, None if it has none."""
         found = {
             name: value for name, value in zip(("traceparent", "tracestate"), self._context, strict=False) if value
         }
@@ -57,7 +57,7 @@ class InferenceTrace:
 
 
 def _unsigned(name: str, given: int, bits: int) -> int:
-    """Give a number that travels as so many bits. Raises: TypeError, as pybind11 does."""
+    """Return a number, checked to fit `bits` unsigned bits. Raises: TypeError, as pybind11 does."""
     number = int(given)
     if not 0 <= number < 1 << bits:
         raise TypeError(f"InferenceRequest: {name} is no unsigned number of {bits} bits")
@@ -65,10 +65,10 @@ def _unsigned(name: str, given: int, bits: int) -> int:
 
 
 def _sequence(given: SupportsIndex | str) -> int | str:
-    """Give the id of a sequence: a text or a number, an element of the CORRID input among them, as it is there.
+    """Return the id of a sequence: a text or a number, which may be an element of the CORRID input.
 
-    Source: python_backend before ids were texts, which FunASR is written for; the later one refuses numpy's numbers.
-    Raises: TritonModelException, in Triton's words; TypeError if the number is none of 64 bits.
+    Source: python_backend before it had text ids, for which FunASR is written; later versions reject numpy's numbers.
+    Raises: TritonModelException, with Triton's text; TypeError for a number that does not fit 64 bits.
     """
     if isinstance(given, str):
         return given
@@ -132,11 +132,11 @@ class InferenceRequest:
         self._said["flags"] = _unsigned("flags", flags, 32)
 
     def timeout(self) -> int:
-        """Give the time it may take. Units: microseconds; 0: any."""
+        """Return its time limit. Units: microseconds; 0 for none."""
         return self._said["timeout_us"]  # type: ignore[no-any-return]
 
     def parameters(self) -> str:
-        """Give the parameters as JSON."""
+        """Return the parameters as JSON."""
         return json.dumps(self._said["parameters"])
 
     def trace(self) -> InferenceTrace:
@@ -151,7 +151,7 @@ class InferenceRequest:
         )
 
     def set_release_flags(self, flags: int) -> None:
-        """Do nothing: who has made the request holds it."""
+        """Do nothing: the caller owns the request."""
 
     # -- calling another model ---------------------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ class InferenceRequest:
         return said | {"request": self._said}, [tensor.outgoing for tensor in self.inputs()]
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
-        """Ask the model, and wait for its answer, or for the first of them. Threads: any."""
+        """Call the model, and wait for its answer, or for the first of several. Threads: any."""
         said, arrays = self._call(decoupled=decoupled)
         if decoupled:
             try:
@@ -180,8 +180,8 @@ class InferenceRequest:
         return read_response(*arrivals.get())
 
     def async_exec(self, decoupled: bool = False) -> asyncio.Future[Any]:
-        """Ask the model. Returns: what can be awaited on the running loop, for what `exec` gives."""
-        import asyncio  # which whoever awaits has
+        """Call the model. Returns: an awaitable on the running loop, for the result of `exec`."""
+        import asyncio  # any code that awaits has imported it
 
         loop = asyncio.get_running_loop()
         if decoupled:
@@ -208,9 +208,9 @@ class InferenceRequest:
 
 
 class Received(InferenceRequest):
-    """A request that the model is given. Its tensors are made when they are asked for.
+    """A request passed to the model. Its tensors are created on demand.
 
-    `ended`: the last answer has been sent with those of its batch. `again`: it is to be executed once more.
+    `ended`: the last answer has been sent, or is returned with its batch. `again`: it is to be executed once more.
     """
 
     __slots__ = ("_arrays", "_at", "again", "ended", "sender")
@@ -226,7 +226,7 @@ class Received(InferenceRequest):
         self.sender: ResponseSender | None = None
         self.ended = self.again = False
 
-    # a request may be passed on with exec(): to nowhere
+    # the model may call exec() on its own request, which has no target
     _model = ""
     _version = -1
 
@@ -245,12 +245,12 @@ class Received(InferenceRequest):
 
     @property
     def number(self) -> int:
-        """What the server calls it."""
+        """The number assigned by the server."""
         return self._said["number"]  # type: ignore[no-any-return]
 
     @property
     def wanted(self) -> list[str]:
-        """The outputs that were asked for, none for all."""
+        """The requested outputs, empty for all."""
         return self._said["outputs"]  # type: ignore[no-any-return]
 
     def requested_output_names(self) -> set[str]:
@@ -263,12 +263,12 @@ class Received(InferenceRequest):
         return self.number in self._outside.cancelled
 
     def get_response_sender(self) -> ResponseSender:
-        with self._outside.making:  # a thread of the model's may ask as `execute` returns
+        with self._outside.making:  # a thread of the model may call this as `execute` returns
             if self.sender is None:
                 self.sender = ResponseSender(self._outside, self.number, self.wanted, decoupled=self._decoupled)
                 self.sender.closed = self.ended
             return self.sender
 
     def set_release_flags(self, flags: int) -> None:
-        """Say how it leaves `execute`: for good, or to be given to it again. Of no effect once it has left."""
+        """Set whether `execute` will receive the request again. No effect once the request has left `execute`."""
         self.again = bool(flags & RELEASE_RESCHEDULE)

@@ -1,4 +1,4 @@
-"""Responses: what a model answers, what sends it, and what a model that was called answers.
+"""Responses: a model's answers, the objects that send them, and the answers of called models.
 
 Source: python_backend, src/infer_response.cc, src/response_sender.cc and src/pb_response_iterator.cc.
 """
@@ -21,11 +21,11 @@ from .tensors import BF16, Tensor, arrived
 FINAL = 1
 """TRITONSERVER_RESPONSE_COMPLETE_FINAL."""
 Answer = tuple[dict[str, Any], list[Array]]
-"""An answer in the form of messages.py, and its tensors."""
+"""An answer in the format of messages.py, and its tensors."""
 
 
 def checked_parameters(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Give parameters as they can be sent. Raises: TritonModelException."""
+    """Check that parameters can be sent, and return them. Raises: TritonModelException."""
     if parameters is None:
         return {}
     if not isinstance(parameters, dict):
@@ -41,7 +41,7 @@ def checked_parameters(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def checked_tensors(tensors: Sequence[Tensor], missing: str) -> list[Tensor]:
-    """Give tensors as a list. Raises: TritonModelException for one that is None; TypeError for what is no tensor."""
+    """Return tensors as a list. Raises: TritonModelException if one is None; TypeError if one is not a Tensor."""
     listed = list(tensors)
     for tensor in listed:
         if tensor is None:
@@ -78,11 +78,11 @@ class InferenceResponse:
         return self._error
 
     def parameters(self) -> str:
-        """Give the parameters as JSON."""
+        """Return the parameters as JSON."""
         return json.dumps(self._parameters)
 
     def written(self, wanted: Collection[str], *, final: bool) -> Answer:
-        """Give it in the form of messages.py, with the outputs of `wanted` only, or all."""
+        """Encode it in the format of messages.py, with the outputs of `wanted` only, or all if that is empty."""
         error, tensors = self._error, self._output_tensors
         if error is not None:
             said: dict[str, Any] = {"outputs": (), "error": written_error(error.message(), error.code())}
@@ -95,7 +95,7 @@ class InferenceResponse:
 
 
 def read_response(said: dict[str, Any], arrays: Sequence[Array | None]) -> InferenceResponse:
-    """Make the response that a model which was called has given."""
+    """Create the response from a called model's answer."""
     error = said.get("error")
     if error:
         return InferenceResponse(error=read_error(error))
@@ -106,14 +106,14 @@ def read_response(said: dict[str, Any], arrays: Sequence[Array | None]) -> Infer
 
 
 def failed(message: str) -> InferenceResponse:
-    """Give the response of a call that could not be made."""
+    """Return the response of a call that could not be made."""
     return InferenceResponse(error=TritonError(message))
 
 
 class ResponseSender:
-    """What sends answers to one request, from any thread, until the last of them.
+    """Sends the answers to one request, from any thread, up to the last one.
 
-    Invariant: a request ends. When model.py lets go of the sender before the last answer, an error is sent as the last.
+    Invariant: every request ends. If model.py drops the sender before the last answer, an error is sent as the last.
     """
 
     def __init__(self, outside: ServerProxy, number: int, wanted: Collection[str], *, decoupled: bool) -> None:
@@ -127,9 +127,9 @@ class ResponseSender:
         outside.sweep()
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send an answer, none, or the last: FINAL. Waits while an ensemble, or a front end, cannot take more.
+        """Send an answer, or with FINAL the last one. Blocks while an ensemble or a front end cannot take more.
 
-        Raises: TritonModelException for one that may not be sent.
+        Raises: TritonModelException if it may not be sent.
         """
         if flags not in {0, FINAL}:
             raise TritonModelException("Unable to send response. Unsupported flag provided.")
@@ -151,7 +151,7 @@ class ResponseSender:
             self._counted(flags)
 
     def count(self) -> None:
-        """Count an answer that is returned, and the last. Raises: TritonModelException."""
+        """Count a returned answer, which is the last. Raises: TritonModelException."""
         with self._lock:
             self._check(True, FINAL)
             self._counted(FINAL)
@@ -177,14 +177,14 @@ class ResponseSender:
             self._outside.kept.pop(self._number, None)
 
     def keep(self) -> bool:
-        """Stay for when its request is executed again. Returns: False if the last answer has been sent."""
+        """Keep the sender for the next execution of its request. Returns: False if the last answer has been sent."""
         with self._lock:
             if not self.closed:
                 self._outside.kept[self._number] = self
             return not self.closed
 
     def close(self) -> bool:
-        """Have nothing sent any more. Returns: whether the last answer had not been."""
+        """Stop sending. Returns: whether the last answer was still to be sent."""
         with self._lock:
             was, self.closed = self.closed, True
             self._outside.kept.pop(self._number, None)
@@ -201,9 +201,9 @@ class ResponseSender:
 
 
 class ResponseIterator:
-    """The answers of a model that may give several: once as they come, and again from the first.
+    """The answers of a model that may return several: once as they arrive, and again from the first.
 
-    Invariant: when nobody holds it before the last answer, the server is told.
+    Invariant: if it is dropped before the last answer, the server is notified.
     """
 
     def __init__(self, outside: ServerProxy, said: dict[str, Any], arrays: Sequence[Array | None]) -> None:
@@ -213,7 +213,7 @@ class ResponseIterator:
         self._next = 0
         self._finished = False
         outside.sweep()
-        arrivals = self._arrived  # the server's answers hold the queue, not this
+        arrivals = self._arrived  # the pending call refers to the queue, not to this object
         self._number = outside.call(said, arrays, lambda answer, tensors: arrivals.put((answer, tensors)))
 
     def __iter__(self) -> Iterator[InferenceResponse]:
@@ -236,7 +236,7 @@ class ResponseIterator:
         self._responses.append(read_response(said, arrays))
 
     def cancel(self) -> None:
-        """Take no more answers: the last one is an error."""
+        """Refuse further answers: the last one is an error."""
         if self._finished:
             return
         self._outside.leave(self._number)

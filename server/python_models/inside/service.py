@@ -1,7 +1,7 @@
-"""Service: a Triton Python model in a worker, whose loop (server/workers/service.py) calls it.
+"""Service: a Triton Python model in a worker, called by the loop of server/workers/service.py.
 
-messages.py tells of its settings.
-Source: python_backend, src/pb_stub.cc: in what order things happen, what is checked, and the texts.
+messages.py describes its settings.
+Source: python_backend, src/pb_stub.cc: the order of steps, the checks, and the texts.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ NOT_AGAIN = (
 
 
 def open_service(settings: dict[str, Any], channel: Channel) -> PythonModel:
-    """Make the service; the model is loaded by `opened`, when the worker listens."""
+    """Create the service; `opened` loads the model, once the worker listens."""
     return PythonModel(settings, channel)
 
 
 class PythonModel:
     """One instance of a model.
 
-    Invariant: each request of an EXECUTE gets one last answer: with the call's, or told.
-    Threads: the worker's for calls, its ear for `told`, and whatever threads model.py has for what it holds.
+    Invariant: each request of an EXECUTE gets one last answer: in the call's reply, or in an ANSWER message.
+    Threads: the worker's for calls, its ear thread for `told`, and any threads of model.py for the objects passed to
+    it.
     """
 
     listens = True
@@ -75,10 +76,10 @@ class PythonModel:
             self._model = kind()
             if hasattr(self._model, "initialize"):
                 self._model.initialize(dict(self._args))
-            if not hasattr(self._model, "execute"):  # in Triton the first request is told
+            if not hasattr(self._model, "execute"):  # in Triton the first request fails instead
                 raise WrongAnswerError(f"Python model {self._file} does not implement `execute` method.")
         except BaseException as error:
-            self._log("info", error)  # the traceback; that it could not be loaded is the server's to say
+            self._log("info", error)  # the traceback; the server reports that loading failed
             raise InferError(Code.INTERNAL, failure_text(error)) from error
         self._outside.serving = True
         return dumps({"config": None, "asked": hasattr(self._model, "is_ready")}), None
@@ -94,23 +95,23 @@ class PythonModel:
         return config.as_dict()
 
     def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
-        if kind == ASK_READY:  # on a thread: it may take its time, and the ear hears what else is told
+        if kind == ASK_READY:  # on a thread: it may take long, and the ear must hear other messages
             threading.Thread(target=self._tell_ready, name="ready", daemon=True).start()
         else:
             self._outside.told(kind, number, body, arrays)
 
     def _tell_ready(self) -> None:
-        """Tell whether the model says that it is ready: not, where it fails to."""
+        """Report whether the model is ready; an exception means that it is not."""
         ready = False
         with contextlib.suppress(OSError):  # the server has gone
             try:
                 ready = self._says_ready()
-            except BaseException as error:  # noqa: BLE001 - sys.exit in user code, too
+            except BaseException as error:  # noqa: BLE001 - also sys.exit in user code
                 self._log("error", error, f"Model '{self._name}' is not ready: ")
             self._outside.tell(READY, 0, {"ready": ready})
 
     def _says_ready(self) -> bool:
-        """Ask the model, beside what it executes. Raises: what it raises; WrongAnswerError."""
+        """Call `is_ready`, also while `execute` runs. Raises: what it raises; WrongAnswerError."""
         said = self._model.is_ready()
         if isinstance(said, Coroutine):
             said = self._started(said).result()
@@ -119,7 +120,7 @@ class PythonModel:
         return said
 
     def close(self) -> None:
-        """Finalize the model; what that raises is logged."""
+        """Finalize the model; exceptions are logged."""
         self._outside.serving = False
         self._outside.ending = True
         if self._loop is not None:
@@ -152,22 +153,22 @@ class PythonModel:
         error = self._run(requests, answers)
         try:
             return self._written(requests, answers, error)
-        except (TypeError, ValueError) as wrong:  # parameters that are no JSON
+        except (TypeError, ValueError) as wrong:  # parameters that JSON cannot encode
             return self._written(requests, {}, self._failed(wrong))
 
     def _run(self, requests: list[Received], answers: dict[int, InferenceResponse]) -> dict[str, Any] | None:
-        """Have requests executed. Returns: the answer to all that have none if that failed."""
+        """Execute requests. Returns: the answer for all that have none, if execution failed."""
         try:
             responses = self._execute(requests)
             if responses is not None:
                 _take(requests, responses, answers)
             for request in requests:
                 if request.number not in answers:
-                    request.get_response_sender()  # it ends, even if model.py lets go of it
+                    request.get_response_sender()  # every request must end, even if model.py drops it
         except BaseException as error:
             if self._outside.elsewhere:
-                raise  # a child that execute has forked ends
-            return self._failed(error)  # sys.exit in user code harms its own call only
+                raise  # a child forked by execute ends
+            return self._failed(error)  # sys.exit in user code fails only its own call
         return None
 
     def _failed(self, error: BaseException) -> dict[str, Any]:
@@ -178,9 +179,9 @@ class PythonModel:
     def _written(
         self, requests: list[Received], answers: dict[int, InferenceResponse], error: dict[str, Any] | None
     ) -> Reply:
-        """Give the reply to a call: each request's answer, `error` for those without a last one, nothing if it is told.
+        """Return the reply to a call: each request's answer, `error` if it has no last one, or null if it is sent.
 
-        Those that leave to come back are named, unless the last answer has been told.
+        Requests to be executed again are listed, unless their last answer has been sent.
         """
         answered: list[dict[str, Any] | None] = []
         outgoing: list[Array | None] = []
@@ -201,7 +202,7 @@ class PythonModel:
         return dumps({"answers": answered, "again": again} if again else {"answers": answered}), outgoing
 
     def _execute(self, requests: list[Received]) -> list[Any] | None:
-        """Call `execute`. Returns: its answers, None when they are told. Raises: what it raises; WrongAnswerError."""
+        """Call `execute`. Returns: its answers, None if they are sent. Raises: what it raises; WrongAnswerError."""
         returned = self._model.execute(requests)
         if isinstance(returned, Coroutine):
             running = self._started(returned)
@@ -225,7 +226,7 @@ class PythonModel:
         return returned
 
     def _started(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
-        import asyncio  # which models without coroutines need not wait for
+        import asyncio  # models without coroutines need not wait for this import
 
         with self._outside.making:
             if self._loop is None:
@@ -234,13 +235,13 @@ class PythonModel:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def _keep_running(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run the loop until the model is closed, though `sys.exit` in a coroutine, or its `stop`, ends it."""
+        """Run the loop until the model is closed, even if `sys.exit` in a coroutine, or `stop`, ends it."""
         while not (self._outside.ending or loop.is_closed()):
             with contextlib.suppress(SystemExit, KeyboardInterrupt):
                 loop.run_forever()
 
     def _ended(self, done: Future[Any], requests: list[Received]) -> None:
-        """End the requests that a decoupled coroutine has left, if it failed."""
+        """If a decoupled coroutine failed, end the requests that it left open."""
         import asyncio
 
         error = asyncio.CancelledError() if done.cancelled() else done.exception()
@@ -256,7 +257,7 @@ def _failure(error: dict[str, Any]) -> dict[str, Any]:
 
 
 def _take(requests: list[Received], responses: list[Any], answers: dict[int, InferenceResponse]) -> None:
-    """Take what `execute` has returned. Raises: WrongAnswerError; TritonModelException for one answer too many."""
+    """Add what `execute` returned to `answers`. Raises: WrongAnswerError; TritonModelException for a surplus answer."""
     taken: dict[int, InferenceResponse] = {}
     for request, response in zip(requests, responses, strict=True):
         if response is None:
@@ -279,7 +280,7 @@ def _take(requests: list[Received], responses: list[Any], answers: dict[int, Inf
 
 
 def _left_open(request: Received) -> bool:
-    """Close a request. Returns: whether its last answer has not been told."""
+    """Close a request. Returns: whether its last answer was still to be sent."""
     if request.sender is not None:
         return request.sender.close() or request.ended
     request.ended = True

@@ -1,4 +1,4 @@
-"""Tensors of model.py: numpy arrays with a name, Triton's datatypes, strings as bytes, and DLPack.
+"""Tensors of model.py: named numpy arrays, Triton's datatypes, strings as bytes, and DLPack.
 
 Source: python_backend, src/pb_tensor.cc, src/pb_stub_utils.cc and src/resources/triton_python_backend_utils.py.
 """
@@ -34,27 +34,27 @@ _POINTER = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
 _DEVICE_AT, _CODE_AT = 8, 20
-"""Where a DLManagedTensor has its device's type, and its elements'. Source: dlpack.h."""
+"""Offsets in a DLManagedTensor: the device type, and the type code of the elements. Source: dlpack.h."""
 
 
 def triton_to_numpy_type(data_type: int) -> Any:
-    """Give numpy's type for one of Triton's numbers, None for anything else: models give it names, too."""
+    """Return numpy's type for a Triton type number, None for anything else: some models pass names."""
     return next((kind for number, kind in enumerate(_NUMPY, 1) if number == data_type), None)
 
 
 def numpy_to_triton_type(data_type: Any) -> int | None:
-    """Give Triton's number for a type of numpy's, None for one that has none."""
+    """Return Triton's number for a numpy type, None if there is none."""
     dtype = np.dtype(data_type)
     return BYTES if dtype.kind == "S" else _NUMBERS.get(dtype)
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:
-    """Give numpy's type for a name as in a model's configuration. Raises: KeyError."""
+    """Return numpy's type for a name as in a model's configuration. Raises: KeyError."""
     return TRITON_STRING_TO_NUMPY[triton_type_string]
 
 
 def serialize_byte_tensor(input_tensor: Array) -> Any:
-    """Write strings, each after its length: `bytes`; nothing for none, None for what are no strings."""
+    """Encode strings, each after its length, as `bytes`; an empty tuple if there are none, None for other types."""
     if not input_tensor.size:
         return ()
     if input_tensor.dtype.kind not in "OS":
@@ -66,7 +66,7 @@ def serialize_byte_tensor(input_tensor: Array) -> Any:
 
 
 def deserialize_bytes_tensor(encoded_tensor: Any) -> Array:
-    """Read what `serialize_byte_tensor` has written, in one dimension. Raises: ValueError for what ends too early."""
+    """Decode the result of `serialize_byte_tensor` to one dimension. Raises: ValueError if it is truncated."""
     payload = bytes(encoded_tensor)
     elements: list[bytes] = []
     position = 0
@@ -82,7 +82,7 @@ def deserialize_bytes_tensor(encoded_tensor: Any) -> Array:
 
 
 def as_bytes(array: Array) -> Array:
-    """Give strings as an array of `bytes`: this one if it is so already."""
+    """Return strings as an array of `bytes`: this array if it already is one."""
     elements = array.ravel().tolist()
     if array.dtype.hasobject and all(type(element) is bytes for element in elements):
         return array
@@ -92,9 +92,9 @@ def as_bytes(array: Array) -> Array:
 
 
 class Tensor:
-    """A named array. `outgoing` is what is sent: strings as `bytes`, as they were when the tensor was made.
+    """A named array. `outgoing` is the form that is sent: strings as `bytes`, as of when the tensor was created.
 
-    Raises: TritonModelException for a name or datatype that cannot be; TypeError for what is no array.
+    Raises: TritonModelException for an invalid name or datatype; TypeError if it is not an array.
     """
 
     __slots__ = ("_array", "_dtype", "_name", "outgoing")
@@ -111,7 +111,7 @@ class Tensor:
             number = numpy_to_triton_type(numpy_array.dtype)
             if number is None:
                 raise TritonModelException("NumPy dtype is not supported.")
-        numpy_array = np.asarray(numpy_array)  # a masked array would be written with fillers
+        numpy_array = np.asarray(numpy_array)  # a masked array would be sent with its fill values
         if not numpy_array.flags.c_contiguous:
             numpy_array = np.ascontiguousarray(numpy_array)
         self._name = name
@@ -123,7 +123,7 @@ class Tensor:
         return self._name
 
     def as_numpy(self) -> Array:
-        """Give the array, which may be written to. Raises: TritonModelException for BF16, which numpy has not."""
+        """Return the array, which is writable. Raises: TritonModelException for BF16, which numpy lacks."""
         if self._dtype == BF16:
             raise TritonModelException(
                 "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
@@ -137,11 +137,11 @@ class Tensor:
         return list(self._array.shape)
 
     def is_cpu(self) -> bool:
-        """Tell where it is: all tensors here are in the CPU's memory."""
+        """Return whether it is in CPU memory: all tensors here are."""
         return True
 
     def to_dlpack(self) -> Any:
-        """Give a DLPack capsule over the same memory; a copy of what may not be written to."""
+        """Return a DLPack capsule over the same memory, or over a copy if it is read-only."""
         if self._dtype == BYTES:
             raise TritonModelException("DLPack does not have support for string tensors.")
         array = self._array if self._array.flags.writeable else self._array.copy()
@@ -158,7 +158,7 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: str | bytes, tensor: Any) -> Tensor:
-        """Make a tensor over a DLPack capsule's memory, or over that of an object that gives one."""
+        """Create a tensor over the memory of a DLPack capsule, or of an object that provides one."""
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         capsule = tensor
@@ -186,7 +186,7 @@ _NO_GPU = "A tensor in GPU memory cannot be sent: move it to the CPU first."
 
 
 class _Capsule:
-    """What gives a capsule to numpy."""
+    """Passes a capsule to numpy."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule
@@ -199,7 +199,7 @@ class _Capsule:
 
 
 def _from_capsule(capsule: Any) -> tuple[Array, bool]:
-    """Give the array, and whether its elements are BF16, as their bit patterns."""
+    """Return the array, and whether its elements are BF16, as bit patterns."""
     address = _POINTER(capsule, b"dltensor")
     device = ctypes.c_int32.from_address(address + _DEVICE_AT).value
     if device not in {_CPU, _CUDA_HOST}:
@@ -214,7 +214,7 @@ def _from_capsule(capsule: Any) -> tuple[Array, bool]:
 
 
 def arrived(name: str, array: Array, number: int = 0) -> Tensor:
-    """Make the tensor of an array that has come from the server. `number`: its datatype, 0 for the array's own."""
+    """Create the tensor of an array received from the server. `number`: its datatype, 0 for the array's own."""
     tensor = Tensor.__new__(Tensor)
     tensor._name = name  # noqa: SLF001
     tensor._array = tensor.outgoing = array  # noqa: SLF001
