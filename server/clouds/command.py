@@ -49,12 +49,14 @@ _EVERY = "*"
 
 
 def _gpus() -> int:
-    """Count the GPUs of this machine. Raises: NVML's error if it does not answer."""
+    """Count the GPUs of this machine; 0 if NVML does not answer, as on a machine without a driver."""
     from penstock.server.gpus.nvml import Nvml  # only if a limit is set
 
     nvml = Nvml()
     try:
         return len(nvml.read())
+    except Exception:  # noqa: BLE001 - an NVMLError has a subclass for each reason
+        return 0
     finally:
         nvml.close()
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from penstock.server import cli
 from penstock.server.clouds.command import ask
+from penstock.server.gpus.nvml import Nvml
 from penstock.server.settings import SettingError
 
 MULTI = {"SAGEMAKER_MULTI_MODEL": "true"}
@@ -62,6 +64,15 @@ def test_a_limit_of_memory_is_for_every_gpu() -> None:
 
     assert ask([], environ, gpus=lambda: 2).model_load_gpu_limit == ("0:0.8", "1:0.8")
     assert ask([], environ, gpus=lambda: 0).model_load_gpu_limit == ()
+
+
+def test_a_limit_on_a_machine_without_nvml_is_for_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Nvml) -> NoReturn:
+        raise OSError("NVML Shared Library Not Found")
+
+    monkeypatch.setattr(Nvml, "read", fail)
+
+    assert ask([], {**MULTI, "SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT": "0.8"}).model_load_gpu_limit == ()
 
 
 def test_flags_go_before_our_variables_and_those_before_sagemaker_s() -> None:
