@@ -77,8 +77,7 @@ class Owner(Protocol):
     """The owner of a connection."""
 
     def left(self, connection: Any, unbegun: Sequence[Stream]) -> None:
-        """Take back the streams that the server has not begun. The connection accepts no more, and finishes the rest.
-        """
+        """Take back the streams that the server has not begun. The connection accepts no more, finishing the others."""
 
     def gone(self, connection: Any, why: str, *, harmed: bool) -> None:
         """Handle the end of the connection. `harmed`: while requests were in flight. The streams are notified next."""

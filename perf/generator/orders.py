@@ -22,8 +22,7 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """How a connection is encrypted. `verify_*`: the peer's chain, and the name it was issued to. `*_type`: PEM, DER.
-    """
+    """How a connection is encrypted. `verify_*`: the peer's chain and the name it was issued to. `*_type`: PEM, DER."""
 
     roots: str = ""
     certificate: str = ""
