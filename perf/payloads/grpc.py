@@ -21,8 +21,7 @@ _EMPTY_FINAL = "triton_enable_empty_final_response"
 
 @dataclass(frozen=True, slots=True)
 class GrpcWriter:
-    """Writes requests. `empty_final`: request an empty final answer, which a decoupled model may need to mark its end.
-    """
+    """Writes requests. `empty_final`: request an empty final answer, by which a decoupled model can mark its end."""
 
     call: Call
     empty_final: bool = False
