@@ -1,10 +1,10 @@
-"""ABEJA: a handler behind Penstock and behind the original's runtime, side by side. `python -m penstock.perf.abeja`.
+"""ABEJA: a handler on Penstock and on the original runtime, side by side. `python -m penstock.perf.abeja`.
 
-The handler is the one of ABEJA's documentation that takes JSON and gives JSON. The original's runtime stands behind a
-plain front of ours, which takes one connection at a time and closes it after its answer, as the original's proxy did;
-it parses as little as it can. Where there is a compiled proxy (`--proxy`), that is the third side. All are asked in
-turns by 32 connections; CPU is that of all processes of a side. The original is an environment with abejaruntime 1.1.1:
-`--original PYTHON`, or ABEJA_ORIGINAL; the proxy of 2.6.5: `--proxy PROGRAM`, or ABEJA_PROXY.
+The handler is the JSON example of ABEJA's documentation. The original runtime is behind a minimal front end of ours,
+which takes one connection at a time and closes it after its answer, as the original proxy did, and parses as little as
+it can. A compiled proxy (`--proxy`), if given, is the third side. All sides are driven in turns over 32 connections;
+CPU is that of all processes of a side. The original is an environment with abejaruntime 1.1.1: `--original PYTHON`, or
+ABEJA_ORIGINAL; the proxy is that of 2.6.5: `--proxy PROGRAM`, or ABEJA_PROXY.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .load import HOST, READY_WITHIN_S, Call, Load, Process, drive, free_port
 
 CONNECTIONS = 32
 TIMES = 10
-"""What issue 9 asks: requests/s at least so many times those of the runtime behind the front."""
+"""The target of issue 9: at least this many times the requests/s of the runtime behind the front end."""
 HANDLER = """
 import http
 import json
@@ -47,11 +47,11 @@ CALL = Call("/", (b'{"total_without_tax": 100}',), {"Content-Type": "application
 ANSWER = {"total": 108.0}
 _MESSAGE = struct.Struct(">4sI")
 _MARK = b"\xab\xe9\xa0\x01"
-"""Before each message of the runtime's socket, with the length of what follows. Source: abejaruntime 1.1.1."""
+"""Precedes each message on the runtime's socket, with the length of what follows. Source: abejaruntime 1.1.1."""
 
 
 class Front:
-    """One request at a time from HTTP to the runtime's socket, and its answer back; bodies go through files."""
+    """Passes one HTTP request at a time to the runtime's socket and returns its answer; bodies go through files."""
 
     def __init__(self, runtime: socket.socket, folder: Path) -> None:
         self._runtime = runtime
@@ -59,18 +59,18 @@ class Front:
         self._body = folder / "body.bin"
 
     def serve(self, listener: socket.socket) -> None:
-        """Take one connection after the other, for ever."""
+        """Serve one connection after another, forever."""
         while True:
             self.take(listener.accept()[0])
 
     def take(self, connection: socket.socket) -> None:
-        """Answer the one request of a connection, and close it. Whoever asked may be gone: it measures for a time."""
+        """Answer the one request of a connection and close it. The client may be gone once its time is over."""
         with connection, contextlib.suppress(ConnectionError), connection.makefile("rb") as file:
             if request := read_request(file):
                 connection.sendall(self.answer(*request))
 
     def answer(self, method: str, headers: Mapping[str, str], body: bytes) -> bytes:
-        """Have the runtime answer one request. Returns: the answer as HTTP has it."""
+        """Have the runtime answer one request. Returns: the answer as HTTP."""
         self._body.write_bytes(body)
         asked = {
             "method": method,
@@ -96,7 +96,7 @@ class Front:
 
 
 def read_request(file: BinaryIO) -> tuple[str, dict[str, str], bytes] | None:
-    """Read a method, headers in small letters, and a body of told length; None where there is no request."""
+    """Read a method, headers in lower case, and a body with a Content-Length; None if there is no request."""
     method = file.readline().decode("latin-1").partition(" ")[0]
     if not method:
         return None
@@ -109,7 +109,7 @@ def read_request(file: BinaryIO) -> tuple[str, dict[str, str], bytes] | None:
 
 @contextlib.contextmanager
 def runtime(program: str, folder: Path) -> Iterator[socket.socket]:
-    """Run the original's runtime, and talk to it until the block ends. Raises: OSError where it does not listen."""
+    """Run the original runtime and connect to it until the block ends. Raises: OSError if it does not listen."""
     path = folder / "socket"
     with subprocess.Popen([program], env=os.environ | {"ABEJA_IPC_PATH": str(path)}) as child:
         try:
@@ -124,13 +124,13 @@ def runtime(program: str, folder: Path) -> Iterator[socket.socket]:
 
 
 def serve_front(program: str, port: int) -> None:
-    """Serve the handler of this folder with the original's runtime, until this process is ended."""
+    """Serve the handler in this folder with the original runtime until this process is terminated."""
     with tempfile.TemporaryDirectory() as name, runtime(program, Path(name)) as wire:
         Front(wire, Path(name)).serve(socket.create_server((HOST, port), backlog=4 * CONNECTIONS))
 
 
 def ask(server: Process) -> None:
-    """Have the call answered. Raises: RuntimeError where the answer is another."""
+    """Send the call. Raises: RuntimeError if the answer is not as expected."""
     said = json.loads(server.request("POST", CALL.path, CALL.bodies[0], CALL.headers))
     if said != ANSWER:
         raise RuntimeError(f"the handler said {said}")
@@ -142,7 +142,7 @@ def load(family: beside.Family, seconds: int) -> Load:
 
 
 def sides_of(folder: Path, original: str, proxy: str) -> beside.Sides[beside.Family]:
-    """Give who is to be asked. `folder` holds the handler, and the files of whoever leaves some."""
+    """Return the sides to measure. `folder` holds the handler, and any files that the sides leave."""
     environ = {"HANDLER": "main:handler", "TMPDIR": str(folder)}
     port, health_port = str(free_port()), str(free_port())
     ours = [sys.executable, "-m", "penstock.server.cli", "abeja", "--port", port, "--health-port", health_port]

@@ -1,14 +1,14 @@
 """A bare server: the same small answer to every request, over HTTP/1.1 and gRPC. `python -m penstock.perf.bare PORT`.
 
-What measures a load generator must cost little itself and must not surprise: there is no routing, no parsing beyond
-where a request ends, no model. A connection that begins with HTTP/2's preface speaks gRPC, every other one HTTP/1.1.
-Answers leave at once; or a fixed time after the request, as if there were a server for everybody (`--delay-us`); or as
-a virtual queue has it: one server, first come first served, service times by the order of arrival (`--law`,
-`--mean-us`; queueing.py). Nobody works in that time: the answer is only held back, by a timer of the kernel's that is
-accurate to microseconds where asyncio's are to a millisecond.
+What a load generator is tested against must be cheap and predictable: there is no model, no routing, and no parsing
+except to find the end of a request. A connection that begins with HTTP/2's preface speaks gRPC, any other HTTP/1.1.
+Answers are sent at once; or a fixed time after the request, as if each had a server of its own (`--delay-us`); or at
+the time given by a virtual queue: one server, first come first served, with service times in order of arrival (`--law`,
+`--mean-us`; queueing.py). No work is done in that time: the answer is only held back, by a kernel timer that is
+accurate to microseconds where asyncio's timers are accurate to a millisecond.
 
-Left out, because the clients here do not need it: pipelining, chunked bodies, padding, compression, and that a client
-may shut its flow-control window, which these answers never fill.
+Not supported, because the clients here do not need it: pipelining, chunked bodies, padding, compression, and clients
+that close their flow-control window, which these answers never fill.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BODY = b'{"model_name":"bare","outputs":[{"name":"output","datatype":"FP32","sha
 _HTTP_ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
 _SERVICES = 1 << 16
 _SPIN_NS = 100_000
-"""How long before an answer is due the timer wakes the loop, which then waits for the moment itself."""
+"""The timer wakes the loop this long before an answer is due; the loop then spins until it is."""
 _GRPC_HEAD = b"\x88\x0f\x10\x10application/grpc"  # :status 200, content-type; literals that no table keeps (RFC 7541)
 _GRPC_TRAILER = b"\x00\x0bgrpc-status\x010"
 _WIDE = frames.MAX_WINDOW - frames.DEFAULT_WINDOW
@@ -54,10 +54,10 @@ def _message() -> bytes:
 
 
 class _Connection(Protocol):
-    """Who has asked."""
+    """The connection that a request arrived on."""
 
     def answer(self, key: int) -> None:
-        """Make the answer to the request it calls `key`."""
+        """Make the answer to request `key`."""
         ...
 
     def flush(self) -> None:
@@ -66,29 +66,29 @@ class _Connection(Protocol):
 
 
 class Desk(Protocol):
-    """Says when answers leave."""
+    """Decides when answers are sent."""
 
     def came(self, connection: _Connection, key: int) -> None:
-        """Take a request; the connection flushes by itself what is answered within this call."""
+        """Take a request. The connection itself flushes what is answered within this call."""
         ...
 
 
 class AtOnce:
-    """Answers leave as soon as they can."""
+    """Sends answers as soon as possible."""
 
     def came(self, connection: _Connection, key: int) -> None:
         connection.answer(key)
 
 
 class Held:
-    """Answers leave when their time has come. Invariant: in the order of their requests."""
+    """Sends each answer when it is due. Invariant: answers are sent in the order of their requests."""
 
     def __init__(self) -> None:
         self._alarm = alarm(self._ring)
         self._due: deque[tuple[int, _Connection, int]] = deque()
 
     def leaves_ns(self, now_ns: int) -> int:
-        """Say when the answer to a request that comes now leaves."""
+        """Return when the answer to a request that arrives now is due."""
         raise NotImplementedError
 
     def came(self, connection: _Connection, key: int) -> None:
@@ -113,7 +113,7 @@ class Held:
 
 
 class Delayed(Held):
-    """Each answer leaves so long after its request."""
+    """Sends each answer a fixed time after its request."""
 
     def __init__(self, delay_ns: int) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Delayed(Held):
 
 
 class Queued(Held):
-    """Each answer leaves as the virtual queue has it."""
+    """Sends each answer at the time given by the virtual queue."""
 
     def __init__(self, law: str, mean_ns: int, seed: int) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class Queued(Held):
 
 
 class Http1(asyncio.Protocol):
-    """One HTTP/1.1 connection, or what has not yet shown that it is not."""
+    """One HTTP/1.1 connection, or one whose protocol is not known yet."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -149,7 +149,7 @@ class Http1(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        if data == self._seen or self._whole(data):  # most clients here send the same request over and over
+        if data == self._seen or self._whole(data):  # most clients here repeat the same request
             self._desk.came(self, 0)
             if self._answers:
                 self.flush()
@@ -186,7 +186,7 @@ class Http1(asyncio.Protocol):
 
 
 class Http2(asyncio.Protocol):
-    """One HTTP/2 connection of gRPC: every message is answered by a message, the end of a stream by its trailers."""
+    """One gRPC connection over HTTP/2: each message is answered by a message, the end of a stream by its trailers."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -241,7 +241,7 @@ class Http2(asyncio.Protocol):
             self._desk.came(self, stream)
         if payload:
             self._parts[stream] = payload
-        if ended and stream in self._ended and not self._waiting.get(stream):  # all was answered before it ended
+        if ended and stream in self._ended and not self._waiting.get(stream):  # all was answered before the end
             self._end(stream)
 
     def _other(self, kind: int, flags: int, payload: bytes) -> None:
@@ -265,7 +265,7 @@ class Http2(asyncio.Protocol):
         self._begun.discard(stream)
 
     def flush(self) -> None:
-        """Send what is made."""
+        """Send the frames made."""
         if self._transport is not None:
             self._transport.write(b"".join(self._out))
         self._out.clear()
@@ -278,7 +278,7 @@ async def serve(words: argparse.Namespace) -> None:
     """Answer until cancelled."""
     loop = asyncio.get_running_loop()
     desk: Desk = AtOnce()
-    _message()  # takes its time, which no connection shall wait for
+    _message()  # slow the first time, so done before the first connection
     if words.delay_us:
         desk = Delayed(words.delay_us * 1000)
     elif words.law:

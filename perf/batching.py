@@ -1,15 +1,15 @@
 """`make bench-batching`: the default batcher beside the best of a grid of static settings, simulated and real.
 
-Six loads (the cells of perf/policies.py): Poisson at 30, 60 and 90% of the knee, bursty, two shapes, four sizes. First
-every static setting is simulated with the run times of this machine. Then the default and the few static settings that
-did best, and the one that is everybody's first guess, are served by one server as models of different names, and are
-given the same arrivals in turns, round after round. The first rounds choose the best static setting, and others compare
-it with the default: the best of several was lucky, too, in the rounds that chose it, by a third on a shared machine.
-Medians count. The default is there twice: what it differs from itself is the noise of the machine. The knee is the most
-that any of them answers, in this run.
+Six loads (the cells of perf/policies.py): Poisson at 30, 60 and 90% of the knee, bursty, two shapes, four sizes. First,
+every static setting is simulated with the run times of this machine. Then one server serves the default, the few static
+settings that did best, and a common first guess, as models of different names, and each is sent the same arrivals in
+turns, round after round. The first rounds choose the best static setting and later rounds compare it with the default:
+in the rounds that chose it, the best of several was also lucky, by a third on a shared machine. Medians count. The
+default takes part twice: the difference between the two is the noise of the machine. The knee is the highest rate that
+any of them answers, in this run.
 
-The model has one thread, see perf/variants.py. Real latencies count from when a request was due, so the load's own
-lateness is in them, for all alike.
+The model has one thread, see perf/variants.py. Real latencies are measured from when a request was due, so they include
+the load generator's own lateness, equally for all.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ KNEE_GUESS_PER_S = 4000.0
 TWIN = "the default again"
 FIRST_GUESS = "cap 64, 0 ms"
 STATICS = 3
-"""How many static settings are tried for real in each cell, beside the first guess."""
+"""The number of static settings measured for real in each cell, besides the first guess."""
 WITHOUT_RANKING = ("cap 8, 0 ms", "cap 16, 0 ms", "cap 32, 0 ms", "cap 32, 1 ms")
 
 
 def promising(simulated: Comparison | None, count: int = STATICS) -> list[str]:
-    """Name the static settings to be tried for real: of each cap the best one, and of those the best few.
+    """Name the static settings to measure for real: the best of each cap, and of those the best few.
 
-    Settings of one cap hardly differ where they are good, so that the best few of all would be one setting.
+    Good settings of the same cap hardly differ, so the overall best few would all have the same cap.
     """
     if simulated is None:
         return [*WITHOUT_RANKING[:count], FIRST_GUESS]
@@ -70,7 +70,7 @@ def _p99(simulated: Comparison, name: str) -> float:
 
 @dataclass(slots=True)
 class Field:
-    """One cell in reality: its variants by name (the default is ""), who takes part in rounds, and what rounds gave."""
+    """One cell in reality: its variants by name (the default is ""), which take part in rounds, and the results."""
 
     cell: Cell
     variants: Mapping[str, Variant]
@@ -79,22 +79,22 @@ class Field:
     runs: dict[str, list[Run]] = field(default_factory=dict)
 
     def choose(self) -> None:
-        """Go on with the default, twice, and the best static settings, and forget the rounds that chose them."""
+        """Keep the default, twice, and the best static settings, and drop the rounds that chose them."""
         chosen = self.comparison()
         self.names = list(dict.fromkeys(("", TWIN, chosen.best_p99, chosen.best_goodput)))
         self.runs = {}
 
     def comparison(self) -> Comparison:
-        """Sum up the rounds."""
+        """Summarize the rounds."""
         found = {name: median(runs) for name, runs in self.runs.items() if name != TWIN}
         return Comparison(self.cell, found.pop(""), found)
 
     def noise(self) -> float:
-        """Give the p99 of the default beside itself."""
+        """Return the ratio of the default's two p99s."""
         return median(self.runs[TWIN]).p99_ms / median(self.runs[""]).p99_ms
 
     def cpu_us(self, name: str) -> float:
-        """Give the server's CPU time per request of one variant."""
+        """Return the server's CPU time per request of one variant."""
         return statistics.median(each.seen.cpu_us for each in self.runs[name])
 
 
@@ -112,12 +112,12 @@ class Fields:
             self.fields.append(Field(cell, variants, ["", *names]))
 
     def write(self, folder: Path) -> None:
-        """Put every variant into a model repository."""
+        """Write every variant into a model repository."""
         for variant, policy in self._policies.items():
             write(folder, variant, policy)
 
     def find_knees(self, server: Process, guess_per_s: float, end: float) -> None:
-        """Measure the knee of each kind of load: the most that default, best static or first guess answers."""
+        """Measure the knee of each kind of load: the most that the default, best static or first guess answers."""
         known: dict[tuple[Kind, ...], float] = {}
         for each in self.fields:
             kinds = each.cell.kinds
@@ -128,7 +128,7 @@ class Fields:
             each.knee_per_s = known[kinds]
 
     def round(self, server: Process, number: int, seconds: float, end: float) -> None:
-        """Give who takes part in each cell the same arrivals, in an order that moves on from round to round."""
+        """Send the variants of each cell the same arrivals, in an order that rotates from round to round."""
         for each in self.fields:
             arrivals = each.cell.arrivals(each.knee_per_s, seconds, number)
             start = number % len(each.names)
@@ -141,7 +141,7 @@ def _model_name(model: str, name: str) -> str:
 
 
 def verdicts(comparisons: Sequence[Comparison]) -> Iterator[str]:
-    """Say of every cell whether what is asked of the default holds."""
+    """Report for each cell whether the default meets its targets."""
     for each in comparisons:
         words = f"goodput {each.goodput_ratio:.3f} of the best static, at least 0.95"
         words += f"; p99 {each.p99_ratio:.2f} times the best, at most 1.1"
@@ -149,7 +149,7 @@ def verdicts(comparisons: Sequence[Comparison]) -> Iterator[str]:
 
 
 def costs(fields: Sequence[Field]) -> Iterator[str]:
-    """Say of every cell what its requests cost, and how much the default differs from itself."""
+    """Report for each cell the cost of its requests, and how much the default differs from itself."""
     for each in fields:
         best = each.comparison().best_p99
         words = f"server CPU {each.cpu_us(''):.0f} us a request, {each.cpu_us(best):.0f} with {best}"
@@ -163,7 +163,7 @@ def costs(fields: Sequence[Field]) -> Iterator[str]:
 
 
 def real(settings: Mapping[Cell, Sequence[str]], guess_per_s: float, asked: argparse.Namespace) -> list[Field]:
-    """Serve every setting and give each its cell's load, round after round."""
+    """Serve every setting and send each its cell's load, round after round."""
     tried = Fields(settings)
     end = time.monotonic() + 60 * asked.minutes
     with tempfile.TemporaryDirectory() as name:
@@ -180,7 +180,7 @@ def real(settings: Mapping[Cell, Sequence[str]], guess_per_s: float, asked: argp
 
 
 def simulated(requests: int, minutes: float) -> tuple[list[Comparison], float]:
-    """Simulate the whole grid with what a server on this machine is measured to do. Returns: its knee, too."""
+    """Simulate the whole grid with the measured behavior of a server on this machine. Also returns its knee."""
     with tempfile.TemporaryDirectory() as name:
         write(Path(name), Variant(MODEL, MODEL), OURS)
         with penstock(Path(name)) as server:
@@ -193,7 +193,7 @@ def simulated(requests: int, minutes: float) -> tuple[list[Comparison], float]:
 
 
 def show(title: str, comparisons: Sequence[Comparison]) -> None:
-    """Print one table and what holds of it."""
+    """Print one table and its verdicts."""
     print("", title, table(comparisons), *verdicts(comparisons), sep="\n", flush=True)
 
 
@@ -212,7 +212,7 @@ def main() -> None:
     only.add_argument("--simulated-only", action="store_true")
     only.add_argument("--real-only", action="store_true", help="beside static settings that nobody has ranked")
     asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers and folders go with it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops the servers and removes the folders
     models.make(models.DEFAULT_FOLDER)
     knee, ranked = KNEE_GUESS_PER_S, dict[Cell, Comparison]()
     if not asked.real_only:

@@ -1,8 +1,8 @@
 """`make bench`: the running server under closed-loop load, beside bare uvicorn, the prototype and ONNX Runtime alone.
 
-These machines drift by a third within the hour, so all that is compared runs in turns, round after round, and the
-table holds medians. Every case is warmed up once before it counts. What issue 2 asks for in figures of another machine
-is also said in times of the prototype (prototype.py), which had its own figures there.
+These machines drift by a third within the hour, so everything compared runs in turns, round after round, and the table
+holds medians. Every case is warmed up once before it counts. Targets of issue 2 that are figures of another machine are
+also reported as multiples of the prototype (prototype.py), whose figures on that machine are known.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Case:
 
 @dataclass(slots=True)
 class Line(Rounds):
-    """And how large the batches were."""
+    """The rounds of one case, with its batch sizes."""
 
     rows_per_batch: list[float] = field(default_factory=list)
 
     def drive(self, server: Process, model: str, sent: Call, connections: int, seconds: int) -> None:
-        """Measure once more, and count what one of the server's models runs meanwhile."""
+        """Measure once more, and count the rows and batches that the model runs meanwhile."""
         rows, batches = server.counts(model)
         self.loads.append(drive(server, sent, connections, seconds))
         rows_after, batches_after = server.counts(model)
@@ -70,13 +70,13 @@ MLP_JSON = Case("mlp", "JSON", 32, MLP)
 CNN_8 = Case("cnn", "binary", 8, CNN)
 ALONE, MIXED = Case("ragged", "one shape", 64, (SHORT,)), Case("ragged", "two shapes", 64, (SHORT, LONG))
 HALF = Case("ragged", "one shape", 32, (SHORT,))
-"""What one of the two shapes would get if the other's clients were not there."""
+"""What one of the two shapes would get without the other's clients."""
 CASES = (IRIS_1, ECHO_64, IRIS_64, MLP_32, MLP_128, MLP_JSON, CNN_8, HALF, ALONE, MIXED)
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What issue 2 asks of a case: of one figure of Load, and what the prototype had on the same machine."""
+    """The target of issue 2 for one figure of Load, and the prototype's figure on the same machine."""
 
     figure: str
     bound: float
@@ -94,7 +94,7 @@ ASKED = {
 
 
 def call(case: Case) -> Call:
-    """Write the case's request, in JSON or as JSON header and raw tensor."""
+    """Make the case's request, in JSON or as a JSON header with a raw tensor."""
     path = f"/v2/models/{case.model}/infer"
     tensors = [np.random.default_rng(5).random(shape, dtype=np.float32) for shape in case.shapes]
     if case.wire == "JSON":
@@ -131,7 +131,7 @@ class Bench:
         self._folder = folder
 
     def check(self) -> None:
-        """Have every case answered once, so that no error is measured for speed."""
+        """Send every case once, so that no error is measured for speed."""
         for case in self.lines:
             sent = call(case)
             for body in sent.bodies:
@@ -155,7 +155,7 @@ class Bench:
             rates.append(offline.best_rows_per_s(self._folder / model / "1" / "model.onnx")["best"])
 
     def forget(self) -> None:
-        """Drop what the warm-up gave."""
+        """Drop the results of the warm-up."""
         for case in self.lines:
             self.lines[case] = Line()
         for case in self.prototype:
@@ -167,7 +167,7 @@ class Bench:
         return self._servers[ECHO if case.model == ECHO else "penstock"]
 
     def table(self) -> str:
-        """Write the medians."""
+        """Format the medians."""
         rows = [HEAD]
         for case, line in self.lines.items():
             rate = line.median("requests_per_s")
@@ -188,7 +188,7 @@ class Bench:
         return "\n".join(rows)
 
     def verdicts(self) -> list[str]:
-        """Say which of issue 2's lines hold."""
+        """Report which of issue 2's targets are met."""
         words = []
 
         def say(case: Case, what: str, got: float, bound: float, *, least: bool) -> None:

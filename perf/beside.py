@@ -1,6 +1,6 @@
-"""Beside: servers that are asked in turns by the same load, each with all processes it has started, and what came out.
+"""Beside: servers driven in turns by the same load, each with all its processes, and their results.
 
-Called by seldon.py, deepaas.py and abeja.py, whose other sides are the originals.
+Used by seldon.py, deepaas.py and abeja.py to compare with the originals.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ WARM_UP_S = 1
 
 
 class Family(Process):
-    """A server and all processes that it has started."""
+    """A server and all the processes that it has started."""
 
     def pids(self) -> list[int]:
-        """Give the processes that live, the first of them first."""
+        """Return the live processes, the server's main process first."""
         return processes.descended([self.pid], processes.living())
 
     def cpu_s(self) -> float:
@@ -39,7 +39,7 @@ class Family(Process):
 _F = TypeVar("_F", bound=Family)
 Sides = Mapping[str, contextlib.AbstractContextManager[_F]]
 Loads = Mapping[str, Callable[[_F, int], Load]]
-"""By case: what asks a side for so many seconds."""
+"""By case: a function that drives a side for a number of seconds."""
 
 
 @contextlib.contextmanager
@@ -50,7 +50,7 @@ def served(
     ask: Callable[[Process], object],
     environ: Mapping[str, str] | None = None,
 ) -> Iterator[Family]:
-    """Run a server in a folder, from when `ask` does not raise until the block ends. `environ` goes before ours."""
+    """Run a server in a folder, from when `ask` succeeds until the block ends. `environ` overrides our environment."""
     said = os.environ | dict(environ or {})
     with (
         tempfile.TemporaryFile() as log,
@@ -65,14 +65,14 @@ def served(
             child.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(3)
-            for pid in pids:  # not all processes of the originals end with the first
+            for pid in pids:  # some of the originals' processes outlive the first
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
 
 @dataclass(slots=True)
 class Line(Rounds):
-    """And the cores that others used meanwhile."""
+    """The rounds of one side, with the cores that others used meanwhile."""
 
     others: list[float] = field(default_factory=list)
 
@@ -82,7 +82,7 @@ Lines = dict[tuple[str, str], Line]
 
 
 def measure(sides: Sides[_F], loads: Loads[_F], rounds: int, seconds: int) -> Lines:
-    """Ask all in turns, once more than counts. Raises: RuntimeError where some were not answered with success."""
+    """Drive all sides in turns, with one round of warm-up. Raises: RuntimeError if any request failed."""
     lines: Lines = {(case, side): Line() for case in loads for side in sides}
     with contextlib.ExitStack() as stack:
         families = {side: stack.enter_context(served) for side, served in sides.items()}
@@ -99,9 +99,9 @@ def measure(sides: Sides[_F], loads: Loads[_F], rounds: int, seconds: int) -> Li
 
 
 def report(lines: Lines, wanted: Mapping[str, float]) -> Iterator[str]:
-    """Write the medians, and for each case what the first side is to the others.
+    """Format the medians, and for each case compare the first side with the others.
 
-    `wanted`: how many times the second side's requests/s the first should at least give, by case.
+    `wanted`: by case, the least ratio of the first side's requests/s to the second's.
     """
     width = max(len(side) for _, side in lines) + 2
     broad = max(len(case) for case, _ in lines) + 2
@@ -131,14 +131,14 @@ def _against(ours: Line, theirs: Line, times: float | None) -> str:
 
 
 def arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Read a command line that may say, too, for how long to measure."""
+    """Parse a command line, with the options for how long to measure."""
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=3, help="of load per side, case and round")
     return parser.parse_args()
 
 
 def show(sides: Sides[_F], loads: Loads[_F], wanted: Mapping[str, float], asked: argparse.Namespace) -> None:
-    """Measure, and print what came out; `asked` is of `arguments`."""
+    """Measure, and print the results. `asked` comes from `arguments`."""
     before = os.getloadavg()[0]
     for line in report(measure(sides, loads, asked.rounds, asked.seconds), wanted):
         print(line, flush=True)

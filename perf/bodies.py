@@ -1,8 +1,8 @@
-"""Bodies: what a request with a large tensor costs the thread of the event loop, over HTTP and gRPC.
+"""Bodies: what a request with a large tensor costs the event loop's thread, over HTTP and gRPC.
 
-`python -m penstock.perf.bodies [--rounds 5]`. The model gives back eight numbers of its input, so that what is weighed
-is what arrives. Over gRPC from h2load, whose frames have 16 KiB whatever a server asks for, and from `penstock perf`'s
-generator, whose have as much as it asks for. To hold two trees against each other run it in both, in turns, with
+`python -m penstock.perf.bodies [--rounds 5]`. The model returns eight numbers of its input, so that mainly receiving is
+measured. gRPC is driven by h2load, whose frames have 16 KiB whatever a server requests, and by `penstock perf`'s
+generator, whose frames have the size that the server requests. To compare two trees, run it in both, in turns, with
 PYTHONPATH at the .typing folder of each.
 """
 
@@ -37,7 +37,7 @@ Way = Callable[[Process, int, int, int], float]
 
 
 def slicing(numbers: int) -> onnx.ModelProto:
-    """Build rows of so many numbers in, the first eight of them out."""
+    """Build a model that takes rows of `numbers` values and returns the first eight."""
     graph = Graph(seed=0)
     return graph.model(
         f"slice{numbers}", graph.node("Slice", "input", graph.whole(0), graph.whole(8), graph.whole(1)),

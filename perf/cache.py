@@ -1,9 +1,9 @@
-"""What an answer from the response cache costs, over HTTP: `python -m penstock.perf.cache`.
+"""The cost of an answer from the response cache, over HTTP: `python -m penstock.perf.cache`.
 
-`iris` and `mlp` are served twice, with a cache and without, and the same row is asked for again and again, as JSON and
-as binary tensors. All take turns, round after round, and the table holds medians. CPU is the server's, user and system,
-the kernel's work for its sockets included; before it stand whole trips without sockets, as perf/micro.py has them,
-which the budget is about.
+`iris` and `mlp` are served twice, with and without a cache, and the same row is requested repeatedly, as JSON and as
+binary tensors. All run in turns, round after round, and the table holds medians. CPU is the server's, user and system,
+including the kernel's work for its sockets. Before the table come whole trips without sockets, as in perf/micro.py, to
+which the budget applies.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HEAD = f"{'':<14}{'way':<8}{'answers/s':>10}{'p50 ms':>8}{'p99 ms':>8}{'CPU us':
 
 @dataclass(slots=True, kw_only=True)
 class Line(Rounds):
-    """One model, asked in one way, with the cache or without."""
+    """One model, requested in one way, with or without the cache."""
 
     model: str
     way: str
@@ -45,7 +45,7 @@ class Line(Rounds):
 
     @property
     def served(self) -> str:
-        """What the model is called on the server."""
+        """The name of the model on the server."""
         return f"{self.model}_cached" if self.cached else self.model
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ def write(folder: Path) -> None:
 
 
 def call(line: Line) -> Call:
-    """Make one row of a model."""
+    """Make a request for one row."""
     width = WIDTHS[line.model]
     row = np.random.default_rng(0).random((1, width), dtype=np.float32)
     entry: dict[str, object] = {"name": "input", "shape": [1, width], "datatype": "FP32"}
@@ -85,7 +85,7 @@ def call(line: Line) -> Call:
 
 
 def measure(process: Process, line: Line, seconds: int) -> None:
-    """Ask for one row for so long. Raises: RuntimeError if anything failed."""
+    """Request one row repeatedly. Raises: RuntimeError if anything failed."""
     load = drive(process, call(line), CONNECTIONS, seconds)
     if load.refused or load.broken:
         raise RuntimeError(f"{line.served}: {load.refused} refused, {load.broken} broken")
@@ -93,16 +93,17 @@ def measure(process: Process, line: Line, seconds: int) -> None:
 
 
 def check(process: Process, line: Line) -> None:
-    """See that with the cache nothing but the first request has run. Raises: RuntimeError."""
+    """Check that with the cache only the first requests were run. Raises: RuntimeError."""
     rows, _ = process.counts(line.served)
     if line.cached and rows > 1 + CONNECTIONS:
         raise RuntimeError(f"{line.served} has run {rows} rows: its answers were not found")
 
 
 async def trips(folder: Path, turns: tuple[int, ...] = (8, 64)) -> float:
-    """Print what a whole trip costs without sockets, in turns of so many. Returns: the dearest of a hit.
+    """Print the cost of whole trips without sockets, by requests per turn. Returns: the highest cost of a hit.
 
-    All are measured one after the other, SWEEPS times, and the fastest counts: a shared machine is slow for seconds.
+    All are measured one after the other, SWEEPS times, and the fastest counts: a shared machine can be slow for
+    seconds.
     """
     np.seterr(all="ignore")
     engine = Engine(asyncio.get_running_loop(), LOADERS)
@@ -122,7 +123,7 @@ async def trips(folder: Path, turns: tuple[int, ...] = (8, 64)) -> float:
 
 
 def verdict(dearest_us: float) -> str:
-    """Hold the dearest hit against the budget."""
+    """Compare the highest cost of a hit with the budget."""
     return verdicts.verdict(f"a hit: {dearest_us:.1f} us, at most {BUDGET_US:g}", dearest_us <= BUDGET_US)
 
 

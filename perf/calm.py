@@ -1,4 +1,4 @@
-"""Calm: what others use of the machine while something is measured, and measuring again when it was too much."""
+"""Calm: how much of the machine others use during a measurement, and repeating it if they used too much."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from . import processes
 from .load import Process
 
 CALM_CORES = 0.08
-"""What others may use for a measurement to count."""
+"""The most that others may use for a measurement to count."""
 LOOK_S = 0.5
 _T = TypeVar("_T")
 
 
 class Others:
-    """The cores that others use from its making on: all that the machine does, but for the server and this process.
+    """The cores that others use from its creation on: everything on the machine except the server and this process.
 
-    What this process starts in between counts as its own once it has ended; the kernel's work counts as the others'.
+    Processes started by this one in between count as its own once they have ended. The kernel's work counts as others'.
     """
 
     def __init__(self, server: Process) -> None:
@@ -33,14 +33,14 @@ class Others:
         return processes.machine_s()[0] - ours_s
 
     def cores(self) -> float:
-        """Give the mean so far."""
+        """Return the mean so far."""
         return max(self._theirs_s() - self._before_s, 0.0) / (time.monotonic() - self._start)
 
 
 def in_calm(server: Process, measure: Callable[[], _T], end: float) -> tuple[_T, float]:
-    """Wait until others leave the machine alone, and measure; again, if they came back meanwhile, until `end`.
+    """Wait until others leave the machine idle, and measure; repeat until `end` if they came back meanwhile.
 
-    Units: `end` is of the monotonic clock. Returns: what was measured last, and the cores that others used meanwhile.
+    Units: `end` is of the monotonic clock. Returns: the last measurement, and the cores that others used during it.
     """
     while True:
         while time.monotonic() < end:

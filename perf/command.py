@@ -1,4 +1,4 @@
-"""`penstock perf`: its words, and what each runs. Without a word it is perf_analyzer's command line."""
+"""`penstock perf`: its subcommands and what each runs. Without one, it is perf_analyzer's command line."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ WORDS = {
     "tune": "tuning.command",
     "gate": "gate.command",
 }
-"""What else than driving one model is done, and the module whose `main(words)` does it."""
+"""The subcommands besides driving one model, and the module whose `main(words)` runs each."""
 USAGE_STATUS = 2
 INTERRUPTED_STATUS = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a word, or drive a model; return the exit status: 0 done, 1 failed, 2 wrong usage."""
+    """Run a subcommand, or drive a model. Returns: the exit status: 0 done, 1 failed, 2 wrong usage."""
     words = list(sys.argv[1:] if argv is None else argv)
     module = WORDS.get(words[0]) if words else None
     try:
         chosen = importlib.import_module(f".{module or 'profiling.command'}", __package__)
-    except ModuleNotFoundError as error:  # the gate is for those who work on Penstock
+    except ModuleNotFoundError as error:  # the gate is for developers of Penstock
         print(f"penstock perf {words[0]} needs {error.name}: pip install 'penstock[dev]'", file=sys.stderr)
         return USAGE_STATUS
-    except KeyboardInterrupt:  # so early there is nothing to write
+    except KeyboardInterrupt:  # nothing to write yet
         return INTERRUPTED_STATUS
     return int(chosen.main(words[1:] if module else words))

@@ -1,9 +1,9 @@
-"""Cortex: what batching behind the hooks is worth. `python -m penstock.perf.cortex`.
+"""Cortex: the gain from batching between the hooks. `python -m penstock.perf.cortex`.
 
-Each project is served twice by the same server: as it is, and one request at a time from before pre_inference until
-after post_inference, which is what Cortex promised. Beside them stands the same model through plain `infer`, without
-hooks. The ONNX models fix one row, as most exported ones do. Projects whose handler or model this Python cannot import
-(Pillow, TensorFlow) are left out.
+The same server serves each project twice: as it is, and one request at a time from before pre_inference until after
+post_inference, which is what Cortex guaranteed. For comparison, the same model is also served through plain `infer`,
+without hooks. The ONNX models fix one row, as most exported ones do. Projects whose handler or model needs a package
+that this Python lacks (Pillow, TensorFlow) are skipped.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from .load import HOST, Call, Process, drive, http_ready, penstock, running
 
 JSON = {"Content-Type": "application/json"}
 PATIENCE_S = 10.0
-"""How long to wait for others to leave the machine alone; what they used after all is printed."""
+"""How long to wait for others to leave the machine idle. What they use after that is printed."""
 SAVED_MODEL = Path(__file__).parents[1] / "examples" / "cortex" / "s3" / "penstock-examples" / "iris" / "tensorflow"
 """Iris as TensorFlow 1 exported its estimators: four inputs of any number of rows."""
 IRIS = """
@@ -139,8 +139,8 @@ FLOWER = {"sepal_length": 5.2, "sepal_width": 3.6, "petal_length": 1.4, "petal_w
 class Project:
     """One project: how its ONNX model is made (None: SAVED_MODEL), its handler, and a sample.
 
-    `shape` and `datatype` are of one row of each of the inputs, as plain `infer` is sent it; `needs` is what this
-    Python must be able to import.
+    `shape` and `datatype` are those of one row of each input, as sent to plain `infer`. `needs` is a package that this
+    Python must have.
     """
 
     build: Callable[[], onnx.ModelProto] | None
@@ -173,7 +173,7 @@ def digits() -> onnx.ModelProto:
 
 
 def image(side: int, colours: int, encoding: str) -> dict[str, str]:
-    """Give a smooth pattern as text: bare bytes where no encoding is named, or where there is no Pillow for it."""
+    """Encode a smooth pattern as text: raw pixels if no encoding is named, or if Pillow is not installed."""
     x, y = np.meshgrid(np.linspace(0, 6, side), np.linspace(0, 4, side))
     pixels = np.stack([np.sin(x), np.cos(y), np.sin(x + y)], axis=2)[:, :, :colours].squeeze()
     drawn = (pixels * 127 + 128).astype(np.uint8)
@@ -200,7 +200,7 @@ PROJECTS: Mapping[str, Project] = {
 
 
 def write(folder: Path, project: Project) -> None:
-    """Write a project of one API, and beside it a repository of the same model."""
+    """Write a project with one API, and beside it a repository with the same model."""
     ours, plain = folder / "project", folder / "plain" / "plain" / "1"
     ours.mkdir()
     plain.mkdir(parents=True)
@@ -225,7 +225,7 @@ class OneByOne(HookedEngine):
     """An engine whose models take one request at a time, hooks included."""
 
     async def open(self, spec: ModelSpec) -> Model:
-        """Load a model so. Raises: InferError."""
+        """Load a model that way. Raises: InferError."""
         hooks = spec.hooks and replace(spec.hooks, replicas=1)
         policy = replace(spec.policy, cap_rows=1)
         return await super().open(replace(spec, hooks=hooks, policy=policy, frees_rows=False))
@@ -249,7 +249,7 @@ async def serve_one_by_one(project: Path, port: int) -> None:
 
 @contextlib.contextmanager
 def served(folder: Path, way: str) -> Iterator[Process]:
-    """Serve what `write` has written, in one of three ways. Its workers count: one is for a model of TensorFlow's."""
+    """Serve what `write` has written, in one of three ways. Workers count: a TensorFlow model has one."""
     project = folder / "project"
     if way == "plain infer":
         serving = penstock(folder / "plain")
@@ -263,7 +263,7 @@ def served(folder: Path, way: str) -> Iterator[Process]:
 
 
 def call_of(project: Project, way: str) -> Call:
-    """Give what is asked; tensors are sent binary, as tritonclient sends them."""
+    """Make the request. Tensors are sent as binary, as tritonclient sends them."""
     if way != "plain infer":
         return Call("/perf/api", (json.dumps(project.sample).encode(),), JSON)
     row = np.full(project.shape, 0.5, "f4" if project.datatype == "FP32" else "f8").tobytes()
@@ -277,7 +277,7 @@ WAYS = ("one by one", "batched", "plain infer")
 
 
 def measured(project: Project, seconds: int, rounds: int, connections: int) -> Iterator[str]:
-    """Give the three ways side by side, in turns."""
+    """Measure the three ways in turns and report them side by side."""
     rates: dict[str, list[float]] = {way: [] for way in WAYS}
     costs: dict[str, list[float]] = {way: [] for way in WAYS}
     sizes: dict[str, list[float]] = {way: [] for way in WAYS}

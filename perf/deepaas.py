@@ -1,8 +1,8 @@
-"""DEEPaaS: a module behind Penstock and behind the original, side by side. `python -m penstock.perf.deepaas`.
+"""DEEPaaS: a module on Penstock and on the original, side by side. `python -m penstock.perf.deepaas`.
 
-Both are started by the original's command, with one worker, and asked in turns by the same load: 32 connections that
-are kept. The module is installed for both, as users' are, and does next to nothing. CPU is that of all processes of a
-side. The original is an environment with deepaas 2.6.0: `--original PYTHON`, or DEEPAAS_ORIGINAL.
+Both are started by the original's command, with one worker, and driven in turns by the same load: 32 persistent
+connections. The module is installed for both, as users' modules are, and does next to nothing. CPU is that of all
+processes of a side. The original is an environment with deepaas 2.6.0: `--original PYTHON`, or DEEPAAS_ORIGINAL.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .load import Call, Load, Process, drive, free_port
 
 CONNECTIONS = 32
 TIMES = 5
-"""What issue 9 asks: requests/s at least so many times the original's."""
+"""The target of issue 9: at least this many times the original's requests/s."""
 UPLOAD_BYTES = 100_000
 EDGE = "an edge that is in no file"
 
@@ -64,13 +64,13 @@ MODULES = {"flowers": MODULE, "uploads": UPLOADS}
 
 
 def arguments() -> Call:
-    """Give a call with arguments in its path and in a JSON body."""
+    """Make a call with arguments in its path and in a JSON body."""
     body = json.dumps({"values": [5.1, 3.5, 1.4, 0.2], "unit": "inch"}).encode()
     return Call("/v2/models/flowers/predict/?scale=2", (body,), {"Content-Type": "application/json"})
 
 
 def upload() -> Call:
-    """Give a call with a file in a form."""
+    """Make a call with a file in a form."""
     head = f'--{EDGE}\r\nContent-Disposition: form-data; name="data"; filename="a.bin"\r\n'
     content = bytes(range(250)) * (UPLOAD_BYTES // 250)
     body = f"{head}Content-Type: application/octet-stream\r\n\r\n".encode() + content + f"\r\n--{EDGE}--\r\n".encode()
@@ -81,11 +81,11 @@ CALLS: Mapping[str, tuple[Call, object]] = {
     "arguments": (arguments(), {"sum": 20.4, "unit": "inch"}),
     "upload": (upload(), {"name": "a.bin", "bytes": UPLOAD_BYTES}),
 }
-"""By case: what is asked, and the prediction that comes back."""
+"""By case: the call, and the prediction expected."""
 
 
 def install(folder: Path) -> None:
-    """Write the modules and what their installation leaves: a distribution with entry points."""
+    """Write the modules and what installing them leaves: a distribution with entry points."""
     for name, text in MODULES.items():
         (folder / f"{name}.py").write_text(text)
     told = folder / "perf-1.0.dist-info"
@@ -96,7 +96,7 @@ def install(folder: Path) -> None:
 
 
 def ask(server: Process) -> None:
-    """Have every call answered. Raises: RuntimeError where the prediction is another."""
+    """Send every call. Raises: RuntimeError if a prediction is not as expected."""
     for call, wanted in CALLS.values():
         said = json.loads(server.request("POST", call.path, call.bodies[0], call.headers))
         if said != {"status": "OK", "predictions": wanted}:
@@ -104,12 +104,12 @@ def ask(server: Process) -> None:
 
 
 def load_of(call: Call) -> Callable[[beside.Family, int], Load]:
-    """Give what keeps 32 connections busy with a call."""
+    """Return a function that keeps 32 connections busy with a call."""
     return lambda family, seconds: drive(family, call, CONNECTIONS, seconds)
 
 
 def served(command: Sequence[str], folder: Path, home: Path) -> contextlib.AbstractContextManager[beside.Family]:
-    """Serve what is installed in a folder. `home` is where a side leaves files: the original every upload."""
+    """Serve what is installed in a folder. `home` is where a side leaves files: the original leaves every upload."""
     home.mkdir()
     environ = {"PYTHONPATH": str(folder)} | dict.fromkeys(("HOME", "XDG_STATE_HOME", "TMPDIR"), str(home))
     port = free_port()

@@ -1,6 +1,6 @@
-"""The yardstick: bare uvicorn and a raw ASGI application that echoes the body. `python -m penstock.perf.echo PORT`.
+"""The baseline: bare uvicorn and a raw ASGI application that echoes the body. `python -m penstock.perf.echo PORT`.
 
-Same loop and parser as Penstock, no framework, no model: what any Python server on ASGI costs before its own work.
+Same loop and parser as Penstock, no framework, no model: what any Python ASGI server costs before its own work.
 """
 
 from __future__ import annotations

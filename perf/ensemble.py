@@ -3,13 +3,13 @@
 One server has a small model under two names, an ensemble of the two, and an ensemble of ten steps of the first. In
 turns, round after round, over HTTP with raw tensors on loopback:
 
-- CPU: the ensemble of two, and each of its parts called directly, under the closed loop of wrk. What the server's
-  process used per request of the ensemble stands beside the sum of what it used per request of the two parts, right
-  before and after: a client without the ensemble would make both calls.
-- p50: the ensemble of ten steps at one connection beside ten times the step alone at one connection.
+- CPU: the ensemble of two, and each of its parts called directly, under the closed loop of wrk. The CPU time of the
+server's process per request of the ensemble is compared with the sum for one request to each part, measured right
+before and after: a client without the ensemble would make both calls.
+- p50: the ensemble of ten steps at one connection, compared with ten times the step alone at one connection.
 
-Then the same ten steps inside one Engine, without a server: one request to the ensemble, and ten to the step, each
-awaited before the next. Medians of the rounds count, of the ratio too: a shared machine is slow for seconds.
+Then the same ten steps run inside one Engine, without a server: one request to the ensemble, and ten to the step, each
+awaited before the next. Medians over the rounds count, also of the ratio: a shared machine can be slow for seconds.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def small() -> onnx.ModelProto:
 
 
 def config(name: str, steps: Sequence[str]) -> str:
-    """Write the config.pbtxt of an ensemble whose steps follow one another."""
+    """Write the config.pbtxt of an ensemble of consecutive steps."""
     tensors = ["input", *(f"t{number}" for number in range(1, len(steps))), "output"]
     lines = [f'name: "{name}" platform: "ensemble" max_batch_size: {ROWS}']
     lines += [f'{side} {{ name: "{side}" data_type: TYPE_FP32 dims: {WIDTH} }}' for side in ("input", "output")]
@@ -74,13 +74,13 @@ def write(folder: Path) -> None:
 
 
 def call(model: str) -> Call:
-    """Write a request: one row, raw."""
+    """Make a request: one row, raw."""
     return bench.call(bench.Case(model, "binary", 1, ((1, WIDTH),)))
 
 
 @dataclass(slots=True)
 class Sides:
-    """What the rounds have given: loads by model, and p50 of one and of ten calls inside the Engine. Units: ms."""
+    """The results of the rounds: loads by model, and p50 of one and of ten calls inside the Engine. Units: ms."""
 
     busy: dict[str, list[Load]] = field(default_factory=dict)
     alone: dict[str, list[Load]] = field(default_factory=dict)
@@ -94,12 +94,12 @@ class Sides:
             self.alone.setdefault(model, []).append(drive(server, call(model), 1, seconds))
 
     def failed(self) -> int:
-        """Count what was not answered well."""
+        """Count the failed requests."""
         loads = [load for side in (self.busy, self.alone) for each in side.values() for load in each]
         return sum(load.refused + load.broken for load in loads)
 
     def lines(self) -> list[str]:
-        """Write both sides of each comparison, and what holds."""
+        """Format both sides of each comparison, and the verdicts."""
         cpu = {name: _median(loads, lambda load: load.cpu_us) for name, loads in self.busy.items()}
         rate = {name: _median(loads, lambda load: load.requests_per_s) for name, loads in self.busy.items()}
         p50 = {name: _median(loads, lambda load: load.p50_ms) for name, loads in self.alone.items()}
@@ -131,7 +131,7 @@ def _median(loads: Sequence[Load], figure: Callable[[Load], float]) -> float:
 
 
 async def inside(folder: Path, count: int) -> Mapping[str, float]:
-    """Give the p50 of one request to the chain, and of ten to the step, one after another. Units: ms."""
+    """Return the p50 of one request to the chain, and of ten to the step, one after another. Units: ms."""
     engine = Engine(asyncio.get_running_loop(), LOADERS)
     entries, _ = scan([folder], Defaults())
     for entry in sorted(entries, key=lambda entry: bool(entry.needs)):
@@ -152,9 +152,9 @@ async def inside(folder: Path, count: int) -> Mapping[str, float]:
 
 
 def apart(server: Process) -> None:
-    """Keep the server on one CPU and the load on the others, where there are several.
+    """Pin the server to one CPU and the load to the others, if there are several.
 
-    Left to the kernel, which moves them, a round was between 0.7 and 1.65 times; apart between 0.74 and 1.37.
+    When the kernel moved them, the ratio of a round was between 0.7 and 1.65; pinned, between 0.74 and 1.37.
     """
     first, *others = sorted(os.sched_getaffinity(0))
     if others:

@@ -1,9 +1,9 @@
-"""What bad requests cost the good ones: `python -m penstock.perf.faults`.
+"""The cost that bad requests add to the good ones: `python -m penstock.perf.faults`.
 
-Three models of rows of 4 numbers, which are places in a table of 1000: one bad request in a hundred asks for a place
-beyond it, and makes ONNX Runtime raise. `lookup` is small and runs on the loop; `early` does the work of `mlp` after
-the look-up, `late` before it. Loads without bad requests, with others each time, and with the same one again and again
-run in turns; the server's CPU time is compared.
+Three models take rows of 4 numbers, which are indices into a table of 1000 rows: one bad request in a hundred has an
+index beyond it, which makes ONNX Runtime raise. `lookup` is small and runs on the loop; `early` does the work of `mlp`
+after the look-up, `late` before it. Loads without bad requests, with a different bad one each time, and with the same
+one repeated run in turns; the server's CPU time is compared.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ CONNECTIONS = 64
 BAD_ONE_IN = 100
 MODELS = ("lookup", "early", "late")
 MOST = 1.3
-"""Times the CPU time of the same load without bad requests. Source: issue 4."""
+"""Limit for the CPU time relative to the same load without bad requests. Source: issue 4."""
 
 
 class _Graph(Graph):
-    """And what looks rows up in a table."""
+    """A Graph that can look up rows in a table."""
 
     def places(self, numbers: str) -> str:
         return self.node("Cast", numbers, to=TensorProto.INT64)
 
     def after(self, x: str) -> str:
-        """Give the places once `x` is there: nothing of it is added to them."""
+        """Return the indices, made to depend on `x` by adding zero times its maximum."""
         nothing = self.kept(np.zeros(1, np.float32))
         none_of_it = self.node("Mul", self.node("ReduceMax", x, axes=[1], keepdims=1), nothing)
         return self.places(self.node("Add", "input", none_of_it))
 
     def look_up(self, places: str, width: int) -> str:
-        """Give the mean of 4 rows of a table."""
+        """Return the mean of 4 rows of a table."""
         found = self.node("Gather", self.weight(PLACES, width, fan_in=PLACES), places, axis=0)
         return self.node("ReduceMean", found, axes=[1], keepdims=0)
 
@@ -71,7 +71,7 @@ def build(name: str) -> onnx.ModelProto:
 
 
 def bodies(bad: int) -> tuple[bytes, ...]:
-    """Write requests, one in BAD_ONE_IN of which is bad if so asked, `bad` different ones; all answers are JSON."""
+    """Make requests, one in BAD_ONE_IN of them bad, with `bad` different bad ones (0: none). All are JSON."""
     rows = np.random.default_rng(3).integers(0, PLACES, (BAD_ONE_IN, 4)).tolist()
     texts: list[bytes] = []
     for number in range(bad):
@@ -86,7 +86,7 @@ def _body(row: list[int]) -> bytes:
 
 @dataclass(slots=True)
 class Kind(Rounds):
-    """What the rounds of one load of one model have given. `bad`: how many different bad requests; 0: none.
+    """The results of one load of one model. `bad`: the number of different bad requests; 0: none.
 
     `served` and `failed` are the server's own counts.
     """
@@ -106,20 +106,20 @@ class Kind(Rounds):
 
     @property
     def is_whole(self) -> bool:
-        """Whether who is bad has failed, and nobody else."""
-        # what was under way when a load ended was counted by the server, and by nobody else
+        """Whether the bad requests have failed, and no others."""
+        # requests in flight when a load ended were counted by the server only
         bad = (self.served + self.failed) / BAD_ONE_IN if self.bad else 0
         return abs(self.failed - bad) <= len(self.loads) * 2 and not any(load.broken for load in self.loads)
 
 
 def cases() -> dict[str, Kind]:
-    """Make the loads: without bad requests, with others each time, and with one that comes again and again."""
-    # more than the server remembers, so that each is a new one to it
+    """Make the loads: no bad requests, a different bad one each time, and the same one repeated."""
+    # more than the server remembers, so each is new to it
     return {"none bad": Kind(), "each another": Kind(bad=2 * MOST_KNOWN), "the same again": Kind(bad=1)}
 
 
 def lines(model: str, kinds: dict[str, Kind]) -> Iterator[str]:
-    """Write the medians and whether they hold."""
+    """Format the medians and the verdicts."""
     clean, *others = kinds
     for name, kind in kinds.items():
         yield (
@@ -133,7 +133,7 @@ def lines(model: str, kinds: dict[str, Kind]) -> Iterator[str]:
 
 
 def _counts(server: Process, model: str) -> tuple[int, int]:
-    """Give how many requests the model has served, and how many have failed."""
+    """Return how many requests the model has served, and how many have failed."""
     stats = json.loads(server.request("GET", f"/v2/models/{model}/stats"))["model_stats"][0]["inference_stats"]
     return stats["success"]["count"], stats["fail"]["count"]
 
@@ -149,7 +149,7 @@ def main() -> None:
         make(Path(folder), {name: partial(build, name) for name in args.models})
         with penstock(Path(folder)) as server:
             for name in args.models:
-                for seconds, rounds in ((1, 1), (args.seconds, args.rounds)):  # the first to warm up
+                for seconds, rounds in ((1, 1), (args.seconds, args.rounds)):  # the first is a warm-up
                     kinds = cases()
                     for kind in rounds * list(kinds.values()):
                         kind.round(server, name, seconds)

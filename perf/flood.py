@@ -1,22 +1,22 @@
-"""Open-loop load: requests sent by a schedule, whatever becomes of those before them. `python -m penstock.perf.flood`.
+"""Open-loop load: requests sent on schedule, answered or not. `python -m penstock.perf.flood`.
 
-A closed loop cannot overload a server, and forgets whom it kept waiting: it sends when it has its answer. This sends
-request i when its time has come, over as many connections as there are requests under way, in a process of its own.
-`flood` in `perf/load.py` starts it; between the two goes
+A closed loop cannot overload a server, and it hides waiting: it sends only after an answer. This sends request i when
+it is due, over as many connections as there are requests in flight, from a process of its own. `flood` in
+`perf/load.py` starts it. They exchange
 
-- an order, JSON on standard input: `host`, `port`; `connections`, the most there may be, and `opened`, how many there
-  are from the start, since a server that has much to do is slow to accept; `requests`, a list of what can be sent,
-  each a file with a whole request; `at`, a .npy file: when each request is due, in nanoseconds from the
-  start, ascending; `which`, a .npy file: which of `requests` each one is; `records`, the file to write;
+- an order, JSON on standard input: `host`, `port`; `connections`, the most allowed, and `opened`, how many are opened
+  at the start, since a busy server is slow to accept; `requests`, a list of files, each a whole request that can be
+  sent; `at`, a .npy file: when each request is due, in nanoseconds from the start, ascending; `which`, a .npy file: the
+  index in `requests` of each; `records`, the file to write;
 - `records`, a .npy file with one RECORD for each request;
-- a report, JSON on standard output: `connections` used, `cpu_s` that this process spent from the first request on.
+- a report, JSON on standard output: `connections` used, and `cpu_s`, the CPU time from the first request on.
 
-A time counts from when a request was due: that this process may be late with it is in `late_ns`, and is part of
-`took_ns`, so that no delay is forgotten. When an answer came is told by the kernel, which stamps it as it arrives:
-that it is read later counts for nothing. Linux only.
+Times are measured from when a request was due: if this process sends it late, that is in `late_ns` and is part of
+`took_ns`, so no delay is omitted. The time of an answer is the kernel's timestamp of its arrival, so it does not matter
+when it is read. Linux only.
 
-A request of 2 kB costs 29 us of CPU here at 10,000 a second, 42 at 4,000 and 110 at 500, where each one wakes this
-process and the server: most of it is `send`, which carries the packet to the other end's socket.
+A request of 2 kB costs 29 us of CPU here at 10,000 a second, 42 at 4,000, and 110 at 500, where each one wakes both
+this process and the server: most of it is `send`, which carries the packet to the other end's socket.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ from pathlib import Path
 import numpy as np
 
 RECORD = np.dtype([("due_ns", "i8"), ("late_ns", "i8"), ("took_ns", "i8"), ("status", "i4"), ("which", "i4")])
-"""What became of one request: when it was due, from the start; how much later it was sent; from due to answered; the
-answer's HTTP status, BROKEN or SKIPPED; which of the order's requests it was."""
+"""The result of one request: when it was due, from the start; how much later it was sent; the time from due to
+answered; the answer's HTTP status, BROKEN or SKIPPED; which of the order's requests it was.
+"""
 BROKEN = 0
-"""The status of what was sent and not answered: its connection was closed, or it took longer than LINGER_S."""
+"""The status of a request sent but not answered: its connection was closed, or it took longer than LINGER_S."""
 SKIPPED = -1
-"""The status of what could not be sent: every connection was in use."""
+"""The status of a request that could not be sent because every connection was in use."""
 NAP_NS = 100_000
-"""How long this sleeps at least: what falls due meanwhile is sent together, and late by half of it on average."""
+"""The shortest sleep. Requests that fall due meanwhile are sent together, late by half of it on average."""
 READ_NS = 5_000_000
 OPENED = 32
-"""How many connections are opened beforehand, if the order does not say: the first requests do not wait for theirs."""
+"""How many connections are opened in advance if the order does not say, so that the first requests need not wait."""
 LINGER_S = 60.0
-"""How long the answers that are due when the last request has been sent may take."""
+"""How long to wait for outstanding answers after the last request has been sent."""
 _SO_TIMESTAMPNS = 35  # Linux, asm-generic/socket.h
 _PR_SET_TIMERSLACK = 29  # Linux, linux/prctl.h
 _STAMP = struct.Struct("qq")
@@ -57,7 +58,7 @@ _READ_BYTES = 65536
 
 
 class _Connection:
-    """One connection; `number` is the request it carries, -1 while idle; `left` what the kernel would not take yet."""
+    """One connection; `number` is the request it carries, -1 while idle; `left` what the kernel has not taken yet."""
 
     __slots__ = ("got", "left", "number", "sock")
 
@@ -69,7 +70,7 @@ class _Connection:
 
 
 class Flood:
-    """One flood. Units: stamps are nanoseconds of the real-time clock, which is what the kernel stamps with."""
+    """One flood. Units: timestamps are nanoseconds of the real-time clock, which the kernel's timestamps use."""
 
     def __init__(
         self, address: tuple[str, int], requests: Sequence[bytes], most_connections: int, opened: int = OPENED
@@ -88,7 +89,7 @@ class Flood:
         self.linger_s = LINGER_S
 
     def run(self, at_ns: Sequence[int], which: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.void]]:
-        """Send every request when it is due, wait for what is under way, and close. Once. Returns: the RECORDs."""
+        """Send every request when it is due, wait for the answers, and close. Call once. Returns: the RECORDs."""
         count = len(at_ns)
         self._sent_ns, self._answered_ns, self._status = [0] * count, [0] * count, [SKIPPED] * count
         while len(self._connections) < min(self._first, self._most):
@@ -119,7 +120,7 @@ class Flood:
                 self._take(0)
                 read_ns = now_ns + READ_NS
             if number < count:
-                # answers are read now and then: none is late by that, and their connections become idle
+                # answers are read now and then, which delays no timestamp and frees their connections
                 sleep_ns = min(due_ns[number], read_ns) - time.time_ns()
                 time.sleep(max(sleep_ns, NAP_NS) / 1e9)
 
@@ -127,7 +128,7 @@ class Flood:
         if not self._idle:
             self._take(0)
         if self._idle:
-            # the one used last: as many connections stay in use as are needed
+            # the one used last, so that no more connections stay in use than needed
             connection = self._idle.pop()
         elif len(self._connections) < self._most:
             connection = self._connect()
@@ -175,7 +176,7 @@ class Flood:
         try:
             connection.left = connection.left[connection.sock.send(connection.left) :]
         except OSError:
-            return  # the answer that came before it, if any, is still read
+            return  # an answer that arrived before is still read
         if not connection.left:
             self._poll.modify(connection.sock, select.EPOLLIN)
             if connection.number < 0:
@@ -206,7 +207,7 @@ class Flood:
 
 
 def _stamped_ns(told: Sequence[tuple[int, int, bytes]]) -> int:
-    """Read the kernel's stamp. What came before it began to stamp, soon after it was asked to, counts until now."""
+    """Return the kernel's timestamp. Data received before timestamps took effect has none, and the time is now."""
     if not told:
         return time.time_ns()
     seconds, part_ns = _STAMP.unpack(told[0][2])
@@ -219,7 +220,7 @@ def main() -> None:
     requests = [Path(request).read_bytes() for request in order["requests"]]
     at_ns, which = np.load(order["at"]).tolist(), np.load(order["which"]).tolist()
     flood = Flood((order["host"], order["port"]), requests, order["connections"], order["opened"])
-    # sleeps end when they should, and not up to 50 us later
+    # end sleeps on time, not up to 50 us later
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)
     gc.disable()
     before = resource.getrusage(resource.RUSAGE_SELF)

@@ -1,8 +1,8 @@
-"""Cost of a front end and an engine beside one process: `python -m penstock.perf.fronts`.
+"""The cost of a front end with an engine compared with one process: `python -m penstock.perf.fronts`.
 
-Real processes over loopback, both topologies taking turns. CPU is of all processes of a server, per request, by /proc;
-of each topology the least disturbed of several runs. wrk drives: compiled, so that the load costs little of the cores
-it shares with them.
+Real processes over loopback, both topologies in turns. CPU is that of all processes of a server, per request, from
+/proc; for each topology the least disturbed of several runs counts. wrk drives them: it is compiled, so the load takes
+little of the cores that it shares with them.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ LARGE_8 = bench.Case("echo", "binary", 8, ((1, LARGE),))
 
 
 class Serving(Family):
-    """A server and the processes that serve, the supervisor with them."""
+    """A server, including its supervisor, and the processes that serve."""
 
     def pids(self) -> list[int]:
-        """Leave out a spare process, which reads its modules meanwhile."""
+        """Return the processes, except a spare one, which is importing modules meanwhile."""
         seen = {pid: each for pid, each in processes.living().items() if each.name != "starting"}
         return processes.descended([self.pid], seen)
 
 
 @contextmanager
 def served(folder: Path, fronts: int) -> Iterator[Serving]:
-    """Serve a repository by one process, or by so many front ends and an engine, until the block ends."""
+    """Serve a repository with one process, or with `fronts` front ends and an engine, until the block ends."""
     with penstock(folder, "--http-workers", str(fronts)) as process:
         yield Serving(process.pid, process.port)
 
 
 def echo() -> onnx.ModelProto:
-    """Make a model that gives what it takes: what is left is the way there and back."""
+    """Make a model that returns its input, so that only transport is measured."""
     return Graph(seed=0).model("echo", "input", ("N", LARGE), ("N", LARGE))
 
 
@@ -76,7 +76,7 @@ def _small() -> Call:
 
 
 def _best(serve: Callable[[], AbstractContextManager[Process]], call: Call, connections: int) -> Load:
-    """Measure one topology once: it is warm before it counts."""
+    """Measure one topology once, after a warm-up."""
     with serve() as process:
         drive(process, call, connections, 1)
         loads = [drive(process, call, connections, SECONDS) for _ in range(ROUNDS)]
@@ -84,7 +84,7 @@ def _best(serve: Callable[[], AbstractContextManager[Process]], call: Call, conn
 
 
 class Counting:
-    """A sink that tells when so many requests have come back."""
+    """A sink that signals when a number of requests have come back."""
 
     def __init__(self) -> None:
         self._left = 0
@@ -97,7 +97,7 @@ class Counting:
             self._done.set()
 
     async def round(self, submit: Callable[[InferRequest], None], model: Model) -> int:
-        """Have 64 requests served at once. Returns: the CPU time of this process. Units: nanoseconds."""
+        """Have 64 requests served concurrently. Returns: the CPU time of this process. Units: nanoseconds."""
         self._left = IN_FLIGHT
         self._done.clear()
         row = np.ones((1, 4), np.float32)
@@ -109,7 +109,7 @@ class Counting:
 
 
 async def print_bare(path: Path) -> None:
-    """Print the hop's own CPU time: both halves on one loop, without dialects, beside an Engine that is called."""
+    """Print the hop's own CPU time: both halves on one loop, without dialects, compared with calling an Engine."""
     engine = Engine(asyncio.get_running_loop(), LOADERS)
     published = PublishedEngine(engine)
     model = await published.open(ModelSpec("iris", 1, path, policy=BatchPolicy(executor="loop")))
@@ -149,7 +149,7 @@ async def print_bare(path: Path) -> None:
 
 
 def main() -> None:
-    """Print what each topology costs, and the difference. With `bare`: of the hop alone, without sockets of clients."""
+    """Print what each topology costs, and the difference. With `bare`: only the hop, without clients' sockets."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make(folder, {"iris": iris, "echo": echo})

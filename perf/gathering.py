@@ -1,7 +1,7 @@
-"""Gathering: what NumPy takes to put rows together, and Penstock, alone and beside a thread that computes.
+"""Gathering: the time NumPy and Penstock take to gather rows, alone and beside a thread that computes.
 
-`python -m penstock.perf.gathering`. The other thread stands for the event loop of a busy server; the time between two
-switches is the server's. Medians, in turns.
+`python -m penstock.perf.gathering`. The other thread stands in for the event loop of a busy server; the thread switch
+interval is the server's. Medians, in turns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.backends.gathering import gather
 from penstock.server.process import SWITCH_S
 
 CASES = ((16, (512,)), (64, (512,)), (128, (128,)), (64, (3, 224, 224)))
-"""Rows of a batch, one of each request, and their shape."""
+"""The number of rows in a batch, one per request, and their shape."""
 _TURNS, _TURN_S = 7, 0.15
 
 
@@ -57,7 +57,7 @@ def _medians_us(calls: Sequence[Callable[[], object]]) -> list[float]:
 
 @contextmanager
 def _busy() -> Iterator[None]:
-    """Have another thread compute."""
+    """Keep another thread computing."""
     over = threading.Event()
 
     def compute() -> None:

@@ -1,10 +1,10 @@
 """Check a machine with a GPU: `python -m penstock.perf.gpu_check`, one dated table in under nine minutes.
 
-Each part runs in a process of its own and has its time; one that fails, or runs out of it, is a row that says so. Rows
-are written as they come, to rows.jsonl, and all of them with the table at the end, to gpu_check.json and gpu_check.md:
-in $OUT where that is said, else in the folder it works in. docs/gpu-check.md has the calls that check one.
+Each part runs in a process of its own with a time limit; one that fails or exceeds it is reported as a row. Rows are
+written to rows.jsonl as they come, and all of them with the table at the end to gpu_check.json and gpu_check.md: in
+$OUT if it is set, else in the working folder. docs/gpu-check.md lists the commands to check a machine.
 
-`--device cpu --quick` tries the check itself on a machine without a GPU: what it prints says nothing of any GPU.
+`--device cpu --quick` tests the check itself on a machine without a GPU: its figures are not those of any GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LOG_CHARACTERS = 500_000
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the parts and print the table; return the exit status: 0 all rows hold, 1 some do not, 2 wrong usage."""
+    """Run the parts and print the table. Returns: the exit status: 0 all rows hold, 1 some do not, 2 wrong usage."""
     start_s = time.monotonic()
     args = _arguments().parse_args(words)
     try:
@@ -73,7 +73,7 @@ def _arguments() -> argparse.ArgumentParser:
 
 
 def _kept(path: Path, parts_again: Sequence[str]) -> tuple[Row, ...]:
-    """Give what an earlier run found in the same folder, parts that run again left out."""
+    """Return what an earlier run found in the same folder, except for parts that run again."""
     lines = path.read_text("utf-8").splitlines() if path.exists() and parts_again else []
     return tuple(row for row in map(parsed, lines) if row is not None and row.part not in parts_again)
 
@@ -86,7 +86,7 @@ class Telling:
         self.rows: list[Row] = []
 
     def begin(self, earlier: Sequence[Row]) -> None:
-        """Write what there is already."""
+        """Start the files with existing rows."""
         self.rows = list(earlier)
         for path in self._files:
             path.write_text("".join(f"{row.line()}\n" for row in earlier), "utf-8")
@@ -101,13 +101,13 @@ class Telling:
 
 
 def logs(folder: Path) -> str:
-    """Give the end of what each process has logged, in one text: few files come back from a machine that is lent."""
+    """Return the end of each process's log, in one text: few files can be returned from a borrowed machine."""
     kept = [(path.name, path.read_text("utf-8", "replace")[-_LOG_CHARACTERS:]) for path in sorted(folder.glob("*.log"))]
     return "\n".join(f"== {name}\n{text}" for name, text in kept if text)
 
 
 def written(world: World, rows: Sequence[Row], took_s: float, out: Path) -> str:
-    """Write the table and the figures; give the table."""
+    """Write the table and the figures. Returns: the table."""
     stand_in = "" if world.on_gpu and not world.quick else "NOT A GPU'S FIGURES: a stand-in. "
     where = world.device if world.on_gpu else "the CPU"
     today = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -123,5 +123,5 @@ def written(world: World, rows: Sequence[Row], took_s: float, out: Path) -> str:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what it has started goes with it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops what it has started
     raise SystemExit(main())

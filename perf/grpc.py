@@ -1,7 +1,7 @@
 """gRPC: Penstock beside grpc.aio and the prototype with the same model, in turns. `python -m penstock.perf.grpc`.
 
-The load is h2load. It does not read `grpc-status`, so the server's own statistics must have counted as many successes
-as it counted answers.
+The load is h2load. It does not read `grpc-status`, so the server's own statistics must count as many successes as
+h2load counts answers.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .verdicts import verdict
 
 WARM_UP_S = 1
 CPU_US, TIMES, P50_MS = 12, 8, 0.08
-"""What issue 3 asks: CPU per request at most, times grpc.aio's requests/s at least, p50 of one stream at most."""
+"""Targets of issue 3: maximum CPU per request, minimum ratio to grpc.aio's requests/s, maximum p50 of one stream."""
 PROTOTYPE_US = 8
-"""What the prototype took on the machine that those are for; beside it they can be said of any machine."""
+"""The prototype's figure on the machine those targets are for; relative to it they apply to any machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ CASES = (ONE, MANY, MLP)
 
 
 def message(case: Case) -> bytes:
-    """Write a ModelInferRequest as tritonclient does."""
-    from tritonclient.grpc import service_pb2  # with grpcio: not for those who only import this file's names
+    """Serialize a ModelInferRequest as tritonclient does."""
+    from tritonclient.grpc import service_pb2  # imports grpcio: not for those who only import names from this file
 
     tensor = np.random.default_rng(5).random(case.row, dtype=np.float32)
     request = service_pb2.ModelInferRequest(model_name=case.model)
@@ -60,13 +60,13 @@ def message(case: Case) -> bytes:
 
 
 def drive(process: Process, port: int, case: Case, seconds: int) -> Load:
-    """Keep every stream busy for `seconds`; one alone is timed, being slow enough for that."""
+    """Keep every stream busy for `seconds`. Latencies are taken only for a single stream, which is slow enough."""
     posts = Posts(port, INFER, prefixed(message(case)), case.connections, case.streams)
     return h2load.drive(process, posts, seconds, timed=case.connections * case.streams == 1)
 
 
 def ask(port: int, case: Case) -> None:
-    """Have one request answered. Raises: grpc.RpcError."""
+    """Send one request. Raises: grpc.RpcError."""
     with grpc.insecure_channel(f"{HOST}:{port}") as channel:
         channel.unary_unary(INFER)(message(case), timeout=10)
 
@@ -90,7 +90,7 @@ def _succeeded(process: Process, model: str) -> int:
 
 
 def measure(cases: Sequence[Case], rounds: int, seconds: int) -> dict[tuple[str, Case], Rounds]:
-    """Run everything in turns, once more than counts."""
+    """Run everything in turns, with one round of warm-up."""
     folder = models.DEFAULT_FOLDER
     models.make(folder)
     lines = {(who, case): Rounds() for case in cases for who in ("penstock", "grpc.aio", "prototype")}
@@ -120,7 +120,7 @@ def measure(cases: Sequence[Case], rounds: int, seconds: int) -> dict[tuple[str,
 
 
 def report(lines: dict[tuple[str, Case], Rounds]) -> str:
-    """Write the table of medians, and which of issue 3's lines hold."""
+    """Format the table of medians, and which of issue 3's targets are met."""
     rows = [f"{'case':<24} {'server':<10} {'req/s':>9} {'CPU us':>8} {'p50 ms':>8} {'p99 ms':>8}"]
     for (who, case), line in lines.items():
         name = f"{case.model} {case.connections}x{case.streams} streams"

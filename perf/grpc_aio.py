@@ -1,6 +1,6 @@
-"""The yardstick of gRPC: grpc.aio with the same model. `python -m penstock.perf.grpc_aio MODEL PORT`.
+"""The gRPC baseline: grpc.aio with the same model. `python -m penstock.perf.grpc_aio MODEL PORT`.
 
-What a Python server on Google's own library costs when it does no more than it must: parse, run, answer.
+What a Python server on Google's own library costs when it does the minimum: parse, run, answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_le
 
 
 class Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """One model of one FP32 input and one FP32 output, on the event loop."""
+    """One model with one FP32 input and one FP32 output, run on the event loop."""
 
     def __init__(self, path: Path) -> None:
         options = onnxruntime.SessionOptions()
@@ -32,7 +32,7 @@ class Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mi
         self._output = self._session.get_outputs()[0].name
 
     async def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: N802 - the service's name for it
-        """Be ready."""
+        """Report that the server is ready."""
         return service_pb2.ServerReadyResponse(ready=True)
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802 - likewise

@@ -1,6 +1,6 @@
-"""h2load (Debian: nghttp2-client), a closed loop: compiled, one thread. Called by grpc.py, seldon.py, truth/clients.py.
+"""h2load (Debian: nghttp2-client), a closed loop: compiled, one thread. Used by grpc.py, seldon.py, truth/clients.py.
 
-It does not read `grpc-status`: who calls it over gRPC has to see otherwise whether the answers were good.
+It does not read `grpc-status`: callers over gRPC must check by other means that the answers were good.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ JSON = ("--h1", "-H", "content-type: application/json")
 
 @dataclass(frozen=True, slots=True)
 class Posts:
-    """What is sent, over and over: `wire` is GRPC or JSON, `body` is as it travels."""
+    """The request sent repeatedly. `wire` is GRPC or JSON; `body` is as on the wire."""
 
     port: int
     path: str
@@ -33,14 +33,14 @@ class Posts:
 
 @dataclass(frozen=True, slots=True)
 class Seen(Load):
-    """And how many requests were answered, in how many bytes of payload."""
+    """A Load with the number of answered requests and their payload bytes."""
 
     answered: int
     nbytes: int
 
 
 def drive(process: Process, posts: Posts, seconds: int, *, timed: bool = False) -> Seen:
-    """Keep every stream busy for `seconds`. Times are 0 unless `timed`, which costs a line per request."""
+    """Keep every stream busy for `seconds`. Latencies are 0 unless `timed`, which costs a log line per request."""
     needs("h2load")
     with tempfile.TemporaryDirectory() as folder:
         body, log = Path(folder, "body"), Path(folder, "log")
@@ -66,7 +66,7 @@ def drive(process: Process, posts: Posts, seconds: int, *, timed: bool = False) 
 
 
 def counted(said: str) -> tuple[int, int, int]:
-    """Read how many requests were answered well, how many were not, and the bytes. Raises: RuntimeError."""
+    """Parse how many requests succeeded, how many did not, and the bytes. Raises: RuntimeError."""
     requests = re.search(r"(\d+) succeeded, (\d+) failed, (\d+) errored, (\d+) timeout", said)
     traffic = re.search(r"\((\d+)\) data", said)
     if requests is None or traffic is None:

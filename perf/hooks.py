@@ -1,7 +1,7 @@
-"""Hooks: what they cost and hold up in the server's process and in workers. `python -m penstock.perf.hooks`.
+"""Hooks: their cost, and the delay they cause, in the server's process and in workers. `python -m penstock.perf.hooks`.
 
-Three tables, both sides of each from one run: how much more two workers do than one, of a hook that computes 5 ms in
-pure Python; how late a small model's answers are beside it; and what a hook of one line costs in each place.
+Three tables, each measured within one run: the gain from a second worker for a hook that computes 5 ms in pure Python;
+the latency of a small model beside that hook; and the cost of a one-line hook in each place.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ JSON = {"Content-Type": "application/json"}
 PREDICT = Call("/v2/models/hooked/predict", (SAMPLE,), JSON)
 INFER = Call("/v2/models/iris/infer", (json.dumps({"inputs": [TENSOR]}).encode(),), JSON)
 BESIDE_PER_S = 300
-"""Requests to the other model: few, so that what is measured is how late it is, and not how busy."""
+"""Requests to the other model: few, so that its latency is measured and not its load."""
 
 
 @contextlib.contextmanager
 def served(source: str, workers: int) -> Iterator[Process]:
-    """Serve iris twice, `iris` plain and `hooked` with hooks."""
+    """Serve iris twice: `iris` plain and `hooked` with hooks."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         models.make(root, {"iris": models.iris, "hooked": models.iris})
@@ -55,7 +55,7 @@ def served(source: str, workers: int) -> Iterator[Process]:
 
 
 def measured(server: Process, connections: int, seconds: int) -> tuple[Load, float]:
-    """Drive the hooked model. Returns: what was seen, and the workers' CPU per request in microseconds."""
+    """Drive the hooked model. Returns: the load, and the workers' CPU per request in microseconds."""
     family = Family(server.pid, server.port)
     before_s = family.cpu_s() - server.cpu_s()
     load = drive(server, PREDICT, connections, seconds)
@@ -64,7 +64,7 @@ def measured(server: Process, connections: int, seconds: int) -> tuple[Load, flo
 
 
 def several(seconds: int, rounds: int) -> Iterator[str]:
-    """Give how much the heavy hook does in the server, in one worker and in two."""
+    """Report the throughput of the heavy hook in the server, in one worker and in two."""
     rates: dict[int, list[float]] = {0: [], 1: [], 2: []}
     for _ in range(rounds):
         for workers, seen in rates.items():
@@ -77,7 +77,7 @@ def several(seconds: int, rounds: int) -> Iterator[str]:
 
 
 def beside(seconds: int, rounds: int) -> Iterator[str]:
-    """Give how late iris is, alone and beside the heavy hook."""
+    """Report the latency of iris, alone and beside the heavy hook."""
     at_ns = np.arange(BESIDE_PER_S * seconds) * (1_000_000_000 // BESIDE_PER_S)
     kept: dict[str, list[tuple[float, float]]] = {}
     for _ in range(rounds):
@@ -98,7 +98,7 @@ def beside(seconds: int, rounds: int) -> Iterator[str]:
 
 
 def cost(seconds: int, rounds: int) -> Iterator[str]:
-    """Give what the light hook costs in CPU per request, at 64 connections."""
+    """Report the CPU cost of the light hook per request, at 64 connections."""
     kept: dict[int, list[tuple[float, float, float]]] = {0: [], 1: [], 2: []}
     for _ in range(rounds):
         for workers, seen in kept.items():

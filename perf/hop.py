@@ -1,7 +1,7 @@
-"""Cost of the hop to another process and back: `python -m penstock.perf.hop [MODEL.onnx]`, and in `perf.micro`.
+"""The cost of a round trip to another process: `python -m penstock.perf.hop [MODEL.onnx]`, and in `perf.micro`.
 
-A child echoes what comes over its Channel, as a worker does whose user code takes no time. CPU is that of both
-processes together, of the fastest of many rounds.
+A child echoes what arrives on its Channel, like a worker whose user code takes no time. CPU is that of both processes
+together, in the fastest of many rounds.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ IN_FLIGHT = 64
 BUDGET_US = 15.0
 LARGE_BYTES = 600_000
 COPIES = 2
-"""tests/server/ipc/test_wire.py shows that there are no others."""
+"""tests/server/ipc/test_wire.py checks that there are no others."""
 SIZES = (64, 1 << 10, 4 << 10, 8 << 10, 16 << 10)
 _ROUNDS = 60
 _COLD_BYTES = 256 << 20
@@ -56,14 +56,14 @@ _NS = struct.Struct("<Q")
 
 @dataclass
 class Cost:
-    """Of one call there and back. Units: microseconds; `cpu` of both processes, `wall` of the clock."""
+    """The cost of one round trip. Units: microseconds. `cpu` is of both processes, `wall` is elapsed time."""
 
     cpu: float
     wall: float
 
 
 class Echo:
-    """The child, and what asks it."""
+    """A connection to the child, which measures round trips."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._link = Link(sock, self._take, self._lost)
@@ -89,12 +89,12 @@ class Echo:
         await self._future
 
     async def _cpu_ns(self) -> int:
-        """Give the CPU that both have used."""
+        """Return the CPU time that both processes have used."""
         await self._asked(_CPU, 1, None)
         return time.process_time_ns() + self._child_ns
 
     async def cost(self, nbytes: int, in_flight: int) -> Cost:
-        """Measure calls with a tensor of `nbytes`, so many at a time."""
+        """Measure calls with a tensor of `nbytes`, `in_flight` at a time."""
         array, repeated = np.zeros(max(1, nbytes // 4), np.float32), max(1, 512 // in_flight)
         cpu = wall = float("inf")
         for _ in range(_ROUNDS):
@@ -107,13 +107,13 @@ class Echo:
         return Cost(cpu / count, wall / count)
 
     def close(self) -> None:
-        """End the conversation: the child ends with it."""
+        """Close the connection, which ends the child."""
         self._link.close()
 
 
 @contextlib.asynccontextmanager
 async def echo(inline_bytes: int = wire.INLINE_BYTES) -> AsyncIterator[Echo]:
-    """Run a child for as long as the block lasts; both send tensors of up to `inline_bytes` in their frames."""
+    """Run a child for the duration of the block. Both send tensors of up to `inline_bytes` in their frames."""
     mine, other = socket.socketpair()
     command = [sys.executable, "-m", "penstock.perf.hop", str(other.fileno()), str(inline_bytes)]
     child = subprocess.Popen(command, pass_fds=[other.fileno()])  # noqa: ASYNC220 - it takes a moment
@@ -140,7 +140,7 @@ def _serve(descriptor: int, inline_bytes: int) -> None:
 
 
 def copy_us(nbytes: int) -> float:
-    """Microseconds of CPU that one copy takes of what another core has written: it is in no cache of this one."""
+    """Microseconds of CPU for one copy of what another core has written, which is in none of this core's caches."""
     arrays = [np.ones(nbytes, np.uint8) for _ in range(_COLD_BYTES // nbytes)]
     best = float("inf")
     for _ in range(20):
@@ -152,7 +152,7 @@ def copy_us(nbytes: int) -> float:
 
 
 async def bare() -> None:
-    """Print what a call to another process costs that does nothing, and how often a large tensor is copied."""
+    """Print the cost of a call to another process that does nothing, and the number of copies of a large tensor."""
     async with echo() as asked:
         for in_flight in (1, 8, IN_FLIGHT):
             cost = await asked.cost(16, in_flight)
@@ -166,7 +166,7 @@ async def bare() -> None:
 
 
 async def inline() -> None:
-    """Print what a tensor costs by its size, in its frame and in a slot: what INLINE_BYTES is chosen by."""
+    """Print the cost of a tensor by size, in its frame and in a slot: the basis for choosing INLINE_BYTES."""
     async with echo(1 << 20) as asked:
         framed = [await asked.cost(size, IN_FLIGHT) for size in SIZES]
     async with echo(0) as asked:
@@ -176,7 +176,7 @@ async def inline() -> None:
 
 
 async def hooked(engine: Engine, path: Path) -> None:
-    """Print what a hook's call costs by where it runs, both processes together; `path` is a model of 4 numbers."""
+    """Print the cost of a hook by where it runs, both processes together. `path` is a model of 4 numbers."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "hooks.py"
         file.write_text("def pre_inference(sample, signature, metadata):\n    return [sample['x']]\n", "utf-8")
@@ -211,7 +211,7 @@ async def _request_us(hooks: Hooks, workers: set[int]) -> float:
 
 
 async def fronted(path: Path) -> None:
-    """Print what a request costs that a front end passes to the engine, both on this loop: no wake-ups are counted."""
+    """Print the cost of a request from a front end to the engine, both on this loop: no wake-ups are counted."""
     settings = Settings(model_repository=(str(path),), allow_http=False, allow_grpc=False, allow_metrics=False)
     engine, front = EngineServer(settings), FrontServer(settings)
     mine, other = socket.socketpair()
@@ -255,13 +255,13 @@ def _family() -> set[int]:
 
 
 def model_in(folder: Path) -> Path:
-    """Give the model to measure with where none is said: iris, made in a folder."""
+    """Make iris in a folder, as the default model to measure with."""
     make(folder, {"iris": iris})
     return folder / "iris" / "1" / "model.onnx"
 
 
 async def main(path: Path) -> None:
-    """Print all."""
+    """Print all tables."""
     await bare()
     engine = Engine(asyncio.get_running_loop(), LOADERS)
     await hooked(engine, path)

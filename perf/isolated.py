@@ -1,8 +1,8 @@
-"""Cost of a run in a worker: `python -m penstock.perf.isolated [SAVEDMODEL ...]`.
+"""The cost of a run in a worker: `python -m penstock.perf.isolated [SAVEDMODEL ...]`.
 
-A run is what an Instance does with a batch that is gathered: lend, fill, run. ONNX Runtime is measured in this process
-and in a worker, side by side; a SavedModel that is named in a worker only, on zeros of one row and of 32. CPU is that
-of both processes together, of the fastest of many rounds.
+A run is what an Instance does with a gathered batch: lend, fill, run. ONNX Runtime is measured in this process and in a
+worker, side by side; a SavedModel given as argument in a worker only, on zeros of one row and of 32. CPU is that of
+both processes together, in the fastest of many rounds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Shapes = list[tuple[int, ...] | None]
 
 @dataclass(frozen=True)
 class Measuring:
-    """How a run is measured: so many rounds of so long; `pid` is the worker's, 0 for none."""
+    """How a run is measured: the number and length of rounds. `pid` is the worker's, 0 for none."""
 
     pid: int = 0
     rounds: int = _ROUNDS
@@ -72,7 +72,7 @@ def cost(binding: Binding, rows: int, shapes: Shapes, wanted: tuple[int, ...], h
 
 
 def _plus_one() -> onnx.ModelProto:
-    """Make a model that costs next to nothing and whose tensors are large both ways."""
+    """Make a model that costs next to nothing, with large tensors both ways."""
     shape: list[str | int | None] = ["N", LARGE[1]]
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("input", "output")]
     one = helper.make_tensor("one", TensorProto.FLOAT, [], [1.0])
@@ -91,7 +91,7 @@ def _shapes(backend: Backend, rows: int) -> Shapes:
 
 
 def beside(path: Path, what: str, rows: int, options: Mapping[str, str]) -> None:
-    """Print what a run of an ONNX model costs here and in a worker."""
+    """Print the cost of a run of an ONNX model here and in a worker."""
     here = LOADERS["onnxruntime"](path, "cpu", options)
     there = IsolatedLoader("penstock.backends.loading:load_onnx", _own_python)(path, "cpu", options)
     costs = [_cost(here, rows), _cost(there, rows)]

@@ -1,8 +1,8 @@
-"""Load from outside, over loopback; /proc tells the CPU time that the server took for it.
+"""Load from outside, over loopback. The server's CPU time for it is read from /proc.
 
-`drive` is a closed loop, wrk's: Debian's package, compiled, one thread, so that the load costs little of the two cores
-it shares with the server; h2load.py has the one over gRPC. `flood` is an open loop: every request has its time
-(perf/flood.py).
+`drive` is wrk's closed loop: Debian's package, compiled, one thread, so that the load takes little of the two cores
+that it shares with the server; h2load.py has the one for gRPC. `flood` is an open loop, in which every request has its
+time (perf/flood.py).
 """
 
 from __future__ import annotations
@@ -67,34 +67,34 @@ end
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What every connection sends, over and over; several bodies take turns."""
+    """What every connection sends repeatedly. Several bodies are sent in turn."""
 
     path: str
     bodies: tuple[bytes, ...]
     headers: Mapping[str, str]
 
     def request(self) -> bytes:
-        """Write its first body's request as it travels."""
+        """Encode the request with the first body."""
         return posted(self.path, self.headers, self.bodies[0])
 
 
 def posted(path: str, headers: Mapping[str, str], body: bytes) -> bytes:
-    """Write a POST over HTTP/1.1, head and body, as it travels."""
+    """Encode a POST request of HTTP/1.1, head and body."""
     said = {"Host": HOST, **headers, "Content-Length": str(len(body))}
     lines = "".join(f"{name}: {value}\r\n" for name, value in said.items())
     return f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + body
 
 
 def prefixed(message: bytes) -> bytes:
-    """Write a gRPC message as it travels: behind its five bytes."""
+    """Encode a gRPC message with its five-byte prefix."""
     return PREFIX.pack(0, len(message)) + message
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one run of wrk or h2load saw, and what it cost the server.
+    """What one run of wrk or h2load measured, and its cost to the server.
 
-    `refused`: answers of status 400 and above; `broken`: connections that failed.
+    `refused`: answers with status 400 and above; `broken`: connections that failed.
     """
 
     requests_per_s: float
@@ -107,25 +107,25 @@ class Load:
 
 @dataclass(slots=True)
 class Rounds:
-    """What the rounds of one case give."""
+    """The results of the rounds of one case."""
 
     loads: list[Load] = field(default_factory=list)
 
     def median(self, name: str) -> float:
-        """Give the median of one figure of Load."""
+        """Return the median of one figure of Load."""
         return float(statistics.median(getattr(load, name) for load in self.loads))
 
     def times(self, others: Rounds, name: str) -> float:
-        """Give the median of one figure's ratio to that of another case, round by round: the host changes meanwhile."""
+        """Return the median ratio of one figure to another case's, round by round, since the machine's speed drifts."""
         pairs = zip(self.loads, others.loads, strict=True)
         return float(statistics.median(getattr(ours, name) / getattr(theirs, name) for ours, theirs in pairs))
 
 
 @dataclass(frozen=True, slots=True)
 class Flooded:
-    """What became of the requests of one flood: one RECORD each (perf/flood.py), and what they cost.
+    """The results of one flood: a RECORD for each request (perf/flood.py), and their cost.
 
-    Units: CPU microseconds per request that was sent, of the server and of the load itself.
+    Units: CPU microseconds per request sent, of the server and of the load itself.
     """
 
     records: Records
@@ -134,37 +134,37 @@ class Flooded:
     load_cpu_us: float
 
     def answered(self, status: int = 200) -> Records:
-        """Give the RECORDs of the requests that were answered with one status."""
+        """Return the RECORDs of the requests answered with one status."""
         return np.extract(self.records["status"] == status, self.records)
 
     def ms(self, quantile: float, status: int = 200) -> float:
-        """Give a quantile (0 to 1) of the times from due to answered with one status; 0 if there is none."""
+        """Return a quantile (0 to 1) of the times from due to answered with one status; 0 if there are none."""
         took_ns = self.answered(status)["took_ns"]
         return float(np.quantile(took_ns, quantile)) / 1e6 if len(took_ns) else 0.0
 
     def sent_ms(self, quantile: float, status: int = 200) -> float:
-        """Give the same from sent to answered: the server's part alone, without the load's lateness."""
+        """Return the same from sent to answered: the server's part, without the load's lateness."""
         answered = self.answered(status)
         took_ns = answered["took_ns"] - answered["late_ns"]
         return float(np.quantile(took_ns, quantile)) / 1e6 if len(took_ns) else 0.0
 
     def late_ms(self, quantile: float) -> float:
-        """Give a quantile of how late the load was with its requests."""
+        """Return a quantile of the load's lateness in sending."""
         late_ns = self.records["late_ns"][self.records["status"] != SKIPPED]
         return float(np.quantile(late_ns, quantile)) / 1e6 if len(late_ns) else 0.0
 
     @property
     def skipped(self) -> int:
-        """How many could not be sent, every connection being in use."""
+        """How many could not be sent because every connection was in use."""
         return int((self.records["status"] == SKIPPED).sum())
 
     def unexpected(self, *expected: int) -> int:
-        """Count the requests that were sent, and ended in none of the statuses `expected`."""
+        """Count the requests that were sent but ended in none of the statuses `expected`."""
         return int((~np.isin(self.records["status"], [*expected, SKIPPED])).sum())
 
 
 class Process:
-    """A server started for a run: reached on `port`, its CPU time read from /proc."""
+    """A server started for a run. It listens on `port`; its CPU time is read from /proc."""
 
     def __init__(self, pid: int, port: int) -> None:
         self.pid = pid
@@ -175,11 +175,11 @@ class Process:
         return processes.stat(self.pid).cpu_s
 
     def rss_mib(self) -> float:
-        """Memory that it holds now."""
+        """Return its resident memory now."""
         return processes.rss_bytes(self.pid) / (1 << 20)
 
     def request(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> bytes:
-        """Make one call. Raises: RuntimeError with the answer if it is not 200."""
+        """Make one call. Raises: RuntimeError with the answer if its status is not 200."""
         connection = http.client.HTTPConnection(HOST, self.port, timeout=READY_WITHIN_S)
         with contextlib.closing(connection):
             connection.request(method, path, body, dict(headers or {}))
@@ -196,14 +196,14 @@ class Process:
 
 
 def penstock(folder: Path, *words: str) -> contextlib.AbstractContextManager[Process]:
-    """Serve a model repository over HTTP until the block ends; `words` are said to `serve` too."""
+    """Serve a model repository over HTTP until the block ends. `words` are further arguments of `serve`."""
     command = [*_SERVE, str(folder), "--allow-grpc=false", *words, "--http-port"]
     return running(command, http_ready("/v2/health/ready"))
 
 
 @contextlib.contextmanager
 def penstock_over_grpc(folder: Path, *words: str) -> Iterator[tuple[Process, int]]:
-    """Serve a model repository over both protocols until the block ends; gives the gRPC port too."""
+    """Serve a model repository over both protocols until the block ends. Also yields the gRPC port."""
     port = free_port()
     with penstock(folder, "--allow-grpc", "--grpc-port", str(port), *words) as process:
         yield process, port
@@ -215,13 +215,13 @@ def bare_uvicorn() -> contextlib.AbstractContextManager[Process]:
 
 
 def prototype(where: str, model: Path) -> contextlib.AbstractContextManager[Process]:
-    """Serve one model by the prototype until the block ends, over both protocols; `where`: "loop" or "thread"."""
+    """Serve one model with the prototype until the block ends, over both protocols. `where`: "loop" or "thread"."""
     return running([sys.executable, "-m", "penstock.perf.prototype", where, str(model)], http_ready("/"))
 
 
 @contextlib.contextmanager
 def running(command: Sequence[str], ask: Callable[[Process], object]) -> Iterator[Process]:
-    """Run a server, its port the last word of its command, from when `ask` does not raise until the block ends."""
+    """Run a server, whose command ends with its port, from when `ask` succeeds until the block ends."""
     port = free_port()
     with subprocess.Popen([*command, str(port)]) as child:
         process = Process(child.pid, port)
@@ -236,7 +236,7 @@ def running(command: Sequence[str], ask: Callable[[Process], object]) -> Iterato
 
 
 def free_port() -> int:
-    """Give a port that nobody listens on."""
+    """Return a port on which nothing listens."""
     with socket.socket() as free:
         free.bind((HOST, 0))
         port: int = free.getsockname()[1]
@@ -244,12 +244,12 @@ def free_port() -> int:
 
 
 def http_ready(path: str) -> Callable[[Process], object]:
-    """Give what `running` is to ask: it is ready once it answers `path` with 200."""
+    """Return a check for `running`: the server is ready once it answers `path` with 200."""
     return lambda process: process.request("GET", path)
 
 
 def await_ready(process: Process, child: subprocess.Popen[bytes], ask: Callable[[Process], object]) -> None:
-    """Wait until `ask` does not raise. Raises: RuntimeError where the server ends, or is not ready in time."""
+    """Wait until `ask` succeeds. Raises: RuntimeError if the server exits or is not ready in time."""
     end = time.monotonic() + READY_WITHIN_S
     while True:
         try:
@@ -263,7 +263,7 @@ def await_ready(process: Process, child: subprocess.Popen[bytes], ask: Callable[
 
 
 def needs(*programs: str) -> None:
-    """Check that what drives is there. Raises: SystemExit."""
+    """Check that the load programs are installed. Raises: SystemExit."""
     for program in programs:
         if not shutil.which(program):
             raise SystemExit(f"this needs {program}: apt-get install {_PACKAGES[program]}")
@@ -304,11 +304,11 @@ def flood(
     connections: int = 2048,
     opened: int = OPENED,
 ) -> Flooded:
-    """Send request i at `at_ns[i]` from the start, whatever becomes of those before it.
+    """Send request i at `at_ns[i]` from the start, whether or not earlier ones were answered.
 
-    `which[i]` is the one of `calls` that request i is, the first if left out; of a call its first body is sent. Of
-    `connections` as many are used as there are requests under way, `opened` are there from the start.
-    Units: nanoseconds, ascending. Threads: blocks until all is answered, a minute after the last request at most.
+    `which[i]` is the index in `calls` of request i; by default all are the first. Only a call's first body is sent. Of
+    `connections`, as many are used as there are requests in flight; `opened` are open from the start.
+    Units: nanoseconds, ascending. Threads: blocks until all is answered, at most a minute after the last request.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -323,7 +323,7 @@ def flood(
             "requests": requests, "at": str(at), "which": str(kinds), "records": str(records),
         }  # fmt: skip
         command = [sys.executable, "-m", "penstock.perf.flood"]
-        # numpy's BLAS would start threads, which spin for a while
+        # numpy's BLAS would start threads that spin for a while
         alone = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
         before_s = process.cpu_s()
         ended = subprocess.run(command, input=json.dumps(order), env=alone, capture_output=True, text=True, check=True)

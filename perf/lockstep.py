@@ -1,10 +1,10 @@
-"""Clients in lock step: the default beside static caps and delays. `python -m penstock.perf.lockstep`.
+"""Closed-loop clients in step: the default beside static caps and delays. `python -m penstock.perf.lockstep`.
 
-Each client asks again when it is answered, as perf_analyzer's do, and wrk's. What is best for them depends on how many
-they are: half of them in a batch, so that the front end has something to do meanwhile, or all, which a delay waits for.
-A static setting is good for one number of clients; the default has to find out. One server has the model once for each
-setting and number of clients, all take turns, round after round, and the table holds medians. The default is there
-twice: what it differs from itself is the noise of the machine.
+Each client sends again once it is answered, as perf_analyzer's and wrk's do. The best batch depends on the number of
+clients: half of them, so that the front end has work meanwhile, or all, which needs a delay. A static setting suits one
+number of clients; the default must find it out. One server has the model once for each setting and number of clients;
+all run in turns, round after round, and the table holds medians. The default takes part twice: the difference between
+the two is the noise of the machine.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ SHAPES = {"mlp": MLP, "cnn": CNN}
 DEFAULT, TWIN = "default", "the default again"
 RATE = "requests_per_s"
 LEAST = 0.95
-"""What the default must reach of the best static setting's requests per second."""
+"""The least ratio of the default's requests per second to the best static setting's."""
 
 
 def settings(clients: int) -> dict[str, BatchPolicy]:
-    """Give the static settings that are tried for so many clients, by name."""
+    """Return the static settings to try for a number of clients, by name."""
     caps = sorted({max(clients // 2, 1), clients})
     return {
         f"cap {cap}, {delay_us / 1000:g} ms": BatchPolicy(cap_rows=cap, max_queue_delay_us=delay_us)
@@ -45,12 +45,12 @@ def settings(clients: int) -> dict[str, BatchPolicy]:
 
 
 def variant(model: str, clients: int, name: str) -> Variant:
-    """Give the model in the server of a setting and a number of clients."""
+    """Return the model on the server for a setting and a number of clients."""
     return Variant(model, f"{model}-{clients}-{name}".translate(str.maketrans(" .", "-_", ",")))
 
 
 class Lockstep:
-    """What each number of clients gets from each setting."""
+    """The results of each setting for each number of clients."""
 
     def __init__(self, model: str, clients: list[int], threads: int) -> None:
         self.model = model
@@ -60,14 +60,14 @@ class Lockstep:
             self.cells[count] = {name: Line() for name in [DEFAULT, *settings(count), TWIN]}
 
     def write(self, folder: Path) -> None:
-        """Put the model into a repository once for each setting and number of clients."""
+        """Write the model into a repository once for each setting and number of clients."""
         for count in self.cells:
             policies = {DEFAULT: OURS, TWIN: OURS} | settings(count)
             for name, policy in policies.items():
                 write(folder, variant(self.model, count, name), policy, self._threads)
 
     def measure(self, server: Process, seconds: int) -> None:
-        """Give every setting its turn."""
+        """Measure every setting once, in turn."""
         for count, lines in self.cells.items():
             sent = call(Case(self.model, "binary", count, SHAPES[self.model]))
             for name, line in lines.items():
@@ -75,13 +75,13 @@ class Lockstep:
                 line.drive(server, of, replace(sent, path=f"/v2/models/{of}/infer"), count, seconds)
 
     def forget(self) -> None:
-        """Drop what the warm-up gave."""
+        """Drop the results of the warm-up."""
         for lines in self.cells.values():
             for name in lines:
                 lines[name] = Line()
 
     def table(self) -> str:
-        """Write the medians: the default, the best static setting, and what is asked of the default."""
+        """Format the medians: the default, the best static setting, and the default's target."""
         written = [
             f"{'clients':>7}  {'setting':<16} {'req/s':>8} {'p50 ms':>8} {'p99 ms':>8} {'CPU us':>8} {'rows':>6}"
         ]

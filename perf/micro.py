@@ -1,7 +1,7 @@
 """CPU time per request by stage, without sockets: `python -m penstock.perf.micro [MODEL.onnx]`.
 
-The protocol class is fed bytes and writes into a list, so that what is counted is Penstock's own work and the model's.
-Each figure is the fastest of many rounds: on a shared machine the least disturbed round is the nearest to the truth.
+The protocol class is fed bytes and its output is discarded, so that only the work of Penstock and of the model is
+counted. Each figure is the fastest of many rounds: on a shared machine the least disturbed round is the most accurate.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ ROUNDS = 300
 CONNECTIONS = (1, 8, 32, 64)
 SCHEDULING_BUDGET_US = 3.0
 TARGET_US = 1_000_000
-"""Far away: who is refused is not scheduled."""
+"""Far away, so that no request is rejected."""
 RUN_NS = 20_000
-"""How long a batch is said to have run where none is run."""
+"""The assumed run time of a batch where none is run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """What scheduling is measured with: requests a loop turn, of so many shapes, behind so many that wait."""
+    """The load for scheduling: requests per loop turn, their number of shapes, and requests waiting before them."""
 
     a_turn: int
     shapes: int = 1
@@ -70,10 +70,10 @@ QUEUES = (Queue(16), Queue(64), Queue(16, shapes=16, waiting=512))
 
 
 class Nowhere:
-    """A sink that forgets what it is given."""
+    """A sink that discards what it is given."""
 
     def deliver(self, requests: object) -> None:
-        """Forget."""
+        """Discard."""
 
 
 def _not_run(_model: Model, _binding: object, batch: Batch) -> list[Batch]:
@@ -83,7 +83,7 @@ def _not_run(_model: Model, _binding: object, batch: Batch) -> list[Batch]:
 
 
 class SinkTransport(asyncio.Transport):
-    """A transport that forgets what is written to it."""
+    """A transport that discards what is written to it."""
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default
@@ -118,7 +118,7 @@ async def _no_app(_scope: Any, _receive: Any, _send: Any) -> None: ...
 
 
 def fastest_us(function: Callable[[], object], per_call: int = 1, number: int = 200) -> float:
-    """CPU microseconds of one of `per_call` units of work."""
+    """Return the CPU microseconds of one of `per_call` units of work."""
     best = float("inf")
     for _ in range(30):
         start = time.process_time_ns()
@@ -129,7 +129,7 @@ def fastest_us(function: Callable[[], object], per_call: int = 1, number: int = 
 
 
 async def trip_us(engine: Engine, count: int, raw: bytes) -> float:
-    """CPU microseconds of a request's whole trip, `count` requests a loop turn."""
+    """Return the CPU microseconds of a request's whole trip, with `count` requests per loop turn."""
     stage = Stage(engine, count)
     last = stage.connections[-1]
     best = float("inf")
@@ -148,10 +148,10 @@ async def trip_us(engine: Engine, count: int, raw: bytes) -> float:
 
 
 async def scheduling_us(engine: Engine, model: Model, queue: Queue) -> float:
-    """CPU microseconds of a request from submit to delivery, but for the run itself.
+    """Return the CPU microseconds of a request from submit to delivery, without the run itself.
 
-    Admission to the queue, taking a batch, learning, delivery, statistics and the loop's own turns; not the making of
-    the InferRequest.
+    This covers admission to the queue, taking a batch, learning, delivery, statistics and the loop's own turns, but not
+    creating the InferRequest.
     """
     best, turns, sink, array = float("inf"), 20, Nowhere(), np.zeros((1, 4), np.float32)
 
@@ -177,7 +177,7 @@ async def scheduling_us(engine: Engine, model: Model, queue: Queue) -> float:
 
 
 async def scheduling(engine: Engine, path: Path) -> None:
-    """Print what scheduling costs, without and with a target, and whether that is within its budget."""
+    """Print the cost of scheduling, with and without a target, and whether it is within the budget."""
     most = 0.0
     for version, target_us in ((3, 0), (4, TARGET_US)):
         policy = BatchPolicy(executor="loop", latency_target_us=target_us)
@@ -197,13 +197,13 @@ def say(what: str, us: float) -> None:
 
 
 def document(name: str, count: int) -> bytes:
-    """Write a v2 request with one row of `count` numbers."""
+    """Make a v2 request with one row of `count` numbers."""
     values = np.random.default_rng(0).random(count, dtype=np.float32).tolist()
     return orjson.dumps({"inputs": [{"name": name, "shape": [1, count], "datatype": "FP32", "data": values}]})
 
 
 def decoding(model: Model, service: Inference) -> None:
-    """Print what decoding costs, whole and remembered."""
+    """Print the cost of decoding, in full and remembered."""
     name = model.signature.inputs[0].name
     row = document(name, 4)
     size = {"binary_data_size": 16}
@@ -218,7 +218,7 @@ def decoding(model: Model, service: Inference) -> None:
 
 
 def numbers() -> None:
-    """Print what many numbers cost, by each of the two ways that tensors take to and from JSON."""
+    """Print the cost of many numbers, by each of the two ways of converting tensors to and from JSON."""
     spec = TensorSpec("x", "FP32", (-1, -1))
     for count, number in ((4, 200), (64, 200), (512, 50), (150_528, 1)):
         body = document("x", count)
@@ -241,7 +241,7 @@ def numbers() -> None:
 
 
 def running(model: Model, service: Inference) -> None:
-    """Print what encoding, gathering and running cost."""
+    """Print the cost of encoding, gathering and running."""
     encoder = service._encoder(model)  # noqa: SLF001
     output = [np.array([[0.1, 0.2, 0.7]], np.float32)]
     say("encode a JSON row", fastest_us(lambda: encoder.json("", (0,), output)))
@@ -258,7 +258,7 @@ def running(model: Model, service: Inference) -> None:
 
 
 def remembering(model: Model) -> None:
-    """Print what the response cache costs a request that is in it."""
+    """Print the response cache's cost for a request that hits it."""
     cache = Cache(1 << 20)
     keys, row = cache.keys_of(model.name, model.version, model.signature), np.zeros((1, 4), np.float32)
     key = keys.of([row], (0,))

@@ -23,7 +23,7 @@ from .micro import fastest_us, say
 
 
 def message(name: str, request_id: str = "") -> bytes:
-    """Write a ModelInferRequest with one row of 4 numbers."""
+    """Make a ModelInferRequest with one row of 4 numbers."""
     made: Any = service_pb2().ModelInferRequest(model_name="iris", id=request_id)
     made.inputs.add(name=name, datatype="FP32", shape=[1, 4])
     made.raw_input_contents.append(np.zeros(4, np.float32).tobytes())

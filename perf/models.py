@@ -1,8 +1,8 @@
-"""The benchmark's models, made with fixed seeds as a Triton repository: `python -m penstock.perf.models DIR`.
+"""The benchmark's models, generated with fixed seeds as a Triton repository: `python -m penstock.perf.models DIR`.
 
-`iris` is all overhead (4-16-3), `mlp` is bound by its 25 MB of weights, so that batching pays tenfold
-(512-2048-2048-512), `cnn` is bound by arithmetic, so that batching hardly pays (ResNet-18 with batch norms folded),
-and `ragged` takes rows of any length: its work is that of `mlp`, so that its batches grow as far as the lanes let them.
+`iris` is all overhead (4-16-3). `mlp` is bound by its 25 MB of weights, so batching gains tenfold (512-2048-2048-512).
+`cnn` is bound by arithmetic, so batching gains little (ResNet-18 with folded batch norms). `ragged` takes rows of any
+length, with the work of `mlp`, so its batches grow as far as the lanes allow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEFAULT_FOLDER = Path("perf/.models")
 
 
 class Graph:
-    """A chain of nodes under construction: each method adds nodes and returns the name of what they give."""
+    """A chain of nodes under construction. Each method adds nodes and returns the name of their result."""
 
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
@@ -39,7 +39,7 @@ class Graph:
         return self.kept(self._rng.normal(0, np.sqrt(2 / fan_in), shape).astype(np.float32))
 
     def kept(self, values: Array) -> str:
-        """Add weights that are made already."""
+        """Add existing weights."""
         name = f"w{len(self._weights)}"
         self._weights.append(numpy_helper.from_array(values, name))
         return name
@@ -101,7 +101,7 @@ def cnn() -> onnx.ModelProto:
 
 
 def ragged() -> onnx.ModelProto:
-    """Build rows of any length L in, the same rows out, shifted by what a 1-2048-2048-1 network makes of their mean."""
+    """Build a model of rows of any length L, returned shifted by what a 1-2048-2048-1 network makes of their mean."""
     graph = Graph(seed=4)
     mean = graph.node("ReduceMean", "input", axes=[1], keepdims=1)
     hidden = graph.node("Relu", graph.dense(mean, 1, 2048))
@@ -110,9 +110,9 @@ def ragged() -> onnx.ModelProto:
 
 
 def deep() -> onnx.ModelProto:
-    """Build rows of 64 numbers, each carried through 16 layers 512 wide: 0.5 GFLOP a row from 256 bytes.
+    """Build a model of rows of 64 numbers, each carried through 16 layers 512 wide: 0.5 GFLOP a row from 256 bytes.
 
-    Batching pays little, and a core does a few hundred rows/s: what is offered can be many times what is served.
+    Batching gains little, and a core does a few hundred rows/s, so the offered load can be many times the capacity.
     """
     graph = Graph(seed=5)
     x = graph.node("MatMul", graph.node("Reshape", "input", graph.whole(0, 64, 1)), graph.weight(1, 512, fan_in=1))
@@ -129,7 +129,7 @@ MODELS: Mapping[str, Callable[[], onnx.ModelProto]] = MappingProxyType(
 
 
 def make(folder: Path, builders: Mapping[str, Callable[[], onnx.ModelProto]] = MODELS) -> None:
-    """Write what is missing from the repository, or older than this file."""
+    """Write the models that are missing from the repository, or older than this file."""
     for name, build in builders.items():
         path = folder / name / "1" / "model.onnx"
         if not path.exists() or path.stat().st_mtime < Path(__file__).stat().st_mtime:

@@ -1,4 +1,4 @@
-"""Numbers of the command lines: types for argparse that refuse what is none, or out of bounds, by name."""
+"""Number types for argparse, which reject by name what is not a number or is out of range."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import math
 
 
 def at_least_one(word: str) -> int:
-    """Read a whole number above 0. Raises: argparse.ArgumentTypeError."""
+    """Parse a whole number above 0. Raises: argparse.ArgumentTypeError."""
     if not word.isdecimal() or int(word) < 1:
         raise argparse.ArgumentTypeError(f"{word!r} is not a whole number above 0")
     return int(word)
 
 
 def above_zero(word: str) -> float:
-    """Read a number above 0. Raises: argparse.ArgumentTypeError."""
+    """Parse a number above 0. Raises: argparse.ArgumentTypeError."""
     number = _finite(word)
     if number <= 0:
         raise argparse.ArgumentTypeError(f"{word!r} is not above 0")
@@ -22,7 +22,7 @@ def above_zero(word: str) -> float:
 
 
 def not_negative(word: str) -> float:
-    """Read a number that is 0 or more. Raises: argparse.ArgumentTypeError."""
+    """Parse a number that is 0 or more. Raises: argparse.ArgumentTypeError."""
     number = _finite(word)
     if number < 0:
         raise argparse.ArgumentTypeError(f"{word!r} is not 0 or more")
@@ -30,7 +30,7 @@ def not_negative(word: str) -> float:
 
 
 def share(word: str) -> float:
-    """Read a number above 0 and at most 1. Raises: argparse.ArgumentTypeError."""
+    """Parse a number above 0 and at most 1. Raises: argparse.ArgumentTypeError."""
     number = _finite(word)
     if not 0 < number <= 1:
         raise argparse.ArgumentTypeError(f"{word!r} is not above 0 and at most 1")

@@ -1,6 +1,6 @@
-"""ONNX Runtime alone: rows per second with no server about, the most that any server of the model could give.
+"""ONNX Runtime alone: rows per second without a server, an upper bound for any server of the model.
 
-A process of its own, so that its threads end with it: `python -m penstock.perf.offline MODEL.onnx`.
+It runs in a process of its own, so that its threads end with it: `python -m penstock.perf.offline MODEL.onnx`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SECONDS = 0.2
 
 
 def best_rows_per_s(path: Path) -> dict[str, float]:
-    """Measure in a fresh process; give the best over batch sizes by thread count, and "best" of all."""
+    """Measure in a fresh process. Returns: the best over batch sizes by thread count, and "best" over all."""
     command = [sys.executable, "-m", "penstock.perf.offline", str(path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     rates: dict[str, float] = json.loads(ended.stdout)

@@ -1,13 +1,13 @@
-"""Overload: ten times what a model can do, for 20 s, and what it leaves behind. `python -m penstock.perf.overload`.
+"""Overload: ten times a model's capacity, for 20 s, and its aftermath. `python -m penstock.perf.overload`.
 
-A model is served whose capacity is far below what the front end can take. What it does at its best is measured with a
-closed loop, then ten times that many requests per second are sent whatever becomes of them, and then the first
-measurement is made again. That is one round; goodput and refusals are judged by the median of the rounds, each beside
-the calm before and after it, since a machine that others use may be a third slower a minute later. `--soak SECONDS`
-looks for what grows instead: steady load, and memory over time.
+The model served has a capacity far below what the front end can accept. Its best throughput is measured with a closed
+loop, then ten times as many requests per second are sent by an open loop, and then the first measurement is repeated.
+That is one round. Goodput and rejections are judged by the median of the rounds, each relative to the calm before and
+after it, since a shared machine may be a third slower a minute later. `--soak SECONDS` looks for growth instead: steady
+load, and memory over time.
 
-The model gets one thread: on a machine of two cores, server and load share the other, so that what the load costs is
-not taken from the model's work. `--threads 0` leaves it its default, all cores, and the load's share to its loss.
+The model gets one thread: on a machine of two cores, server and load share the other, so that the load takes nothing
+from the model's work. `--threads 0` leaves the model its default, all cores, and it loses the load's share of them.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ LEAST_OFFERED = 0.95
 LEAST_OF_PEAK = 0.9
 REFUSED_WITHIN_MS = 10.0
 FLAT_MIB = 4.0
-"""What memory may grow by once the queue has filled. The bodies refused meanwhile are fifty times as much."""
+"""Limit for memory growth once the queue has filled. The bodies rejected meanwhile are fifty times as much."""
 GROWTH_MIB_PER_MINUTE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Calm:
-    """The server with no more to do than it can: its best, 16 clients, one that is alone with it, and its memory."""
+    """The server without overload: its best throughput, 16 clients, a single client, and its memory."""
 
     best_per_s: float
     few: Load
@@ -68,7 +68,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """A flood, as the load saw it and as the server looked meanwhile."""
+    """A flood, as the load measured it, and the state of the server meanwhile."""
 
     wanted_per_s: float
     seconds: int
@@ -86,7 +86,7 @@ class Overload:
 
     @property
     def good_per_s(self) -> float:
-        """Good answers per second, but for the first second, in which the queue fills."""
+        """Good answers per second, without the first second, in which the queue fills."""
         good = self.seen.answered(200)
         at_s = (good["due_ns"] + good["took_ns"]) / 1e9
         return float(((at_s >= 1) & (at_s < self.seconds)).sum()) / (self.seconds - 1)
@@ -97,7 +97,7 @@ class Overload:
 
     @property
     def growth_mib(self) -> float:
-        """How much more memory the last quarter needed than the second, when the queue was full already."""
+        """The growth of memory from the second quarter, when the queue was already full, to the last."""
         rss_mib = [sample.rss_mib for sample in self.samples]
         quarter = len(rss_mib) // 4
         return max(rss_mib[-quarter:]) - max(rss_mib[quarter : 2 * quarter])
@@ -123,17 +123,17 @@ class Round:
 
     @property
     def times(self) -> float:
-        """What was offered, in peaks."""
+        """The offered load, as a multiple of the peak."""
         return self.during.offered_per_s / self.peak_per_s
 
     @property
     def share(self) -> float:
-        """What was answered well, in peaks."""
+        """The good answers, as a fraction of the peak."""
         return self.during.good_per_s / self.peak_per_s
 
     @property
     def again(self) -> float:
-        """What the server can do afterwards, in what it could before."""
+        """The server's throughput afterwards, as a fraction of that before."""
         return self.after.best_per_s / self.before.best_per_s
 
 
@@ -147,7 +147,7 @@ def calm(server: Process) -> Calm:
 
 
 def overload(server: Process, rate_per_s: float, seconds: int) -> Overload:
-    """Flood the server, and watch it until its queue is empty again."""
+    """Flood the server, and sample it until its queue is empty again."""
     with ThreadPoolExecutor(1) as pool:
         times = constant(rate_per_s, seconds).at_ns
         flooding = pool.submit(flood, server, [call(DEEP)], times, connections=MOST_CONNECTIONS)
@@ -170,7 +170,7 @@ def _sample(server: Process) -> Sample:
 
 
 def report(rounds: Sequence[Round]) -> str:
-    """Write the table, and which of issue 2's claims hold."""
+    """Format the table, and which of issue 2's claims hold."""
     rows = [f"{'':<10} {'good/s':>8} {'503/s':>8} {'p50 ms':>9} {'p99 ms':>9} {'alone p50':>9} {'RSS MiB':>8}"]
     rows.append(_calm_row("before", rounds[0].before))
     for each in rounds:
@@ -223,7 +223,7 @@ def _verdicts(rounds: Sequence[Round]) -> list[str]:
 
 
 def soak(server: Process, case: Case, seconds: int) -> str:
-    """Load the server steadily, and say how fast its memory grows: a line fitted to all but the first quarter."""
+    """Load the server steadily, and report its memory growth: a line fitted to all but the first quarter."""
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(drive, server, call(case), case.connections, seconds)
         start, points = time.monotonic(), []
@@ -263,7 +263,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="the model's; 0: as many as there are cores")
     parser.add_argument("--soak", type=int, metavar="SECONDS", help="steady load on iris and mlp instead, each so long")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers and folders go with it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops the servers and removes the folders
     if not args.soak:
         print(_overloaded(args.times, args.seconds, args.threads, args.rounds))
         return

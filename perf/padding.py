@@ -1,8 +1,8 @@
-"""What padding gains and costs: sequences of 1 to 128 tokens through a masked model, served over HTTP.
+"""The gain and cost of padding: sequences of 1 to 128 tokens through a masked model, served over HTTP.
 
-`python -m penstock.perf.padding` compares, at equal useful elements, lengths that are spread evenly with one fixed
-length, with and without padding, and with other buckets than those that are silent. All take turns, round after round,
-and the table holds medians.
+`python -m penstock.perf.padding` compares, at equal useful elements, evenly spread lengths with one fixed length, with
+and without padding, and with other than the default buckets. All run in turns, round after round, and the table holds
+medians.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def masked(width: int = 96, hidden: int = 384, vocabulary: int = VOCABULARY) -> 
 
 @dataclass(slots=True, kw_only=True)
 class Line(bench.Line):
-    """One line of the table. `buckets`: () for the silent ones, None for no padding: then the caller sends the mask."""
+    """One line of the table. `buckets`: () for the default, None for no padding, where the client sends the mask."""
 
     name: str
     lengths: tuple[int, ...]
@@ -88,16 +88,16 @@ class Line(bench.Line):
 
     @property
     def tokens(self) -> float:
-        """Useful tokens of a request, in the mean."""
+        """Mean number of useful tokens in a request."""
         return statistics.mean(self.lengths)
 
     def share_of(self, other: Line) -> float:
-        """Give the median of the tokens it did of those that another did in the same round, since machines drift."""
+        """Return the median ratio of its tokens to another line's in the same round, since machines drift."""
         return self.times(other, "requests_per_s") * self.tokens / other.tokens
 
 
 def lines() -> list[Line]:
-    """Give the table's lines; the second is the one that is promised."""
+    """Return the table's lines. The second is the one with a target."""
     spread = tuple(np.random.default_rng(8).permutation(np.arange(1, LONGEST + 1)).tolist())
     powers, eights = (16, 32, 64, 128), (*range(8, 65, 8), *range(80, LONGEST + 1, 16))
     return [
@@ -120,7 +120,7 @@ def make(folder: Path, table: Iterable[Line]) -> None:
 
 
 def call(line: Line, *, tokens: bool) -> Call:
-    """Write the requests, as JSON header and raw tensors; all headers are as long, since wrk sends one length."""
+    """Make the requests, as JSON headers and raw tensors. All headers have one length, since wrk sends only one."""
     rng = np.random.default_rng(9)
     heads, tails = [], []
     for length in line.lengths:
@@ -150,7 +150,7 @@ def measure(server: Process, line: Line, seconds: int, *, tokens: bool) -> None:
 
 
 def table(done: list[Line]) -> str:
-    """Write the medians, and whether the promise holds."""
+    """Format the medians, and whether the target is met."""
     titles = f"{'p50 ms':>7} {'p99 ms':>7} {'CPU us':>7} {'rows/batch':>10}"
     rows = [f"{'':<26} {'req/s':>8} {'tokens/s':>10} {'of one':>7} {titles}"]
     for line in done:

@@ -1,11 +1,11 @@
-"""`penstock plan`: what a measured model will do under a load, and how many devices a target takes.
+"""`penstock plan`: predicts what a measured model does under a load, and how many devices a target takes.
 
     penstock plan --costs http://127.0.0.1:8000/v2/models/mlp/stats --rate 50000 --target-ms 20
 
-Run times come from a server's statistics, and are simulated with the server's own Scheduler (simulator/). The devices
-are split at random between: of Poisson arrivals each of n devices then gets Poisson arrivals of 1/n the rate, exactly,
-and of any others a random n-th; so one device is simulated, however many there are. The front end is in it where it is
-said what a request costs it: a server process for each device.
+Run times come from a server's statistics and are simulated with the server's own Scheduler (simulator/). The load is
+split among the devices at random: with Poisson arrivals, each of n devices then gets Poisson arrivals at 1/n of the
+rate, exactly, and with any others a random n-th, so one device is simulated, however many there are. The front end is
+included if the cost of a request to it is given: one server process per device.
 """
 
 from __future__ import annotations
@@ -33,28 +33,29 @@ from .simulator.measured import Measured, read_costs
 from .simulator.simulation import REFUSED, Result, simulate
 
 REQUESTS, MOST_REQUESTS = 20_000, 100_000
-"""As many are simulated for each figure; more, up to the most, if they come in less than `LEAST_S`, which is forty
-bursts."""
+"""The number simulated for each figure; more, up to the maximum, if they arrive in less than `LEAST_S`, which is forty
+bursts.
+"""
 LEAST_S = 8.0
 EASY = 0.8
-"""What share of the most that they can do devices are given if nobody says how many there are."""
+"""The load, as a fraction of capacity, that the default number of devices is chosen for."""
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 MOST_DEVICES = 1 << 20
 FRONT_END_PER_S = 80_000
-"""Small requests that one server process takes in, on a quiet core (docs/performance.md)."""
+"""Small requests that one server process accepts, on a quiet core (docs/performance.md)."""
 FETCH_WITHIN_S = 10.0
 SAID_BYTES = 500
-"""Of what a server says that gives no costs."""
+"""Quoted from a server's reply that holds no costs."""
 USAGE_STATUS = 2
 
 
 class PlanError(Exception):
-    """What was given cannot be planned with."""
+    """The arguments cannot be planned with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """One device under one load. Units: `requests_per_s` of this device; `in_time`: the share of all its requests."""
+    """One device under one load. Units: `requests_per_s` of this device; `in_time`: as a fraction of its requests."""
 
     requests_per_s: float
     p50_ms: float
@@ -67,7 +68,7 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is to be planned for: `draw` gives the arrivals at one of n devices."""
+    """The load to plan for: `draw` returns the arrivals at one of n devices."""
 
     requests_per_s: float
     rows: int
@@ -113,7 +114,7 @@ def _trace(path: Path, rate_per_s: float, kinds: Sequence[Kind]) -> Arrivals:
 
 
 class Plan:
-    """Asks the simulator about one model under one load; what it was asked once it remembers.
+    """Queries the simulator about one model under one load, and caches the results.
 
     `front_us`: CPU time of the server's event loop for a request; 0 leaves the front end out.
     """
@@ -136,7 +137,7 @@ class Plan:
         return self._load.requests_per_s * self._load.rows / self.knee_rows_per_s
 
     def _on_devices(self, devices: int) -> Outlook:
-        """Simulate one of so many devices."""
+        """Simulate one of `devices` devices."""
         return self._sum_up([self._simulate(each) for each in self._load.draw(devices)])
 
     def _simulate(self, arrivals: Arrivals) -> Result:
@@ -145,7 +146,7 @@ class Plan:
         return simulate_server(arrivals, self._policy, self._truth, self._front)
 
     def curve(self) -> list[Outlook]:
-        """Simulate one device under Poisson arrivals, from little to as much as it can do."""
+        """Simulate one device under Poisson arrivals, from a low load to nearly its capacity."""
         kinds, found = (Kind(self._load.rows),), []
         for busy in SHARES:
             rate = busy * self.knee_rows_per_s / self._load.rows
@@ -167,9 +168,9 @@ class Plan:
         )
 
     def devices(self, attain: float) -> int:
-        """Give the fewest devices with which a share of `attain` of all requests is served in time; 0: none would do.
+        """Return the fewest devices that serve a fraction `attain` of all requests in time; 0 if no number does.
 
-        It is looked for between as many as the load keeps busy and as many as leave each almost idle.
+        The search is between the number that the load keeps busy and the number that leaves each almost idle.
         """
         low, high = max(math.ceil(self.least_devices) - 1, 0), max(math.ceil(self.least_devices), 1)
         while self.on_devices(high).in_time < attain:
@@ -183,7 +184,7 @@ class Plan:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status."""
+    """Run the command. Returns: its exit status."""
     args = _parser().parse_args(argv)
     try:
         measured = _measured(args.costs)

@@ -1,8 +1,8 @@
-"""Policies: a grid of static settings, such as other servers ask their users for, beside Penstock's default.
+"""Policies: a grid of static settings, such as other servers require from users, beside Penstock's default.
 
-A static policy learns nothing: its cap, delay and preferred sizes are stated, and are kept whatever comes. The cells
-are the loads that both are given. `compare_simulated` does it in virtual time; `perf/batching.py` does it again with
-a running server, for the default and the few static ones that were best here.
+A static policy learns nothing: its cap, delay and preferred sizes are configured and never change. The cells are the
+loads for both. `compare_simulated` compares them in virtual time; `perf/batching.py` does so with a running server, for
+the default and the few static policies that did best here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .verdicts import FAILS
 CAPS = (1, 2, 4, 8, 16, 32, 64)
 DELAYS_US = (0, 200, 1000, 5000)
 LEAST_GOODPUT, MOST_P99 = 0.95, 1.1
-"""What the default must reach of the best static goodput, and what its p99 may be of the best static p99."""
+"""The least ratio of the default's goodput, and the highest of its p99, to the best static policy's."""
 OURS = BatchPolicy(max_batch_rows=DEFAULT_MAX_BATCH_ROWS)
 TWO_SHAPES = (Kind(key=((256,),)), Kind(key=((384,),)))
 FOUR_SIZES = (Kind(1, share=8), Kind(2, share=4), Kind(4, share=2), Kind(8, share=1))
@@ -30,7 +30,7 @@ FOUR_SIZES = (Kind(1, share=8), Kind(2, share=4), Kind(4, share=2), Kind(8, shar
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One load: its share of what the device can do at most, how it comes, and of what kinds it is."""
+    """One load: its fraction of the device's capacity, its arrival process, and its kinds of requests."""
 
     name: str
     share: float
@@ -42,7 +42,7 @@ class Cell:
         return self.come(self._rate_per_s(knee_per_s), seconds, self.kinds, seed)
 
     def seconds(self, knee_per_s: float, requests: int) -> float:
-        """Give how long so many requests take to come."""
+        """Return the time in which `requests` requests arrive."""
         return requests / self._rate_per_s(knee_per_s)
 
     def _rate_per_s(self, knee_per_s: float) -> float:
@@ -51,13 +51,13 @@ class Cell:
 
     @property
     def most_rows(self) -> int:
-        """The biggest request."""
+        """The size of the largest request."""
         return max(kind.rows for kind in self.kinds)
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a policy made of a cell. Units: rows served per second until the last answer; milliseconds."""
+    """The results of a policy in a cell. Units: rows served per second until the last answer; milliseconds."""
 
     goodput_per_s: float
     p50_ms: float
@@ -75,13 +75,13 @@ class Comparison:
 
     @property
     def best_goodput(self) -> str:
-        """Name the static policy that serves most; of equals, to a thousandth, the one with the lowest p99."""
+        """Name the static policy that serves most; of those equal to a thousandth, the one with the lowest p99."""
         most = max(figures.goodput_per_s for figures in self.static.values())
         return self._fastest(0.999 * most)
 
     @property
     def best_p99(self) -> str:
-        """Name the static policy with the lowest p99, of those that serve as much as the default must."""
+        """Name the static policy with the lowest p99 among those whose goodput would pass for the default."""
         most = max(figures.goodput_per_s for figures in self.static.values())
         return self._fastest(LEAST_GOODPUT * most)
 
@@ -115,9 +115,9 @@ def cells() -> tuple[Cell, ...]:
 
 
 def static_grid(least_rows: int = 1) -> dict[str, BatchPolicy]:
-    """Make every static policy whose cap takes a request of `least_rows`, by name.
+    """Make every static policy whose cap admits a request of `least_rows`, by name.
 
-    Preferred sizes are none, half the cap and the cap, or the cap alone; without a delay the last is as none.
+    Preferred sizes are none, half the cap and the cap, or the cap alone; without a delay, the last equals none.
     """
     found = {}
     for cap in (cap for cap in CAPS if cap >= least_rows):
@@ -132,7 +132,7 @@ def static_grid(least_rows: int = 1) -> dict[str, BatchPolicy]:
 
 
 def figures(result: Result) -> Figures:
-    """Sum up a simulation."""
+    """Summarize a simulation."""
     p50_ms, p99_ms = result.quantile_ms(0.5, 0.99)
     return Figures(result.goodput_per_s(), p50_ms, p99_ms, result.rows_per_batch)
 
@@ -142,10 +142,10 @@ def compare_simulated(
     requests: int = 15_000,
     run: Callable[[Arrivals, BatchPolicy, RunTimes], Result] = simulate,
 ) -> list[Comparison]:
-    """Give every cell to the default and to the whole grid, on a device with these run times.
+    """Run every cell with the default and the whole grid, on a device with these run times.
 
-    Of `requests` each, the same for all policies. `run`: what simulates; by default the device alone, without a front
-    end.
+    Each has `requests` requests, the same for all policies. `run`: the simulation; by default the device alone, without
+    a front end.
     """
     found = []
     for cell in cells():
@@ -160,7 +160,7 @@ def compare_simulated(
 
 
 def table(comparisons: Sequence[Comparison]) -> str:
-    """Write the cells: the default beside the best static policies, and whether what is asked of it holds."""
+    """Format the cells: the default beside the best static policies, and whether its targets are met."""
     head = f"{'cell':<15} {'rows/s':>8} {'p50 ms':>7} {'p99 ms':>7} {'rows/batch':>10} {'of best rows/s':>14}"
     lines = [f"{head} {'of best p99':>11}  the best static one"]
     for each in comparisons:

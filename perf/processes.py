@@ -1,7 +1,7 @@
-"""Processes as Linux tells them in /proc: who descends from whom, their CPU time and memory, and the machine's.
+"""Processes from Linux's /proc: their descendants, CPU time and memory, and the machine's CPU time.
 
-Read by whatever weighs a server. A process may end at any moment: what reads one raises OSError then. `proc` is the
-folder, another one in tests. Source: proc(5), `/proc/pid/stat`.
+Used by everything that measures a server. A process may end at any moment: reading it then raises OSError. `proc` is
+the folder, which tests replace. Source: proc(5), `/proc/pid/stat`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 
 PROC = Path("/proc")
 ZOMBIE = "Z"
-"""The state of a process that has ended and has not been waited for."""
+"""The state of a process that has ended but has not been waited for."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _STATE, _PARENT, _FAULTS, _TIME, _TIME_OF_CHILDREN, _THREADS, _STARTED = 0, 1, 7, 11, 13, 17, 19
 
 
 class Stat:
-    """One process at one moment. Units: `started` in ticks of the machine; with its number it names one process."""
+    """One process at one moment. Units: `started` in ticks of the machine; with the pid it identifies a process."""
 
     __slots__ = ("_words", "name")
 
@@ -36,17 +36,17 @@ class Stat:
 
     @property
     def parent(self) -> int:
-        """Who started it, or has adopted it."""
+        """The process that started it, or has adopted it."""
         return int(self._words[_PARENT])
 
     @property
     def faults(self) -> int:
-        """Its page faults that no disk was read for."""
+        """Its page faults that needed no disk read."""
         return int(self._words[_FAULTS])
 
     @property
     def threads(self) -> int:
-        """How many it has."""
+        """The number of its threads."""
         return int(self._words[_THREADS])
 
     @property
@@ -61,7 +61,7 @@ class Stat:
 
     @property
     def children_cpu_s(self) -> float:
-        """CPU time of those that it has waited for."""
+        """CPU time of the children that it has waited for."""
         return self._seconds(_TIME_OF_CHILDREN)
 
     def _seconds(self, at: int) -> float:
@@ -69,12 +69,12 @@ class Stat:
 
 
 def stat(pid: int, proc: Path = PROC) -> Stat:
-    """Read one. Raises: OSError where there is none."""
+    """Read one process. Raises: OSError if it does not exist."""
     return Stat((proc / str(pid) / "stat").read_text("utf-8", "replace"))
 
 
 def stats(proc: Path = PROC) -> dict[int, Stat]:
-    """Read all, by number: those that have ended and nobody has waited for are among them."""
+    """Read all processes, by pid, including those that have ended but have not been waited for."""
     found = {}
     for folder in proc.glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
@@ -83,12 +83,12 @@ def stats(proc: Path = PROC) -> dict[int, Stat]:
 
 
 def living(proc: Path = PROC) -> dict[int, Stat]:
-    """Read those that have not ended."""
+    """Read the processes that have not ended."""
     return {pid: each for pid, each in stats(proc).items() if each.state != ZOMBIE}
 
 
 def descended(roots: Iterable[int], seen: Mapping[int, Stat]) -> list[int]:
-    """Give processes and all that descend from them, those first; each once."""
+    """Return processes and all their descendants, the given ones first, without duplicates."""
     found = list(dict.fromkeys(roots))
     for pid in found:
         found += [child for child, each in seen.items() if each.parent == pid and child not in found]
@@ -96,7 +96,7 @@ def descended(roots: Iterable[int], seen: Mapping[int, Stat]) -> list[int]:
 
 
 def cpu_s(pids: Iterable[int], proc: Path = PROC, *, waited: bool = False) -> float:
-    """Give the CPU time of those that are still there; `waited`: and of what they have waited for."""
+    """Return the CPU time of those that still exist. `waited`: also of the children that they have waited for."""
     total = 0.0
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -106,12 +106,12 @@ def cpu_s(pids: Iterable[int], proc: Path = PROC, *, waited: bool = False) -> fl
 
 
 def cpu_ns(pid: int, proc: Path = PROC) -> int:
-    """Give the CPU time of the threads that a process has now, finer than `cpu_s`; 0 where there is none."""
+    """Return the CPU time of a process's current threads, finer than `cpu_s`; 0 if it does not exist."""
     return sum(map(_scheduled_ns, (proc / str(pid) / "task").glob("*/schedstat")))
 
 
 def loop_ns(pid: int, proc: Path = PROC) -> int:
-    """Give the CPU time of a server's first thread, which has the event loop. Raises: OSError."""
+    """Return the CPU time of a server's first thread, which runs the event loop. Raises: OSError."""
     return _scheduled_ns(proc / str(pid) / "task" / str(pid) / "schedstat")
 
 
@@ -120,19 +120,19 @@ def _scheduled_ns(file: Path) -> int:
 
 
 def rss_bytes(pid: int, proc: Path = PROC) -> int:
-    """Give what is resident of a process; pages that it shares with others count. Raises: OSError."""
+    """Return a process's resident memory, including shared pages. Raises: OSError."""
     return int((proc / str(pid) / "statm").read_text("ascii").split()[1]) * _PAGE_BYTES
 
 
 def machine_s(proc: Path = PROC) -> tuple[float, float]:
-    """Give the CPU time of the machine's cores together: busy, and in all. Raises: OSError."""
+    """Return the CPU time of all the machine's cores together: busy, and in total. Raises: OSError."""
     ticks = _ticks(proc)
     idle = sum(ticks[3:5])  # idle, and waiting for disks
     return (sum(ticks) - idle) / _TICKS_PER_S, sum(ticks) / _TICKS_PER_S
 
 
 def stolen_s(proc: Path = PROC) -> float:
-    """Give the CPU time that a virtual machine wanted, and another had, of all cores together. Raises: OSError."""
+    """Return the CPU time, over all cores, that this virtual machine wanted but another had. Raises: OSError."""
     return _ticks(proc)[7] / _TICKS_PER_S
 
 

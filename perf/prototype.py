@@ -1,9 +1,10 @@
-"""The yardstick of design section 4: the prototype. `python -m penstock.perf.prototype loop|thread MODEL PORT`.
+"""The baseline of design section 4: the prototype. `python -m penstock.perf.prototype loop|thread MODEL PORT`.
 
-The least Python that does the work: protocol classes on uvloop, for HTTP/1.1 with JSON or a binary tensor and for
-gRPC, one FP32 input and one FP32 output, one row a request; all requests of a loop turn in one batch on the loop, or up
-to CAP_ROWS that wait on a thread. No checks, names, limits, statistics, cancellation or errors, a client does as the
-benches do or is not understood. What Penstock takes beyond it in the same run is what all of that costs.
+The least Python that does the work: protocol classes on uvloop, for HTTP/1.1 with JSON or a binary tensor and for gRPC,
+with one FP32 input, one FP32 output and one row a request. All requests of a loop turn run as one batch on the loop, or
+up to CAP_ROWS waiting requests on a thread. There are no checks, names, limits, statistics, cancellation or errors, and
+only requests like those of the benchmarks are understood. What Penstock costs beyond it in the same run is the cost of
+all that.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from penstock.server.protobuf import service_pb2
 
 HOST = "127.0.0.1"
 CAP_ROWS = 16
-"""Of a batch on the thread: where mlp's time per row stops falling on the machine that the issues' figures are of."""
+"""Of a batch on the thread: where mlp's time per row stops falling on the machine of the issues' figures."""
 _READY = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 _JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 _BINARY = (
@@ -42,11 +43,11 @@ _HEADERS_WORD, _TRAILERS_WORD = (len(block) << 8 | frames.HEADERS for block in (
 _head, _prefix = frames.HEAD.pack, PREFIX.pack
 
 Answer = Callable[[Any], None]
-"""Takes a request's row of the output."""
+"""Receives a request's row of the output."""
 
 
 class Batcher:
-    """Runs what has come."""
+    """Runs the requests that have arrived."""
 
     def __init__(self, model: str, threads: int) -> None:
         options = onnxruntime.SessionOptions()
@@ -76,7 +77,7 @@ class Batcher:
 
 
 class OnLoop(Batcher):
-    """Runs all that came in a loop turn, on the loop."""
+    """Runs all requests of a loop turn, on the loop."""
 
     def __init__(self, model: str) -> None:
         super().__init__(model, 1)
@@ -96,7 +97,7 @@ class OnLoop(Batcher):
 
 
 class OnThread(Batcher):
-    """Runs what waits, on a thread."""
+    """Runs the waiting requests, on a thread."""
 
     def __init__(self, model: str) -> None:
         super().__init__(model, 2)
@@ -120,7 +121,7 @@ class OnThread(Batcher):
 
 
 class Connection(asyncio.Protocol):
-    """What both protocols do."""
+    """What both protocols share."""
 
     def __init__(self, batcher: Batcher) -> None:
         self.batcher = batcher
@@ -131,13 +132,13 @@ class Connection(asyncio.Protocol):
         self.transport = transport
 
     def write(self, data: bytes) -> None:
-        """Send, unless the client has gone."""
+        """Send, unless the client has disconnected."""
         if not self.transport.is_closing():
             self.transport.write(data)
 
 
 class Http1(Connection):
-    """HTTP/1.1, or what has not yet shown that it is not. The answer is binary where the request is."""
+    """HTTP/1.1, or a connection whose protocol is not known yet. The answer is binary if the request is."""
 
     def data_received(self, data: bytes) -> None:
         data = self.got + data if self.got else data
@@ -174,13 +175,13 @@ class Http1(Connection):
 
 
 def _number(data: bytes, name: bytes, end: int) -> int:
-    """Give the value of a header field, 0 if it is not there."""
+    """Return the value of a header field, or 0 if it is absent."""
     at = data[:end].lower().find(name)
     return int(data[at + len(name) : data.index(b"\r\n", at + len(name))]) if at >= 0 else 0
 
 
 class Http2(Connection):
-    """gRPC: ModelInfer, whatever a call names. All answers of a batch to one connection leave in one write."""
+    """gRPC: ModelInfer, whatever method a call names. All answers of a batch to one connection leave in one write."""
 
     def __init__(self, batcher: Batcher) -> None:
         super().__init__(batcher)

@@ -1,8 +1,8 @@
-"""Queueing: one server, one waiting line, first come first served, Poisson arrivals. Pure: what truth/ holds against.
+"""Queueing: one server, one waiting line, first come first served, Poisson arrivals. Pure: the reference for truth/.
 
-`Mm1` and `Md1` are theory: how long requests stay (waiting and service) where service times are exponential, or all the
-same. `departures` is no theory: what such a server does with given arrivals and service times, to the nanosecond.
-Units: any one unit of time within a call; times with `_ns` are integer nanoseconds.
+`Mm1` and `Md1` are theory: the sojourn times (waiting and service) for exponential and for constant service times.
+`departures` computes what such a server does with given arrivals and service times, to the nanosecond. Units: any one
+unit of time within a call; times with `_ns` are integer nanoseconds.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 DETERMINISTIC, EXPONENTIAL = "deterministic", "exponential"
 LAWS = (DETERMINISTIC, EXPONENTIAL)
 _CLOSE = 1e-12
-_TAIL = 32  # terms of a Poisson distribution of mean 1 beyond which nothing is left
+_TAIL = 32  # terms of a Poisson distribution of mean 1; the rest is negligible
 
 
 class Theory(Protocol):
-    """How long requests stay."""
+    """The distribution of sojourn times."""
 
     @property
     def mean(self) -> float:
-        """Give the mean stay."""
+        """Return the mean sojourn time."""
         ...
 
     def within(self, stay: float) -> float:
-        """Give the share of requests that stay no longer."""
+        """Return the fraction of requests that stay no longer than `stay`."""
         ...
 
     def quantile(self, share: float) -> float:
-        """Give how long a `share` of the requests (below 1) stay at most."""
+        """Return the longest stay of a `share` of the requests (below 1)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Mm1:
-    """Exponential service of mean `service`, at a `load` below 1 (arrivals per mean service).
+    """Exponential service with mean `service`, at a `load` below 1 (arrivals per mean service).
 
-    Source: the stay is exponential, its rate that of the services less that of the arrivals. Erlang (1917); Kleinrock,
+    Source: the sojourn time is exponential, with the service rate less the arrival rate. Erlang (1917); Kleinrock,
     Queueing Systems, volume 1 (1975).
     """
 
@@ -63,13 +63,13 @@ class Mm1:
 
 @dataclass(frozen=True, slots=True)
 class Md1:
-    """Service that always takes `service`, at a `load` below 1.
+    """Constant service time `service`, at a `load` below 1.
 
     Source: the distribution of the wait is Erlang's (1909) and Crommelin's (1932): a sum of alternating signs, in which
     all digits cancel at high loads. This is Franx's form of it, whose terms are all positive (A simple solution for the
-    M/D/c waiting time distribution, Operations Research Letters 29, 2001): a request waits `k - u` services at most,
-    0 < u <= 1, if and only if those who were waiting `u` services before it came, and those who came since, are fewer
-    than `k`. The mean is Pollaczek's and Khinchine's.
+    M/D/c waiting time distribution, Operations Research Letters 29, 2001): a request waits at most `k - u` services,
+    0 < u <= 1, if and only if the requests that were waiting `u` services before it arrived and those that arrived
+    since are fewer than `k`. The mean is Pollaczek's and Khinchine's.
     """
 
     service: float
@@ -91,7 +91,7 @@ class Md1:
         return float(came @ waiting[::-1])
 
     def quantile(self, share: float) -> float:
-        if share <= self.within(self.service):  # those who find nobody before them
+        if share <= self.within(self.service):  # those that find the server idle
             return self.service
         low = high = self.service
         while self.within(high) < share:
@@ -102,9 +102,9 @@ class Md1:
         return high
 
     def present(self, count: int) -> Floats:
-        """Give the shares of time in which 0, 1, ... `count` - 1 requests are there.
+        """Return the fractions of time in which 0, 1, ... `count` - 1 requests are present.
 
-        What balances between `j` and `j + 1` at departures: all terms are positive, and nothing cancels.
+        Derived from the balance between `j` and `j + 1` at departures: all terms are positive, so nothing cancels.
         Source: Ramaswami, A stable recursion for the steady state vector in Markov chains of M/G/1 type (1988).
         """
         came = _poisson(self.load, count + _TAIL)
@@ -120,7 +120,7 @@ class Md1:
 
 
 def _poisson(mean: float, count: int) -> Floats:
-    """Give the probabilities of 0, 1, ... `count` - 1 events."""
+    """Return the probabilities of 0, 1, ... `count` - 1 events."""
     terms = np.empty(count)
     terms[0] = math.exp(-mean)
     for number in range(1, count):
@@ -129,12 +129,12 @@ def _poisson(mean: float, count: int) -> Floats:
 
 
 def theory(law: str, service: float, load: float) -> Theory:
-    """Give the theory of one of LAWS."""
+    """Return the theory of one of LAWS."""
     return Md1(service, load) if law == DETERMINISTIC else Mm1(service, load)
 
 
 def services_ns(law: str, mean_ns: int, count: int, seed: int = 0) -> Ints:
-    """Draw the service times of the first `count` requests, by their order: more of them begin with the same."""
+    """Draw the service times of the first `count` requests, in order. A larger `count` begins with the same times."""
     if law == DETERMINISTIC:
         return np.full(count, mean_ns, np.int64)
     drawn: Ints = np.rint(np.random.default_rng(seed).standard_exponential(count) * mean_ns).astype(np.int64)
@@ -142,9 +142,9 @@ def services_ns(law: str, mean_ns: int, count: int, seed: int = 0) -> Ints:
 
 
 def departures(arrivals: Ints, services: Ints) -> Ints:
-    """Say when each request leaves: no sooner than it came or the one before it left, plus its service.
+    """Return when each request leaves: the later of its arrival and the previous departure, plus its service.
 
-    Shapes: all [n], in the order they came. Source: Lindley's recursion (1952), as one running maximum.
+    Shapes: all [n], in order of arrival. Source: Lindley's recursion (1952), as one running maximum.
     """
     worked = np.cumsum(services)
     began: Ints = np.maximum.accumulate(arrivals - worked + services)
@@ -152,15 +152,15 @@ def departures(arrivals: Ints, services: Ints) -> Ints:
 
 
 class Line:
-    """The same one request at a time: what the virtual queue's server asks (bare.py).
+    """`departures` for one request at a time, for the virtual queue's server (bare.py).
 
-    Invariant: what it has told is the `departures` of what it was told.
+    Invariant: what it returns equals the `departures` of what it was given.
     """
 
     def __init__(self) -> None:
         self._free = 0
 
     def departure(self, arrival: int, service: int) -> int:
-        """Say when a request that comes now leaves. `arrival` is never before the one of the last call."""
+        """Return when a request that arrives now leaves. `arrival` must not decrease between calls."""
         self._free = max(arrival, self._free) + service
         return self._free

@@ -1,13 +1,12 @@
 """The simulator against reality: mlp under Poisson load, measured and simulated. `python -m penstock.perf.reality`.
 
-A server is calibrated: batches of 1, 2, 4, ... rows by a client that is alone with it, and what the event loop spends
-on requests by one load. Then a load is sent, and the simulator is given the moments at which each request was really
-sent; so for each of five loads, the calibration right before it, since a shared host's speed changes by a third within
-minutes. All counts from sent to answered, as the kernel stamps it, so that the load's own lateness is nobody's.
-
-The model has one thread, so that loop and load have the other core. What else runs on the machine is in the measured
-figures and not in the simulated ones: each part is measured in a moment when others leave the machine alone (calm.py),
-while there is time to wait for one. Figures are medians, and the table says what others used.
+A server is calibrated: batches of 1, 2, 4, ... rows from a single client, and, from one load, what the event loop
+spends on requests. Then a load is sent, and the simulator gets the moments at which each request was really sent. This
+is done for each of five loads, each right after a calibration, since the speed of a shared host changes by a third
+within minutes. All times are from sent to answered, by the kernel's timestamps, so the load's own lateness does not
+count. The model has one thread, so that loop and load have the other core. Other work on the machine affects the
+measured figures but not the simulated ones: each part is measured at a moment when others leave the machine idle
+(calm.py), as long as there is time to wait for one. Figures are medians, and the table reports what others used.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from .simulator.runtimes import RunTimes, table
 
 MODEL = "mlp"
 SHARES = (0.15, 0.3, 0.45, 0.6, 0.75)
-"""The loads, of what the simulated server does at most."""
+"""The loads, as fractions of the simulated server's capacity."""
 WITHIN = 0.15
 ALONE_S = 0.8
 LOADED_SHARE = 0.4
@@ -51,7 +50,7 @@ _SO_TIMESTAMPNS = 35  # Linux, asm-generic/socket.h
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What the simulator is given about one server on one machine, and what it says the server does at most."""
+    """The simulator's parameters for one server on one machine, and the capacity that it predicts for the server."""
 
     truth: RunTimes
     costs: FrontCosts
@@ -60,7 +59,7 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """Requests of one size from a client that is alone: how long each took, and the mean of its run and of the loop."""
+    """Requests of one size from a single client: the latency of each, and the mean times of the run and of the loop."""
 
     took_ns: np.ndarray[Any, np.dtype[np.float64]]
     run_ns: float
@@ -82,9 +81,9 @@ class Point:
 
 
 def calibrate(server: Process, end: float) -> Calibration:
-    """Measure a server that has nothing else to do, each part of it in a calm moment before `end`, if there is one."""
+    """Measure an otherwise idle server, each part at a calm moment before `end`, if there is one."""
     alone = {size: in_calm(server, lambda size=size: _alone(server, size), end)[0] for size in _SIZES}  # type: ignore[misc]
-    # what varies is the run: what is beside it stays the mean
+    # the run varies; everything else stays at its mean
     truth = table({
         size: np.maximum(one.run_ns + one.took_ns - one.took_ns.mean(), one.run_ns / 4).tolist()
         for size, one in alone.items()
@@ -107,21 +106,21 @@ def _alone(server: Process, rows: int) -> Alone:
 
 
 def _loaded(server: Process, load: Arrivals) -> tuple[float, float]:
-    """Give what the loop spends on a request under a load, and the rows per batch."""
+    """Return what the loop spends on a request under a load, and the rows per batch."""
     before_ns = loop_ns(server.pid)
     _, batches = _flooded(server, load)
     return (loop_ns(server.pid) - before_ns) / len(load), len(load) / batches
 
 
 def _flooded(server: Process, load: Arrivals) -> tuple[Flooded, int]:
-    """Send a load; give what became of it, and in how many batches."""
+    """Send a load. Returns: its results, and the number of batches."""
     before = _runs(server)
     seen = flood(server, [_call(1)], load.at_ns)
     return seen, sum(runs for runs, _ in _since(before, _runs(server)).values())
 
 
 def _front(alone_ns: float, loaded_ns: float, rows_per_batch: float, beside_ns: float) -> FrontCosts:
-    """Divide what the loop spends into what a request and what a batch costs, and the wait into three awakenings."""
+    """Split the loop's time into costs of a request and of a batch, and the waiting into three wake-ups."""
     share = 1 / max(rows_per_batch, 1.5)
     request_ns = min(max((loaded_ns - alone_ns * share) / (1 - share), loaded_ns / 3), alone_ns)
     wake_ns = max((beside_ns - alone_ns - WIRE_NS) / 3, 5_000)
@@ -133,7 +132,7 @@ def _call(rows: int) -> Call:
 
 
 def _runs(server: Process) -> dict[int, tuple[int, int]]:
-    """Read how many batches of each size have run, and how long together."""
+    """Read how many batches of each size have run, and their total time."""
     stats: dict[str, Any] = json.loads(server.request("GET", f"/v2/models/{MODEL}/stats"))["model_stats"][0]
     stages = ("compute_input", "compute_infer", "compute_output")
     return {
@@ -148,7 +147,7 @@ def _since(before: dict[int, tuple[int, int]], after: dict[int, tuple[int, int]]
 
 
 def _ask_again_and_again(server: Process, sent: Call, seconds: float) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Send a request as soon as the one before is answered; give how long each took."""
+    """Send a request as soon as the previous one is answered. Returns: the latency of each."""
     request = sent.request()
     took_ns: list[int] = []
     with socket.create_connection((HOST, server.port)) as sock:
@@ -163,7 +162,7 @@ def _ask_again_and_again(server: Process, sent: Call, seconds: float) -> np.ndar
 
 
 def _answered_ns(sock: socket.socket) -> int:
-    """Read one answer; give when its last part came, by the kernel's stamp."""
+    """Read one answer. Returns: when its last part arrived, by the kernel's timestamp."""
     answer, left, stamp_ns = b"", 1, 0
     while left > 0:
         got, told, _, _ = sock.recvmsg(1 << 20, 64)
@@ -192,12 +191,12 @@ def compare(server: Process, given: Calibration, share: float, seconds: float, s
 
 
 def _sent(seen: Flooded) -> Arrivals:
-    """Give when requests were really sent."""
+    """Return when requests were really sent."""
     return recorded((seen.records["due_ns"] + seen.records["late_ns"]) / 1e9)
 
 
 def measure(server: Process, rounds: int, seconds: float, minutes: float) -> Iterator[tuple[float, list[Point]]]:
-    """Measure each load `rounds` times, in calm moments while there is time, and in any after that."""
+    """Measure each load `rounds` times, at calm moments as long as there is time, then at any."""
     end = time.monotonic() + 60 * minutes
     points = []
     for seed in range(rounds):
@@ -207,7 +206,7 @@ def measure(server: Process, rounds: int, seconds: float, minutes: float) -> Ite
 
 
 def table_of(loads: Iterable[tuple[float, Sequence[Point]]]) -> str:
-    """Write the medians, the ratios being medians of each measurement's own."""
+    """Format the medians. Ratios are medians of each measurement's own ratio."""
     lines = [
         f"{'':>13} {'measured':>15} {'simulated':>17} {'ratio':>13} {'rows/batch':>13}",
     ]

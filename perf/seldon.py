@@ -1,9 +1,9 @@
-"""Seldon: a numpy class behind Penstock and behind the original, side by side. `python -m penstock.perf.seldon`.
+"""Seldon: a numpy class on Penstock and on the original, side by side. `python -m penstock.perf.seldon`.
 
-Both are asked in turns, by the same load, each as it starts by default: the original with one worker, over REST with a
-connection per request, since it closes each. CPU is that of all processes of a side. The original is an environment
-with seldon-core 1.17.1: `--original PYTHON`, or SELDON_ORIGINAL. With `--batching`: ours with shared batches
-beside ours without, for a class that a batch costs little more than a row.
+Both are driven in turns by the same load, each with its default settings: the original with one worker, over REST with
+a connection per request, since it closes each. CPU is that of all processes of a side. The original is an environment
+with seldon-core 1.17.1: `--original PYTHON`, or SELDON_ORIGINAL. With `--batching`: Penstock with and without shared
+batches, for a class whose batch costs little more than a row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ JSON = {"Content-Type": "application/json"}
 PREDICT, METHOD = "/api/v1.0/predictions", "/seldon.protos.Model/Predict"
 CONNECTIONS, GRPC_CONNECTIONS, STREAMS = 64, 8, 8
 TIMES_REST, TIMES_GRPC, TIMES_BATCHED = 20, 5, 3
-"""What issue 8 asks: requests/s at least so many times the original's, and those of ours without batches."""
+"""Targets of issue 8: the least ratio to the original's requests/s, and to ours without batching."""
 
 LINEAR = """
 import numpy as np
@@ -60,7 +60,7 @@ FLOWER = [5.1, 3.5, 1.4, 0.2]
 
 
 class Family(beside.Family):
-    """A server of both wires, and all processes that it has started."""
+    """A server for both protocols, and all the processes that it has started."""
 
     def __init__(self, pid: int, port: int, grpc_port: int) -> None:
         super().__init__(pid, port)
@@ -69,7 +69,7 @@ class Family(beside.Family):
 
 @contextlib.contextmanager
 def served(command: Sequence[str], folder: Path) -> Iterator[Family]:
-    """Run a server in a folder, from when it answers over both wires until the block ends."""
+    """Run a server in a folder, from when it answers over both protocols until the block ends."""
     port, grpc_port, metrics_port = free_port(), free_port(), free_port()
     words = [*command, "--http-port", str(port), "--grpc-port", str(grpc_port), "--metrics-port", str(metrics_port)]
 
@@ -83,19 +83,19 @@ def served(command: Sequence[str], folder: Path) -> Iterator[Family]:
 
 
 def body() -> bytes:
-    """Write what REST sends."""
+    """Make the body for REST."""
     return json.dumps({"data": {"ndarray": [FLOWER]}}).encode()
 
 
 def message() -> bytes:
-    """Write what gRPC sends: a SeldonMessage with data.tensor; by hand, for who measures need not have its classes."""
+    """Encode the message for gRPC, a SeldonMessage with data.tensor, by hand: its classes may not be installed."""
     tensor = b"\n\x02\x01\x04" + b"\x12" + bytes([8 * len(FLOWER)]) + struct.pack(f"<{len(FLOWER)}d", *FLOWER)
     datum = b"\x12" + bytes([len(tensor)]) + tensor
     return b"\x1a" + bytes([len(datum)]) + datum
 
 
 def _called(family: Family) -> int:
-    """Have one gRPC request answered. Returns: the bytes of the answer. Raises: grpc.RpcError."""
+    """Send one gRPC request. Returns: the size of the answer in bytes. Raises: grpc.RpcError."""
     with grpc.insecure_channel(f"{HOST}:{family.grpc_port}") as channel:
         return len(channel.unary_unary(METHOD)(message(), timeout=10))
 
@@ -106,9 +106,9 @@ def drive_rest(family: Family, seconds: int) -> Load:
 
 
 def drive_grpc(family: Family, seconds: int) -> Load:
-    """Keep 64 streams busy, on 8 connections. Their times are those of another second, which writes them down.
+    """Keep 64 streams busy, on 8 connections. Latencies come from one more second, with a log.
 
-    h2load does not read `grpc-status`: what failed is seen by its answer, which has no message.
+    h2load does not read `grpc-status`: failures are recognized by their answers, which have no message.
     """
     nbytes = _called(family) + 5  # as a gRPC message is framed
     posts = Posts(family.grpc_port, METHOD, prefixed(message()), GRPC_CONNECTIONS, STREAMS)
@@ -121,7 +121,7 @@ WIRES: dict[str, Callable[[Family, int], Load]] = {"REST": drive_rest, "gRPC": d
 
 
 def ours(folder: Path, name: str, *words: str) -> contextlib.AbstractContextManager[Family]:
-    """Serve a class of a folder with Penstock, by the original's command."""
+    """Serve a class in a folder with Penstock, by the original's command."""
     command = [sys.executable, "-m", "penstock.server.cli", "seldon-core-microservice", name]
     return served([*command, *words], folder)
 

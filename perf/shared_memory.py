@@ -1,12 +1,12 @@
 """System shared memory beside binary HTTP: `python -m penstock.perf.shared_memory`.
 
-A tensor of 600 kB goes to a model and comes back (`identity`), or its mean does, by either way in turns of a hundred,
-so that what else the machine does is done to both; one client waits for each answer. It has its tensors where the way
-wants them: over HTTP it sends from its own memory and receives into it; in shared memory they are made and read in
-place. `--copies` has it copy them in and out.
+A tensor of 600 kB goes to a model and comes back (`identity`), or its mean does, in turns of a hundred requests either
+way, so that other load on the machine affects both; one client waits for each answer. Its tensors are already in place:
+over HTTP it sends from its own memory and receives into it; in shared memory they are made and read in place.
+`--copies` makes it copy them in and out.
 
-What HTTP costs depends on luck: where the C library gives the memory of a body back to the system after each request,
-every page of the next one is a fault. So the faults are printed too, and the server is started several times.
+The cost of HTTP varies: if the C library returns the memory of a body to the system after each request, every page of
+the next one is a fault. Therefore the faults are printed too, and the server is started several times.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Ask = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one turn of one way gave."""
+    """The results of one turn of one way."""
 
     requests_per_s: float
     server_cpu_us: float
@@ -49,7 +49,7 @@ class Round:
 
 
 def model(kind: str) -> onnx.ModelProto:
-    """Build one that gives its input back, or its mean."""
+    """Build a model that returns its input, or the mean of it."""
     graph = Graph(seed=0)
     if kind == "identity":
         return graph.model(kind, "input", ("N", "M"), ("N", "M"))
@@ -65,7 +65,7 @@ class Client:
         self._head = bytearray(4096)
 
     def ask(self, parts: list[Any], into: memoryview) -> int:
-        """Send a request in parts and receive an answer; what follows its head goes to `into`. Returns: its length."""
+        """Send a request in parts and receive the answer's body into `into`. Returns: its length."""
         self._send(parts)
         read = 0
         while (end := self._head.find(b"\r\n\r\n", 0, read)) < 0:
@@ -92,7 +92,7 @@ class Client:
             sent = max(0, sent - len(view))
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._socket.close()
 
 
@@ -104,7 +104,7 @@ def _request(name: str, document: dict[str, Any], after: int) -> bytes:
 
 
 def over_http(client: Client, name: str, values: Any) -> Ask:
-    """Make what asks with a binary tensor, and is answered with one."""
+    """Return a function that sends a binary tensor and receives one."""
     tensor = {"name": "input", "datatype": "FP32", "shape": [1, VALUES], "parameters": {"binary_data_size": NBYTES}}
     head = _request(name, {"inputs": [tensor], "parameters": {"binary_data_output": True}}, NBYTES)
     raw, into = memoryview(values).cast("B"), memoryview(bytearray(NBYTES + 4096))
@@ -112,7 +112,7 @@ def over_http(client: Client, name: str, values: Any) -> Ask:
 
 
 def through_memory(client: Client, name: str, values: Any, memory: SharedMemory, *, copies: bool) -> Ask:
-    """Make what asks with a tensor in shared memory, and is answered there."""
+    """Return a function that sends a tensor in shared memory and receives one there."""
     width = VALUES if name == "identity" else 1
 
     def placed(offset: int, count: int) -> dict[str, Any]:
@@ -140,11 +140,11 @@ def through_memory(client: Client, name: str, values: Any, memory: SharedMemory,
 
 
 def void(_: object) -> None:
-    """Forget a result."""
+    """Discard a result."""
 
 
 def measure(process: Process, ask: Ask) -> Round:
-    """Ask for one turn."""
+    """Run one turn."""
     before, start = processes.stat(process.pid), time.perf_counter()
     for _ in range(TURN):
         ask()
@@ -161,7 +161,7 @@ def served(folder: Path) -> Iterator[Process]:
 
 
 def compare(process: Process, name: str, asked: argparse.Namespace) -> float:
-    """Measure both ways in turns and print them. Returns: how many times the throughput shared memory gives."""
+    """Measure both ways in turns and print them. Returns: the throughput of shared memory relative to HTTP."""
     values = np.random.default_rng(0).random(VALUES, dtype=np.float32)
     memory = SharedMemory(create=True, size=2 * NBYTES)
     client = Client(process.port)
@@ -184,7 +184,7 @@ def compare(process: Process, name: str, asked: argparse.Namespace) -> float:
         memory.unlink()
     for way, each in seen.items():
         rate = statistics.median(turn.requests_per_s for turn in each)
-        # the kernel counts in steps of 10 ms, so of all turns together
+        # the kernel counts in steps of 10 ms, so use the mean of all turns
         cpu = statistics.fmean(turn.server_cpu_us for turn in each)
         faults = statistics.median(turn.server_faults for turn in each)
         print(f"{name:10}{way:16}{rate:9.0f} requests/s{cpu:8.0f} us server CPU{faults:8.0f} page faults a request")

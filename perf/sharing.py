@@ -1,8 +1,8 @@
-"""Sharing: several hot models on one CPU, in turns by cost and all at once. `python -m penstock.perf.sharing`.
+"""Sharing: several busy models on one CPU, in turns by cost and all at once. `python -m penstock.perf.sharing`.
 
-Each model of perf/models.py is kept busy by 16 clients in lock step, in this process and without a server, so that
-little but the models takes the CPU. The ways are measured in turns, several rounds of each; printed are the median
-requests/s, the p99 of all rounds, and the part of what the model does alone.
+Each model of perf/models.py is kept busy by 16 closed-loop clients, in this process and without a server, so that
+little but the models uses the CPU. The ways are measured in turns, several rounds of each. The output is the median
+requests/s, the p99 over all rounds, and the fraction of what the model does alone.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ NO_LIMIT = 1 << 30
 
 @dataclass(slots=True)
 class Served:
-    """What one model did: requests/s of each round, and what every request took, in seconds."""
+    """The results of one model: requests/s of each round, and the latency of every request in seconds."""
 
     per_s: list[float] = field(default_factory=list)
     took: list[float] = field(default_factory=list)
 
     def rate(self) -> float:
-        """Give the median of the rounds."""
+        """Return the median of the rounds."""
         return statistics.median(self.per_s)
 
     def words(self) -> str:
-        """Give requests/s and p99."""
+        """Format requests/s and p99."""
         return f"{self.rate():.0f}/s {np.percentile(self.took, 99) * 1e3:.0f} ms"
 
 
 class House:
-    """An Engine with the models of a mix, on a CPU of so much room."""
+    """An Engine with the models of a mix, on a CPU with the given room."""
 
     def __init__(self, room: int) -> None:
         self.engine = Engine(asyncio.get_running_loop(), LOADERS)
@@ -56,14 +56,14 @@ class House:
         self._models: dict[str, Model] = {}
 
     async def load(self, folder: Path, mix: Sequence[tuple[str, int]]) -> None:
-        """Load names with their numbers of Instances. What the loop would run itself is run by Instances too."""
+        """Load models with their numbers of Instances. Models that the loop would run are run by Instances too."""
         for name, count in mix:
             path, groups = folder / name / "1" / "model.onnx", (InstanceGroup(count),)
             spec = ModelSpec(name, 1, path, policy=BatchPolicy(executor="thread"), instances=groups)
             self._models[name] = await self.engine.load(spec)
 
     async def drive(self, served: dict[str, Served], seconds: float) -> None:
-        """Keep the models named in `served` hot for a while."""
+        """Keep the models named in `served` busy for a while."""
         end = time.perf_counter() + seconds
         before = {name: len(each.took) for name, each in served.items()}
         clients = [self._client(self._models[name], each.took, end) for name, each in served.items() for _ in CLIENTS]
@@ -79,7 +79,7 @@ class House:
 
 
 async def compare(folder: Path, mix: Sequence[tuple[str, int]], rooms: Sequence[int], args: argparse.Namespace) -> None:
-    """Print a line per model: alone, then in each room with the others: requests/s, p99, and the part of alone."""
+    """Print a line per model, alone and in each room with the others: requests/s, p99, and the fraction of alone."""
     names = [name for name, _ in mix]
     houses = {room: House(room) for room in rooms}
     for house in houses.values():

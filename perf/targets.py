@@ -1,13 +1,14 @@
-"""With a latency target: who is in time, and what becomes of the rest. `python -m penstock.perf.targets`.
+"""With a latency target: which requests are in time, and what happens to the rest. `python -m penstock.perf.targets`.
 
-A model is served with a target and, to find out what it can do at most, without one. Then come, in turns and by a
-Poisson process, 80% of that and twice that. At 80% nearly all must be answered in time; what is refused was not. At
-twice that as much must be answered in time as ever, nobody who was accepted may be late, and a refusal must come at
-once. Times count from when a request was due, those of refusals from when it was sent.
+A model is served with a target and, to measure its capacity, without one. Then it gets, in turns and as Poisson
+processes, 80% of the capacity and twice the capacity. At 80%, nearly all requests must be answered in time; rejected
+ones count as not in time. At twice the capacity, as many as ever must be answered in time, no accepted request may be
+late, and rejections must come at once. Times are measured from when a request was due, those of rejections from when it
+was sent.
 
-`deep` does a few hundred rows per second, far less than the front end can take; `mlp` does thousands: twice that, the
-run and the load are more than two cores can do, so that it shows what becomes of a server without the CPU to refuse.
-Each has one thread: see perf/variants.py.
+`deep` does a few hundred rows per second, far less than the front end can accept; `mlp` does thousands: at twice that,
+run and load need more than two cores, which shows what happens to a server without the CPU to reject. Each has one
+thread: see perf/variants.py.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ HEAD = f"{'':<12} {'offered/s':>9} {'in time/s':>9} {'of all':>7} {'late':>6} {'
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """A model, its target, and what it may be taken to do at first."""
+    """A model, its target, and a first guess at its capacity."""
 
     model: str
     target_ms: float
@@ -50,7 +51,7 @@ AIMS = (Aim("deep", 50, 400), Aim("mlp", 50, 4000))
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One load beside a target. Units: requests per second while requests came; milliseconds."""
+    """The results of one load with a target. Units: requests per second while requests came; milliseconds."""
 
     offered_per_s: float
     in_time_per_s: float
@@ -71,7 +72,7 @@ class Hit:
 
 
 def hit(found: Run, seconds: float, target_ms: float) -> Hit:
-    """Hold what became of a load against a target."""
+    """Compare the results of a load with a target."""
     seen = found.seen
     good = seen.answered()
     in_time = int((good["took_ns"] <= target_ms * 1e6).sum())
@@ -106,7 +107,7 @@ class Report:
         return max(self.knee_per_s, self.calm.in_time_per_s, self.overloaded.in_time_per_s)
 
     def lines(self) -> list[str]:
-        """Write the table and what holds."""
+        """Format the table and the verdicts."""
         lines = [f"{self.aim.model}, target {self.aim.target_ms:g} ms, at most {self.knee_per_s:,.0f}/s", HEAD]
         for share, each in ((CALM, self.calm), (TOO_MUCH, self.overloaded)):
             line = f"{share:>7.0%} load {each.offered_per_s:>9,.0f} {each.in_time_per_s:>9,.0f}"
@@ -137,16 +138,16 @@ class Report:
 
 
 def median(hits: Sequence[Hit]) -> Hit:
-    """Sum up rounds."""
+    """Return the medians of rounds."""
     return Hit(*(statistics.median(getattr(each, name) for each in hits) for name in Hit.__slots__))
 
 
 def aimed(server: Process, aim: Aim, rounds: int, seconds: float, end: float) -> Report:
-    """Measure one model, round after round; what was not calm again, until `end`."""
+    """Measure one model, round after round. Repeat what was not calm, until `end`."""
     plain, targeted = variants(aim)
     kinds = poisson(1, 1).kinds
     knee = knee_per_s(server, plain, kinds, aim.guess_per_s, end)
-    # a server that has run under no load yet has learned run times from a warm-up alone
+    # before it has been under load, a server has learned run times only from its warm-up
     run(server, targeted, poisson(CALM * knee, WARM_UP_S), MANY)
     hits: dict[float, list[Hit]] = {CALM: [], TOO_MUCH: []}
     for number in range(rounds):
@@ -163,7 +164,7 @@ def variants(aim: Aim) -> tuple[Variant, Variant]:
 
 
 def main() -> None:
-    """Measure every model beside its target, and print the tables."""
+    """Measure every model with its target, and print the tables."""
     parser = argparse.ArgumentParser(prog="python -m penstock.perf.targets", description=__doc__)
     names = [aim.model for aim in AIMS]
     parser.add_argument("--models", nargs="+", choices=names, default=names, metavar="MODEL", help=", ".join(names))
@@ -173,7 +174,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=3, help="for how long what was not calm is measured again")
     asked = parser.parse_args()
     aims = [replace(aim, target_ms=asked.target_ms or aim.target_ms) for aim in AIMS if aim.model in asked.models]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers and folders go with it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops the servers and removes the folders
     models.make(models.DEFAULT_FOLDER, {"deep": models.deep, "mlp": models.mlp})
     with tempfile.TemporaryDirectory() as name:
         for aim in aims:

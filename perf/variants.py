@@ -1,8 +1,8 @@
-"""Variants: one model served under several names, each with a batch policy of its own, and what a load makes of each.
+"""Variants: one model served under several names, each with its own batch policy, and their results under a load.
 
-All are in one server, so that rounds can go from one to the next within a second: what else the machine does is done to
-all. The model has one thread: the machine's other core is for the server's loop and the load, and what those cost is
-not taken from the model's work. Used by `perf/batching.py` and `perf/targets.py`.
+All are in one server, so that rounds can switch between them within a second and other load on the machine affects all.
+The model has one thread: the machine's other core is for the server's loop and the load, so that those take nothing
+from the model's work. Used by `perf/batching.py` and `perf/targets.py`.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from .policies import Figures
 from .simulator.arrivals import Arrivals, Kind, poisson
 
 TOO_MUCH = 1.4
-"""What the knee is looked for with, in knees: what is then answered is all that can be."""
+"""The load for finding the knee, as a multiple of the guess: what is then answered is the capacity."""
 ALL_OF_IT, FAR_TOO_MUCH = 0.9, 0.4
-"""Who answers more than the first share of what comes can do more; who answers less than the second is kept from it."""
+"""Above the first fraction answered, the capacity is higher; below the second, the load itself hinders the server."""
 KNEE_S, TRIES = 2.0, 6
 MANY = 1024
-"""Connections that are open from the start where too much comes."""
+"""Connections that are open from the start under overload."""
 LENGTHS: Mapping[str, int] = {"mlp": 512, "deep": 64}
-"""Numbers in a row, where the model says how many; else the Kind does."""
+"""Numbers in a row, if the model fixes them; otherwise the Kind does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A model of the server: which of `perf/models.py` it is, and the name it goes by."""
+    """A model of the server: the one of `perf/models.py` that it is, and its name."""
 
     model: str
     name: str
 
     def calls(self, kinds: Sequence[Kind]) -> list[Call]:
-        """Write a request of each kind."""
+        """Make a request of each kind."""
         written = [call(Case(self.model, "binary", 1, (self._shape(kind),))) for kind in kinds]
         return [replace(each, path=f"/v2/models/{self.name}/infer") for each in written]
 
@@ -64,7 +64,7 @@ class Run:
 
 
 def write(folder: Path, variant: Variant, policy: BatchPolicy, threads: int = 1) -> None:
-    """Put a variant into a model repository. The model itself must have been made (`models.make`)."""
+    """Write a variant into a model repository. The model itself must have been made (`models.make`)."""
     target = folder / variant.name / "1" / "model.onnx"
     target.parent.mkdir(parents=True)
     shutil.copyfile(models.DEFAULT_FOLDER / variant.model / "1" / "model.onnx", target)
@@ -72,7 +72,7 @@ def write(folder: Path, variant: Variant, policy: BatchPolicy, threads: int = 1)
 
 
 def toml(policy: BatchPolicy, threads: int = 1) -> str:
-    """Write what a policy says as a penstock.toml; what it leaves to be learned is left out."""
+    """Format a policy as a penstock.toml, without what it leaves to be learned."""
     said = {
         "max_batch_size": policy.max_batch_rows,
         "cap": policy.cap_rows,
@@ -87,7 +87,7 @@ def toml(policy: BatchPolicy, threads: int = 1) -> str:
 def run(server: Process, variant: Variant, arrivals: Arrivals, opened: int = OPENED, end: float = 0.0) -> Run:
     """Send arrivals to a variant, with `opened` connections from the start.
 
-    If others used the machine meanwhile it is done again in a calm moment, should there be one before `end`.
+    If others used the machine meanwhile, it is repeated at a calm moment, if there is one before `end`.
     """
     calls = variant.calls(arrivals.kinds)
 
@@ -114,9 +114,9 @@ def run(server: Process, variant: Variant, arrivals: Arrivals, opened: int = OPE
 
 
 def knee_per_s(server: Process, variant: Variant, kinds: Sequence[Kind], guess_per_s: float, end: float = 0.0) -> float:
-    """Measure how many rows per second are answered when more come than can be.
+    """Measure how many rows per second are answered under overload.
 
-    Looked for from a guess on; what is answered in the second half counts, by when the queue is full.
+    The search starts from a guess. Answers in the second half count, when the queue is full.
     """
     sizes = np.array([kind.rows for kind in kinds])
     mean_rows = float(np.average(sizes, weights=[kind.share for kind in kinds]))
@@ -136,6 +136,6 @@ def knee_per_s(server: Process, variant: Variant, kinds: Sequence[Kind], guess_p
 
 
 def median(runs: Sequence[Run]) -> Figures:
-    """Sum up rounds."""
+    """Return the medians of rounds."""
     names = ("goodput_per_s", "p50_ms", "p99_ms", "rows_per_batch")
     return Figures(*(statistics.median(getattr(each.figures, name) for each in runs) for name in names))

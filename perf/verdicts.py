@@ -1,4 +1,4 @@
-"""What a driver says of what it has measured: whether what is claimed holds."""
+"""Verdicts: the lines in which a benchmark reports whether a claim holds."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ HOLDS, FAILS = "holds", "DOES NOT HOLD"
 
 
 def verdict(words: str, holds: bool) -> str:
-    """Write one line of what was claimed."""
+    """Format the verdict on one claim."""
     return f"{words}: {HOLDS if holds else FAILS}"

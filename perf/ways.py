@@ -1,8 +1,9 @@
-"""CPU time of a request by the way its tensors travel, without sockets: `python -m penstock.perf.ways`.
+"""CPU time of a request by how its tensors travel, without sockets: `python -m penstock.perf.ways`.
 
-A model of two inputs (INT64, 128 a row) that computes next to nothing is asked over both protocols, its tensors in the
-request or in system shared memory. Connections are fed bytes, as in `micro.py`. `--only WAY --rounds N` runs one way
-and nothing else: under `valgrind --tool=callgrind`, what N and what 2 N rounds take differ by N rounds' instructions.
+A model with two inputs (INT64, 128 a row) that computes next to nothing is called over both protocols, with its tensors
+in the request or in system shared memory. Connections are fed bytes, as in `micro.py`. `--only WAY --rounds N` runs
+only one way: under `valgrind --tool=callgrind`, the difference between 2 N and N rounds is the instructions of N
+rounds.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ CONNECTIONS = (1, 16)
 _TURNS = 10
 _REGION, _NBYTES = "ways", LENGTH * 8
 _POLICY = BatchPolicy(executor="loop", cap_rows=64)
-"""One batch a turn, however long runs take here."""
+"""One batch per turn, however long runs take here."""
 _TARGET = Target("127.0.0.1", 8000)
 Feed = Callable[[], None]
-"""Has one request arrive on a connection."""
+"""Feeds one request to a connection."""
 
 
 def pair() -> onnx.ModelProto:
-    """Build one that multiplies ids with their mask."""
+    """Build a model that multiplies ids with their mask."""
     nodes = [helper.make_node("Mul", ["ids", "mask"], ["masked"]), helper.make_node("Cast", ["masked"], ["y"], to=1)]
     graph = helper.make_graph(
         nodes, NAME,
@@ -66,7 +67,7 @@ def pair() -> onnx.ModelProto:
 
 
 class _Answered(SinkTransport):
-    """A transport that forgets answers, and raises at one that is not OK."""
+    """A transport that discards answers, and raises if one is not OK."""
 
     def write(self, data: Any) -> None:
         if b"grpc-message" in data:
@@ -75,7 +76,7 @@ class _Answered(SinkTransport):
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How requests travel: over which protocol, whether as JSON, whether through memory."""
+    """How requests travel: over which protocol, whether as JSON, whether through shared memory."""
 
     name: str
     grpc: bool = False
@@ -83,7 +84,7 @@ class Way:
     shared: bool = False
 
     def request(self) -> bytes:
-        """Write one: head and body, or a message behind its prefix."""
+        """Encode one: head and body, or a message with its prefix."""
         places = [Place(_REGION, at * _NBYTES, _NBYTES) if self.shared else None for at in range(3)]
         raw = np.ones(LENGTH, np.int64).tobytes()
         step = tuple(
@@ -129,7 +130,7 @@ def _caller(shared: GrpcShared, message: bytes) -> Feed:
         (":method", "POST"), (":scheme", "http"), (":path", SERVICE + "ModelInfer"), (":authority", "localhost:8001"),
         ("te", "trailers"), ("content-type", "application/grpc"),
     ]  # fmt: skip
-    # once the fields are in the table, a block is the same each time
+    # once the fields are in the table, the block is always the same
     blocks, ids = chain([encoder.encode(fields)], repeat(encoder.encode(fields))), count(1, 2)
 
     def feed() -> None:
@@ -141,7 +142,7 @@ def _caller(shared: GrpcShared, message: bytes) -> Feed:
 
 
 async def measure(engine: Engine, feeds: list[Feed], rounds: int) -> float:
-    """Give the CPU microseconds of a request's whole trip, that of each connection in one loop turn."""
+    """Return the CPU microseconds of a request's whole trip, with one request per connection in each loop turn."""
     best = float("inf")
     for _ in range(rounds):
         start = time.process_time_ns()

@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Fixtures and hooks for all tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from tests.forking import MADE, Forker, the_forker
 from tests.savedmodels import BUILT, build
 
-# The same examples each time, on a busy machine as on an idle one. tests/deep.py looks for new ones.
+# The same examples each time, on a busy machine as on an idle one. tests/deep.py searches for new ones.
 settings.register_profile(
     "house", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -38,10 +38,10 @@ COMPILES_NOTHING = sys.dont_write_bytecode
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile what hundreds of processes import: where PYTHONDONTWRITEBYTECODE is set, each would do so for itself.
+    """Compile what hundreds of processes import: if PYTHONDONTWRITEBYTECODE is set, each would compile it for itself.
 
-    Of all tests, each worker reads a part of its own first, and finds the others' compiled: to write their assertions
-    anew takes as long as all the rest of reading them.
+    Of the tests, each worker first reads a different share, and finds the others' compiled: rewriting their assertions
+    again takes as long as everything else in reading them.
     """
     worker = getattr(config, "workerinput", None)
     if worker is None:
@@ -54,21 +54,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collectstart() -> None:
-    """Keep the collector from walking over ever more tests while they are collected: they stay."""
+    """Keep the garbage collector from scanning ever more tests while they are collected: they stay alive."""
     gc.disable()
     sys.dont_write_bytecode = False
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have them in one order, wherever a worker began to read. Those of one file stay in its order."""
+    """Put the files in one order, wherever a worker began to read. Tests of one file keep their order."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: item.path)
 
 
 def pytest_collection_finish() -> None:
-    """Nor while they run: where a test asks for a collection, it would walk for a second over all of the others.
+    """Keep the garbage collector from scanning the tests while they run: each collection would take a second.
 
-    What of it is garbage stays too: there is little, and to find it takes that second.
+    Any garbage among them stays too: there is little of it, and finding it takes that second.
     """
     sys.dont_write_bytecode = COMPILES_NOTHING
     gc.enable()
@@ -77,14 +77,14 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _frozen() -> None:
-    """Keep it from what other files have left, too: there is ever more of it, and each collection walks over it."""
+    """Keep the collector from scanning what other test files left: there is ever more of it."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def _level() -> Iterator[None]:
-    """Take back what a test has had a server log: the next test would pay for it, in time and in memory."""
+    """Reset the log level that a test has set: the next test would pay for it, in time and in memory."""
     logger = logging.getLogger("penstock")
     before = logger.level
     yield
@@ -93,7 +93,7 @@ def _level() -> Iterator[None]:
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
-    """Have nothing be let go of by the collector."""
+    """Keep the garbage collector from freeing anything."""
     gc.collect()
     gc.disable()
     yield
@@ -102,13 +102,13 @@ def no_collector() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def forker() -> Forker:
-    """Give who starts commands in milliseconds."""
+    """Return the Forker, which starts commands in milliseconds."""
     return the_forker()
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _forked_workers(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Have workers start in milliseconds where tests are about what is in them."""
+    """Fork workers, which takes milliseconds, in tests that do not concern their processes."""
     file = request.path.relative_to(ROOT / "tests").as_posix()
     if not file.startswith(FORKED) or file.endswith(STARTED):
         yield
@@ -116,7 +116,7 @@ def _forked_workers(request: pytest.FixtureRequest) -> Iterator[None]:
     from penstock.server.workers import worker
     from tests.workers import ForkedProcess
 
-    the_forker()  # now: tests count what is open before and after
+    the_forker()  # now: tests compare the open files before and after
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "Process", ForkedProcess)
         yield
@@ -124,23 +124,23 @@ def _forked_workers(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def started_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have those of one test be started in truth: it looks at their processes."""
+    """Really start the workers of one test: it examines their processes."""
     from penstock.server.workers import process, worker
 
     monkeypatch.setattr(worker, "Process", process.Process)
 
 
 def pytest_unconfigure() -> None:
-    """Have all of them end."""
+    """Close all forkers."""
     for made in MADE:
         made.close()
 
 
 @pytest.fixture(scope="session")
 def savedmodels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder with the SavedModels of tests/savedmodels.py, not to be written to: `savedmodels / "iris"`.
+    """Return the folder with the SavedModels of tests/savedmodels.py, not to be written to: `savedmodels / "iris"`.
 
-    It is built once for all processes of a run: whoever is first does so, and the others wait.
+    It is built once for all processes of a run: the first one builds it, and the others wait.
     """
     if BUILT in os.environ:
         return Path(os.environ[BUILT])

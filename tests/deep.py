@@ -1,6 +1,6 @@
-"""Deep: the property tests alone, with other examples than always, and many times as many.
+"""Deep: only the property tests, with examples other than the usual ones, and many times as many.
 
-`DEEP=15 pytest -p tests.deep tests/batching` took 15 minutes, and has found what the examples of every day had not.
+`DEEP=15 pytest -p tests.deep tests/batching` took 15 minutes, and found what the usual examples had not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NAME = "_hypothesis_internal_use_settings"
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep those that hypothesis gives examples to, and have it give more."""
+    """Keep the tests that hypothesis generates examples for, and make it generate more."""
     deepened = {_holder(item): None for item in items}
     items[:] = [item for item in items if _holder(item)[0] is not None]
     for holder, name in deepened:
@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _holder(item: Any) -> tuple[Any, str]:
-    """Give what has the settings of a test, and their name there; None of a test without examples."""
+    """Return the object with a test's settings, and their name there; None for a test without examples."""
     machine = getattr(item, "cls", None)
     if isinstance(getattr(machine, "settings", None), hypothesis.settings):
         return machine, "settings"

@@ -22,12 +22,12 @@ from penstock.batching.spec import HookSpec, ModelSpec
 Function = Callable[[list[Array | None]], list[Any]]
 
 PATIENCE_S = 10.0
-"""How long a fake waits for what has to come before it fails the test. Nothing that works comes near."""
+"""How long a fake waits for what must come before it fails the test. Working code never takes nearly as long."""
 
 
 @dataclass(frozen=True)
 class FakeRun:
-    """What one run was asked: its rows, a copy of its inputs, and the positions wanted."""
+    """What one run was given: its rows, a copy of its inputs, and the positions wanted."""
 
     rows: int
     inputs: list[Array | None]
@@ -36,10 +36,10 @@ class FakeRun:
 
 @dataclass
 class FakeBackend:
-    """A Backend whose model is `function`: all inputs in, all outputs out, in the graph's shapes.
+    """A Backend whose model is `function`: it takes all inputs and returns all outputs, in the graph's shapes.
 
-    `runs` records each run. `function` may raise, or wait on an event the test holds, or on `stopped`, which is set
-    from when a Binding is stopped until it is lent again: a run that ends then has been stopped.
+    `runs` records each run. `function` may raise, or wait on an event that the test holds, or on `stopped`, which is
+    set from when a Binding is stopped until it is lent again: a run that ends meanwhile has been stopped.
     """
 
     graph: Signature
@@ -66,7 +66,7 @@ class FakeBackend:
 
 
 class FakeBinding:
-    """Lends fresh buffers, filled with garbage so that a row nobody filled shows."""
+    """Lends fresh buffers, filled with garbage so that an unfilled row shows."""
 
     def __init__(self, backend: FakeBackend, signature: Signature, capacity_rows: int) -> None:
         self.capacity_rows = capacity_rows
@@ -109,7 +109,7 @@ class FakeBinding:
 
 
 def fake_loader(backend: FakeBackend) -> Loader:
-    """A Loader that answers `backend` whatever it is asked."""
+    """A Loader that returns `backend` for every model."""
 
     def load(path: Path, device: str, options: Mapping[str, str]) -> Backend:
         return backend
@@ -130,7 +130,7 @@ def _garbage(spec: TensorSpec, shape: tuple[int, ...]) -> Array:
 def fake_model(
     name: str = "m", version: int = 1, signature: Signature | None = None, hooks: HookSpec | None = None
 ) -> Model:
-    """A Model that is not opened: no threads. Batched, FP32 `x` [-1,4] in and `y` out, unless told otherwise."""
+    """A Model that is not opened: no threads. By default batched, with FP32 `x` [-1,4] as input and `y` as output."""
     if signature is None:
         signature = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),), batched=True)
     backend = FakeBackend(signature, list)
@@ -138,7 +138,7 @@ def fake_model(
 
 
 class ListSink:
-    """A Sink that keeps what it is given, one list per delivery, and lets a test await it."""
+    """A Sink that keeps what it receives, one list per delivery, and lets a test await it."""
 
     def __init__(self) -> None:
         self.deliveries: list[list[InferRequest]] = []
@@ -146,7 +146,7 @@ class ListSink:
 
     @property
     def requests(self) -> list[InferRequest]:
-        """All that was delivered, in order."""
+        """Everything delivered, in order."""
         return [request for delivery in self.deliveries for request in delivery]
 
     def deliver(self, requests: Sequence[InferRequest]) -> None:
@@ -154,7 +154,7 @@ class ListSink:
         self._arrived.set()
 
     async def holds(self, count: int) -> list[InferRequest]:
-        """Wait until `count` requests were delivered, and give them."""
+        """Wait until `count` requests were delivered, and return them."""
         async with asyncio.timeout(PATIENCE_S):
             while len(self.requests) < count:
                 self._arrived.clear()
@@ -163,7 +163,7 @@ class ListSink:
 
 
 def no_more_threads(patch: pytest.MonkeyPatch) -> None:
-    """Have no thread start from now on, as at a limit of processes and threads."""
+    """Make every later start of a thread fail, as at a limit of processes and threads."""
 
     def start(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -172,7 +172,7 @@ def no_more_threads(patch: pytest.MonkeyPatch) -> None:
 
 
 class Gate:
-    """A model's function that lets a run through only while it is open, as it is at first."""
+    """A model's function that lets runs through only while it is open, as it is at first."""
 
     def __init__(self, function: Function) -> None:
         self._function = function
@@ -188,22 +188,22 @@ class Gate:
         return self._function(inputs)
 
     def close(self) -> None:
-        """Stop the runs that come from now on."""
+        """Block the runs that come from now on."""
         self._open.clear()
 
     def open(self) -> None:
-        """Let all go on."""
+        """Let all runs continue."""
         self._open.set()
 
     async def entered(self) -> None:
-        """Wait until one more run stands before the closed gate."""
+        """Wait until one more run has reached the closed gate."""
         loop = asyncio.get_running_loop()
         if not await loop.run_in_executor(None, self._entered.acquire, True, PATIENCE_S):
             raise TimeoutError("no run came to the gate")
 
 
 class Doors:
-    """A model's function that lets each run say that it is in, and waits until the test lets it out."""
+    """A model's function in which each run reports that it has entered, and waits until the test lets it out."""
 
     def __init__(self) -> None:
         self.entered = threading.Semaphore(0)
@@ -237,7 +237,7 @@ class NoSink:
 def fake_request(
     model: Model, rows: int = 1, key: Key = ((4,),), *, value: float = 0.0, sink: Sink | None = None
 ) -> InferRequest:
-    """A request for a batched model: every FP32 input is `rows` rows of `value`, and all outputs are wanted."""
+    """A request for a batched model: every FP32 input has `rows` rows of `value`, and all outputs are wanted."""
     inputs: list[Array | None] = [None if tail is None else np.full((rows, *tail), value, np.float32) for tail in key]
     request = InferRequest(model, inputs, rows, key, model.all_outputs, sink or NoSink())
     request.nbytes = sum(array.nbytes for array in inputs if array is not None)

@@ -39,16 +39,16 @@ _IMPORTED = (
     "penstock.server.seldon.inside.service",
 )  # fmt: skip
 _ALONE = {"OPENBLAS_NUM_THREADS": "1"}
-"""A fork has the thread that forks, and no other."""
+"""A fork has only the thread that forks."""
 TENSORFLOW = "tensorflow"
 MADE: list[Forker] = []
-"""Who is to be closed: conftest.py does so."""
+"""The forkers to close: conftest.py does so."""
 _MOST_BYTES = 1 << 20
 _NUMBER = struct.Struct("<i")
 
 
 class Forked:
-    """One command; what of subprocess.Popen is asked of it. `stdout` and `stderr`: pipes, where such were asked for."""
+    """One command, with the part of subprocess.Popen that is used. `stdout` and `stderr`: pipes, if requested."""
 
     def __init__(self, said: socket.socket, args: Sequence[str], pipes: Sequence[IO[Any] | None]) -> None:
         self.args = args
@@ -72,7 +72,7 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end. Returns: the exit status, below 0 for a signal. Raises: subprocess.TimeoutExpired."""
+        """Wait for it to end. Returns: the exit status, below 0 for a signal. Raises: subprocess.TimeoutExpired."""
         if self.returncode is None:
             if not select.select([self._said], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(list(self.args), timeout or 0)
@@ -100,7 +100,7 @@ class Forked:
 
 
 class Forker:
-    """Who is asked for commands. It ends with the process that made it, or when it is closed. more: the_forker's."""
+    """Starts commands. It ends with the process that made it, or when it is closed. more: the_forker's."""
 
     def __init__(self, *more: str) -> None:
         self._sock, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -108,7 +108,7 @@ class Forker:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", __file__, str(there.fileno()), *more],
                 pass_fds=(there.fileno(),),
-                # the tree under test may be there, and another one installed
+                # the tree under test may be there, while another one is installed
                 env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
                 | _ALONE,
                 stdin=subprocess.DEVNULL,
@@ -143,7 +143,7 @@ class Forker:
     def run(
         self, words: Sequence[str], *, timeout: float = 60, text: bool = False, **more: Any
     ) -> subprocess.CompletedProcess[Any]:
-        """Do as subprocess.run would, its outputs captured, whatever the status."""
+        """Run a command as subprocess.run would, with captured outputs and any status."""
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as aside:
             child = self.start(words, stdout=out, stderr=aside, **more)
             try:
@@ -163,13 +163,13 @@ class Forker:
 
 @functools.cache
 def the_forker(*more: str) -> Forker:
-    """Give this process's own, which the first who asks makes. more: TENSORFLOW, for one that has imported it."""
+    """Return this process's own Forker, made at the first call. more: TENSORFLOW, for one that has imported it."""
     MADE.append(Forker(*more))
     return MADE[-1]
 
 
 def one_forker(*more: str, asking: threading.Lock = threading.Lock()) -> Forker:  # noqa: B008 - one for all
-    """Give the same to whoever asks on a thread of its own."""
+    """Return the same Forker to callers on different threads."""
     with asking:
         return the_forker(*more)
 
@@ -189,7 +189,7 @@ def _output(asked: IO[bytes] | int | None, usual: int, ours: contextlib.ExitStac
 
 
 def main(sock: socket.socket, *more: str) -> int:
-    """Fork for as long as it is asked to. Returns: in a fork, the exit status of its command."""
+    """Fork for as long as requested. Returns: in a fork, the exit status of its command."""
     before = dict(os.environ)
     for name in _IMPORTED:
         importlib.import_module(name)
@@ -199,11 +199,11 @@ def main(sock: socket.socket, *more: str) -> int:
         begin_tensorflow()
         importlib.import_module("penstock.backends.tensorflow")
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:] = [entry for entry in sys.path if entry not in given]  # each command says its own
+    sys.path[:] = [entry for entry in sys.path if entry not in given]  # each command brings its own
     brought = {name: value for name, value in os.environ.items() if before.get(name) != value}
     gc.collect()
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody has to wait for those who wait for a command
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that those that wait for a command are reaped automatically
     while True:
         order, descriptors, _, _ = socket.recv_fds(sock, _MOST_BYTES, 5)
         if not order:
@@ -211,14 +211,14 @@ def main(sock: socket.socket, *more: str) -> int:
         if os.fork() == 0:
             sock.close()
             said = json.loads(order)
-            said["environment"] = brought | said["environment"]  # an import sets what is not said
+            said["environment"] = brought | said["environment"]  # an import sets variables that are not given
             return _waited_for(said, *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
 
 
 def _waited_for(order: dict[str, Any], out: int, aside: int, told: int, *passed: int) -> int:
-    """Fork once more: one is the command, tells its pid, and goes on as such; the other tells how it has ended."""
+    """Fork once more: one process becomes the command and reports its pid; the other reports how it ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     said = socket.socket(fileno=told)
     child = os.fork()
@@ -270,7 +270,7 @@ def _run(order: dict[str, Any], out: int, aside: int, passed: Sequence[int]) -> 
 
 
 def _work(words: list[str]) -> int:
-    """Be a worker, whose packages are there."""
+    """Run as a worker whose packages are already imported."""
     from penstock.server.workers import child
 
     child.make_importable = lambda folders: None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def certificate(folder: Path, name: str = "server") -> tuple[str, str]:
-    """Make a certificate for 127.0.0.1 that vouches for itself, and its key."""
+    """Make a self-signed certificate for 127.0.0.1, and its key."""
     key, made = folder / f"{name}.key", folder / f"{name}.pem"
     subprocess.run(
         [

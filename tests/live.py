@@ -1,4 +1,4 @@
-"""A live server for tests that speak to it over a socket: on its own thread and loop, on ports the system chooses."""
+"""A live server for tests that talk to it over a socket: on its own thread and loop, on ports the system chooses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass
 class Live:
-    """What a test may touch. `server` belongs to its loop: reach into it through `call` only."""
+    """What a test may use. `server` belongs to its loop: access it only through `call`."""
 
     server: Server
     loop: asyncio.AbstractEventLoop
@@ -33,22 +33,22 @@ class Live:
 
     @property
     def address(self) -> str:
-        """What tritonclient takes."""
+        """The address for tritonclient."""
         return f"127.0.0.1:{self.http_port}"
 
     @property
     def grpc_address(self) -> str:
-        """What tritonclient.grpc takes."""
+        """The address for tritonclient.grpc."""
         return f"127.0.0.1:{self.grpc_port}"
 
     @property
     def draining(self) -> bool:
-        """Whether what clients speak to is on its way out."""
+        """Whether the server that clients talk to is draining."""
         return self.server.health.draining
 
     @property
     def url(self) -> str:
-        """What everything else takes."""
+        """The URL for everything else."""
         return f"http://{self.address}"
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
@@ -57,7 +57,7 @@ class Live:
 
 
 def settings_for(*paths: Path, **settings: Any) -> Settings:
-    """Give settings with ports that the system chooses."""
+    """Return settings with ports that the system chooses."""
     fixed: dict[str, Any] = {
         "http_port": 0,
         "metrics_port": 0,
@@ -69,7 +69,7 @@ def settings_for(*paths: Path, **settings: Any) -> Settings:
 
 @asynccontextmanager
 async def running_server(settings: Settings, loaders: Mapping[str, Loader]) -> AsyncIterator[Server]:
-    """Run a server with its models loaded for as long as the block lasts, and drain it in the end."""
+    """Run a server with its models loaded until the block ends, and drain it at the end."""
     server = Server(settings, loaders)
     try:
         await server.open()
@@ -82,10 +82,10 @@ async def running_server(settings: Settings, loaders: Mapping[str, Loader]) -> A
 
 @contextmanager
 def live_server(*paths: Path, loaders: Mapping[str, Loader] = LOADERS, **settings: Any) -> Iterator[Live]:
-    """Serve the paths for as long as the block lasts.
+    """Serve the paths until the block ends.
 
-    With PENSTOCK_TEST_FRONTS so many front ends and an engine do, as they would as processes of their own: a client
-    must not see the difference.
+    With PENSTOCK_TEST_FRONTS that many front ends and an engine serve them, as if they were separate processes: a
+    client must not see the difference.
     """
     if count := int(os.environ.get("PENSTOCK_TEST_FRONTS", "0")):
         from tests.server.fronts.living import live_front

@@ -1,8 +1,8 @@
-"""The recorded answers of an original server: how a case is asked, played, written down and compared.
+"""The recorded answers of an original server: how a case is sent, played, recorded and compared.
 
-A case is plain JSON, as it stands in cases/*.json; one file holds what one server is asked, in order. Requests go over
-a bare socket, without a library between that would mend what is sent. Runs on Python 3.10 too: an original may be
-recorded with its own interpreter, by what plays the cases against ours.
+A case is plain JSON, as in cases/*.json; one file holds what one server is sent, in order. Requests go over a bare
+socket, without a library that would correct them. Runs on Python 3.10 too: an original may be recorded with its own
+interpreter, by the same code that plays the cases against ours.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Deviations = Mapping[str, "tuple[str, dict[str, Any]]"]
 """`group/case` -> why we answer otherwise, and in which parts of the answer (all of it where the original hangs).
 A body of None is not compared."""
 Serving = Callable[[Mapping[str, Any]], "AbstractContextManager[int | Mapping[str, int]]"]
-"""Runs a server as a group's `server` says, and gives its port."""
+"""Runs a server as a group's `server` says, and yields its port."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Asked:
     port: str = ""
 
     def written(self) -> dict[str, Any]:
-        """Give the case as it stands in the file, but for its answer."""
+        """Return the case as it stands in the file, without its answer."""
         case: dict[str, Any] = {"name": self.name, "method": self.method, "path": self.path}
         if self.body:
             case.update(text_of(self.body, "body"))
@@ -63,7 +63,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Group:
-    """What one server is asked, in order. `server`: how it is started, in the words of its own record.py (JSON)."""
+    """What one server is sent, in order. `server`: how it is started, in the terms of its own record.py (JSON)."""
 
     name: str
     server: dict[str, Any]
@@ -71,19 +71,22 @@ class Group:
 
 
 def get(name: str, path: str, method: str = "GET", **said: Any) -> Asked:
-    """Ask without a body."""
+    """Make a GET request."""
     return Asked(name, path, method=method, **said)
 
 
 def post(name: str, path: str, value: Any = None, kind: str = JSON, **said: Any) -> Asked:
-    """Post a value as JSON, or bytes (and texts) as they are. `kind`: the content type, none if empty."""
+    """Make a POST request of a value as JSON, or of bytes (and text) as they are.
+
+    `kind`: the content type, none if empty.
+    """
     body = value if isinstance(value, bytes) else value.encode() if isinstance(value, str) else _dumped(value)
     headers = {**({"Content-Type": kind} if kind and value is not None else {}), **said.pop("headers", {})}
     return Asked(name, path, body, headers=headers, **said)
 
 
 def multipart(*parts: Any) -> bytes:
-    """Write a FORM: (name, content), or (name, content, file name), or (name, content, file name, content type)."""
+    """Build a multipart form: (name, content), or with a file name, or with a file name and a content type."""
     lines = []
     for name, content, *more in parts:
         said = f'; filename="{more[0]}"' if more and more[0] is not None else ""
@@ -98,7 +101,7 @@ def _dumped(value: Any) -> bytes:
 
 
 def text_of(content: bytes, name: str) -> dict[str, str]:
-    """Write bytes as text where they are text, and otherwise in base64, as `name` or `name64`."""
+    """Represent bytes as text if they are text, and otherwise in base64, as `name` or `name64`."""
     try:
         return {name: content.decode()}
     except UnicodeDecodeError:
@@ -106,12 +109,12 @@ def text_of(content: bytes, name: str) -> dict[str, str]:
 
 
 def bytes_of(said: Mapping[str, Any], name: str) -> bytes:
-    """Read what text_of has written."""
+    """Decode what `text_of` has written."""
     return base64.b64decode(said[name + "64"]) if name + "64" in said else str(said.get(name, "")).encode()
 
 
 def free_port() -> int:
-    """Give a port that nobody listens at."""
+    """Return a port that nobody listens on."""
     with socket.socket() as free:
         free.bind((HOST, 0))
         port: int = free.getsockname()[1]
@@ -119,7 +122,7 @@ def free_port() -> int:
 
 
 def await_port(port: int, running: Callable[[], bool], within_s: float = 60.0) -> None:
-    """Wait until somebody listens. Raises: RuntimeError if `running` says that nobody will."""
+    """Wait until something listens on a port. Raises: RuntimeError if `running` says that nothing will."""
     end = time.monotonic() + within_s
     while True:
         with suppress(OSError), socket.create_connection((HOST, port), 1):
@@ -153,14 +156,17 @@ class Original:
         return group
 
     def alike(self) -> list[list[str]]:
-        """List the groups, those of servers that are alike together: to start one takes longer than to ask it."""
+        """List the groups, with similar servers together: starting a server takes longer than querying it."""
         servers: dict[str, list[str]] = {}
         for name in self.names():
             servers.setdefault(json.dumps(self.read(name)["server"]), []).append(name)
         return list(servers.values())
 
     def record(self, group: Group, serving: Serving) -> None:
-        """Ask the original all, and write the file. One that no longer answers is started anew for what is left."""
+        """Send the original all cases, and write the file.
+
+        An original that stops answering is restarted for the rest.
+        """
         names = [asked.name for asked in group.asked]
         if len(set(names)) != len(names):
             raise RuntimeError(f"{group.name}: {sorted({name for name in names if names.count(name) > 1})}")
@@ -180,7 +186,7 @@ class Original:
         (self.cases / f"{group.name}.json").write_text(said, "utf-8")
 
     def wanted(self, group: str, case: Mapping[str, Any], deviations: Deviations) -> dict[str, Any]:
-        """Give what we answer: what the original did, but for what is said to be otherwise."""
+        """Return the answer required of ours: the original's, except for the listed deviations."""
         answer = dict(case["answer"])
         if "hangs" in answer:
             answer = {}
@@ -191,7 +197,7 @@ class Original:
         return {**answer, **otherwise}
 
     def differences(self, group: str, port: int | Mapping[str, int], deviations: Deviations) -> list[str]:
-        """Play the cases of a group against ours. Returns: what is not as it should be, in words."""
+        """Play the cases of a group against ours. Returns: the differences, in words."""
         player, wrong = Player(self, port), []
         for case in self.read(group)["cases"]:
             expected, answer = self.wanted(group, case, deviations), player.play(case)
@@ -219,7 +225,7 @@ class Player:
         self.kept: dict[str, str] = {}
 
     def play(self, case: Mapping[str, Any]) -> dict[str, Any]:
-        """Give the answer: status, headers and body (or body64); or {"hangs": true}; status 0 if there was none."""
+        """Return the answer: status, headers and body (or body64); or {"hangs": true}; status 0 if there was none."""
         end = time.monotonic() + _WITHIN_S
         while True:
             answer = self._asked(case)
@@ -229,7 +235,7 @@ class Player:
                 or time.monotonic() > end
             ):
                 break
-            time.sleep(0.02)  # the original is asked 50 times a second, no more
+            time.sleep(0.02)  # the original is polled at most 50 times a second
         for name, pattern in case.get("keep", {}).items():
             found = re.search(pattern, answer.get("body", ""))
             self.kept[name] = found.group(1) if found else "nothing"
@@ -262,7 +268,7 @@ class Player:
         within_s = _SILENT_S if case.get("silent") else _WITHIN_S
         parts = []
         with socket.create_connection((HOST, self.ports[case.get("port", "")]), timeout=within_s) as connection:
-            with suppress(ConnectionError):  # it may answer, and close, before it has read all
+            with suppress(ConnectionError):  # it may answer and close before it has read everything
                 connection.sendall("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
             try:
                 while part := connection.recv(65536):

@@ -41,7 +41,7 @@ Ends = Mapping[str, Any]
 
 
 def signature(inputs: Ends, outputs: Ends, defaults: Ends | None = None) -> Any:
-    """Make a SignatureDef of tensors by name."""
+    """Make a SignatureDef from tensors by name."""
     tell = v1.saved_model.build_tensor_info
     return v1.saved_model.build_signature_def(
         {name: tell(tensor) for name, tensor in inputs.items()},
@@ -58,7 +58,7 @@ def save(
     tags: Sequence[str] = ("serve",),
     init_op: Callable[[], Any] | None = None,
 ) -> None:
-    """Write a graph in the way of TensorFlow 1. `make` draws it and gives its signatures by key."""
+    """Save a graph as TensorFlow 1 does. `make` draws it and returns its signatures by key."""
     with tf.Graph().as_default(), v1.Session() as session:
         signatures = make()
         session.run(v1.global_variables_initializer())

@@ -1,7 +1,7 @@
-"""SavedModels for tests: one process imports TensorFlow and writes all that are asked for.
+"""SavedModels for tests: one process imports TensorFlow and writes all that are requested.
 
-The `savedmodels` fixture (tests/conftest.py) has a folder with all of NAMES, built once per session: `savedmodels /
-"iris"` is a SavedModel, to be copied with `install` where a test wants it in a repository. savedmodel_builders.py says
+The `savedmodels` fixture (tests/conftest.py) is a folder with all of NAMES, built once per session: `savedmodels /
+"iris"` is a SavedModel, to be copied with `install` if a test needs it in a repository. savedmodel_builders.py says
 what each one does. TensorFlow is imported in that process only.
 """
 
@@ -56,14 +56,14 @@ NAMES = (
     "empty_folder",
 )
 WIDE = "wide"
-"""512-2048-2048-512 in FP32, 25 MB: where batching pays. Built only where it is named."""
+"""An MLP 512-2048-2048-512 in FP32, 25 MB, for which batching pays. Built only when named."""
 PATIENCE_S = 180
 BUILT = "PENSTOCK_TEST_SAVEDMODELS"
-"""The environment's name for a folder that has them already."""
+"""The environment variable with a folder that already contains them."""
 
 
 def build(folder: Path, *names: str) -> Path:
-    """Write the SavedModels of these names (none: all of NAMES) as `folder/<name>`; give `folder`."""
+    """Write the SavedModels of these names (none: all of NAMES) as `folder/<name>`; return `folder`."""
     asked = names or NAMES
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": "-1"}
     ended = subprocess.run(
@@ -81,6 +81,6 @@ def build(folder: Path, *names: str) -> Path:
 
 
 def install(savedmodel: Path, version: Path, *, triton: bool = True) -> Path:
-    """Copy a SavedModel into a version folder: as Triton has it (`model.savedmodel`), or as that folder itself."""
+    """Copy a SavedModel into a version folder: in Triton's layout (`model.savedmodel`), or as that folder itself."""
     target = version / "model.savedmodel" if triton else version
     return shutil.copytree(savedmodel, target, dirs_exist_ok=True)

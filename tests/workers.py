@@ -1,8 +1,8 @@
-"""Workers of a server within this process that start in milliseconds: tests/forking.py forks them.
+"""Workers of a server in this process that start in milliseconds: tests/forking.py forks them.
 
-Not equal: such a worker is a grandchild of this process, and what other workers import is there too. So those of other
-Pythons, in other places or of another environment for Python itself are started in truth, and so are all in the tests
-about workers and what their processes are.
+They differ from real ones: such a worker is a grandchild of this process, and has the modules that other workers
+import. So workers with another Python, in another place or with another environment for Python itself are really
+started, and so are all workers in the tests about workers and their processes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from penstock.server.workers.process import _CHILD, Process, _kill_group, _progr
 from tests.forking import TENSORFLOW, one_forker
 
 _READ_AT_START = ("PYTHON", "LD_", "LANG", "LC_", "OMP_", "OPENBLAS_", "MALLOC_")
-"""How variables begin that say something to a process before it can be told."""
+"""Prefixes of the variables that affect a process before it can be told anything."""
 
 
 class ForkedProcess(Process):
-    """What takes its place."""
+    """The replacement for a started process."""
 
     def _spawned(self) -> subprocess.Popen[bytes]:
         order = self._order

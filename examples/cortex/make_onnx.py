@@ -16,7 +16,7 @@ FOLDER = HERE / "s3" / "penstock-examples" / "iris"
 
 
 def main() -> None:
-    """Write both."""
+    """Write both models."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     model = onnx.load(TRAINED)
     onnx.save(model, FOLDER / "label-first.onnx")

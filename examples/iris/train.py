@@ -1,7 +1,7 @@
-"""Train the iris classifier on Fisher's 150 flowers and write it as ONNX beside its hooks.
+"""Train the iris classifier on Fisher's 150 flowers and write it as ONNX next to its hooks.
 
 Run `python examples/iris/train.py`: the same seed gives the same network each time. It needs numpy and onnx
-(`make dev`). iris.csv holds centimetres, and the class as 0 setosa, 1 versicolor, 2 virginica.
+(`make dev`). iris.csv contains centimetres, and the class as 0 setosa, 1 versicolor, 2 virginica.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def train(flowers: Array, classes: Array) -> list[Array]:
 
 
 def export(weights: list[Array]) -> onnx.ModelProto:
-    """Build the graph: `input` [N,4] gives `label` [N], the likeliest class, and `probabilities` [N,3]."""
+    """Build the graph: `input` [N,4] gives `label` [N], the most likely class, and `probabilities` [N,3]."""
     nodes = [
         helper.make_node("Gemm", ["input", "w1", "b1"], ["sums"]),
         helper.make_node("Relu", ["sums"], ["hidden"]),
@@ -78,12 +78,12 @@ def export(weights: list[Array]) -> onnx.ModelProto:
 
 
 def main() -> None:
-    """Train, check, write."""
+    """Train the network, check it, and write it."""
     rows = np.loadtxt(HERE / "iris.csv", delimiter=",", skiprows=1)
     flowers, classes = rows[:, :4], rows[:, 4]
     mean, spread = flowers.mean(0), flowers.std(0)
     weights = train((flowers - mean) / spread, classes)
-    # The first layer takes over the scaling, so that the model eats centimetres.
+    # The first layer includes the scaling, so that the model takes centimetres.
     weights[0] /= spread[:, None]
     weights[1] -= mean @ weights[0]
 

@@ -32,18 +32,21 @@ class Flowers(tf.Module):  # type: ignore[misc]
         self.bias = tf.Variable(tf.zeros(CLASSES))
 
     def logits(self, flowers: Any) -> Any:
-        """Give a number for each class."""
+        """Return a number for each class."""
         return tf.tanh(flowers @ self.first) @ self.second + self.bias
 
     @tf.function(input_signature=[tf.TensorSpec([None, 4], tf.float32, "flowers")])
     def __call__(self, flowers: Any) -> dict[str, Any]:
-        """Give each flower's class and what the classes share of 1. The first axis is free: requests share runs."""
+        """Return each flower's class and the probabilities of all classes.
+
+        The first axis is free: requests share runs.
+        """
         logits = self.logits(flowers)
         return {"label": tf.argmax(logits, 1), "probabilities": tf.nn.softmax(logits)}
 
 
 def train(model: Flowers, flowers: Any, classes: Any) -> None:
-    """Fit it by gradient descent with momentum on all flowers at once."""
+    """Fit the network by gradient descent with momentum on all flowers at once."""
     variables = model.trainable_variables
     speeds = [tf.zeros_like(variable) for variable in variables]
     for _ in range(STEPS):
@@ -57,7 +60,7 @@ def train(model: Flowers, flowers: Any, classes: Any) -> None:
 
 
 def main() -> None:
-    """Train, write, and say how good it is."""
+    """Train the network, write it, and print its accuracy."""
     table = np.loadtxt(FLOWERS, delimiter=",", skiprows=1, dtype=np.float32)
     flowers, classes = table[:, :4], table[:, 4].astype(np.int32)
     model = Flowers()

@@ -1,1 +1,1 @@
-"""The gate: `make bench-gate` and `penstock perf gate` say what has become slower than budgets.toml has it."""
+"""The gate: `make bench-gate` and `penstock perf gate` report what has become slower than in budgets.toml."""

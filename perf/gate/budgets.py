@@ -1,6 +1,6 @@
-"""Budgets: what each measure of the gate may be at most, or must be at least, and the verdict on it. Pure.
+"""Budgets: the limit of each measure of the gate, and the verdict on it. Pure.
 
-All are ratios of two things measured in turns in one run, so that they hold on a machine that is slower, or busy.
+All are ratios of two things measured in turns in one run, so they also hold on a slower or busy machine.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _HEAD = """\
 
 
 class BudgetError(Exception):
-    """The file of budgets says what cannot be understood."""
+    """The budgets file is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What one measure is held against. `better`: which way is better; `tolerance`: a share of the budget."""
+    """The limit of one measure. `better`: which direction is better; `tolerance`: a fraction of the budget."""
 
     what: str
     measure: str
@@ -41,7 +41,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of one measure. `worse_by`: a share of the budget, negative where it is better."""
+    """The result of one measure. `worse_by`: a fraction of the budget, negative if it is better."""
 
     name: str
     budget: Budget
@@ -58,14 +58,14 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        """Give `worse`, `within` or `better`."""
+        """`WORSE`, `within` or `better`."""
         if self.worse_by > self.budget.tolerance:
             return "WORSE"
         return "better" if self.worse_by < -self.budget.tolerance else "within"
 
 
 def read(text: str, measures: Collection[str]) -> dict[str, Budget]:
-    """Read the file; `measures` are those that can be named. Raises: BudgetError with the table and the key."""
+    """Parse the file. `measures` are the known names. Raises: BudgetError with the table and the key."""
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -101,7 +101,7 @@ def _known(what: str, word: str, words: Collection[str]) -> None:
 
 
 def report(verdicts: Sequence[Verdict], failed: Mapping[str, str]) -> Iterator[str]:
-    """Write one table, and below it what got worse, what got better, and what could not be measured."""
+    """Format a table, followed by what got worse, what got better, and what could not be measured."""
     width = max((len(name) for name in [*failed, *(verdict.name for verdict in verdicts)]), default=0) + 2
     yield f"{'':<{width}}{'measured':>10}{'rounds':>18}{'budget':>10}{'change':>9}  verdict"
     for verdict in verdicts:
@@ -134,7 +134,7 @@ def _sentence(verdict: Verdict) -> Iterator[str]:
 def updated(
     verdicts: Sequence[Verdict], before: Mapping[str, Budget], today: dt.date, machine: str
 ) -> dict[str, Budget]:
-    """Give the budgets with what was measured; those that were not measured stay."""
+    """Return the budgets with the new measurements; the others are unchanged."""
     found = dict(before)
     for verdict in verdicts:
         budget = float(f"{verdict.measured:.3g}")
@@ -143,7 +143,7 @@ def updated(
 
 
 def written(budgets: Mapping[str, Budget]) -> str:
-    """Write the file."""
+    """Format the file."""
     tables = []
     for name, budget in budgets.items():
         lines = [f"{field.name} = {_toml(getattr(budget, field.name))}" for field in dataclasses.fields(budget)]

@@ -1,6 +1,6 @@
 """`make bench-gate`: has the tree become slower? Ratios, measured in turns, against budgets.toml.
 
-A few minutes; nothing but this package and what its tests need is used. Others may use the machine meanwhile: each
+It takes a few minutes and needs only this package and what its tests need. Others may use the machine meanwhile: each
 ratio is of two things measured within a second of each other, and the median of the rounds counts.
 """
 
@@ -24,7 +24,7 @@ _FAILED, _USAGE = 1, 2
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure and compare; return the exit status: 0 all within, 1 something is worse or failed, 2 wrong usage."""
+    """Measure and compare. Returns: the exit status: 0 all within, 1 something is worse or failed, 2 wrong usage."""
     parser = argparse.ArgumentParser(prog="make bench-gate", description=__doc__)
     parser.add_argument("--only", action="append", metavar="NAME", help="measure this budget; repeatable")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"default {ROUNDS}")
@@ -49,7 +49,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def chosen(budgets: Mapping[str, Budget], only: Sequence[str] | None) -> dict[str, Budget]:
-    """Give the budgets that are asked for, all where none is. Raises: BudgetError for one that is not there."""
+    """Return the requested budgets, or all. Raises: BudgetError for an unknown one."""
     unknown = sorted(set(only or ()) - set(budgets))
     if unknown:
         raise BudgetError(f"no budget {unknown[0]!r}; there are {', '.join(budgets)}")
@@ -59,9 +59,9 @@ def chosen(budgets: Mapping[str, Budget], only: Sequence[str] | None) -> dict[st
 def measured(
     budgets: Mapping[str, Budget], measure: Callable[[Budget], float], rounds: int, say: Callable[[str], None]
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Measure all in turns, round after round; give the values, and why some could not be measured.
+    """Measure all in turns, round after round. Returns: the values, and why some could not be measured.
 
-    What failed once is not tried again, and has no value.
+    A measure that failed is not tried again, and has no value.
     """
     values: dict[str, list[float]] = {}
     failed: dict[str, str] = {}

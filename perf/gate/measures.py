@@ -1,7 +1,7 @@
-"""The measures of the gate: each gives one ratio, of two things measured one right after the other.
+"""The measures of the gate: each is a ratio of two things measured one right after the other.
 
-What a request costs is CPU time of the server's process, under a closed loop of the generator's; what a path within
-the process costs is held against a loop of plain Python. Both sides slow down alike where the machine is slow or busy.
+The cost of a request is the CPU time of the server's process, under a closed loop of the generator. The cost of a path
+within the process is compared with a loop of plain Python. Both sides slow down alike if the machine is slow or busy.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ROUNDS, _TURNS = 15, 4
 _OBJECTS = 2000
 _SIMULATED = 4000
 _RUN_NS = {1: 200_000, 64: 1_300_000}
-"""How long a batch runs in the simulation, by its rows."""
+"""The run time of a batch in the simulation, by rows."""
 
 
 class _Thing:
@@ -52,9 +52,9 @@ class _Thing:
 
 
 def yardstick_us() -> float:
-    """Give the CPU microseconds of plain Python with a hundred small objects, as a server's work has many.
+    """Return the CPU microseconds of plain Python with a hundred small objects, as a server's work has many.
 
-    There are enough of them that a cache which others use is felt here as it is there.
+    There are enough objects that pressure on a shared cache slows this down as it does the server.
     """
     return micro.fastest_us(_plain, _OBJECTS // 100, number=2)
 
@@ -100,7 +100,7 @@ def _with_model(
 
 
 def trip(world: World) -> float:
-    """Give what a whole HTTP request costs within the process, 32 a loop turn, in yardsticks."""
+    """Return the cost of a whole HTTP request within the process, 32 per loop turn, in yardsticks."""
 
     async def measure(engine: Engine, model: Any) -> float:
         body = micro.document(model.signature.inputs[0].name, 4)
@@ -111,7 +111,7 @@ def trip(world: World) -> float:
 
 
 def scheduling(world: World) -> float:
-    """Give what scheduling costs, from submit to delivery without a run, 64 requests a turn, in yardsticks."""
+    """Return the cost of scheduling, from submit to delivery without a run, 64 requests per turn, in yardsticks."""
 
     async def measure(engine: Engine, model: Any) -> float:
         return await micro.scheduling_us(engine, model, micro.Queue(64))
@@ -120,7 +120,7 @@ def scheduling(world: World) -> float:
 
 
 def rpc(world: World) -> float:
-    """Give what decoding a gRPC message like the last, and encoding its answer, cost, in yardsticks."""
+    """Return the cost of decoding a repeated gRPC message and encoding its answer, in yardsticks."""
 
     async def measure(engine: Engine, model: Any) -> float:
         inference = RpcInference(engine, lambda model: Hooks(engine, model))
@@ -134,27 +134,27 @@ def rpc(world: World) -> float:
 
 
 def http_cpu(world: World) -> float:
-    """Give the server's CPU for an iris request in JSON, in those of bare uvicorn's echo."""
+    """Return the server's CPU for an iris request in JSON, relative to bare uvicorn's echo."""
     return world.server_ratio("penstock", "uvicorn", "JSON")
 
 
 def grpc_cpu(world: World) -> float:
-    """Give the server's CPU for an iris request over gRPC, in those of grpc.aio with the same model."""
+    """Return the server's CPU for an iris request over gRPC, relative to grpc.aio with the same model."""
     return world.server_ratio("penstock", "grpc.aio", "gRPC")
 
 
 def generator_http(world: World) -> float:
-    """Give the generator's CPU for a request over HTTP, in yardsticks."""
+    """Return the generator's CPU for a request over HTTP, in yardsticks."""
     return _against_python(lambda: world.client_us("bare", "JSON"))
 
 
 def generator_grpc(world: World) -> float:
-    """Give the generator's CPU for a request over gRPC, in yardsticks."""
+    """Return the generator's CPU for a request over gRPC, in yardsticks."""
     return _against_python(lambda: world.client_us("bare", "gRPC"))
 
 
 def batch_cpu(world: World) -> float:
-    """Give the server's CPU for a row of the mlp, 128 under way, in those of ONNX Runtime alone in batches of 32."""
+    """Return the server's CPU per row of the mlp, with 128 in flight, relative to ONNX Runtime in batches of 32."""
     window, spent_s = world.drive("penstock", "binary", MANY)
     return spent_s / len(window.ends_ns) * 1e6 / _alone_us(world.folder / "mlp" / "1" / "model.onnx", 32)
 
@@ -170,9 +170,9 @@ def _alone_us(path: Path, rows: int) -> float:
 
 
 def batching(world: World) -> float:
-    """Give the default batcher's p99 in those of a cap of 64 and no delay: the mean of all loads of policies.py.
+    """Return the default batcher's p99 relative to a cap of 64 without delay: the mean over all loads of policies.py.
 
-    It is simulated: the same figure on any machine, and no other as long as the batcher does the same.
+    It is simulated: the figure is the same on any machine, and changes only with the batcher.
     """
     return world.once(_simulated)
 
@@ -190,20 +190,20 @@ def _simulated() -> float:
 
 
 def command_line(_world: World) -> float:
-    """Give the CPU of `penstock --help`, in those of a Python that does nothing."""
+    """Return the CPU of `penstock --help`, relative to a Python that does nothing."""
     words = ["-c", "from penstock.server.cli import main; main(['--help'])"]
     return _cpu_s(words) / _cpu_s(["-c", "pass"])
 
 
 def start(world: World) -> float:
-    """Give the CPU of the server until it is ready, in those of importing what it stands on."""
+    """Return the CPU of the server until it is ready, relative to importing its dependencies."""
     return _cpu_until_ready(world.folder / "iris") / _cpu_s(
         ["-c", "import numpy, onnxruntime, uvloop, uvicorn, orjson"]
     )
 
 
 def _cpu_s(words: Sequence[str]) -> float:
-    """Give the CPU seconds of a run of Python, the least of three."""
+    """Return the CPU seconds of a run of Python, the least of three."""
 
     def once() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -230,4 +230,4 @@ MEASURES: Mapping[str, Callable[[World], float]] = MappingProxyType(
         )
     }
 )  # fmt: skip
-"""What can be named in budgets.toml."""
+"""The names that budgets.toml may use."""

@@ -1,4 +1,4 @@
-"""What the gate's measures need: servers and generators, each started when it is asked for first."""
+"""The servers and generators of the gate's measures, each started when first needed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from penstock.perf.payloads.repeated import Repeated
 WARM_UP_S, MEASURED_S, TURNS = 0.15, 0.7, 2
 CONCURRENCY = 32
 QUIET = "--log-info=false"
-"""Said to `serve`."""
+"""Passed to `serve`."""
 
 
 class World:
-    """The servers and generators of a run, each started when it is asked for first."""
+    """The servers and generators of a run, each started when first needed."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self._stack = stack
@@ -36,13 +36,13 @@ class World:
         return self.folder / "iris" / "1" / "model.onnx"
 
     def server(self, name: str) -> tuple[load.Process, int]:
-        """Give a server and its gRPC port."""
+        """Return a server and its gRPC port."""
         if name not in self._servers:
             self._servers[name] = self._stack.enter_context(_SERVERS[name](self))
         return self._servers[name]
 
     def fleet(self, name: str, call: str) -> Fleet:
-        """Give one process of the generator that sends a server one of CALLS."""
+        """Return one process of the generator that sends a server one of CALLS."""
         if (name, call) not in self._fleets:
             process, grpc_port = self.server(name)
             message = CALLS[call]()
@@ -53,7 +53,7 @@ class World:
         return self._fleets[name, call]
 
     def drive(self, name: str, call: str, concurrency: int = CONCURRENCY) -> tuple[Window, float]:
-        """Load a server; give what the generator saw, and the server's CPU seconds. Raises: RuntimeError on errors."""
+        """Load a server. Returns: the Window, and the server's CPU seconds. Raises: RuntimeError on errors."""
         process, _ = self.server(name)
         running = self.fleet(name, call)
         running.go(Load(concurrency=concurrency))
@@ -68,13 +68,13 @@ class World:
         return window, spent_s
 
     def once(self, measure: Callable[[], float]) -> float:
-        """Measure what is the same each time."""
+        """Measure once what does not vary."""
         if measure not in self._found:
             self._found[measure] = measure()
         return self._found[measure]
 
     def server_ratio(self, one: str, other: str, call: str) -> float:
-        """Give the CPU that one server takes for a request in that of the other's; they take turns."""
+        """Return one server's CPU per request relative to another's, measured in turns."""
         spent_s, answered = dict.fromkeys((one, other), 0.0), dict.fromkeys((one, other), 0)
         for _ in range(TURNS):
             for name in (one, other):
@@ -84,13 +84,13 @@ class World:
         return (spent_s[one] / answered[one]) / (spent_s[other] / answered[other])
 
     def client_us(self, name: str, call: str) -> float:
-        """Give the generator's."""
+        """Return the generator's CPU per request."""
         window, _ = self.drive(name, call)
         return window.cpu_s / len(window.ends_ns) * 1e6
 
 
 class _Message(bytes):
-    """A gRPC message behind its five bytes."""
+    """A gRPC message with its five-byte prefix."""
 
 
 CALLS: Mapping[str, Callable[[], bytes]] = MappingProxyType(
@@ -128,9 +128,9 @@ _SERVERS: Mapping[str, Callable[[World], _Served]] = MappingProxyType(
 
 @contextlib.contextmanager
 def world() -> Iterator[World]:
-    """Run what is asked for until the block ends.
+    """Provide servers and generators until the block ends.
 
-    Starts are measured with bytecode, which an installation has, and a checkout may not: PYTHONDONTWRITEBYTECODE.
+    Bytecode is compiled first: starts are measured with it, as in an installation, even with PYTHONDONTWRITEBYTECODE.
     """
     for package in ("server", "batching", "backends", "perf"):
         compileall.compile_dir(Path(__file__).parents[2] / package, quiet=2)

@@ -1,4 +1,4 @@
-"""An alarm for the loop, exact to microseconds: what the loop takes to wake is learned."""
+"""An alarm for the loop, accurate to microseconds: it learns how long the loop takes to wake."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _LEARN_NS = 200
 
 
 def alarm(ring: Callable[[], None]) -> Timer:
-    """Make an alarm of the running loop, in whose thread `ring` is called: it sets the alarm again or silences it."""
+    """Make an alarm on the running loop, which calls `ring` in its thread. `ring` sets it again or silences it."""
     loop = asyncio.get_running_loop()
     return EarlyTimer(loop, ring) if sys.platform == "linux" else LoopTimer(loop, ring)
 
 
 class EarlyTimer(KernelTimer):
-    """One that is set early.
+    """A timer that is set early.
 
-    From the timer to the ring it takes 50 us where the core was asleep: it is set early by what nine of ten wakes take,
-    as learned wake by wake, and the tenth spins until it is due.
+    From the timer to the ring takes 50 us if the core was asleep. The timer is therefore set early by what nine of ten
+    wakes take, learned wake by wake; if the loop wakes early, it spins until the time is due.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
@@ -42,7 +42,7 @@ class EarlyTimer(KernelTimer):
     def _wake(self) -> None:
         at_ns = self._at_ns
         ahead_ns = at_ns - time.monotonic_ns()
-        if ahead_ns > _EARLY_NS:  # it rang for a time that has been taken back since the loop heard of it
+        if ahead_ns > _EARLY_NS:  # it rang for a time that has since been withdrawn
             return
         if ahead_ns <= 0:
             self._early_ns = min(self._early_ns + _LEARN_NS, _EARLY_NS)

@@ -1,4 +1,4 @@
-"""Answers of HTTP/1.1, read in whatever pieces they come. Source: RFC 9112, sections 4 to 7."""
+"""HTTP/1.1 answers, parsed from pieces of any size. Source: RFC 9112, sections 4 to 7."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _SWITCHING = 101
 
 
 class BadAnswerError(Exception):
-    """What came is no answer."""
+    """The bytes received are not a valid answer."""
 
 
 class Answer:
-    """One answer. Of its body, however big, only the beginning is kept, as it is: nothing is unpacked.
+    """One answer. Of its body, whatever its size, only the beginning is kept, without decoding.
 
-    `head`: in lower case; `keep`: whether the connection may be used again; `plain_bytes`: the head's length, where a
-    length of the body stood in it and nothing before it, else 0.
+    `head`: in lower case; `keep`: whether the connection can be reused; `plain_bytes`: the length of the head if it had
+    a Content-Length and nothing preceded it, else 0.
     """
 
     __slots__ = ("_kept", "_left", "_step", "head", "keep", "plain_bytes", "status", "text")
@@ -37,7 +37,7 @@ class Answer:
         self._step: Callable[[bytes, int], int] | None = self._head
 
     def take(self, came: bytes) -> bytes | None:
-        """Take what came. Returns: what lies behind the answer's end, None before that. Raises: BadAnswerError."""
+        """Feed received bytes. Returns: the bytes after the answer's end, None before it. Raises: BadAnswerError."""
         came = self._kept + came if self._kept else came
         at = 0
         while self._step is not None:
@@ -51,10 +51,10 @@ class Answer:
         return came[at:]
 
     def over(self) -> bool:
-        """Say whether the connection's end is the answer's."""
+        """Return whether the end of the connection ends the answer."""
         return self._step == self._rest
 
-    # -- steps: each takes the bytes from `at` on, and gives where the next one goes on, -1 when it needs more ---
+    # -- steps: each takes the bytes from `at`, and returns where the next step continues, or -1 if it needs more ----
 
     def _head(self, came: bytes, at: int) -> int:
         end = came.find(b"\r\n\r\n", at)
@@ -137,7 +137,7 @@ class Answer:
 
 
 def field_in(head: bytes, name: bytes) -> bytes:
-    """Give a field of a head in lower case; `name` stands between a line's end and a colon. Empty: there is none."""
+    """Return a field of a head in lower case, or empty. `name` includes the preceding line end and the colon."""
     at = head.find(name)
     if at < 0:
         return b""

@@ -1,4 +1,4 @@
-"""Carriers: the connections of a process, whatever their protocol, as the pacing sees them."""
+"""Carriers: the connections of a process, of any protocol, as the pacing uses them."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from typing import Protocol
 
 
 class Slot(Protocol):
-    """One of the requests that may be under way. It may send its next while it is told the end of its last."""
+    """One of the requests allowed in flight. It may send its next request from the callback that ends its last."""
 
     def responded(self, earlier_ns: Sequence[int], count: int) -> None:
-        """Take, just before a good answer over a stream, what it was made of: `count` responses with something in them.
+        """Handle the responses of a good answer over a stream, just before `answered`; `count` of them were not empty.
 
-        `earlier_ns`: when each response came, but the last, empty or not.
+        `earlier_ns`: when each response except the last arrived, empty or not.
         """
 
     def answered(self, now_ns: int, error: str) -> None:
-        """Take the answer to its request: `error` is empty, or what it said went wrong."""
+        """Handle the answer to its request. `error` is empty, or the error that the answer reported."""
 
     def lost(self, now_ns: int, why: str) -> None:
-        """Take that its request gets no answer: the connection has ended."""
+        """Handle the loss of its request: the connection has ended."""
 
 
 class Carrier(Protocol):
     """One connection. Threads: its loop's."""
 
     def send(self, request: bytes, slot: Slot) -> None:
-        """Send a request, whose end the slot will be told: not before this has returned."""
+        """Send a request. The slot is notified of its end, but not before this method has returned."""
 
     def close(self) -> None:
-        """End the connection; nobody is told."""
+        """Close the connection without notifying anyone."""
 
 
 class Opener(Protocol):
@@ -37,13 +37,14 @@ class Opener(Protocol):
 
     @property
     def slots_each(self) -> int:
-        """How many requests one carrier may have under way at once; the first `open` may teach it better."""
+        """How many requests one carrier may have in flight. The first `open` may reduce it."""
         ...
 
     async def open(self, lost: Callable[[str], None]) -> Carrier:
         """Connect. Raises: OSError, ssl.SSLError.
 
-        `lost` is called once, when nothing more can be sent on the carrier, before the slots of what is under way are
-        told; with nothing where the server wished it (it announced the end, or ended an idle connection).
+        `lost` is called once, when nothing more can be sent on the carrier and before the slots in flight are notified.
+        Its argument is empty if the server closed the connection in order (it announced the end, or closed an idle
+        connection).
         """
         ...

@@ -1,4 +1,4 @@
-"""The closed loop: so many requests under way at any time, each slot sending its next with the answer to its last."""
+"""The closed loop: a fixed number of requests in flight. Each slot sends its next once its last is answered."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _NOTHING: Callable[[], bytes] = iter(()).__next__
 
 
 class _Slot:
-    """One request under way, over and over, until there is none to draw: `idle` is then told.
+    """One request in flight, repeatedly, until there is none to draw; then `idle` is called.
 
-    A request counts from when the answer to the one before it had come, so drawing it is part of its time.
+    A request is timed from the arrival of the previous answer, so drawing it is part of its time.
     """
 
     __slots__ = ("_idle", "_recorder", "_sent_ns", "carrier", "draw", "number", "stream", "working")
@@ -50,7 +50,7 @@ class _Slot:
         self.proceed(now_ns)
 
     def proceed(self, now_ns: int) -> None:
-        """Send the next one."""
+        """Send the next request."""
         try:
             request = self.draw()
         except StopIteration:
@@ -61,7 +61,7 @@ class _Slot:
 
 
 class ClosedLoop:
-    """Keeps `load.concurrency` requests under way. Connections, slots and their streams are kept from load to load."""
+    """Keeps `load.concurrency` requests in flight. Connections, slots and their streams are kept from load to load."""
 
     def __init__(self, means: Means) -> None:
         self._means = means
@@ -115,7 +115,7 @@ class ClosedLoop:
         slot.proceed(time.monotonic_ns())
 
     def _idle(self, slot: _Slot) -> None:
-        """End what the slot leaves open; once that is done another load may have it."""
+        """Send the request that ends what the slot leaves open. After that, another load may use the slot."""
         request = None if self._means.recorder.lost else self._means.payloads.ending(slot.number)
         if request is None:
             self._ended(slot)

@@ -1,4 +1,4 @@
-"""Connecting to a target over TCP or a unix socket, plain or encrypted."""
+"""Connecting to a target over TCP or a Unix socket, plain or encrypted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Protocol = TypeVar("_Protocol", bound=asyncio.BaseProtocol)
 
 
 class Connecting:
-    """The way to one target; its name is looked up once. TCP_NODELAY is what asyncio and uvloop set by themselves."""
+    """Connects to one target, whose name is resolved once. asyncio and uvloop set TCP_NODELAY themselves."""
 
     def __init__(self, target: Target, *protocols: str) -> None:
         self._target = target
@@ -47,7 +47,7 @@ class Connecting:
         except OSError as error:
             why = f"{error.strerror or error}{' (ulimit -n)' if error.errno == errno.EMFILE else ''}"
             raise ConnectionError(f"no connection to {target.host}:{target.port}: {why}") from error
-        except UnicodeError as error:  # a name of a host that is none
+        except UnicodeError as error:  # an invalid host name
             raise ConnectionError(f"no connection to {target.host}:{target.port}: {error}") from error
 
     def _encryption(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The fleet: all processes of the generator, told and asked as if they were one."""
+"""The fleet: all processes of the generator, controlled as one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CHILD = "from penstock.perf.generator.process import main; main({}, {})"
 
 
 class FleetError(RuntimeError):
-    """A process of the generator has died or failed: what is measured from here on would not be the load asked for."""
+    """A process of the generator has died or failed: from here on the load is not the one requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class _Child:
 class Fleet:
     """Processes that share a load. Threads: one at a time.
 
-    A KeyboardInterrupt may end any call: an order that was under way is then done, its answer forgotten, and the next
-    one is answered as if nothing had been. `take` is not interrupted: what it takes would be lost.
+    A KeyboardInterrupt may interrupt any call: the order in progress is still carried out, its answer is dropped, and
+    the next call works normally. `take` is not interrupted, since what it takes would be lost.
     """
 
     def __init__(self, children: list[_Child]) -> None:
@@ -59,19 +59,19 @@ class Fleet:
         self._ask(process.START, time.monotonic_ns() + _LEAD_NS)
 
     def take(self) -> Window:
-        """Give what ended since the last time. Raises: FleetError."""
+        """Return what ended since the last call. Raises: FleetError."""
         with _undisturbed():
             windows: list[Window] = self._ask(process.TAKE)
         return reduce(Window.joined, windows)
 
     def count(self) -> int:
-        """Say how many have ended since the last `take`, well or badly. Raises: FleetError."""
+        """Return how many have ended since the last `take`, successfully or not. Raises: FleetError."""
         return sum(self._ask(process.COUNT))
 
     def wait(self, seconds: float, requests: int = 0) -> bool:
-        """Wait, and say whether it ended before its time.
+        """Wait. Returns: whether the wait ended early.
 
-        It does so when the load cannot go on (`take` says why, or raises), or once so many `requests` have ended.
+        It does so if the load cannot continue (`take` says why, or raises), or once `requests` requests have ended.
         """
         end_s = time.monotonic() + seconds
         while not self._over:
@@ -84,7 +84,7 @@ class Fleet:
         return True
 
     def halt(self) -> None:
-        """Send nothing more, and wait for what is under way: 10 s at most, then it counts as errors."""
+        """Stop sending and wait for requests in flight, at most 10 s; then they count as errors."""
         self._ask(process.HALT)
 
     def _hear(self, seconds: float) -> None:
@@ -118,13 +118,13 @@ class Fleet:
                 if isinstance(answer, Window):
                     for name in ARRAYS:
                         setattr(answer, name, np.frombuffer(child.orders.recv_bytes(), np.int64))
-            if serial == self._serial:  # others were asked for by a call that was interrupted
+            if serial == self._serial:  # others answer calls that were interrupted
                 return fine, answer
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Keep a Ctrl-C for later: half of a message must not stay in a pipe."""
+    """Defer a Ctrl-C, so that no partial message stays in a pipe."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -140,10 +140,10 @@ def _undisturbed() -> Iterator[None]:
 
 @contextmanager
 def fleet(target: Target, payloads: Payloads, processes: int = 1) -> Iterator[Fleet]:
-    """Run `processes` processes until the block ends, this process has, or it has been killed.
+    """Run `processes` processes until the block ends, or this process exits or is killed.
 
-    They run on whatever cores this one may: where the generator shares the machine with the server, who gets which core
-    is the user's to say (taskset), for the whole command.
+    They run on any core that this process may use. If the generator shares the machine with the server, the user can
+    assign cores (taskset) for the whole command.
     """
     children: list[_Child] = []
     try:
@@ -164,7 +164,7 @@ def fleet(target: Target, payloads: Payloads, processes: int = 1) -> Iterator[Fl
 
 
 def _child() -> _Child:
-    """Start one. It has a process group of its own: a Ctrl-C at the terminal is not for it."""
+    """Start one, in its own process group, so that a Ctrl-C at the terminal does not reach it."""
     orders, its_orders = multiprocessing.Pipe()
     news, its_news = multiprocessing.Pipe(duplex=False)
     files = (its_orders.fileno(), its_news.fileno())

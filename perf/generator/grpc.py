@@ -1,7 +1,7 @@
-"""gRPC as a client: channels that carry the requests of several slots, over HTTP/2 of our own.
+"""A gRPC client: channels that carry the requests of several slots, over our own HTTP/2.
 
-A channel is what the pacing sees: a connection that is replaced when the server asks for it (GOAWAY). Six slots share
-one, as in perf_analyzer's client library.
+To the pacing, a channel is a connection; it is replaced when the server requests it (GOAWAY). Six slots share one, as
+in perf_analyzer's client library.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from .orders import GrpcCall, Target
 _SLOTS_EACH = 6
 _OPEN_S = 10.0
 _FRUITLESS = 3
-"""Connections in a row that the server may ask to replace before they have carried anything."""
+"""The number of connections in a row that the server may end before they have carried anything."""
 _CACHED_BYTES = 64 << 20
 
 
 class Connector:
-    """Connects to one target; all connections begin requests of one method alike."""
+    """Connects to one target. All connections begin requests of one method in the same way."""
 
     def __init__(self, target: Target, call: GrpcCall) -> None:
         self._encrypted = target.tls is not None
@@ -71,7 +71,7 @@ def _fields(target: Target, call: GrpcCall) -> Fields:
 
 
 class Compressed:
-    """Compresses requests, each once: those that come again are remembered. One that would grow stays as it is."""
+    """Compresses requests and caches the results. A request that would grow stays uncompressed."""
 
     def __init__(self, coding: bytes) -> None:
         self._coding = coding
@@ -95,8 +95,8 @@ class Compressed:
 class Channel:
     """Carries requests that each have one answer.
 
-    Invariants: `_connection` None is a channel that is being connected anew by `_task`, that will be when something is
-    sent, or that has ended; what is to be sent is in `_waiting` meanwhile.
+    Invariants: if `_connection` is None, the channel is being reconnected by `_task`, will be when something is sent,
+    or has ended; requests are queued in `_waiting` meanwhile.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Channel:
         self._fruitless = 0
 
     async def connect(self) -> int:
-        """Connect. Returns: how many requests the server takes at once. Raises: OSError, ssl.SSLError."""
+        """Connect. Returns: how many concurrent requests the server accepts. Raises: OSError, ssl.SSLError."""
         self._connection = await self._connector.connect(self)
         return self._connection.most_streams
 
@@ -145,7 +145,7 @@ class Channel:
             self._go_on()
 
     def gone(self, connection: Http2Client, why: str, *, harmed: bool) -> None:
-        """Learn that a connection has ended. One that was idle is made anew when it is wanted."""
+        """Handle the end of a connection. One that was idle is reconnected when needed."""
         if connection is self._connection:
             self._connection = None
             if harmed:
@@ -161,7 +161,7 @@ class Channel:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Begin what waits, on a connection that may have to be made."""
+        """Begin what is queued, on a connection that may have to be made."""
         while self._waiting and self._connection is not None:
             self._connection.begin(self._waiting.popleft())
         if self._waiting and self._task is None and self._lost is not None:
@@ -188,14 +188,14 @@ class Channel:
 
 
 class GrpcOpener:
-    """Opens channels to one target, whose `grpc` says what every request shares. Raises: OSError, ValueError."""
+    """Opens channels to one target, whose `grpc` is what all requests share. Raises: OSError, ValueError."""
 
     def __init__(self, target: Target) -> None:
         call = target.grpc or GrpcCall("")
         codings: Mapping[str, bytes] = {"gzip": GZIP, "deflate": DEFLATE}
         self._kind = Channel
         if call.streaming:
-            from .grpc_streams import StreamingChannel  # protobuf: not for those who look at no answer
+            from .grpc_streams import StreamingChannel  # imports protobuf: not needed if answers are not read
 
             self._kind = StreamingChannel
         self._encode = Compressed(codings[call.compression]) if call.compression != "none" else None
@@ -204,7 +204,7 @@ class GrpcOpener:
 
     @property
     def slots_each(self) -> int:
-        """How many slots share a channel: six, or as many as the server takes at once, once that is known."""
+        """How many slots share a channel: six, or fewer if the server accepts fewer requests at once."""
         return self._slots_each
 
     async def open(self, lost: Callable[[str], None]) -> Carrier:
@@ -214,18 +214,18 @@ class GrpcOpener:
 
 
 class _Single:
-    """Who has a connection for one call, whose stream is told all there is to tell."""
+    """The owner of a connection for one call; the call's stream is notified of everything."""
 
     def left(self, connection: Http2Client, unbegun: Sequence[Stream]) -> None:
         for stream in unbegun:
             stream.lost("the server is going away")
 
     def gone(self, connection: Http2Client, why: str, *, harmed: bool) -> None:
-        """Say nothing more: the stream has been told."""
+        """Do nothing: the stream has been notified."""
 
 
 async def ask(target: Target, call: GrpcCall, message: bytes) -> bytes:
-    """Make one call on a connection of its own. Raises: CallError, OSError, ssl.SSLError."""
+    """Make one call on its own connection. Raises: CallError, OSError, ssl.SSLError."""
     connection = await Connector(target, call).connect(_Single())
     try:
         kept = Kept(PREFIX.pack(0, len(message)) + message)

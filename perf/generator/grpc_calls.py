@@ -1,6 +1,6 @@
-"""gRPC's calls as a client: one request and one answer, whether that is only counted or kept.
+"""gRPC client calls: one request and one answer, which is only counted or also kept.
 
-Called by `grpc.py`; `grpc_streams.py` has the calls of several. Source: grpc/doc/PROTOCOL-HTTP2.md.
+Used by `grpc.py`; `grpc_streams.py` has calls with several. Source: grpc/doc/PROTOCOL-HTTP2.md.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _CODINGS = {coding.decode(): coding for coding in (GZIP, DEFLATE)}
 
 
 def error_in(head: Head | None) -> str:
-    """Give the error with which a stream ended; empty: none."""
+    """Return the error with which a stream ended; empty: none."""
     return NOTHING if head is None or head.error is None else head.error
 
 
 class Unary(Stream):
-    """One request. What it is answered is not looked at, only that there is something, and the status."""
+    """One request. Only the presence of an answer and its status are checked, not its content."""
 
     __slots__ = ("slot",)
 
@@ -52,7 +52,7 @@ class Unary(Stream):
 
 
 def tell_lost(slot: Slot, connection: Any, why: str) -> None:
-    """Tell a slot that its request went with the connection: one that was leaving is an error, and not the end."""
+    """Notify a slot that its request was lost with the connection. If that was leaving, it is only an error."""
     now_ns = time.monotonic_ns()
     if connection is not None and connection.leaving:
         slot.answered(now_ns, f"{Status.UNAVAILABLE.name}: {why}")
@@ -77,7 +77,7 @@ class Listening(Stream):
             if not incoming.have and len(payload) >= PREFIX_BYTES and PREFIX.unpack_from(payload) == (
                 0, len(payload) - PREFIX_BYTES,
             ):  # fmt: skip
-                self.message(payload[PREFIX_BYTES:])  # the usual one: whole, and alone in its frame
+                self.message(payload[PREFIX_BYTES:])  # the usual case: whole, and alone in its frame
                 return
             incoming.feed(payload)
             while (found := incoming.next()) is not None:
@@ -93,16 +93,16 @@ class Listening(Stream):
         return decompress(message, coding, _MOST_BYTES)
 
     def message(self, message: bytes) -> None:
-        """Take a whole message."""
+        """Handle a whole message."""
         raise NotImplementedError
 
     def broken(self, error: str) -> None:
-        """Learn that what came cannot be read."""
+        """Handle data that cannot be parsed."""
         raise NotImplementedError
 
 
 class Kept(Listening):
-    """One request whose answer is wanted: `answer` is its message, CallError, or ConnectionError where none came."""
+    """One request whose answer is kept: `answer` is its message, CallError, or ConnectionError if none came."""
 
     __slots__ = ("_message", "answer")
 
@@ -139,9 +139,9 @@ class Kept(Listening):
 
 
 class CallError(Exception):
-    """A call that ended with an error, as `NOT_FOUND: no such model`."""
+    """A call that ended with an error, such as `NOT_FOUND: no such model`."""
 
     @property
     def status(self) -> str:
-        """Give the name of its status."""
+        """Return the name of its status."""
         return str(self).partition(":")[0]

@@ -1,4 +1,4 @@
-"""gRPC's status: what header blocks and resets say of how a call ended. Called by `grpc_calls.py`.
+"""gRPC's status: how a call ended, from header blocks and resets. Used by `grpc_calls.py`.
 
 Source: grpc/doc/PROTOCOL-HTTP2.md, http-grpc-status-mapping.md.
 """
@@ -25,7 +25,7 @@ _OF_RESET = {
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a header block of an answer says. `error`: empty is OK, None nothing yet. `coding`: of its messages."""
+    """The content of an answer's header block. `error`: empty is OK, None not known yet. `coding`: of its messages."""
 
     error: str | None
     coding: str = ""
@@ -35,7 +35,7 @@ NOTHING = f"{Status.UNKNOWN.name}: the answer has no status"
 
 
 def head_of(fields: Fields) -> Head:
-    """Make of header fields what the calls want to know."""
+    """Make a Head from header fields."""
     named = dict(fields)
     status = named.get(b"grpc-status")
     if status is not None:
@@ -48,7 +48,7 @@ def head_of(fields: Fields) -> Head:
 
 
 def error_of(status: bytes, message: bytes) -> str:
-    """Write a status and its percent-encoded text, as `UNAVAILABLE: no more`."""
+    """Format a status and its percent-encoded text, such as `UNAVAILABLE: no more`."""
     known = status.isdigit() and int(status) in set(Status)
     name = Status(int(status)).name if known else f"status {status.decode('ascii', 'replace')}"
     text = unquote_to_bytes(message).decode("utf-8", "replace")[:_ERROR_CHARACTERS]
@@ -56,7 +56,7 @@ def error_of(status: bytes, message: bytes) -> str:
 
 
 def reset_error(code: int) -> str:
-    """Say what a reset of a stream means."""
+    """Describe the meaning of a stream reset."""
     known = code in set(Fault)
     status = _OF_RESET.get(Fault(code), Status.INTERNAL) if known else Status.UNKNOWN
     return f"{status.name}: the server reset the stream ({Fault(code).name if known else code})"

@@ -1,6 +1,6 @@
-"""gRPC's streams as a client: ModelStreamInfer, with one request under way on each. Made by `grpc.GrpcOpener`.
+"""gRPC client streams: ModelStreamInfer, with one request in flight on each. Made by `grpc.GrpcOpener`.
 
-What is recorded of a decoupled model's request is the time to its final answer, as perf_analyzer does.
+A decoupled model's request is timed to its final answer, as perf_analyzer does.
 Source: Triton's grpc_service.proto, and its page on decoupled models.
 """
 
@@ -27,10 +27,10 @@ _ERROR_CHARACTERS = 200
 
 
 class Conversation(Listening):
-    """A ModelStreamInfer with one request under way at a time, whose answers end with the final one.
+    """A ModelStreamInfer with one request in flight at a time, whose answers end with the final one.
 
-    An answer says whether it is final by the parameter `triton_final_response`; where that is absent, each is. `alive`:
-    whether the next request may be sent here; between two it is in `idle`.
+    The parameter `triton_final_response` marks the final answer; if it is absent, each answer is final. `alive`:
+    whether the next request may be sent here. Between two requests, it is in `idle`.
     """
 
     __slots__ = ("_earlier_ns", "_error", "_idle", "_parse", "_responses", "alive", "slot", "under_way")
@@ -55,7 +55,7 @@ class Conversation(Listening):
         self.connection.go_on(self, request)
 
     def end(self) -> None:
-        """Send nothing more here."""
+        """End this side of the stream."""
         if self.alive:
             self.alive = False
             self.connection.end(self)
@@ -110,7 +110,7 @@ class Conversation(Listening):
 
 
 class StreamingChannel(Channel):
-    """Carries requests over conversations: as many as there are requests under way at once, each used again and again.
+    """Carries requests over conversations: one for each concurrent request, reused.
 
     Invariant: what is in `_idle` is open on `_connection`, or has ended.
     """
@@ -120,7 +120,7 @@ class StreamingChannel(Channel):
     ) -> None:
         super().__init__(connector, lost, encode)
         self._idle: list[Conversation] = []
-        # Loaded here, not by the first request: it takes 10 ms, in which no other would be sent.
+        # Imported here, not by the first request: it takes 10 ms, in which no other would be sent.
         self._parse = service_pb2().ModelStreamInferResponse.FromString
 
     def send(self, request: bytes, slot: Slot) -> None:

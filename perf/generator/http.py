@@ -1,8 +1,8 @@
-"""HTTP/1.1 as a client: one request at a time on each connection.
+"""An HTTP/1.1 client: one request at a time on each connection.
 
-A good answer that comes in one read is known by its head: a server says the same words each time but for the date, so
-bytes that begin as a good answer of that length did are another good one. The rest is read with care (answers.py): it
-takes 4 us more.
+A good answer that arrives in one read is recognized by its head: a server repeats the same bytes except for the date,
+so data that begins like an earlier good answer of the same length is another good answer. All else is parsed in full
+(answers.py), which takes 4 us more.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _HEADS = 512
 
 
 class HttpConnection(asyncio.Protocol):
-    """One keep-alive connection. `heads`: of good answers, by the length of the whole; all connections learn them.
+    """One keep-alive connection. `heads`: of good answers, by total length; all connections share them.
 
-    `v2`: whether only what may answer v2's infer is good.
+    `v2`: whether only valid answers to v2's infer are good.
     """
 
     __slots__ = ("_answer", "_heads", "_lost", "_slot", "_transport", "_v2")
@@ -70,7 +70,7 @@ class HttpConnection(asyncio.Protocol):
             transport.abort()
 
     def _read(self, data: bytes, now_ns: int) -> None:
-        if self._slot is None:  # nothing was asked: it says that it will close
+        if self._slot is None:  # no request is outstanding: the server announces that it closes
             self._end("", now_ns)
             return
         one_read = self._answer is None
@@ -107,7 +107,7 @@ class HttpConnection(asyncio.Protocol):
 
 
 def _error(answer: Answer, *, v2: bool) -> str:
-    """Say what is wrong with an answer; empty: nothing. A proxy may say 200 above a page of its own."""
+    """Describe what is wrong with an answer; empty: nothing. A proxy may send 200 with a page of its own."""
     if not 200 <= answer.status < 300:
         return f"{answer.status}: {answer.text.decode('utf-8', 'replace')}".rstrip(": ")
     if not v2 or b"\r\ninference-header-content-length:" in answer.head:

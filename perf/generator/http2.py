@@ -1,7 +1,7 @@
-"""HTTP/2 as a client: one connection, its streams, and what arrives on it. Knows nothing of what is carried.
+"""An HTTP/2 client: one connection, its streams, and what arrives on it. It knows nothing of the payload.
 
-The three frames of a plain answer take a straight way through `_take_frames`; every other frame goes through a method
-of its own. Header blocks are decoded once and remembered by their bytes. Source: RFC 9113.
+The three frames of a plain answer take a fast path through `_take_frames`; all others have a method of their own.
+Header blocks are decoded once and cached by their bytes. Source: RFC 9113.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ from .http2_sending import Owner, Sending, Stream
 
 _MAX_HEADER_BYTES = 64 << 10
 _WINDOW_LOW, _WINDOW_FULL = MAX_WINDOW // 2, MAX_WINDOW - 1
-"""When a window is given back, and to what: less than at first, so that a stream tells whether it has had anything."""
+"""When a window is refilled, and to what: less than initially, so that a stream shows whether it received anything."""
 _FOREIGN = "the server does not speak HTTP/2"
 
 
 class Http2Client(Sending):
-    """What comes in.
+    """The receiving half.
 
-    Invariants: `_partial` is the front of a frame that has not arrived whole. `answers` are those of one read: slots
-    are told together, at its end, with the time at which it began.
+    Invariants: `_partial` is the beginning of a frame that has not arrived whole. `answers` are those of one read:
+    slots are notified together at its end, with the time at which it began.
     """
 
     def __init__(self, openings: Openings, resolve: Callable[[Fields], Any], owner: Owner) -> None:
@@ -87,12 +87,12 @@ class Http2Client(Sending):
 
     @property
     def alpn(self) -> str:
-        """Give the protocol that was chosen by ALPN."""
+        """Return the protocol chosen by ALPN."""
         tls = self.transport.get_extra_info("ssl_object") if self.transport is not None else None
         return (tls.selected_alpn_protocol() if tls is not None else None) or ""
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes: every whole frame, and keep what is left; then tell whoever has an answer, and write."""
+        """Process every whole frame, and keep the rest. Then notify the slots that have an answer, and write."""
         now_ns = time.monotonic_ns()
         if self._partial:
             data, self._partial = self._partial + data, b""
@@ -128,7 +128,7 @@ class Http2Client(Sending):
                 stream.lost(why)
 
     def close(self) -> None:
-        """End the connection; nobody is told."""
+        """Close the connection without notifying anyone."""
         self.owner = None
         if self.transport is not None:
             self.transport.abort()
@@ -140,7 +140,7 @@ class Http2Client(Sending):
         self.transport.close()
 
     def flush(self) -> None:
-        """Write all of `out`; a connection that leaves ends with its last stream."""
+        """Write all of `out`. A connection that is leaving ends with its last stream."""
         if self.transport is None:
             return
         super().flush()
@@ -150,7 +150,7 @@ class Http2Client(Sending):
     # -- what arrives ------------------------------------------------------------------------------------------
 
     def _take_frames(self, data: bytes) -> int:
-        """Take every whole frame. Returns: where the rest begins."""
+        """Process every whole frame. Returns: where the rest begins."""
         at, size = 0, len(data)
         streams, headers = self.streams, self._headers
         known = headers.known
@@ -186,7 +186,7 @@ class Http2Client(Sending):
         return at
 
     def _refill(self, stream: Stream | None = None) -> None:
-        """Give back what the peer has used of the windows."""
+        """Refill the windows that the peer has used."""
         if self._window_left < _WINDOW_LOW:
             self.write(window_update(0, _WINDOW_FULL - self._window_left))
             self._window_left = _WINDOW_FULL
@@ -197,7 +197,7 @@ class Http2Client(Sending):
     # -- frames ------------------------------------------------------------------------------------------------
 
     def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """Take a frame of any kind. Raises: Http2Error."""
+        """Process a frame of any kind. Raises: Http2Error."""
         if not self.ready.done() and (kind != SETTINGS or flags & ACK):
             raise Http2Error(Fault.PROTOCOL_ERROR, f"frame of type {kind} before SETTINGS")
         headers = self._headers
@@ -231,7 +231,7 @@ class Http2Client(Sending):
             stream.over()
 
     def _take_block(self, block: bytes | None) -> None:
-        """Take a header block that is whole. It is decoded whatever becomes of its stream: the table depends on it."""
+        """Process a whole header block. It is always decoded, since the header table depends on it."""
         if block is None:
             return
         headers = self._headers
@@ -267,7 +267,7 @@ class Http2Client(Sending):
             self.forget_table()
 
     def _steer(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """Take PING, WINDOW_UPDATE, RST_STREAM or GOAWAY. Raises: Http2Error."""
+        """Process PING, WINDOW_UPDATE, RST_STREAM or GOAWAY. Raises: Http2Error."""
         if len(payload) < (8 if kind in {PING, GOAWAY} else 4):
             raise Http2Error(Fault.FRAME_SIZE_ERROR, f"frame of type {kind} of {len(payload)} bytes")
         if kind == PING:

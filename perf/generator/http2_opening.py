@@ -1,7 +1,7 @@
-"""Openings: the header blocks that begin requests. Called by `http2_sending.py`.
+"""Openings: the header blocks that begin requests. Used by `http2_sending.py`.
 
-All requests of a connection have the same fields, so the blocks are made once: the first enters the fields in the
-peer's header table, the others are a few bytes that point there. Source: RFC 7541.
+All requests of a connection have the same fields, so the blocks are built once: the first enters the fields into the
+peer's header table, the others are a few bytes that refer to them. Source: RFC 7541.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.server.http2.frames import (
 from penstock.server.http2.headers import SHRUNK, Fields, encode
 
 _ENTRY_BYTES = 32
-"""What an entry of the table takes beside its name and value."""
+"""The size of a table entry besides its name and value."""
 
 
 class Opening:
@@ -38,19 +38,19 @@ class Opening:
         self._pack = struct.Struct(f">{len(self._front)}sI{len(block)}sIBI").pack
 
     def alone(self, stream_id: int) -> bytes:
-        """Give HEADERS."""
+        """Return HEADERS."""
         return self._front + stream_id.to_bytes(4, "big") + self._block
 
     def followed(self, stream_id: int, size: int, flags: int) -> bytes:
-        """Give HEADERS, and the head of the DATA frame of `size` bytes that follows."""
+        """Return HEADERS, and the head of the DATA frame of `size` bytes that follows."""
         return self._pack(self._front, stream_id, self._block, size << 8 | DATA, flags, stream_id)
 
 
 class Openings:
-    """The blocks of one list of fields. Raises: ValueError where they are too large.
+    """The blocks of one list of fields. Raises: ValueError if they are too large.
 
-    `first` begins a connection and `rest` goes on; after the peer has made its table smaller, `shrunk` and then
-    `plain`, which use no table. Fields that the table cannot hold all at once never use it.
+    `first` begins a connection, and `rest` follows. After the peer has reduced its table, `shrunk` and then `plain` are
+    used, which need no table. Fields that do not fit in the table together never use it.
     """
 
     def __init__(self, fields: Fields) -> None:

@@ -1,4 +1,4 @@
-"""The sending half of an HTTP/2 connection as a client: streams, both flow-control windows, one write per loop turn.
+"""The sending half of an HTTP/2 client connection: streams, both flow-control windows, one write per loop turn.
 
 Part of `Http2Client`; `http2.py` adds what arrives. Source: RFC 9113.
 """
@@ -25,26 +25,26 @@ from penstock.server.http2.frames import (
 from .http2_opening import Openings
 
 _TURN_BYTES = 1 << 18
-"""What is put together for one write while more waits: above it, the transport says whether the peer keeps up."""
+"""How much is assembled for one write while more waits. Above it, the transport decides whether the peer keeps up."""
 
 
 class Stream:
     """One request, or a conversation. Made by the protocol above; opened by `Sending.begin`.
 
-    Invariants: `credit` is what the peer's WINDOW_UPDATEs gave less what was sent, so that `peer_window + credit` is
-    the window; `in_left` is what the peer may still send. `unsent` waits for flow control; `ending` is END_STREAM when
-    this side ends after it, `ended_here` whether it has ended. `head` is what the peer's header block was resolved to.
-    `first` is what it is begun with, kept for as long as the server may say that it has not begun it.
+    Invariants: `credit` is the sum of the peer's WINDOW_UPDATEs less what was sent, so that `peer_window + credit` is
+    the window; `in_left` is what the peer may still send. `unsent` waits for flow control; `ending` is END_STREAM if
+    this side ends after it; `ended_here`: whether it has ended. `head` is the resolved header block of the peer.
+    `first` is the first payload, kept for as long as the server may report that it has not begun the stream.
     """
 
     __slots__ = ("connection", "credit", "ended_here", "ending", "first", "head", "in_left", "stream_id", "unsent")
 
     whole = END_STREAM
-    """Flags of the DATA frame that ends `first`: END_STREAM where nothing follows it."""
+    """Flags of the DATA frame that ends `first`: END_STREAM if nothing follows it."""
     listens = False
-    """Whether `received` wants what DATA frames hold."""
+    """Whether `received` is called with the content of DATA frames."""
     under_way: bool
-    """Whether somebody waits for an answer."""
+    """Whether an answer is awaited."""
 
     def __init__(self, first: bytes) -> None:
         self.first = first
@@ -58,37 +58,37 @@ class Stream:
         self.head: Any = None
 
     def received(self, payload: bytes) -> None:
-        """Take what a DATA frame holds."""
+        """Handle the content of a DATA frame."""
 
     def over(self) -> None:
-        """Learn that the peer has ended the stream, and how by `head`: None when it said nothing."""
+        """Handle the end of the stream by the peer, with `head`, or None if the peer sent none."""
         raise NotImplementedError
 
     def reset(self, code: int) -> None:
-        """Learn that the peer has reset the stream."""
+        """Handle a reset of the stream by the peer."""
         raise NotImplementedError
 
     def lost(self, why: str) -> None:
-        """Learn that the connection has ended before the stream."""
+        """Handle the end of the connection before that of the stream."""
         raise NotImplementedError
 
 
 class Owner(Protocol):
-    """Who has a connection."""
+    """The owner of a connection."""
 
     def left(self, connection: Any, unbegun: Sequence[Stream]) -> None:
-        """Take back what the server has not begun: the connection takes no more streams, and ends those it has."""
+        """Take back the streams that the server has not begun. The connection accepts no more, finishing the others."""
 
     def gone(self, connection: Any, why: str, *, harmed: bool) -> None:
-        """Learn that the connection has ended by itself, `harmed` in the midst of requests; streams are told next."""
+        """Handle the end of the connection. `harmed`: while requests were in flight. The streams are notified next."""
 
 
 class Sending(asyncio.Protocol):
-    """What goes out.
+    """The sending half.
 
-    Invariants: `quick_bytes` is the most that a payload may have to go straight to `out`: 0 while anything is blocked,
-    otherwise the peer's largest frame or a new stream's window. A stream with `unsent` is in `blocked`. `leaving`: it
-    takes no more streams; `barren`: the peer had begun none of them then.
+    Invariants: `quick_bytes` is the largest payload that may go straight to `out`: 0 while anything is blocked,
+    otherwise the peer's largest frame or a new stream's window. A stream with `unsent` is in `blocked`. `leaving`: no
+    more streams are opened; `barren`: the peer had begun none of them by then.
     """
 
     def __init__(self, openings: Openings, owner: Owner) -> None:
@@ -112,14 +112,14 @@ class Sending(asyncio.Protocol):
         self._opening, self._then = openings.first, openings.rest
 
     def forget_table(self) -> None:
-        """Use the peer's header table no more: it has become smaller."""
+        """Stop using the peer's header table, which has become smaller."""
         if self._then is not self._openings.plain:
             self._opening, self._then = self._openings.shrunk, self._openings.plain
 
     # -- streams -----------------------------------------------------------------------------------------------
 
     def begin(self, stream: Stream) -> None:
-        """Open a stream and send its first payload; it may wait its turn."""
+        """Open a stream and send its first payload, or queue it."""
         stream_id = self.next_id
         if len(self.streams) >= self.most_streams or stream_id > MAX_WINDOW:
             self.waiting.append(stream)
@@ -146,7 +146,7 @@ class Sending(asyncio.Protocol):
             self.mark()
 
     def go_on(self, stream: Stream, payload: bytes, flags: int = 0) -> None:
-        """Send more on a stream that is open."""
+        """Send more on an open stream."""
         size = len(payload)
         if size <= self.quick_bytes and size <= self.out_window and size <= self.peer_window + stream.credit:
             self.out_window -= size
@@ -159,7 +159,7 @@ class Sending(asyncio.Protocol):
             self._queue(stream, payload, flags)
 
     def end(self, stream: Stream) -> None:
-        """Say that nothing more comes on a stream that is open."""
+        """End this side of an open stream."""
         if stream.unsent is not None:
             stream.ending = END_STREAM
         elif not stream.ended_here:
@@ -167,7 +167,7 @@ class Sending(asyncio.Protocol):
             self.write(frame(DATA, END_STREAM, stream.stream_id))
 
     def forget(self, stream: Stream) -> None:
-        """Take a stream that the peer has ended out of every list, and end this side of it; begin one that waits."""
+        """Remove a stream that the peer has ended and end this side of it; begin one that waits."""
         stream_id = stream.stream_id
         del self.streams[stream_id]
         if not stream.ended_here:
@@ -185,7 +185,7 @@ class Sending(asyncio.Protocol):
             self._requicken()
 
     def leave(self, last_id: int = MAX_WINDOW) -> None:
-        """Open no more streams, and give back those that the peer has not begun: beyond `last_id`, or not yet sent."""
+        """Open no more streams, and return those that the peer has not begun: beyond `last_id`, or not yet sent."""
         unbegun = [self.streams.pop(each) for each in sorted(self.streams) if each > last_id]
         self.barren = self.next_id <= 1 + 2 * len(unbegun)
         for stream in unbegun:
@@ -200,16 +200,16 @@ class Sending(asyncio.Protocol):
     # -- what waits --------------------------------------------------------------------------------------------
 
     def _queue(self, stream: Stream, payload: bytes, flags: int) -> None:
-        """Send a payload as the windows let it go; a stream has one under way at a time."""
+        """Send a payload as the windows allow. A stream has one in progress at a time."""
         stream.unsent = memoryview(payload)
         stream.ending = flags
         self.blocked[stream.stream_id] = stream
         self.pump()
 
     def pump(self) -> None:
-        """Send what may be sent, until the windows or the transport are full: the oldest first, as gRPC's C core does.
+        """Send what the windows and the transport allow, the oldest first, as gRPC's C core does.
 
-        In turns, a thousand requests of 600 kB would all end when the last byte has come, and none before.
+        In turns, a thousand requests of 600 kB would all end when the last byte has arrived, and none before.
         """
         while self.blocked and not self.paused:
             moved = 0
@@ -225,7 +225,7 @@ class Sending(asyncio.Protocol):
             self.mark()
 
     def _send_some(self, stream: Stream) -> int:
-        """Send one stream's share of a turn. Returns: how many bytes."""
+        """Send one stream's share of a turn. Returns: the number of bytes."""
         unsent = stream.unsent
         if unsent is None:
             return 0
@@ -253,12 +253,12 @@ class Sending(asyncio.Protocol):
     # -- the transport -----------------------------------------------------------------------------------------
 
     def mark(self) -> None:
-        """Write what there is, once this loop turn is over."""
+        """Schedule a write at the end of this loop turn."""
         self.dirty = True
         asyncio.get_running_loop().call_soon(self.flush)
 
     def write(self, frames: bytes) -> None:
-        """Send frames that no window holds back."""
+        """Send frames that are not flow-controlled."""
         self.out.append(frames)
         if not self.dirty:
             self.mark()
@@ -272,11 +272,11 @@ class Sending(asyncio.Protocol):
             self.transport.write(b"".join(out))
 
     def pause_writing(self) -> None:
-        """Note that the peer has fallen behind."""
+        """Record that the peer has fallen behind."""
         self.paused = True
         self.quick_bytes = 0
 
     def resume_writing(self) -> None:
-        """Go on with what waited."""
+        """Continue with what waited."""
         self.paused = False
         self.pump()

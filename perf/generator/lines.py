@@ -1,4 +1,4 @@
-"""Lines: connections of fixed slots, opened again as often as they end."""
+"""Lines: connections of fixed slots, reopened whenever they end."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .reopening import Openings
 
 
 class LineSlot(Slot, Protocol):
-    """A slot of a line. It sends on `carrier`, which the line keeps true."""
+    """A slot of a line. It sends on `carrier`, which the line keeps current."""
 
     carrier: Carrier
 
 
 class Line:
-    """One connection and its slots. While it is down it is their carrier itself: keeps what they send, and connects."""
+    """One connection and its slots. While it is down, it is itself their carrier: it queues requests and connects."""
 
     def __init__(self, openings: Openings) -> None:
         self.slots: list[LineSlot] = []
@@ -27,12 +27,12 @@ class Line:
         self._again: asyncio.Task[None] | None = None
 
     async def ready(self) -> None:
-        """Connect unless it is connected. Raises: OSError."""
+        """Connect unless connected. Raises: OSError."""
         if self._carrier is None and self._again is None:
             self._up(await self._openings.first(self._lost))
 
     def add(self, slot: LineSlot) -> None:
-        """Take one more slot."""
+        """Add a slot."""
         slot.carrier = self._carrier or self
         self.slots.append(slot)
 
@@ -43,7 +43,7 @@ class Line:
             self._again = asyncio.ensure_future(self._open())
 
     def close(self) -> None:
-        """End the connection; nobody is told."""
+        """Close the connection without notifying anyone."""
         carrier, self._carrier = self._carrier, None
         if carrier is not None:
             carrier.close()
@@ -82,7 +82,7 @@ class Line:
 
 
 class Lines:
-    """As many lines as a process's slots take."""
+    """As many lines as a process's slots need."""
 
     def __init__(self, openings: Openings) -> None:
         self._openings = openings
@@ -94,7 +94,7 @@ class Lines:
             await line.ready()
 
     async def add(self, slot: LineSlot) -> None:
-        """Find room for one more slot. Raises: OSError."""
+        """Add a slot, on a new line if needed. Raises: OSError."""
         if not self._lines or len(self._lines[-1].slots) >= self._openings.slots_each:
             line = Line(self._openings)
             await line.ready()
@@ -102,6 +102,6 @@ class Lines:
         self._lines[-1].add(slot)
 
     def close(self) -> None:
-        """End all connections; nobody is told."""
+        """Close all connections without notifying anyone."""
         for line in self._lines:
             line.close()

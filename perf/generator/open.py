@@ -1,8 +1,8 @@
-"""The open loop: every request is sent when it is due, whatever became of those before it.
+"""The open loop: every request is sent when it is due, whether or not earlier ones were answered.
 
-Its latency counts from when it was due: waiting for the sender, or for a free connection, is part of it (no coordinated
-omission). What is due and cannot be sent is kept nowhere: the schedule just does not move on, so an overloaded server
-costs no memory, no request is dropped, and they leave in order.
+Latency is measured from when a request was due, so waiting for the sender or for a free connection is part of it (no
+coordinated omission). Requests that are due but cannot be sent are not queued: the schedule stops advancing, so an
+overloaded server costs no memory, no request is dropped, and they leave in order.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .pacing import HALT_WITHIN_S, NEVER_NS, UNANSWERED, Due, Means, Quiet
 from .schedule import due_ns
 
 MOST_CONNECTIONS = 2048
-"""How many connections there may be where the load does not say."""
+"""The most connections if the load does not set a limit."""
 _BEFOREHAND = 16
 _SPARE = 8
-"""How many places are kept free, so that a burst does not wait for its connections."""
+"""How many places are kept free, so that a burst does not wait for connections."""
 
 
 class _Place(Due):
@@ -58,7 +58,7 @@ class _Connection:
 
 
 class OpenLoop:
-    """Keeps a schedule. The places that are free are used last in, first out: those in use stay few and warm."""
+    """Follows a schedule. Free places are used last in, first out, so that those in use stay few and warm."""
 
     def __init__(self, means: Means) -> None:
         self.recorder = means.recorder
@@ -113,7 +113,7 @@ class OpenLoop:
         self._hang_up()
 
     def freed(self, place: _Place) -> None:
-        """Take that a place's request has ended."""
+        """Handle the end of a place's request."""
         self._busy -= 1
         if not place.gone:
             self._free.append(place)
@@ -123,7 +123,7 @@ class OpenLoop:
             self._quiet.reached()
 
     def ended(self, connection: _Connection, why: str) -> None:
-        """Take that a connection has ended."""
+        """Handle the end of a connection."""
         self._connections.discard(connection)
         if why:
             self._means.openings.trouble(why)

@@ -1,4 +1,4 @@
-"""Orders: what a process of the generator is told, and what it tells. All of it travels between processes.
+"""Orders: the messages to and from the processes of the generator.
 
 Times are nanoseconds of CLOCK_MONOTONIC, which all processes of a machine share.
 """
@@ -15,14 +15,14 @@ import numpy as np
 Times = np.ndarray[tuple[int], np.dtype[np.int64]]
 NO_TIMES: Times = np.empty(0, np.int64)
 ARRAYS = ("starts_ns", "ends_ns", "late_ns", "earlier", "earlier_ns")
-"""A window's fields that travel as they lie in memory."""
+"""A window's fields that are sent as raw memory."""
 INFER = "/inference.GRPCInferenceService/ModelInfer"
-"""The RPC that asks for inference, by its path."""
+"""The path of the RPC for inference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """How a connection is encrypted. `verify_*`: the peer's chain, the name it was issued to; `*_type`: PEM or DER."""
+    """How a connection is encrypted. `verify_*`: the peer's chain and the name it was issued to. `*_type`: PEM, DER."""
 
     roots: str = ""
     certificate: str = ""
@@ -35,7 +35,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class GrpcCall:
-    """What every gRPC request of a run shares. `compression`: none, gzip or deflate."""
+    """What all gRPC requests of a run share. `compression`: none, gzip or deflate."""
 
     method: str
     metadata: tuple[tuple[str, str], ...] = ()
@@ -45,9 +45,9 @@ class GrpcCall:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go: over HTTP/1.1 where `grpc` is None. A `host` that begins with a slash is a socket's path.
+    """Where requests are sent: over HTTP/1.1 if `grpc` is None. A `host` that begins with a slash is a socket's path.
 
-    `v2`: over HTTP, whether an answer has to be one to v2's infer.
+    `v2`: over HTTP, whether only valid answers to v2's infer are good.
     """
 
     host: str
@@ -61,11 +61,12 @@ class Target:
 class Load:
     """How requests follow each other.
 
-    Closed loop: `concurrency` requests are under way at any time. Open loop (`concurrency` 0): `rate_per_s` requests
-    are due each second, evenly or, with `poisson`, independently of each other; or `intervals_us` apart, over and over.
-    `sequences`: how many slots they are dealt to in turn, each with one under way at most, 0 for no sequences.
-    `connections`: the most an open loop may have, 0 for its own rule. `requests`: how many are sent and then no more,
-    0 for no end. All of it counts over all processes.
+    Closed loop: `concurrency` requests are in flight at any time. Open loop (`concurrency` 0): `rate_per_s` requests
+    are due each second, evenly or, with `poisson`, independently of each other; or `intervals_us` apart, repeatedly.
+    `sequences`: the number of slots that requests are dealt to in turn, each with at most one in flight; 0: no
+    sequences.
+    `connections`: the most that an open loop may have; 0: its default. `requests`: the total to send; 0: unlimited. All
+    numbers are over all processes.
     """
 
     concurrency: int = 0
@@ -79,30 +80,30 @@ class Load:
 
     @property
     def open(self) -> bool:
-        """Whether requests come by a schedule, whatever becomes of those before them."""
+        """Whether requests follow a schedule, regardless of answers."""
         return not self.concurrency
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Which of how many processes this one is."""
+    """The number of this process, and of how many."""
 
     number: int = 0
     of: int = 1
 
     def share(self, total: int) -> int:
-        """Give how many of `total` fall to it when they are dealt in turn."""
+        """Return this process's part of `total` when dealt in turn."""
         return (total - self.number + self.of - 1) // self.of
 
     def slots(self, total: int) -> range:
-        """Give those of the slots 0 to `total` that are its own: the same ones however many there are."""
+        """Return its own slots among 0 to `total`: the same ones for any total."""
         return range(self.number, total, self.of)
 
 
 class Payloads(Protocol):
-    """What is sent: made once, and told to every process.
+    """The payloads: prepared once, and sent to every process.
 
-    Over HTTP an item is a whole request, head and body; over gRPC a message behind its five bytes of length.
+    Over HTTP an item is a whole request, head and body; over gRPC a message with its five-byte prefix.
     """
 
     @property
@@ -111,29 +112,29 @@ class Payloads(Protocol):
         ...
 
     def stream(self, slot: int) -> Iterator[bytes]:
-        """Give the endless requests of one slot: `slot` is one of those that are ever under way, and of all processes.
+        """Return the endless requests of one slot. `slot` is a number among all slots of all processes.
 
-        Requests of one sequence come from one slot, in order, each after the answer to the one before it. Asked once
+        Requests of one sequence come from one slot, in order, each after the answer to the previous one. Called once
         for each slot; an open loop without sequences has one slot in each process.
         """
         ...
 
     def ending(self, slot: int) -> bytes | None:
-        """Give the request that ends what a slot has begun and left; None: nothing. Its stream may go on later."""
+        """Return the request that ends what a slot has begun, or None. The slot's stream may continue later."""
         ...
 
 
 @dataclass(slots=True)
 class Window:
-    """What one process, or all of them, saw end between two marks: one entry for each request that was answered well.
+    """The requests that one process, or all, saw end between two marks, with one entry for each good answer.
 
-    `start_ns`: when it was due (open loop) or sent (closed loop); `end_ns`: when its answer had come, ascending in each
-    process; `late_ns`: how much later than due it was sent, empty in a closed loop. `errors`: how many ended otherwise,
-    by what was said; `lost`: why the load could not go on, empty while it does, and `lost_ns` since when.
-    Streams: `responses`: how many answers came that had something in them, of all requests; `earlier`: of each request,
-    how many came before its last, empty or not; `earlier_ns`: when, one request's after the other's.
-    Open loop: `waited`: how many were sent late because no connection was free; `behind_ns`: how long the next one had
-    been due at the mark.
+    `start_ns`: when it was due (open loop) or sent (closed loop); `end_ns`: when its answer arrived, ascending in each
+    process; `late_ns`: its lateness in sending, empty in a closed loop. `errors`: the number of other endings, by text;
+    `lost`: why the load could not continue, empty while it does, and `lost_ns` since when.
+    Streams: `responses`: the number of non-empty responses of all requests; `earlier`: of each request, the number of
+    responses before its last, empty or not; `earlier_ns`: their times, request by request.
+    Open loop: `waited`: how many were sent late because no connection was free; `behind_ns`: for how long the next one
+    had been due at the mark.
     Units: `cpu_s` of the generator, `in_flight` requests at the mark.
     """
 
@@ -159,11 +160,11 @@ class Window:
 
     @property
     def latencies_ns(self) -> Times:
-        """Give how long each took, from when it was due or sent."""
+        """Return the time that each took, from when it was due or sent."""
         return self.ends_ns - self.starts_ns
 
     def joined(self, other: Window) -> Window:
-        """Give both: of two processes at once, or of one window after the other."""
+        """Return both joined: of two processes in parallel, or of consecutive windows."""
         return Window(
             begin_ns=min(self.begin_ns, other.begin_ns),
             end_ns=max(self.end_ns, other.end_ns),

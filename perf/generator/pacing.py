@@ -1,4 +1,4 @@
-"""Pacing: what the closed loop and the open loops have in common."""
+"""Pacing: what the closed and open loops share."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .recording import Recorder
 from .reopening import Openings
 
 HALT_WITHIN_S = 10.0
-"""What is under way when a load halts may take so long."""
+"""The longest wait for requests in flight when a load halts."""
 UNANSWERED = f"no answer within {HALT_WITHIN_S:.0f} s of the load's end"
 NEVER_NS = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What a process drives any load with."""
+    """What a process uses to drive any load."""
 
     openings: Openings
     payloads: Payloads
@@ -33,31 +33,31 @@ class Pacing(Protocol):
     """Sends requests, one load after the other. Threads: its loop's."""
 
     async def ready(self, load: Load) -> None:
-        """Prepare a load. Raises: OSError where the server cannot be reached, ValueError."""
+        """Prepare a load. Raises: OSError if the server cannot be reached, ValueError."""
 
     def start(self, start_ns: int) -> None:
-        """Begin the load that was prepared."""
+        """Begin the prepared load."""
 
     def stop(self) -> None:
-        """Send nothing more."""
+        """Stop sending."""
 
     async def halt(self) -> None:
-        """Send nothing more, and wait for what is under way, but not for ever; then end what sequences left open."""
+        """Stop sending, and wait for requests in flight, for a limited time; then end open sequences."""
 
     def under_way(self) -> int:
-        """Say how many requests have no answer yet."""
+        """Return how many requests have no answer yet."""
         ...
 
     def behind_ns(self) -> int:
-        """Say since when the next request should have been sent."""
+        """Return for how long the next request has been due."""
         ...
 
     def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
 
 
 class Due:
-    """A slot of an open loop: its request's time counts from when it was due. `ended` is told each end."""
+    """A slot of an open loop: its request is timed from when it was due. `ended` is called at each end."""
 
     __slots__ = ("_due_ns", "_ended", "_late_ns", "_recorder", "carrier")
 
@@ -92,7 +92,7 @@ class Due:
 
 
 class Ending:
-    """A slot for the one request that ends a sequence: nothing of it is recorded."""
+    """A slot for the request that ends a sequence; it records nothing."""
 
     def __init__(self, ended: Callable[[], None]) -> None:
         self._ended = ended
@@ -108,7 +108,7 @@ class Ending:
 
 
 class Quiet:
-    """Waits until nothing is under way."""
+    """Waits until nothing is in flight."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -117,7 +117,7 @@ class Quiet:
         self._event.set()
 
     async def wait(self, under_way: Callable[[], int], seconds: float) -> bool:
-        """Say whether nothing was under way within some seconds."""
+        """Wait up to `seconds`. Returns: whether nothing is in flight any more."""
         self._event.clear()
         if under_way():
             try:

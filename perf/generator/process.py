@@ -1,4 +1,4 @@
-"""One process of the generator: carries out what `fleet.py` tells it through a pipe."""
+"""One process of the generator: carries out the orders of `fleet.py`, received through a pipe."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from .reopening import Openings
 from .serial import SerialLoop
 
 READY, START, TAKE, COUNT, HALT = "ready", "start", "take", "count", "halt"
-"""Prepare a load; begin it; give the Window since the last mark; say how many ended since it; send nothing more."""
+"""Prepare a load; begin it; return the Window since the last mark; count what ended since then; stop sending."""
 
 
 class _Process:
-    """One order after the other, or one while another waits: a load may be looked at while it is being halted."""
+    """Carries out orders, possibly concurrently: a load may be read while it is being halted."""
 
     def __init__(self, orders: Connection, news: Connection, words: tuple[Target, Payloads, Part]) -> None:
         target, payloads, part = words
@@ -39,14 +39,14 @@ class _Process:
         self._recorder = Recorder(self._lost)
         self._means = Means(Openings(opener(target), self._recorder), payloads, self._recorder, part)
         self._pacing: Pacing = ClosedLoop(self._means)
-        self._writer = ThreadPoolExecutor(1)  # a big window goes while the loop runs on
+        self._writer = ThreadPoolExecutor(1)  # sends a large window while the loop runs on
         self._tasks: set[asyncio.Task[None]] = set()
         self.ended = asyncio.Event()
 
     def told(self) -> None:
         try:
             serial, word, *words = self._orders.recv()
-        except (EOFError, OSError):  # the parent has ended, or been ended
+        except (EOFError, OSError):  # the parent has ended or was killed
             self.ended.set()
             return
         task = asyncio.ensure_future(self._do(serial, word, *words))
@@ -54,7 +54,7 @@ class _Process:
         task.add_done_callback(self._tasks.discard)
 
     def failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Take what went wrong inside the loop: a load that may have stopped is none to be measured."""
+        """Handle an exception in the loop: a load that may have stopped must not be measured."""
         loop.default_exception_handler(context)
         self._recorder.give_up(f"the generator failed: {context.get('exception') or context.get('message')}")
 
@@ -66,7 +66,7 @@ class _Process:
         self._writer.submit(self._reply, serial, fine, answer)
 
     def _reply(self, serial: int, fine: bool, answer: Any) -> None:
-        """Send an answer; the times of a Window follow it as they lie in memory."""
+        """Send an answer. A Window's times follow it as raw memory."""
         with contextlib.suppress(OSError):  # the parent has ended
             if not isinstance(answer, Window):
                 self._orders.send((serial, fine, answer))
@@ -107,7 +107,7 @@ class _Process:
 
 
 def opener(target: Target) -> Opener:
-    """Give what connects to a target."""
+    """Return the Opener for a target."""
     if target.grpc is None:
         return HttpOpener(target)
     from .grpc import GrpcOpener
@@ -116,8 +116,8 @@ def opener(target: Target) -> Opener:
 
 
 def main(orders: int, news: int) -> None:
-    """Serve the pipe until it ends. `orders`, `news`: files that `fleet.py` has opened."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a person's Ctrl-C is the parent's to answer
+    """Serve the pipe until it ends. `orders`, `news`: file descriptors opened by `fleet.py`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -134,4 +134,4 @@ async def _serve(orders: Connection, news: Connection) -> None:
     loop.add_reader(orders.fileno(), process.told)
     os.set_blocking(orders.fileno(), True)  # uvloop has just changed that
     await process.ended.wait()
-    os._exit(0)  # connections, threads and streams are not worth an orderly end
+    os._exit(0)  # skip an orderly end of connections, threads and streams

@@ -1,4 +1,4 @@
-"""Recording: what ended since the last mark, kept as flat arrays; nothing is worked out while the load runs."""
+"""Recording: what ended since the last mark, in flat arrays. Nothing is computed while the load runs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _OTHERS = "other errors"
 
 
 class Recorder:
-    """One process's ends, 24 bytes for each until they are taken. Threads: its loop's.
+    """One process's finished requests, 24 bytes each until they are taken. Threads: its loop's.
 
-    `heard_ns`: when the server last answered; `lost`: why the load cannot go on, which `when_lost` is told once.
+    `heard_ns`: when the server last answered; `lost`: why the load cannot continue, which is passed to `when_lost`
+    once.
     """
 
     def __init__(self, when_lost: Callable[[str], None] = lambda why: None) -> None:
@@ -38,33 +39,33 @@ class Recorder:
         self._cpu_s = time.process_time()
 
     def responded(self, earlier_ns: Sequence[int], count: int) -> None:
-        """Note what the next good end was made of."""
+        """Record the responses of the next good end."""
         self.responses += count
         self.earlier.append(len(earlier_ns))
         self.earlier_ns.extend(earlier_ns)
 
     def fail(self, error: str) -> None:
-        """Count a request that ended badly; kinds of errors beyond the first hundred become one."""
+        """Count a failed request. Kinds of errors beyond the first hundred are counted as one."""
         known = error in self.errors or len(self.errors) < _KINDS
         self.errors[error if known else _OTHERS] += 1
 
     def give_up(self, why: str) -> None:
-        """Note that the load cannot go on."""
+        """Record that the load cannot continue."""
         if not self.lost:
             self.lost, self._lost_ns = why, time.monotonic_ns()
             self.when_lost(why)
 
     def renew(self) -> None:
-        """Forget that a load could not go on: another begins."""
+        """Reset `lost` for another load."""
         self.lost, self._lost_ns = "", 0
 
     @property
     def ended(self) -> int:
-        """How many have ended since the last `take`, well or badly."""
+        """How many have ended since the last `take`, successfully or not."""
         return len(self.ends) + self.errors.total()
 
     def take(self, in_flight: int = 0, behind_ns: int = 0) -> Window:
-        """Give what ended since the last time, and begin anew."""
+        """Return what ended since the last call, and start over."""
         now_ns, cpu_s = time.monotonic_ns(), time.process_time()
         window = Window(
             begin_ns=self._begin_ns,
@@ -90,5 +91,5 @@ class Recorder:
 
 
 def _times(stamps: array[int]) -> Times:
-    """Give an array's own memory: nothing is copied."""
+    """Return an array's own memory, without a copy."""
     return np.frombuffer(stamps, np.int64) if stamps else np.empty(0, np.int64)

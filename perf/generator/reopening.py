@@ -1,4 +1,4 @@
-"""Reopening: how a process comes by connections when they end, and when it says that the server is dead."""
+"""Reopening: how a process replaces connections that end, and when it considers the server dead."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .carriers import Carrier, Opener
 from .recording import Recorder
 
 DEAD_AFTER_S = 3.0
-"""A server that has answered nothing for so long since the first connection failed will not come back."""
+"""A server that has answered nothing for this long since the first connection failed is considered dead."""
 _CONNECT_WITHIN_S = 3.0
 _PAUSE_S = 0.05
 _AT_ONCE = 32
 
 
 class Openings:
-    """All connections of a process are made here. Threads: its loop's."""
+    """Makes all connections of a process. Threads: its loop's."""
 
     def __init__(self, opener: Opener, recorder: Recorder, dead_after_s: float = DEAD_AFTER_S) -> None:
         self._opener = opener
@@ -31,16 +31,16 @@ class Openings:
         return self._opener.slots_each
 
     async def first(self, lost: Callable[[str], None]) -> Carrier:
-        """Connect, or not. Raises: OSError."""
+        """Connect once. Raises: OSError."""
         try:
             return await asyncio.wait_for(self._opener.open(lost), _CONNECT_WITHIN_S)
         except TimeoutError:
             raise ConnectionError(f"no connection within {_CONNECT_WITHIN_S:.0f} s") from None
 
     async def again(self, lost: Callable[[str], None]) -> Carrier | None:
-        """Connect, however often it takes; None once the load cannot go on."""
+        """Connect, with any number of attempts. Returns: None once the load cannot continue."""
         async with self._gate:
-            # a pause would be in the latencies of a server that only ends connections: not before trouble lasts
+            # pause only once trouble lasts: it would add to the latencies of a server that merely ends connections
             if self._recorder.heard_ns < self._troubled_ns < time.monotonic_ns() - _PAUSE_S * 1e9:
                 await asyncio.sleep(_PAUSE_S)
             while not self._recorder.lost:
@@ -52,7 +52,7 @@ class Openings:
         return None
 
     def trouble(self, why: str) -> None:
-        """Take that a connection failed: to begin, or in the middle."""
+        """Handle the failure of a connection, on opening or later."""
         now_ns = time.monotonic_ns()
         if self._recorder.heard_ns >= self._troubled_ns:
             self._troubled_ns = now_ns

@@ -14,10 +14,11 @@ _BLOCK = 1024
 
 
 def due_ns(load: Load, part: Part) -> Iterator[int]:
-    """Give when each request of one process is due, from the common start on; ascending, endless but for `requests`.
+    """Return when each request of one process is due, from the common start: ascending, endless without `requests`.
 
-    Together the processes make what one alone would: even and recorded times are dealt to them in turn, and as many
-    independent Poisson streams make one of the sum of their rates. With sequences each takes the turns of its own.
+    Together the processes make the same schedule as one alone: even and recorded times are dealt to them in turn, and
+    independent Poisson streams add up to one with the sum of their rates. With sequences, each process takes the turns
+    of its own.
     """
     turns = len(part.slots(load.sequences)) if load.sequences else 1
     of = load.sequences or part.of
@@ -42,7 +43,7 @@ def _share(load: Load, part: Part, turns: int, of: int) -> int:
 
 
 def _numbers(part: Part, of: int) -> Iterator[Times]:
-    """Give the numbers of one process's requests among all, where they are dealt to `of` places in turn."""
+    """Yield the numbers of one process's requests among all, when dealt to `of` places in turn."""
     own = np.array(part.slots(of), np.int64)
     rounds = max(_BLOCK // len(own), 1)
     first = 0

@@ -1,4 +1,4 @@
-"""The open loop of serial sequences: each has at most one request under way, its others wait for their turn."""
+"""The open loop of serial sequences: each has at most one request in flight; its others wait their turn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .schedule import due_ns
 
 
 class _Sequence(Due):
-    """One sequence, whose requests wait for each other; that is part of their time."""
+    """One sequence, whose requests wait for each other; the wait is part of their time."""
 
     def __init__(self, number: int, stream: Iterator[bytes], loop: SerialLoop) -> None:
         super().__init__(loop.recorder, loop.proceed)
@@ -26,12 +26,12 @@ class _Sequence(Due):
         self._draw = stream.__next__
 
     def send_next(self) -> None:
-        """Send what has waited longest."""
+        """Send the request that has waited longest."""
         self.send(self._draw(), self.waiting.popleft())
 
 
 class SerialLoop:
-    """Keeps a schedule, dealt to the sequences in turn. Each sequence has room of its own on a connection."""
+    """Follows a schedule, dealt to the sequences in turn. Each sequence has its own room on a connection."""
 
     def __init__(self, means: Means) -> None:
         self.recorder = means.recorder
@@ -88,7 +88,7 @@ class SerialLoop:
         self._lines.close()
 
     def proceed(self, sequence: _Sequence) -> None:
-        """Take that a sequence's request has ended."""
+        """Handle the end of a sequence's request."""
         if sequence.waiting:
             self.recorder.waited += 1
             sequence.send_next()

@@ -1,4 +1,4 @@
-"""TLS as a client: a context made of the orders."""
+"""TLS as a client: makes a context from the Tls settings."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .orders import Tls
 
 _SEQUENCE, _INTEGER, _OCTETS = 0x30, 0x02, 0x04
 _KEY_LABELS = {_SEQUENCE: "PRIVATE KEY", _INTEGER: "RSA PRIVATE KEY", _OCTETS: "EC PRIVATE KEY"}
-"""What a key in DER is, by what follows its version: PKCS#8 (RFC 5958), PKCS#1 (RFC 8017), SEC 1 (RFC 5915)."""
+"""The kind of a DER key, by what follows its version: PKCS#8 (RFC 5958), PKCS#1 (RFC 8017), SEC 1 (RFC 5915)."""
 
 
 def context(tls: Tls, *protocols: str) -> ssl.SSLContext:
-    """Make a context that offers `protocols` by ALPN. Raises: OSError, ssl.SSLError where a file cannot be used.
+    """Make a context that offers `protocols` by ALPN. Raises: OSError, ssl.SSLError if a file cannot be used.
 
     Without `verify_peer` nothing is verified: the library checks a name only together with its chain.
     """
@@ -31,7 +31,7 @@ def context(tls: Tls, *protocols: str) -> ssl.SSLContext:
 
 
 def _identify(made: ssl.SSLContext, tls: Tls) -> None:
-    with tempfile.TemporaryDirectory() as folder:  # readable by this user alone
+    with tempfile.TemporaryDirectory() as folder:  # readable by this user only
         certificate, key = Path(tls.certificate), Path(tls.key or tls.certificate)
         if tls.certificate_type.upper() == "DER":
             certificate = _written(folder, "certificate", ssl.DER_cert_to_PEM_cert(certificate.read_bytes()))
@@ -47,8 +47,8 @@ def _written(folder: str, name: str, text: str) -> Path:
 
 
 def pem_key(der: bytes) -> str:
-    """Give a private key as PEM. Raises: ssl.SSLError where it is none."""
-    at = 2 + (der[1] & 0x7F if len(der) > 1 and der[1] & 0x80 else 0)  # behind the outer sequence's own length
+    """Convert a private key to PEM. Raises: ssl.SSLError if it is not one."""
+    at = 2 + (der[1] & 0x7F if len(der) > 1 and der[1] & 0x80 else 0)  # after the length of the outer sequence
     label = _KEY_LABELS.get(der[at + 3]) if len(der) > at + 3 and der[0] == _SEQUENCE else None
     if label is None:
         raise ssl.SSLError("the file is no private key in DER")

@@ -1,1 +1,1 @@
-"""The check of a GPU, part by part: `python -m penstock.perf.gpu_check` runs them (docs/gpu-check.md)."""
+"""The GPU check, part by part: `python -m penstock.perf.gpu_check` runs it (docs/gpu-check.md)."""

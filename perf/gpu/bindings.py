@@ -1,7 +1,7 @@
-"""Bindings: what `backends/onnx_cuda_binding.py` takes for granted of ONNX Runtime, asked of the device itself.
+"""Bindings: what `backends/onnx_cuda_binding.py` assumes about ONNX Runtime, tested on the device itself.
 
-It was read in ONNX Runtime's sources, and tried on a CUDA that computes nothing. If a Row here does not hold, mend that
-before you look at a rate.
+These assumptions come from reading ONNX Runtime's sources, and were tried on a fake CUDA that computes nothing. If a
+Row here fails, fix that before you look at a rate.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .world import KINDS, World
 
 ROWS, TRIES = 8, 5
 LARGE: Mapping[str, int] = MappingProxyType({"cnn": 128, "encoder": 128, "mlp": 4096})
-"""Rows that keep a device for longer than their run takes to be queued; with few of them the host is the slower one."""
+"""Enough rows that the device computes for longer than queuing the run takes; with few rows the host is slower."""
 _PART = "bindings"
 NO_GRAPHS: Mapping[str, str] = MappingProxyType({})
 
 
 def report(world: World) -> Iterator[Row]:
-    """Give what was found of each model, with graphs and without."""
+    """Yield the findings for each model, with graphs and without."""
     for kind in KINDS:
         variant = world.variant(kind, FP16)
         graphs = {"penstock.gpu_graphs": "1", "penstock.rows": f"{ROWS},{LARGE[kind]}"}
@@ -67,13 +67,13 @@ def _checked(world: World, variant: Variant, name: str, options: Mapping[str, st
 
 
 def bound(world: World, variant: Variant, backend: Any, rows: int) -> Any:
-    """Bind so many rows, as an Engine would."""
+    """Bind this many rows, as an Engine would."""
     spec = complete(spec_of(world, variant, How(rows)), backend.graph)
     return backend.bind(spec.bound or spec.signature, rows)
 
 
 def drawn_for(backend: Any, variant: Variant, rows: int) -> list[Array]:
-    """Draw rows of input, in the model's order."""
+    """Draw rows of input, in the order of the model's inputs."""
     drawn = variant.inputs(rows)
     return [drawn[tensor.name] for tensor in backend.graph.inputs]
 
@@ -91,14 +91,14 @@ def _returned(variant: Variant, name: str, tries: int) -> Row:
 
 
 def fill(binding: Binding, feed: list[Array]) -> None:
-    """Lend, and fill what was lent."""
+    """Fill the buffers that the Binding lends."""
     for buffer, values in zip(binding.lend(len(feed[0]), [each.shape for each in feed]), feed, strict=True):
         if buffer is not None:
             np.copyto(buffer, values)
 
 
 def prepare(binding: Any, feed: list[Array]) -> None:
-    """Capture the graph of so many rows, where the session is one with graphs."""
+    """Capture the graph for this many rows, if the session uses graphs."""
     fill(binding, feed)
     binding.prepare(len(feed[0]), [each.shape for each in feed])
 
@@ -106,7 +106,7 @@ def prepare(binding: Any, feed: list[Array]) -> None:
 def in_turns(
     first: Binding, second: Binding, feeds: list[list[Array]], wanted: Tensor, variant: Variant
 ) -> float:  # fmt: skip
-    """Have both under way at once, a few times; give how far their answers are off at most."""
+    """Run both at once, a few times; return the greatest deviation of their answers."""
     furthest = 0.0
     for _ in range(TRIES):
         for binding, feed in zip((first, second), feeds, strict=True):
@@ -121,7 +121,7 @@ def in_turns(
 
 
 def early(binding: Overlapping, feed: list[Array]) -> int:
-    """Count how often `begin` takes less than half of what the device does, or returns while it is at it."""
+    """Count how often `begin` takes less than half the device's time, or returns while the device still computes."""
     found = 0
     for _ in range(TRIES):
         fill(binding, feed)

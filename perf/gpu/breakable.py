@@ -1,11 +1,11 @@
-"""A server whose device can be broken: `penstock serve` as it is, but for what SIGUSR1 does. For `faults.py`.
+"""A server whose device can be broken, for `faults.py`: `penstock serve` plus a handler for SIGUSR1.
 
     python -m penstock.perf.gpu.breakable serve ...
 
-A process of it that gets the signal has the first device run a kernel that traps, in the context that ONNX Runtime has
-there too. That is an error that stays, as an illegal address in any kernel is, and it is certain: a model's own nodes
-check what they are given. With --http-workers every process of the supervisor takes the signal. No hook could do it
-there: hooks run in front ends, and the context is the engine's.
+On that signal a process launches a kernel that traps on the first device, in the primary context, which ONNX Runtime
+uses too. The error is sticky, like that of an illegal address in any kernel, and it is certain: a model's own nodes
+check their inputs. With --http-workers every process of the supervisor handles the signal. A hook could not do this:
+hooks run in front ends, and the context belongs to the engine.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from penstock.server.supervisor import child, children
 PROGRAM = "penstock.perf.gpu.breakable"
 SIGNAL = signal.SIGUSR1
 SAID = "told to break the device: "
-"""What the log has once the signal has been taken, before how it went."""
+"""What the log contains after the signal was handled, followed by the result."""
 _KERNEL = b"""
 .version 6.5
 .target sm_75
 .address_size 64
 .visible .entry broken() { trap; ret; }
 """
-"""PTX, which the driver compiles for the device that there is; CUDA 13 knows none that is older than this target."""
+"""PTX, which the driver compiles for the present device; CUDA 13 supports no target older than this one."""
 
 
 def trap(library: str = DRIVER) -> int:
-    """Have the device run a kernel that traps; give the CUresult of waiting for it, 0 where it did no harm.
+    """Run a kernel that traps on the device; return the CUresult of waiting for it, 0 if it did no harm.
 
     Raises: OSError, AttributeError (no such library), CudaError (it could not be launched).
     """
@@ -67,7 +67,7 @@ def _taken(_number: int, _frame: object) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Be `penstock`, or one of the processes that its supervisor starts."""
+    """Run as `penstock`, or as one of the processes that its supervisor starts."""
     signal.signal(SIGNAL, _taken)
     if words[:1] == ["serve"]:
         children.CHILD = PROGRAM

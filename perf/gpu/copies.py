@@ -1,7 +1,7 @@
-"""Copies: whether the next batch is copied in, and the last one out, while the device computes. Seen by CUPTI.
+"""Copies: whether copying the next batch in and the last one out overlaps with computing, as CUPTI sees it.
 
-PyTorch's profiler records every kernel and copy of the process, ONNX Runtime's among them; a machine without PyTorch
-has a Row that says so, and then only rates tell (engine.py, with one Binding and with two).
+PyTorch's profiler records every kernel and copy of the process, including ONNX Runtime's. On a machine without PyTorch
+a Row says so, and then only rates show the overlap (engine.py, with one Binding and with two).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .rows import Row, at_least, failed
 from .world import World
 
 COVERED, BUSY = 0.5, 0.9
-"""What share of the time of copies should lie under kernels, and how much of the time kernels should run."""
+"""The share of copy time that should overlap with kernels, and the share of time that kernels should run."""
 _SECONDS = 0.4
 Span = tuple[float, float]
 
@@ -36,7 +36,7 @@ class Seen:
 
 
 def report(world: World) -> Iterator[Row]:
-    """Give how much of the copies lay under kernels, and how busy the device was, for each model."""
+    """Yield the share of copies that overlapped with kernels, and how busy the device was, for each model."""
     if not world.on_gpu:
         yield Row("copies", "profile", "not made", note="there is no device whose copies could be seen")
         return
@@ -87,7 +87,7 @@ async def _profiled(world: World, variant: Variant) -> Path:
 
 
 def read(trace: Mapping[str, Any]) -> Seen:
-    """Sort what a trace in Chrome's form has: kernels, and copies by their direction."""
+    """Sort the events of a trace in Chrome's format: kernels, and copies by direction."""
     kernels: list[Span] = []
     ways: dict[str, list[Span]] = {"HtoD": [], "DtoH": []}
     for event in trace.get("traceEvents", ()):
@@ -104,7 +104,7 @@ def read(trace: Mapping[str, Any]) -> Seen:
 
 
 def united(spans: Sequence[Span]) -> list[Span]:
-    """Join those that touch; ascending."""
+    """Merge spans that touch; ascending."""
     joined: list[Span] = []
     for begin, end in sorted(spans):
         if joined and begin <= joined[-1][1]:
@@ -115,7 +115,7 @@ def united(spans: Sequence[Span]) -> list[Span]:
 
 
 def covered(spans: Sequence[Span], under: Sequence[Span]) -> float:
-    """Give the share of the time of `spans` that lies within `under`, which is united; 0 where there is no time."""
+    """Return the share of the time of `spans` that lies within `under`, which is merged; 0 if there is no time."""
     total = inside = 0.0
     at = 0
     for begin, end in sorted(spans):

@@ -1,8 +1,8 @@
-"""Correctness: answers of every model and precision against ONNX Runtime's on the CPU, in single precision.
+"""Correctness: answers of every model and precision compared with ONNX Runtime's on the CPU, in single precision.
 
-Requests of odd sizes come all at once, so that they share batches of many sizes, two Bindings are in flight, and each
-answer is of rows that lay somewhere else in its batch. A row that was mixed up, or written over, is off by as much as
-it is long.
+Requests of odd sizes are sent all at once, so that they share batches of many sizes, two Bindings are in flight, and
+each answer's rows lie at a different place in the batch. A row that was mixed up or overwritten deviates by about its
+own norm.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from .rows import Row, at_most, failed
 from .world import KINDS, World
 
 TOLERANCE: Mapping[str, float] = MappingProxyType({FP32: 5e-3, FP16: 2e-2, BF16: 1e-1})
-"""The most that an answer may be off: the norm of the difference to that of the reference. Single precision runs with
-10 bits where the device's matrix units do (tf32)."""
+"""The greatest allowed error: the norm of the difference relative to that of the reference. Single precision is
+computed with 10 mantissa bits if the device's matrix units do so (tf32).
+"""
 SIZES = (1, 3, 5, 7, 2, 11, 1, 1)
-"""Rows of the requests, over and over."""
+"""Rows of the requests, repeated."""
 _REQUESTS, POOL, _ROWS = 48, 24, 16
 CHECKED = (*((kind, precision) for kind in KINDS for precision in (FP32, FP16)), ("mlp", BF16))
 SETTINGS: Mapping[str, How] = MappingProxyType(
@@ -40,7 +41,7 @@ SETTINGS: Mapping[str, How] = MappingProxyType(
 
 
 def report(world: World) -> Iterator[Row]:
-    """Give how far each model's answers are off at most, in each setting."""
+    """Yield the greatest error of each model's answers, in each setting."""
     wanted = cache(lambda kind: on_cpu(world, world.variant(kind, FP32)))
     for kind, precision in CHECKED:
         variant = world.variant(kind, precision)
@@ -61,7 +62,7 @@ def report(world: World) -> Iterator[Row]:
 
 
 def on_cpu(world: World, variant: Variant, rows: int = POOL) -> Tensor:
-    """Give the CPU's answers for the pool of rows."""
+    """Return the CPU's answers for the pool of rows."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -73,7 +74,7 @@ def on_cpu(world: World, variant: Variant, rows: int = POOL) -> Tensor:
 
 
 def off_by(answer: Tensor, wanted: Tensor) -> float:
-    """Give the norm of the difference to that of what is wanted, of the worst row; what is no number is far off."""
+    """Return the norm of the difference relative to the norm of `wanted`, for the worst row; NaN counts as far off."""
     if answer.shape != wanted.shape:
         return float("inf")
     differences = np.linalg.norm(answer - wanted, axis=-1) / np.maximum(np.linalg.norm(wanted, axis=-1), 1e-30)
@@ -82,7 +83,7 @@ def off_by(answer: Tensor, wanted: Tensor) -> float:
 
 
 def places() -> list[Sequence[int]]:
-    """Say which rows of the pool each request has."""
+    """Return the rows of the pool that each request has."""
     found: list[Sequence[int]] = []
     at = 0
     for size in itertools.islice(itertools.cycle(SIZES), _REQUESTS):

@@ -1,4 +1,4 @@
-"""The Engine: rows/s with callers enough, beside what ONNX Runtime gives offline; two Bindings in turns, and one."""
+"""The Engine: rows/s with enough callers, compared with ONNX Runtime offline; with two Bindings and with one."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .world import World, best_rate
 WANTED = 0.95
 _SECONDS = 1.5
 ROWS_EACH = {"cnn": 1, "encoder": 1, "mlp": 16}
-"""Rows of a request: as clients send them, but more where a row is next to nothing."""
+"""Rows of a request: as clients send them, but more if a row costs next to nothing."""
 HELD = ("cnn", "encoder")
 
 
 def rate(variant: Variant) -> str:
-    """Name the Row of a model's rate."""
+    """Return the name of the Row with a model's rate."""
     return f"{variant.name}: engine"
 
 
 def report(world: World) -> Iterator[Row]:
-    """Give the rate of each model, with overlapping copies; of the most wanted ones without as well."""
+    """Yield the rate of each model, with overlapping copies; for the most important ones also without."""
     for kind, precision in world.measured():
         variant = world.variant(kind, precision)
         how = How(max(world.best_rows(variant), ROWS_EACH[kind]))

@@ -1,4 +1,4 @@
-"""Engines: a model in an Engine of this process, and callers that keep it busy. Used by several parts."""
+"""Engines: a model in an Engine in this process, and callers that keep it busy. Used by several parts."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from .world import World
 
 _STOP_S = 10.0
 DEEP = 4
-"""Callers wait for so many batches at once: one runs, one is copied, and the next is always complete."""
+"""Callers keep this many batches requested: one runs, one is copied, and the next is always complete."""
 
 
 USUAL: Mapping[str, str] = MappingProxyType({"penstock.gpu_graphs": "auto"})
-"""What a model has of which nothing is said (server/repository/placing.py)."""
+"""The options of a model whose configuration sets none (server/repository/placing.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How a model is loaded. `overlap` False: no Binding can be begun and ended apart. `options`: a Loader's."""
+    """How a model is loaded. `overlap` False: no Binding has separate `begin` and `end`. `options`: a Loader's."""
 
     rows: int
     instances: int = 1
@@ -43,7 +43,7 @@ class How:
 
 
 class _Plain:
-    """A Binding of which nothing but `lend`, `run` and `stop` is seen."""
+    """A Binding of which only `lend`, `run` and `stop` are visible."""
 
     def __init__(self, binding: Any) -> None:
         self.capacity_rows: int = binding.capacity_rows
@@ -76,7 +76,7 @@ def _loaders(how: How) -> Mapping[str, Loader]:
 
 
 def spec_of(world: World, variant: Variant, how: How) -> ModelSpec:
-    """Say how a model is served. Its queue is long enough for all callers."""
+    """Return the specification that a model is served with. Its queue is long enough for all callers."""
     groups = (InstanceGroup(how.instances, (world.device,)),)
     policy = BatchPolicy(max_batch_rows=how.rows, max_queue_rows=64 * how.rows, max_queue_bytes=16 << 30)
     return ModelSpec(variant.name, 1, world.file(variant), policy=policy, instances=groups, options=how.options)
@@ -84,7 +84,7 @@ def spec_of(world: World, variant: Variant, how: How) -> ModelSpec:
 
 @asynccontextmanager
 async def served(world: World, variant: Variant, how: How) -> AsyncIterator[tuple[Engine, Model]]:
-    """Load a model until the block ends. Raises: InferError."""
+    """Serve a model until the block ends. Raises: InferError."""
     engine = Engine(asyncio.get_running_loop(), _loaders(how))
     try:
         yield engine, await engine.load(spec_of(world, variant, how))
@@ -93,15 +93,15 @@ async def served(world: World, variant: Variant, how: How) -> AsyncIterator[tupl
 
 
 def inputs_of(model: Model, drawn: Mapping[str, Tensor]) -> list[Array | None]:
-    """Give what was drawn in the model's order."""
+    """Return the drawn inputs in the order of the model's inputs."""
     return [drawn[tensor.name] for tensor in model.signature.inputs]
 
 
 @dataclass(frozen=True, slots=True)
 class Driven:
-    """What callers saw. Units: rows/s, seconds from asked to answered, rows of the batches that ran.
+    """What callers measured. Units: rows/s, seconds from request to answer, rows of the batches that ran.
 
-    `busy`: the share of the time that the device ran the model; 0 on the CPU, of which nobody tells.
+    `busy`: the share of the time that the device ran the model; 0 on the CPU, which does not report it.
     """
 
     rows_per_s: float
@@ -110,12 +110,12 @@ class Driven:
     busy: float
 
     def ms(self, quantile: float) -> float:
-        """Give a quantile (0 to 1) of the latency."""
+        """Return a quantile (0 to 1) of the latency."""
         return float(np.quantile(self.took_s, quantile)) * 1e3 if self.took_s else float("nan")
 
 
 async def drive(engine: Engine, model: Model, feed: list[Array | None], callers: int, seconds: float) -> Driven:
-    """Keep so many requests under way: for a while that does not count, then for `seconds`."""
+    """Keep this many requests in flight: first for a warm-up that is not counted, then for `seconds`."""
     rows = len(feed[0]) if feed and feed[0] is not None else 1
     took: list[float] = []
     begin = time.perf_counter()

@@ -1,6 +1,6 @@
-"""Faults on the device: memory that runs out, budgets, an error that stays, and no device at all.
+"""Faults on the device: memory that runs out, budgets, a sticky error, and no device at all.
 
-Every server here is asked over HTTP, and must answer each request, and live on, or say that it is not ready.
+Every server here is queried over HTTP, and must answer each request and stay alive, or report that it is not ready.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from .servers import Server, config_of, serving
 from .world import GPU, World
 
 LENGTH, SMALL_LENGTH = 65_536, 64
-"""Numbers of a row of `hungry`: a gibibyte of device memory, and next to none."""
+"""Numbers in a row of `hungry`: a gibibyte of device memory, and next to none."""
 ROWS = 8
 KEPT_BYTES, SCARCE_BYTES = 3 << 30, 96 << 20
-"""What is left free: for some rows of a batch, and for none."""
+"""Memory left free: enough for some rows of a batch, and for none."""
 _CHUNKS = (1 << 30, 1 << 28, 1 << 26, 1 << 24)
 _ASK_S, _BACK_S = 15.0, 15.0
 ALLOWED, REFUSED = {200, 503}, {500, 503}
@@ -43,7 +43,7 @@ Answer = tuple[int, str]
 
 
 def report(world: World) -> Iterator[Row]:
-    """Give what became of each fault."""
+    """Yield the outcome of each fault."""
     hungry.write(world.folder / "models")
     for check in (_budgets, _out_of_memory, _broken_device, _broken_engine, _no_device):
         try:
@@ -53,7 +53,7 @@ def report(world: World) -> Iterator[Row]:
 
 
 def _budgets(world: World) -> Iterator[Row]:
-    """Load with budgets that cannot hold the model."""
+    """Load with budgets too small for the model."""
     if not world.on_gpu:
         return
     path = world.file(world.variant("mlp", FP32))
@@ -62,7 +62,7 @@ def _budgets(world: World) -> Iterator[Row]:
         try:
             backend = LOADERS["onnxruntime"](path, world.device, {name: value})
         except InferError as error:
-            held = error.code is Code.OVERLOADED  # it is memory that is the reason
+            held = error.code is Code.OVERLOADED  # refused for lack of memory
             yield Row("faults", what, "refused", held=held, note=error.message)
         else:
             backend.close()
@@ -70,12 +70,12 @@ def _budgets(world: World) -> Iterator[Row]:
 
 
 def _out_of_memory(world: World) -> Iterator[Row]:
-    """Ask for a full batch with memory for a part of it, for none, and with all of it again."""
+    """Request a full batch with memory for a part of it, with memory for none, and with all memory back."""
     row = np.linspace(0, 1, LENGTH if world.on_gpu and not world.quick else SMALL_LENGTH, dtype=np.float32)[None]
     runtime = find_runtime() if world.on_gpu else None
     with serving(world, "memory") as server:
         server.control.load(hungry.HUNGRY, config_of(world, hungry.HUNGRY, ROWS))
-        ask(server, hungry.HUNGRY, row[:, :1])  # libraries take what they need with their first run
+        ask(server, hungry.HUNGRY, row[:, :1])  # libraries allocate what they need in their first run
         for what, kept in (("memory for nothing", SCARCE_BYTES), ("memory for a part of a batch", KEPT_BYTES)):
             with filled(runtime, kept) as taken:
                 answers = _at_once(server, row)
@@ -88,13 +88,13 @@ def _out_of_memory(world: World) -> Iterator[Row]:
 
 @contextmanager
 def filled(runtime: Runtime | None, kept_bytes: int) -> Iterator[int]:
-    """Take the device's memory away but for so much; give how much was taken. It is given back at the end."""
+    """Allocate the device's memory except for `kept_bytes`; yield how much was allocated. It is freed at the end."""
     pointers: list[int] = []
     taken = 0
     try:
         if runtime is not None:
             for chunk in _CHUNKS:
-                with suppress(CudaError):  # in pieces that are large there may be none
+                with suppress(CudaError):  # there may be no free block this large
                     while runtime.memory(_DEVICE)[0] - chunk >= kept_bytes:
                         pointers.append(runtime.allocate(chunk, _DEVICE))
                         taken += chunk
@@ -106,7 +106,7 @@ def filled(runtime: Runtime | None, kept_bytes: int) -> Iterator[int]:
 
 
 def _broken_device(world: World) -> Iterator[Row]:
-    """Break the device for a server, which is to say so, or to answer again."""
+    """Break the device of a server, which must report it, or answer again."""
     with _breaking(world, "broken") as server:
         yield _broken(world, server, "the request after a kernel has trapped")
         took_s = _until(lambda: ask(server, hungry.HUNGRY, _ROW)[0] == http.client.OK or not _live(server))
@@ -118,7 +118,7 @@ def _broken_device(world: World) -> Iterator[Row]:
 
 
 def _broken_engine(world: World) -> Iterator[Row]:
-    """Break the device for the engine behind front ends, which the spare one is to replace."""
+    """Break the device of the engine behind front ends, which the spare engine must replace."""
     with _breaking(world, "spare", f"--http-workers={FRONTS}") as server:
         first = server.engine
         yield _broken(world, server, "the request after a kernel has trapped in an engine")
@@ -132,7 +132,7 @@ def _broken_engine(world: World) -> Iterator[Row]:
 
 @contextmanager
 def _breaking(world: World, name: str, *words: str) -> Iterator[Server]:
-    """Run a server that can be broken, and has answered."""
+    """Run a server that can be broken, and that has answered once."""
     with serving(world, name, *words, program=breakable.PROGRAM) as server:
         server.control.load(hungry.HUNGRY, config_of(world, hungry.HUNGRY, ROWS))
         status, text = ask(server, hungry.HUNGRY, _ROW)
@@ -142,10 +142,10 @@ def _breaking(world: World, name: str, *words: str) -> Iterator[Server]:
 
 
 def _broken(world: World, server: Server, what: str) -> Row:
-    """Break the device, and ask: the answer is an error. A stand-in has nothing that could break."""
+    """Break the device, and send a request: the answer must be an error. A stand-in has nothing to break."""
     pid = server.engine
     os.kill(pid, breakable.SIGNAL)
-    _until(lambda: breakable.SAID in server.said() or server.engine != pid)  # or it has ended of it
+    _until(lambda: breakable.SAID in server.said() or server.engine != pid)  # or the error ended the process
     how = server.said().rpartition(breakable.SAID)[2].partition("\n")[0]
     status, text = ask(server, hungry.HUNGRY, _ROW)
     note = f"{how}; {text[:160]}".rstrip("; ")
@@ -161,7 +161,7 @@ def _live(server: Server) -> bool:
 
 
 def _no_device(world: World) -> Iterator[Row]:
-    """Start without any GPU to be seen, and ask for one."""
+    """Start a server that sees no GPU, and request one."""
     name = world.variant("mlp", FP32).name
     world.file(world.variant("mlp", FP32))
     config = config_of(World(GPU, world.folder), name, ROWS)
@@ -196,7 +196,7 @@ def _counted(answers: list[Answer]) -> str:
 
 
 def ask(server: Server, model: str, x: Tensor) -> Answer:
-    """Ask a model once; give the status, 0 where there was no answer, and the words of a refusal."""
+    """Query a model once; return the status, 0 if there was no answer, and the text of a refusal."""
     tensor = {"name": "x", "datatype": "FP32", "shape": list(x.shape), "parameters": {"binary_data_size": x.nbytes}}
     head = json.dumps({"inputs": [tensor]}).encode()
     headers = {"Inference-Header-Content-Length": str(len(head))}
@@ -210,7 +210,7 @@ def ask(server: Server, model: str, x: Tensor) -> Answer:
 
 
 def _until(done: Callable[[], bool]) -> float:
-    """Look until it is so, but not for long; give the seconds that it took."""
+    """Poll until `done`, for a limited time; return the seconds that it took."""
     begin = time.monotonic()
     while not done() and time.monotonic() - begin < _BACK_S:
         time.sleep(0.1)

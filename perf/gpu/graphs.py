@@ -1,4 +1,4 @@
-"""CUDA graphs: one caller, batches up to where graphs cease to pay, with graphs and without; and what graphs take."""
+"""CUDA graphs: one caller, batches up to where graphs cease to pay, with graphs and without; and what graphs cost."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """One load: how long it took, and what a caller saw, by rows."""
+    """One load: how long it took, and what a caller measured, by rows."""
 
     load_s: float
     driven: Mapping[int, Driven]
 
 
 def report(world: World) -> Iterator[Row]:
-    """Give what graphs take of each model, and its median latency by batch, without graphs and with."""
+    """Yield the memory that graphs take for each model, and its median latency by batch, without graphs and with."""
     for kind in KINDS:
         variant = world.variant(kind, FP16)
-        if world.on_gpu:  # first: what is loaded with the first run of all is no part of a load below
+        if world.on_gpu:  # first: what libraries allocate in the first run of all must not count for a load below
             try:
                 yield _taken(world, variant)
             except Exception as error:  # noqa: BLE001 - they may do in an Engine
@@ -56,7 +56,7 @@ def report(world: World) -> Iterator[Row]:
 
 
 def _taken(world: World, variant: Variant) -> Row:
-    """Capture the graphs of a Binding that has run each size: what is free before and after differs by them alone."""
+    """Capture the graphs of a Binding that has run each size: only they then change the free memory."""
     runtime = find_runtime()
     if runtime is None:
         raise RuntimeError(why_none())

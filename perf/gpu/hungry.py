@@ -1,6 +1,6 @@
-"""A model that brings a device into trouble, for `faults.py`: it takes `x`, and gives `output` with one number a row.
+"""A model that exhausts a device, for `faults.py`: input `x`, and `output` with one number per row.
 
-`hungry` needs 16 KiB of device memory for each of the numbers of a row, whose length is free.
+`hungry` needs 16 KiB of device memory for each number of a row, and accepts rows of any length.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the machine is: its GPU and driver, what ONNX Runtime can use of it, TensorRT; and the models are written."""
+"""The machine: its GPU and driver, what ONNX Runtime can use of it, and TensorRT. This part also writes the models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GIB = 1 << 30
 
 
 def report(world: World) -> Iterator[Row]:
-    """Say what there is. Of a GPU that is asked for, what does not work is a Row that does not hold."""
+    """Yield what the machine has. If a GPU was requested, anything that does not work is a Row that fails."""
     yield from _device(world)
     yield from _runtime(world)
     yield _tensorrt()
@@ -35,7 +35,7 @@ def report(world: World) -> Iterator[Row]:
 
 
 def described() -> dict[str, str]:
-    """Say what a reader of the table must know: the machine, and the versions of what took part."""
+    """Yield what a reader of the table must know: the machine, and the versions of the software involved."""
     found = environment.machine()
     gpus = ", ".join(f"{gpu['name']} ({(gpu['memory_bytes'] or 0) / _GIB:.0f} GiB)" for gpu in found.get("gpus", ()))
     driver = f", driver {found['gpu_driver']}" if found.get("gpu_driver") else ""

@@ -1,4 +1,4 @@
-"""Memory: what stays taken on the device and in the process after 50 loads and unloads of a model that ran."""
+"""Memory: what stays allocated on the device and in the process after 50 loads and unloads of a model that ran."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .rows import Row, at_most, failed
 from .world import World
 
 LOADS, SKIPPED = 50, 10
-"""How often, and how many of the first do not count: libraries make what they keep with their first use."""
+"""How many loads, and how many of the first are not counted: libraries keep some memory from their first use."""
 MOST_MIB = 1.0
-"""What each load may leave behind on average; allocators do not give back to the byte."""
+"""What each load may leave behind on average; allocators do not return memory to the byte."""
 _MIB = 1 << 20
 
 
 def report(world: World) -> Iterator[Row]:
-    """Give the slope of both, in MiB a load."""
+    """Yield the slope of both, in MiB per load."""
     loads = 15 if world.quick else LOADS
     device, host, why = uvloop.run(_taken(world, loads))
     for name, taken in (("device", device), ("process", host)):
@@ -36,7 +36,7 @@ def report(world: World) -> Iterator[Row]:
 
 
 def slope(taken: Sequence[float]) -> float:
-    """Fit a line; give its slope by position. Fewer than two points have none."""
+    """Fit a line; return its slope by position, 0 with fewer than two points."""
     if len(taken) < 2:
         return 0.0
     return float(np.polyfit(np.arange(len(taken)), taken, 1)[0])

@@ -1,7 +1,7 @@
-"""The models of the check, from seeds: a ResNet-50, an encoder of BERT-base's shape, and mlp; in three precisions.
+"""The models of the check, generated from seeds: a ResNet-50, a BERT-base encoder and an MLP, in three precisions.
 
-Written by the machine that runs them, since they are too large to carry. Of one kind all precisions have the same
-weights, rounded. `small` models are stand-ins of the same graphs for a machine without a GPU.
+The machine that runs them writes them, since they are too large to transfer. All precisions of a model have the same
+weights, rounded. `small` models are stand-ins with the same graphs for a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ FP32, FP16, BF16 = "fp32", "fp16", "bf16"
 _OPSET, _IR = 20, 9
 _SENT_ROWS = 4
 _FAR = -10_000.0
-"""Added to the scores of what is masked; half precision holds it."""
+"""Added to the scores of masked tokens; half precision can represent it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large the graphs are. `image`: pixels a side; `blocks`: of the stages; `length`: tokens of a row."""
+    """The sizes of the graphs. `image`: pixels a side; `blocks`: in each stage; `length`: tokens in a row."""
 
     image: int = 224
     width: int = 64
@@ -60,12 +60,12 @@ class Variant:
 
     @property
     def datatype(self) -> str:
-        """What floating-point inputs and outputs are, in the v2 protocol's word."""
+        """The datatype of floating-point inputs and outputs in the v2 protocol."""
         return self.precision.upper()
 
     @property
     def dtype(self) -> Any:
-        """What they are in numpy; bf16 is carried as bit patterns."""
+        """Their numpy dtype; bf16 is carried as bit patterns."""
         return {FP32: np.float32, FP16: np.float16, BF16: np.uint16}[self.precision]
 
     def inputs(self, rows: int, seed: int = 0) -> dict[str, Tensor]:
@@ -80,7 +80,7 @@ class Variant:
 
 
 def cast(values: Tensor, precision: str) -> Tensor:
-    """Round single precision to another; bf16 to the nearest, as bit patterns."""
+    """Round single precision to another precision; to bf16 by rounding to nearest, as bit patterns."""
     if precision == BF16:
         bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
@@ -88,14 +88,14 @@ def cast(values: Tensor, precision: str) -> Tensor:
 
 
 def widened(values: Tensor, precision: str) -> Tensor:
-    """Give what `cast` made, in double precision."""
+    """Return the output of `cast` in double precision."""
     if precision == BF16:
         values = (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float64)
 
 
 class _Graph(Graph):
-    """A graph whose weights have a precision, and are drawn in single precision, which is faster."""
+    """A graph whose weights have a given precision; they are drawn in single precision, which is faster."""
 
     def __init__(self, seed: int, precision: str) -> None:
         super().__init__(seed)
@@ -125,7 +125,7 @@ class _Graph(Graph):
         return name
 
     def linear(self, x: str, taken: int, given: int) -> str:
-        """Multiply the last axis; weights keep the variance."""
+        """Multiply along the last axis; the weights preserve the variance."""
         weight, bias = self.weight(taken, given, fan_in=taken, scale=1.0), self.weight(given, fan_in=taken, scale=0.01)
         return self.node("Add", self.node("MatMul", x, weight), bias)
 
@@ -134,7 +134,7 @@ class _Graph(Graph):
         return self.node("LayerNormalization", x, one, zero, axis=-1, epsilon=1e-5)
 
     def written(self, variant: Variant, result: str, given: int) -> Any:
-        """Make the model, its inputs as the Variant draws them. `given`: the width of its output."""
+        """Make the model, with inputs as the Variant draws them. `given`: the width of its output."""
         from onnx import TensorProto, helper
 
         real = {FP32: TensorProto.FLOAT, FP16: TensorProto.FLOAT16, BF16: TensorProto.BFLOAT16}[variant.precision]
@@ -151,7 +151,7 @@ class _Graph(Graph):
 
 
 def _cnn(variant: Variant) -> Any:
-    """Build a ResNet-50: bottlenecks of 1x1, 3x3 (which has the stride) and 1x1, batch norms folded into them."""
+    """Build a ResNet-50: bottlenecks of 1x1, 3x3 (with the stride) and 1x1, with batch norms folded in."""
     graph, size = _Graph(11, variant.precision), variant.size
     x = graph.node("Relu", graph.conv("input", 3, size.width, 7, stride=2))
     x = graph.node("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
@@ -171,7 +171,7 @@ def _cnn(variant: Variant) -> Any:
 
 
 def _encoder(variant: Variant) -> Any:
-    """Build BERT-base: embeddings, layers of attention and GELU, and the first token's pooled vector as the output."""
+    """Build BERT-base: embeddings, layers of attention and GELU; the output is the pooled vector of the first token."""
     graph, size = _Graph(12, variant.precision), variant.size
     ids = graph.node("Gather", graph.weight(size.words, size.hidden, fan_in=1), "ids", axis=0)
     placed = graph.node("Add", ids, graph.weight(1, size.length, size.hidden, fan_in=1))
@@ -205,7 +205,7 @@ def _attention(graph: _Graph, x: str, hides: str, size: Size) -> str:
 
 
 def _mlp(variant: Variant) -> Any:
-    """Build 512-2048-2048-512."""
+    """Build the MLP 512-2048-2048-512."""
     graph, size = _Graph(13, variant.precision), variant.size
     x = graph.node("Relu", graph.linear("input", size.features, size.dense))
     x = graph.node("Relu", graph.linear(x, size.dense, size.dense))
@@ -216,7 +216,7 @@ BUILDERS: Mapping[str, Callable[[Variant], Any]] = MappingProxyType({"cnn": _cnn
 
 
 def model_file(folder: Path, variant: Variant) -> Path:
-    """Give a Variant's file in a model repository, written there if it is not there yet."""
+    """Return a Variant's file in a model repository, and write it if it is missing."""
     path = folder / variant.name / "1" / "model.onnx"
     if not path.exists():
         import onnx
@@ -229,7 +229,7 @@ def model_file(folder: Path, variant: Variant) -> Path:
 
 
 def requests_file(folder: Path, variant: Variant) -> Path | None:
-    """Write the rows that the load generator sends where random numbers will not do; None where they will."""
+    """Write the rows that the load generator sends if random numbers will not do; None if they will."""
     if variant.kind != "encoder":
         return None
     drawn = variant.inputs(_SENT_ROWS)

@@ -1,8 +1,7 @@
-"""Offline: ONNX Runtime alone in a tight loop with IO binding, rows/s by batch size. What all else is held against.
+"""Offline: ONNX Runtime alone in a tight loop with IO binding, rows/s by batch size: the reference for all else.
 
-`on the device`: inputs and outputs stay there, and runs are queued one behind the other without waiting for each, which
-is the most that the device gives. `with host copies`: every run takes its input from the host and gives its output
-there, one after the other.
+`on the device`: inputs and outputs stay there, and runs are queued without waiting for each, which gives the device's
+greatest rate. `with host copies`: every run copies its input from the host and its output back, one run after another.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from .world import World, best_batch, best_rate
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _SECONDS, _LEAST_RUNS, _WARM_RUNS = 0.3, 4, 2
 _NEAR = 0.98
-"""A smaller batch that is as fast as this part of the fastest is the better one: its answers come sooner."""
+"""The smallest batch that reaches this fraction of the greatest rate is preferred: its answers come sooner."""
 
 
 def report(world: World) -> Iterator[Row]:
-    """Give the rate of each model at each batch size, its best batch, and what that gives with host copies."""
+    """Yield the rate of each model at each batch size, its best batch, and the rate of that batch with host copies."""
     batches = BATCHES[:3] if world.quick else BATCHES
     for kind, precision in world.measured():
         variant = world.variant(kind, precision)
@@ -39,7 +38,7 @@ def report(world: World) -> Iterator[Row]:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A model in ONNX Runtime, with the provider's options as Penstock has them. `wait`: until all runs have ended."""
+    """A model in ONNX Runtime, with Penstock's provider options. `wait`: until all runs have ended."""
 
     runtime: Any
     kind: str
@@ -47,7 +46,7 @@ class Session:
 
 
 def session_of(world: World, variant: Variant) -> Session:
-    """Load a model as Penstock would, without Penstock. Raises: RuntimeError where the device cannot be had."""
+    """Load a model as Penstock would, but without Penstock. Raises: RuntimeError if the device is not available."""
     import onnxruntime
 
     from penstock.backends import onnx_providers
@@ -72,11 +71,11 @@ def session_of(world: World, variant: Variant) -> Session:
 
 
 def _nothing() -> None:
-    """Wait for nothing: runs on the CPU have ended when they return."""
+    """Do nothing: runs on the CPU have ended when they return."""
 
 
 def best(rates: dict[int, float]) -> tuple[int, float]:
-    """Give the smallest batch that is about as fast as the fastest, and its rate."""
+    """Return the smallest batch that is about as fast as the fastest, and its rate."""
     most = max(rates.values())
     rows = min(rows for rows, rate in rates.items() if rate >= _NEAR * most)
     return rows, rates[rows]
@@ -105,7 +104,7 @@ def _swept(world: World, variant: Variant, batches: tuple[int, ...]) -> Iterator
 
 
 def _strays(world: World, session: Any, variant: Variant) -> Row:
-    """List the nodes that ONNX Runtime leaves to the CPU."""
+    """List the nodes that ONNX Runtime assigns to the CPU."""
     what = f"{variant.name}: nodes on the CPU"
     try:
         placed = [(each.ep_name, each.get_nodes()) for each in session.get_provider_graph_assignment_info()]
@@ -117,11 +116,11 @@ def _strays(world: World, session: Any, variant: Variant) -> Row:
 
 
 Runs = Callable[[int], None]
-"""Runs a batch so many times, and returns when all have ended."""
+"""Runs a batch the given number of times, and returns when all runs have ended."""
 
 
 def _rate(rows: int, run: Runs, seconds: float) -> float:
-    """Give rows/s: as many runs as take about so long, counted after a few that do not count."""
+    """Return rows/s, from as many runs as take about `seconds`, after a few warm-up runs."""
     run(_WARM_RUNS)
     begin = time.perf_counter()
     run(_LEAST_RUNS)
@@ -141,9 +140,9 @@ def _on_device(session: Session, variant: Variant, rows: int) -> Runs:
     binding.bind_output("output", session.kind, 0)
     session.runtime.run_with_iobinding(binding)
     (output,) = binding.get_outputs()
-    binding.bind_ortvalue_output("output", output)  # the same memory from now on
+    binding.bind_ortvalue_output("output", output)  # the same memory in every later run
     options = onnxruntime.RunOptions()
-    options.add_run_config_entry("gpu_graph_id", "-1")  # else each run looks for it, with an exception
+    options.add_run_config_entry("gpu_graph_id", "-1")  # otherwise each run looks for it, with an exception
     options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
     def run(times: int) -> None:

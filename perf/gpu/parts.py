@@ -1,7 +1,7 @@
-"""Parts: what the check consists of, when each must have ended, and the process that each runs in.
+"""Parts: the parts of the check, their deadlines, and the process that each one runs in.
 
-A part is a generator of Rows. It has a process of its own, so that an error that stays with a CUDA context, or a driver
-that hangs, costs its own part only. What it found before it failed, or was ended, stands.
+A part is a generator of Rows. It runs in its own process, so that a sticky error of a CUDA context, or a hanging
+driver, fails only that part. What it found before it failed or was stopped is kept.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ ROWS = "rows.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part: its module in this package, whose `report` gives the Rows, and how long it may take."""
+    """One part: its module in this package, whose `report` yields the Rows, and how long it may take."""
 
     name: str
     seconds: float
 
     def report(self) -> Report:
-        """Import it."""
+        """Import the module."""
         found: Report = importlib.import_module(f"{__package__}.{self.name}").report
         return found
 
 
 PARTS = (
-    Part("machine", 20),  # what is there, and the models are written
+    Part("machine", 20),  # the machine's properties; also writes the models
     Part("offline", 55),  # ONNX Runtime alone, rows/s by batch size
     Part("engine", 55),  # the same through the Engine in this process
     Part("served", 135),  # the same through a server: HTTP, gRPC, system and CUDA shared memory; latency
-    Part("bindings", 15),  # what the CUDA Bindings take for granted of ONNX Runtime
-    Part("correct", 40),  # answers against the CPU's
-    Part("shared", 15),  # answers through CUDA shared memory, and through the system's while it is taken away
+    Part("bindings", 15),  # what the CUDA Bindings assume about ONNX Runtime
+    Part("correct", 40),  # answers compared with the CPU's
+    Part("shared", 15),  # answers through CUDA shared memory, and through the system's while it is truncated
     Part("copies", 25),  # whether copies and compute overlap
-    Part("graphs", 30),  # CUDA graphs on and off, and what they take
-    Part("sizes", 20),  # the first run of a batch size beside its later ones
-    Part("faults", 40),  # out of memory, budgets, a device that is broken on purpose, no device
+    Part("graphs", 30),  # CUDA graphs on and off, and what they cost
+    Part("sizes", 20),  # the first run of a batch size compared with its later ones
+    Part("faults", 40),  # out of memory, budgets, a device broken on purpose, no device
     Part("memory", 20),  # memory after 50 loads and unloads
-    Part("telemetry", 20),  # metrics against nvidia-smi, and the doctor
+    Part("telemetry", 20),  # metrics compared with nvidia-smi, and the doctor
 )
 TOTAL_S = 490.0
-"""What all may take together: the machine is lent for commands of ten minutes."""
+"""The time of all parts together: the machine is lent for commands of ten minutes."""
 
 
 def deadlines(parts: Sequence[Part], start_s: float) -> dict[str, float]:
-    """Say when each must have ended: what one leaves over the next ones have, and none takes of another's."""
+    """Return the parts' deadlines: time that one part leaves over goes to the next ones, and none takes another's."""
     ends, end_s = {}, start_s
     for part in parts:
         end_s += part.seconds
@@ -71,7 +71,7 @@ def deadlines(parts: Sequence[Part], start_s: float) -> dict[str, float]:
 
 
 def run_all(parts: Sequence[Part], world: World, say: Callable[[Row], None], start_s: float) -> list[Row]:
-    """Run parts one after the other, each in a process; tell every Row as it comes."""
+    """Run parts one after another, each in its own process; report every Row as it comes."""
     rows = list(world.earlier)
     for name, end_s in deadlines(parts, start_s).items():
         for row in in_process(name, replace(world, end_s=end_s)):
@@ -81,7 +81,7 @@ def run_all(parts: Sequence[Part], world: World, say: Callable[[Row], None], sta
 
 
 def in_process(name: str, world: World, command: Sequence[str] = ()) -> Iterator[Row]:
-    """Run one part in a process of its own, and end it when its time is over."""
+    """Run one part in its own process, and end that process at the deadline."""
     if world.left_s() < _LEAST_S:
         yield failed(name, "the whole part", "no time was left for it")
         return
@@ -119,7 +119,7 @@ def _lines(child: subprocess.Popen[bytes]) -> queue.SimpleQueue[str]:
 
 
 def _next(lines: queue.SimpleQueue[str], left_s: float) -> str | None:
-    """Give the next line, "" where there is none any more; None where the time is over."""
+    """Return the next line, "" at the end of the output; None if the deadline has passed."""
     try:
         return lines.get(timeout=max(left_s, 0))
     except queue.Empty:
@@ -127,7 +127,7 @@ def _next(lines: queue.SimpleQueue[str], left_s: float) -> str | None:
 
 
 def _ended(child: subprocess.Popen[bytes], patience_s: float) -> int:
-    """Wait for its end; then end it, first as it likes, and whatever it has started. Give its status."""
+    """Wait for the process to end; then end it, gracefully at first, and all that it started. Return its status."""
     for number, after_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, _END_S)):
         try:
             return child.wait(after_s)
@@ -143,7 +143,7 @@ def _last_line(log: Path) -> str:
 
 
 def reported(report: Report, name: str, world: World) -> Iterator[Row]:
-    """Run a part here; what it raises is a Row."""
+    """Run a part in this process; an exception becomes a Row."""
     try:
         yield from report(world)
     except Exception as error:  # noqa: BLE001 - it is a finding
@@ -153,7 +153,7 @@ def reported(report: Report, name: str, world: World) -> Iterator[Row]:
 def main(words: Sequence[str]) -> None:
     """Run one part for `in_process`: its name, and its World."""
     name, said = words
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what it has started goes with it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that whatever it has started is ended too
     world = of_words(said, Path(_folder(said)) / ROWS)
     part = next(part for part in PARTS if part.name == name)
     for row in reported(part.report(), name, world):
@@ -165,7 +165,7 @@ def _folder(said: str) -> str:
 
 
 def chosen(only: Iterable[str]) -> tuple[Part, ...]:
-    """Give the parts that were asked for, in their order; all where none was. Raises: ValueError."""
+    """Return the requested parts, in their order; all if none was requested. Raises: ValueError."""
     names = set(only)
     known: Mapping[str, Part] = {part.name: part for part in PARTS}
     if unknown := sorted(names - known.keys()):

@@ -1,6 +1,6 @@
-"""Rows: what a part of the check found, one figure or one verdict each, and the table that they make.
+"""Rows: the findings of a part of the check, one figure or one verdict each, and the table that they make.
 
-A Row travels between processes as a line of JSON, and stands in gpu_check.json as it is.
+A Row travels between processes as a line of JSON, and has the same form in gpu_check.json.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ _WHOLE_FROM = 1000
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One finding. `part`: who found it; `what`: its name, one and the same in every run, which others look it up by.
+    """One finding. `part`: who found it; `what`: its name, the same in every run, by which others look it up.
 
-    `wanted` is what `value` is held against, in words; `held` None where nothing is. `note`: what a reader should know.
+    `wanted` is the text of what `value` is held against; `held` is None if nothing is. `note`: what a reader should
+    know.
     """
 
     part: str
@@ -32,12 +33,12 @@ class Row:
     note: str = ""
 
     def line(self) -> str:
-        """Write it as one line of JSON."""
+        """Return it as one line of JSON."""
         return json.dumps(asdict(self))
 
 
 def parsed(line: str) -> Row | None:
-    """Read a line that `Row.line` wrote; None for any other, such as what a library prints."""
+    """Parse a line that `Row.line` wrote; None for any other line, such as a library's output."""
     try:
         found: dict[str, Any] = json.loads(line)
         texts = all(isinstance(found.get(name, ""), str) for name in ("part", "what", "unit", "wanted", "note"))
@@ -48,23 +49,23 @@ def parsed(line: str) -> Row | None:
 
 
 def at_least(part: str, what: str, value: float, least: float, unit: str = "", note: str = "") -> Row:
-    """Hold a figure against the least that is wanted."""
+    """Make a Row that requires a figure to be at least so much."""
     return Row(part, what, value, unit, f">= {figure(least)}", value >= least, note)
 
 
 def at_most(part: str, what: str, value: float, most: float, unit: str = "", note: str = "") -> Row:
-    """Hold a figure against the most that is wanted; no number (NaN) is too much."""
+    """Make a Row that requires a figure to be at most so much; NaN fails."""
     return Row(part, what, value, unit, f"<= {figure(most)}", value <= most, note)
 
 
 def failed(part: str, what: str, error: BaseException | str) -> Row:
-    """Say that something could not be found out; why goes on one line."""
+    """Make a Row for something that could not be found out; the reason goes on one line."""
     words = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     return Row(part, what, "failed", held=False, note=" ".join(words.split())[:300])
 
 
 def figure(value: float | str) -> str:
-    """Write a number for a reader: whole from a thousand on, four digits below."""
+    """Format a number for a reader: whole from a thousand on, four digits below."""
     if isinstance(value, str):
         return value
     if abs(value) >= _WHOLE_FROM:
@@ -73,7 +74,7 @@ def figure(value: float | str) -> str:
 
 
 def table(title: str, rows: Sequence[Row], said: Mapping[str, Any]) -> str:
-    """Write the Markdown table, what the machine is above it, and how many rows hold below."""
+    """Format the Markdown table, with the machine's description above it, and how many rows hold below."""
     lines = [f"## {title}", "", *(f"- {name}: {value}" for name, value in said.items()), ""]
     lines += ["| part | what | found | wanted | |", "| --- | --- | --- | --- | --- |"]
     for row in rows:

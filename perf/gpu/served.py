@@ -1,4 +1,4 @@
-"""Served: rows/s over each transport beside ONNX Runtime alone, and the latency below the knee beside one request's."""
+"""Served: rows/s over each transport compared with ONNX Runtime alone, and the latency below the knee."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ WANTED, TIMES, SHARE = 0.90, 4.0, 0.8
 _SECONDS, _LEVEL_SECONDS, _PACED_SECONDS = 1.5, 0.4, 3.0
 _DEEP = 4
 FRONTS = 4
-"""Processes that take requests, in a second server: for models whose requests are more than one takes."""
+"""Front ends in a second server, for models whose requests are more than one process can handle."""
 _MOST_SLOTS = 1024
 _SIZES_TOLD = 8
 
 
 def report(world: World) -> Iterator[Row]:
-    """Give each model's rate over each transport; of the best one for most models, the latency below the knee."""
+    """Yield each model's rate over each transport; for most models, the best one's latency below the knee."""
     with serving(world, "served") as server:
         for variant in [world.variant(*each) for each in world.measured()]:
             yield from _of_model(world, server, variant, WAYS if world.on_gpu else WAYS[:-1])
@@ -44,7 +44,7 @@ def _of_model(world: World, server: Server, variant: Variant, ways: Sequence[Way
         world.file(variant)
         server.control.load(variant.name, config_of(world, variant.name, rows))
         rates = yield from _measured(world, server, variant, ways)
-        # half precision is what is served where latency counts
+        # half precision is what is served if latency matters
         if rates and len(ways) > 1 and variant.kind in HELD and variant.precision == FP16:
             far = [way for way in rates if way.shared_memory != "cuda"]
             best = max(far or rates, key=lambda way: rates[way])
@@ -81,7 +81,7 @@ def _measured(
 
 
 def _ratio(world: World, variant: Variant, rates: dict[Way, float]) -> Iterator[Row]:
-    """Hold the better of HTTP and system shared memory against offline."""
+    """Compare the better of HTTP and system shared memory with offline."""
     offline = world.found(best_rate(variant))
     counted = {way: rate for way, rate in rates.items() if way.shared_memory != "cuda" and not way.grpc}
     if not offline or not counted:
@@ -90,16 +90,16 @@ def _ratio(world: World, variant: Variant, rates: dict[Way, float]) -> Iterator[
     fronts = ", with fronts" if "fronts" in way.name else ""
     what, share = f"{variant.name}: server to offline{fronts}", counted[way] / offline
     row = at_least("served", what, share, WANTED, note=way.name)
-    # the fronts are measured to see what is left in a server that has too little of one process
+    # the front ends are measured to see what is left if one process is not enough for a server
     yield world.judged(row) if variant.kind in HELD and not fronts else replace(row, held=None, wanted="")
 
 
 def _latency(world: World, server: Server, variant: Variant, way: Way, setting: str = "") -> Iterator[Row]:
-    """Hold the p99 of an open loop at 80% of the knee against the median of one request at a time, of one row each.
+    """Compare the p99 of an open loop at 80% of the knee with the median of one request at a time, of one row each.
 
-    The knee is that of a run (docs/glossary.md): of closed loops of 1, 2, 4 ... requests the one whose throughput
-    divided by its mean latency is greatest. The same at 80% of the greatest throughput is told and not judged: what
-    comes during one run is the next there, and most wait for two of many rows.
+    The knee is that of a run (docs/glossary.md): of closed loops of 1, 2, 4 ... requests, the one with the greatest
+    ratio of throughput to mean latency. The same at 80% of the greatest throughput is reported but not judged: requests
+    that arrive during one run form the next, and most wait for two runs of many rows.
     """
     slots = min(_DEEP * world.best_rows(variant), _MOST_SLOTS)
     with driving(world, server, variant, way, rows=1, slots=slots) as running:
@@ -129,7 +129,7 @@ def _per_s(window: Window) -> float:
 def _paced(
     world: World, server: Server, variant: Variant, running: Fleet, rate_per_s: float
 ) -> tuple[float, str]:  # fmt: skip
-    """Keep up an open loop of so many requests. Returns: their p99 in ms, and what is to be said of them."""
+    """Run an open loop at this rate. Returns: the p99 in ms, and a note about it."""
     before, stolen_s = server.batches(variant.name), processes.stolen_s()
     window = loaded(running, Load(rate_per_s=rate_per_s, poisson=True, seed=1), world.seconds(_PACED_SECONDS))
     sizes, stolen_s = _sizes(server.batches(variant.name), before), processes.stolen_s() - stolen_s
@@ -141,13 +141,13 @@ def _paced(
 
 
 def _usual_ms(window: Window, quantile: float) -> float:
-    """Give a quantile of the latency as it is in most tenths of a window, whatever held the machine up in others."""
+    """Return the median over the tenths of a window of a latency quantile: a brief disturbance does not count."""
     tenths = np.array_split(window.latencies_ns[np.argsort(window.ends_ns)], 10)
     return float(np.median([np.quantile(each, quantile) for each in tenths if len(each)])) / 1e6
 
 
 def _sizes(after: Mapping[int, tuple[int, int]], before: Mapping[int, tuple[int, int]]) -> str:
-    """Say which batches ran in between: the sizes that took most of the time, how many of each, and ms of one."""
+    """Describe the batches that ran in between: the sizes that took most of the time, their counts, and ms of one."""
     ran = {}
     for rows, (count, took_ns) in after.items():
         count_before, took_before = before.get(rows, (0, 0))

@@ -1,4 +1,4 @@
-"""Servers: a `penstock serve` of its own for a part, and what drives a model of it over one of the transports."""
+"""Servers: a `penstock serve` for a single part, and the load on one of its models over one of the transports."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from .world import World
 PROGRAM = "penstock.server.cli"
 READY_WITHIN_S = 60.0
 _CLIENTS = 6
-"""Processes of the generator on a large machine; half of a small one's cores."""
+"""Processes of the generator on a large machine; on a small one, half of its cores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One transport: what it is called, and how tensors travel."""
+    """One transport: its name, and how tensors travel."""
 
     name: str
     grpc: bool = False
@@ -50,7 +50,7 @@ WAYS = (
 
 
 class Server:
-    """A server with the repository of the World, which loads what it is told."""
+    """A server with the World's repository, which loads only what it is told to."""
 
     def __init__(self, child: subprocess.Popen[bytes], ports: tuple[int, int], log: Path) -> None:
         self.process = Process(child.pid, ports[0])
@@ -64,23 +64,23 @@ class Server:
         return self._child.poll() is None
 
     def said(self) -> str:
-        """Give the end of what it has logged."""
+        """Return the end of its log."""
         return self._log.read_text("utf-8", "replace")[-4000:]
 
     @property
     def engine(self) -> int:
-        """The process that has the models: the engine of a supervisor, else the server itself."""
+        """The process that has the models: the engine of a supervisor, otherwise the server itself."""
         living = processes.living()
         family = processes.descended([self.process.pid], living)
         return next((pid for pid in family if pid in living and "engine" in living[pid].name), self.process.pid)
 
     def states(self) -> dict[str, tuple[str, str]]:
-        """Give the state of each model of the repository, and why."""
+        """Return the state of each model in the repository, and the reason."""
         found = json.loads(self.process.request("POST", "/v2/repository/index", b"{}"))
         return {each["name"]: (each.get("state", ""), each.get("reason", "")) for each in found}
 
     def batches(self, name: str) -> dict[int, tuple[int, int]]:
-        """Give, for each batch size that a model has run, how many and their compute time in ns."""
+        """Return, for each batch size that a model has run, the number of batches and their compute time in ns."""
         told = json.loads(self.process.request("GET", f"/v2/models/{name}/stats"))["model_stats"][-1]
         found = {}
         for each in told.get("batch_stats", ()):
@@ -93,7 +93,7 @@ class Server:
 def serving(
     world: World, name: str, *words: str, environ: Mapping[str, str] | None = None, program: str = PROGRAM
 ) -> Iterator[Server]:
-    """Run a server until the block ends; it loads no model by itself. Raises: RuntimeError where it does not start."""
+    """Run a server until the block ends; it loads no model by itself. Raises: RuntimeError if it does not start."""
     ports = (free_port(), free_port())
     repository = world.folder / "models"
     repository.mkdir(exist_ok=True)
@@ -131,7 +131,7 @@ def _await(server: Server, seconds: float) -> None:
 
 
 def config_of(world: World, name: str, rows: int, **more: Any) -> dict[str, Any]:
-    """Give the ModelConfig that a model is loaded with."""
+    """Return the ModelConfig that a model is loaded with."""
     kind = {"kind": "KIND_GPU", "gpus": [0]} if world.on_gpu else {"kind": "KIND_CPU"}
     queue = {"default_queue_policy": {"max_queue_size": 0}}
     return {
@@ -142,7 +142,7 @@ def config_of(world: World, name: str, rows: int, **more: Any) -> dict[str, Any]
 
 @contextmanager
 def driving(world: World, server: Server, variant: Variant, way: Way, *, rows: int, slots: int) -> Iterator[Fleet]:
-    """Give a fleet that sends a loaded model its requests of so many rows. Raises: what keeps it from beginning."""
+    """Yield a fleet that sends a loaded model requests of this many rows. Raises: whatever keeps it from starting."""
     port = server.grpc_port if way.grpc else server.process.port
     target = Target(HOST, port, grpc=GrpcCall(INFER) if way.grpc else None)
     drawn = requests_file(world.folder, variant)
@@ -157,7 +157,10 @@ def driving(world: World, server: Server, variant: Variant, way: Way, *, rows: i
 
 
 def loaded(running: Fleet, load: Load, seconds: float) -> Window:
-    """Keep a load up: for a while that does not count, then for `seconds`. Raises: RuntimeError without an answer."""
+    """Keep up a load: first for a warm-up that is not counted, then for `seconds`.
+
+    Raises: RuntimeError without an answer.
+    """
     running.go(load)
     try:
         running.wait(seconds / 3)

@@ -1,7 +1,7 @@
-"""Shared memory: answers of a server that reads and writes its clients' device memory, against the CPU's.
+"""Shared memory: answers of a server that reads and writes its clients' device memory, compared with the CPU's.
 
-Several clients ask at once, over and over, each with other rows in the same region, so that requests of one turn share
-batches and a copy that is made too late, or too early, shows. What an answer goes to is poisoned before.
+Several clients send requests at once, repeatedly, each time with different rows in the same region, so that concurrent
+requests share batches, and a copy made too late or too early shows. The output memory is poisoned before each request.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .world import World
 
 CHECKED = (("mlp", FP32), ("cnn", FP16), ("encoder", FP16))
 SIZES = (1, 3, 2, 5, 8, 1)
-"""Rows of the clients' requests; one of them fills a batch by itself, and can be run where it lies."""
+"""Rows of the clients' requests; one of them fills a batch by itself, and can be run in place."""
 _ROWS, _TURNS, _DEVICE, _ALIGNED = 8, 6, 0, 256
-_POISON = 0xFF  # not a number, in any precision
+_POISON = 0xFF  # NaN in any precision
 
 
 def report(world: World) -> Iterator[Row]:
-    """Give how far answers are off at most."""
+    """Yield the greatest error of the answers."""
     runtime = find_runtime()
     if runtime is None:
         held = False if world.on_gpu else None
@@ -67,7 +67,7 @@ def _taken(world: World, server: Server) -> Row:
 
 
 def furthest(server: Server, runtime: Runtime, variant: Variant, wanted: Tensor) -> float:
-    """Have all clients ask; give how far the worst answer is off. Raises: RuntimeError where one is refused."""
+    """Have all clients send requests; return the error of the worst answer. Raises: RuntimeError if one is refused."""
     drawn = variant.inputs(POOL)
     with ExitStack() as stack:
         clients = [stack.enter_context(_Client(server, runtime, variant, rows)) for rows in SIZES]
@@ -82,7 +82,7 @@ def furthest(server: Server, runtime: Runtime, variant: Variant, wanted: Tensor)
 
 
 class _Client:
-    """One region of device memory, with the inputs of a request and, behind them, its output."""
+    """One region of device memory, with the inputs of a request followed by its output."""
 
     def __init__(self, server: Server, runtime: Runtime, variant: Variant, rows: int) -> None:
         self._server = server
@@ -108,13 +108,13 @@ class _Client:
         return self
 
     def __exit__(self, *error: object) -> None:
-        # the server lets go of it first: the other way round is undefined
+        # the server must release it first: the opposite order is undefined
         with suppress(ControlError, CudaError):
             self._server.control.unregister_cuda(self._region)
             self._runtime.free(self._pointer, _DEVICE)
 
     def ask(self, inputs: Mapping[str, Tensor], shape: Sequence[int]) -> Tensor:
-        """Ask with rows. Returns: the output that then lies in the region. Raises: RuntimeError."""
+        """Send a request with rows. Returns: the output found in the region afterwards. Raises: RuntimeError."""
         nbytes = int(np.prod(shape)) * np.dtype(self._variant.dtype).itemsize
         for name, each in inputs.items():
             self._runtime.write(self._pointer + self._places[name], _DEVICE, each.tobytes())
@@ -143,9 +143,9 @@ class _Client:
 
 _DATATYPES = {"int64": "INT64"}
 _WIDEST_BYTES = 4096
-"""Of a row of output: no model here gives more."""
+"""The room for a row of output: no model here has a larger one."""
 
 
 def _after(offset: int, nbytes: int) -> int:
-    """Give the next offset that is aligned as device memory is."""
+    """Return the next offset that has the alignment of device memory."""
     return -(-(offset + nbytes) // _ALIGNED) * _ALIGNED

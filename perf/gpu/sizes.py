@@ -1,7 +1,7 @@
-"""Sizes: what the first run of a batch size takes beside its later ones, and what it takes to come back to it.
+"""Sizes: the time of the first run of a batch size compared with its later ones, and of coming back to it.
 
-ONNX Runtime has one plan for each convolution, and makes another one whenever the shape is not that of the run before.
-By Binding, without graphs, so that nothing of the Engine is in it: what is lent, queued, computed and given back.
+ONNX Runtime has one plan for each convolution, and makes a new one whenever the shape differs from that of the last
+run. Measured by Binding, without graphs, to exclude the Engine: lending, queuing, computing and returning.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _PART = "sizes"
 _LATER = 3
 _SEARCH = "cuda.cudnn_conv_algo_search"
 SETTINGS = (("cnn", ""), ("cnn", "DEFAULT"), ("encoder", ""))
-"""Models, and how cuDNN looks for an algorithm; silent: as Penstock has it."""
+"""Models, and how cuDNN searches for an algorithm; empty: Penstock's default."""
 
 
 def report(world: World) -> Iterator[Row]:
-    """Give the first run of each size of each model, in the order of SIZES, and what they sum up to."""
+    """Yield the first run of each size of each model, in the order of SIZES, and their sum."""
     for kind, search in SETTINGS:
         variant = world.variant(kind, FP16)
         try:
@@ -44,7 +44,7 @@ def _measured(world: World, variant: Variant, search: str) -> Iterator[Row]:
     try:
         binding = bound(world, variant, backend, max(SIZES))
         feed = drawn_for(backend, variant, max(SIZES))
-        _took_ms(binding, feed, 1)  # libraries are loaded with the first run of all
+        _took_ms(binding, feed, 1)  # libraries are loaded in the first run of all
         first_ms, worst, at = 0.0, 0.0, 0
         for rows in SIZES:
             first, *later = [_took_ms(binding, feed, rows) for _ in range(1 + _LATER)]
@@ -63,7 +63,7 @@ def _measured(world: World, variant: Variant, search: str) -> Iterator[Row]:
 
 
 def _took_ms(binding: Binding, feed: list[Array], rows: int) -> float:
-    """Run so many rows; give what that took once they lay where they were lent."""
+    """Run this many rows; return the time of that, with the rows already in the lent buffers."""
     fill(binding, [each[:rows] for each in feed])
     start_ns = time.perf_counter_ns()
     binding.run((0,))

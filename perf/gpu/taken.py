@@ -1,7 +1,7 @@
-"""Taken: what clients share of the host's memory, while some of them truncate their files under the server's copies.
+"""Taken: shared host memory of clients, some of which truncate their files while the server copies from them.
 
-Where a device copies out of such memory by itself, only a machine that has one shows that nothing of the process
-touches a page that has gone: that would be its end.
+If a device copies out of such memory by itself, only a machine that has one can show that no code of the process
+touches a page that has gone, which would kill it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DTYPES = {"FP16": np.float16, "FP32": np.float32}
 
 
 def row(server: Server, variant: Variant, wanted: Tensor, seconds: float = SECONDS) -> Row:
-    """Say how far answers to honest clients are off at most. Raises: RuntimeError, OSError where there are none."""
+    """Yield the greatest error of answers to honest clients. Raises: RuntimeError, OSError if there are no answers."""
     drawn = variant.inputs(POOL)
     with ExitStack() as stack:
         clients = [stack.enter_context(_Client(server, variant)) for _ in range(_HONEST + _TAKING)]
@@ -41,7 +41,7 @@ def row(server: Server, variant: Variant, wanted: Tensor, seconds: float = SECON
         end_s = time.monotonic() + seconds
 
         def ask(number: int) -> tuple[float, int, int]:
-            """Give how far its answers are off, how many there were, and how many were refused."""
+            """Return the error of its answers, how many there were, and how many requests were refused."""
             off, answers, refused = 0.0, 0, 0
             while time.monotonic() < end_s:
                 rows = [(7 * answers + 5 * number) % POOL]
@@ -95,12 +95,12 @@ class _Client:
         self._file.unlink()
 
     def take(self) -> None:
-        """Take the memory away, and give other memory in its place."""
+        """Truncate the memory, and put other memory in its place."""
         os.truncate(self._file, 0)
         os.truncate(self._file, self._size)
 
     def ask(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Ask with a row. Raises: RuntimeError where that is refused."""
+        """Send a request of one row. Raises: RuntimeError if it is refused."""
         with self._file.open("r+b") as file:
             for name, each in inputs.items():
                 file.seek(self._places[name][0])
@@ -123,7 +123,7 @@ class _Client:
 
 
 def _output(answer: bytes) -> Tensor:
-    """Read an answer's one tensor, which follows its JSON: halves of precision have no other form."""
+    """Read an answer's only tensor, which follows its JSON: half precision has no other form."""
     said, end = json.JSONDecoder().raw_decode(answer.decode("latin-1"))
     (output,) = said["outputs"]
     return np.frombuffer(answer, _DTYPES[output["datatype"]], offset=end).reshape(output["shape"]).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Telemetry: the metrics page against nvidia-smi while a model is busy, and the doctor's report."""
+"""Telemetry: the metrics page compared with nvidia-smi while a model is busy, and the doctor's report."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _LINE = re.compile(r"^(\w+)(?:\{([^}]*)\})? (\S+)$")
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One figure, on the page and in nvidia-smi's words. `scale`: what nvidia-smi's is multiplied by.
+    """One figure: its names on the page and in nvidia-smi. `scale`: the factor for nvidia-smi's value.
 
-    `share` and `least`: they may differ by so much of it, and by so much in any case, in the page's unit.
+    `share` and `least`: the allowed difference, relative, and absolute in the page's unit.
     """
 
     metric: str
@@ -40,7 +40,7 @@ class Compared:
     least: float
 
     def near(self, page: float, asked: float) -> bool:
-        """Say whether both say about the same."""
+        """Return whether both values are about the same."""
         return abs(page - asked * self.scale) <= max(self.share * abs(asked * self.scale), self.least)
 
 
@@ -55,7 +55,7 @@ COMPARED = (
 
 
 def report(world: World) -> Iterator[Row]:
-    """Give the page's figures beside nvidia-smi's, and what the doctor finds wrong."""
+    """Yield the page's figures next to nvidia-smi's, and the doctor's findings."""
     try:
         yield from _metrics(world)
     except Exception as error:  # noqa: BLE001 - the doctor is asked all the same
@@ -95,7 +95,7 @@ def _metrics(world: World) -> Iterator[Row]:
 
 
 def compared(each: Compared, page: Mapping[str, float], asked: Mapping[str, float]) -> Row:
-    """Hold a figure of the page against nvidia-smi's."""
+    """Compare a figure of the page with nvidia-smi's."""
     there, said = page.get(each.metric, math.nan), asked.get(each.query, math.nan)
     wanted = f"{said * each.scale:.4g}" if math.isfinite(said) else "nvidia-smi says nothing"
     value = there if math.isfinite(there) else "not on the page"
@@ -103,7 +103,7 @@ def compared(each: Compared, page: Mapping[str, float], asked: Mapping[str, floa
 
 
 def energy(first: Mapping[str, float], second: Mapping[str, float], took_s: float) -> Row:
-    """Hold the joules between two pages against the power meanwhile."""
+    """Compare the joules between two pages with the power in that time."""
     joules = second.get(ENERGY, math.nan) - first.get(ENERGY, math.nan)
     wanted = (first.get(POWER, math.nan) + second.get(POWER, math.nan)) / 2 * took_s
     held = abs(joules - wanted) <= 0.4 * wanted
@@ -111,7 +111,7 @@ def energy(first: Mapping[str, float], second: Mapping[str, float], took_s: floa
 
 
 def shared_out(page: Mapping[str, float]) -> Row:
-    """Hold what the models and nobody took against what the GPU took."""
+    """Compare the energy of the models and of nobody with that of the GPU."""
     models, rest, whole = (page.get(name, math.nan) for name in (OF_MODELS, REST, ENERGY))
     held = abs(models + rest - whole) <= max(0.01 * whole, 1.0)
     note = f"and {rest:.4g} J are nobody's"
@@ -119,7 +119,7 @@ def shared_out(page: Mapping[str, float]) -> Row:
 
 
 def _page(text: bytes) -> dict[str, float]:
-    """Read a metrics page: the sum over all labels of each metric."""
+    """Parse a metrics page: the sum over all labels of each metric."""
     found: dict[str, float] = {}
     for line in text.decode("utf-8").splitlines():
         match = _LINE.match(line)
@@ -132,7 +132,7 @@ def _page(text: bytes) -> dict[str, float]:
 
 
 def nvidia_smi() -> dict[str, float]:
-    """Ask nvidia-smi about the first GPU. Raises: OSError, subprocess.SubprocessError where it cannot be asked."""
+    """Query nvidia-smi about the first GPU. Raises: OSError, subprocess.SubprocessError if that is not possible."""
     queries = [each.query for each in COMPARED]
     command = ["nvidia-smi", "--id=0", f"--query-gpu={','.join(queries)}", "--format=csv,noheader,nounits"]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_ASKED_S)
@@ -140,7 +140,7 @@ def nvidia_smi() -> dict[str, float]:
 
 
 def read_smi(queries: list[str], text: str) -> dict[str, float]:
-    """Read its one line; what is not a number is left out ("[N/A]")."""
+    """Parse its only line; values that are not numbers ("[N/A]") are omitted."""
     words = (text.strip().splitlines() or [""])[0].split(",")
     found = {}
     for query, word in zip(queries, words, strict=False):
@@ -166,7 +166,7 @@ def _doctor(world: World) -> Iterator[Row]:
 
 
 def errors_of(document: object) -> list[str]:
-    """Give the texts of what a doctor's JSON calls an error, wherever it stands."""
+    """Return the texts of everything that a doctor's JSON calls an error, at any depth."""
     if isinstance(document, list):
         return [text for each in document for text in errors_of(each)]
     if not isinstance(document, dict):

@@ -1,4 +1,4 @@
-"""The world of a part: which device is checked, at what size, what earlier parts found, and when the part must end."""
+"""The world of a part: the device to check, the model sizes, the findings of earlier parts, and the deadline."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .rows import Row, parsed
 GPU = "cuda:0"
 KINDS = ("cnn", "encoder", "mlp")
 MEASURED = tuple((kind, precision) for precision in (FP16, FP32) for kind in KINDS)
-"""What rates are measured of, the most wanted first."""
+"""The models whose rates are measured, the most important first."""
 _USUAL_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a part is told. It travels to the part's process as words of a command line.
+    """What a part is told. It is passed to the part's process as command-line words.
 
-    `quick`: small models and short loads. `end_s`: of the monotonic clock, which all processes share.
+    `quick`: small models and short loads. `end_s`: on the monotonic clock, which all processes share.
     """
 
     device: str
@@ -35,46 +35,46 @@ class World:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether it is a GPU that is checked, and not a stand-in."""
+        """Whether a GPU is checked, and not a stand-in."""
         return self.device != "cpu"
 
     def variant(self, kind: str, precision: str) -> Variant:
-        """Give a model as large as is checked."""
+        """Return a model at the size that is checked."""
         return Variant(kind, precision, SMALL if self.quick else FULL)
 
     def file(self, variant: Variant) -> Path:
-        """Give its file, made if need be."""
+        """Return its file, written if necessary."""
         return model_file(self.folder / "models", variant)
 
     def measured(self) -> tuple[tuple[str, str], ...]:
-        """Give what rates are measured of, kinds and precisions."""
+        """Return the kinds and precisions whose rates are measured."""
         return MEASURED[: len(KINDS)] if self.quick else MEASURED
 
     def judged(self, row: Row) -> Row:
-        """Give a Row that holds a speed against what a GPU should give: of a stand-in it is not held against it."""
+        """Return a Row that holds a speed against what a GPU should reach; for a stand-in the Row is not judged."""
         return row if self.on_gpu and not self.quick else replace(row, held=None, wanted="")
 
     def seconds(self, full: float) -> float:
-        """Say how long a load takes that takes so long on a GPU."""
+        """Return how long a load lasts that lasts this long on a GPU."""
         return min(full, 0.1) if self.quick else full
 
     def left_s(self) -> float:
-        """Say how long the part still has."""
+        """Return the time that the part has left."""
         return self.end_s - time.monotonic()
 
     def found(self, what: str) -> float | None:
-        """Give the figure of an earlier Row, if there is one."""
+        """Return the figure of an earlier Row, if there is one."""
         for row in self.earlier:
             if row.what == what and isinstance(row.value, float | int):
                 return float(row.value)
         return None
 
     def best_rows(self, variant: Variant) -> int:
-        """Give the batch at which the model is fastest offline, or a usual one where nobody has measured."""
+        """Return the batch at which the model is fastest offline, or a default if nobody has measured it."""
         return int(self.found(best_batch(variant)) or _USUAL_ROWS)
 
     def words(self) -> list[str]:
-        """Write it for another process, without the Rows."""
+        """Format it for another process, without the Rows."""
         said: Mapping[str, Any] = {
             "device": self.device, "folder": str(self.folder), "quick": self.quick, "end_s": self.end_s
         }  # fmt: skip
@@ -82,7 +82,7 @@ class World:
 
 
 def of_words(words: str, rows: Path) -> World:
-    """Read what `World.words` wrote; the Rows are lines of a file."""
+    """Parse what `World.words` wrote; the Rows are lines of a file."""
     said = json.loads(words)
     lines = rows.read_text("utf-8").splitlines() if rows.exists() else []
     earlier = tuple(row for row in map(parsed, lines) if row is not None)
@@ -90,16 +90,16 @@ def of_words(words: str, rows: Path) -> World:
 
 
 def best_batch(variant: Variant) -> str:
-    """Name the Row that says which batch is fastest."""
+    """Return the name of the Row with the fastest batch."""
     return f"{variant.name}: best batch"
 
 
 def best_rate(variant: Variant) -> str:
-    """Name the Row that says how fast that is."""
+    """Return the name of the Row with the rate of that batch."""
     return f"{variant.name}: offline at its best batch"
 
 
 def out_folder() -> Path | None:
-    """Give the folder that the machine's lender brings back, if there is one."""
+    """Return the folder that the machine's lender copies back, if there is one."""
     named = os.environ.get("OUT")
     return Path(named) if named else None

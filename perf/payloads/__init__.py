@@ -1,1 +1,1 @@
-"""Payloads: what the generator sends, made from a model's description before the first request goes."""
+"""Payloads: what the generator sends, built from a model's description before the first request."""

@@ -1,4 +1,4 @@
-"""Batches: rows put together to the tensors of requests. A batch takes a step and those after it, around its stream."""
+"""Batches: joins rows into the tensors of requests. A batch takes consecutive steps, wrapping around its stream."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .tensors import InputError, Sent, Step, Values, text_of
 
 
 def check_batch(model: Described, batch: int) -> None:
-    """Hold a client batch against what the model takes. Raises: InputError."""
+    """Check a client batch against the model's limits. Raises: InputError."""
     most = model.max_batch_size
     if batch < 1:
         raise InputError(f"-b {batch}: a request has one row at least")
@@ -20,7 +20,7 @@ def check_batch(model: Described, batch: int) -> None:
 
 
 def alone(model: Described, rows: tuple[Row, ...], batch: int) -> tuple[Step, ...]:
-    """Give the requests that use up a stream's rows: each begins where that before it ended, until all come again."""
+    """Return the requests that use up a stream's rows: each begins where the previous ended, until they repeat."""
     starts: dict[int, None] = {}
     at = 0
     while at not in starts:
@@ -30,7 +30,7 @@ def alone(model: Described, rows: tuple[Row, ...], batch: int) -> tuple[Step, ..
 
 
 def in_order(model: Described, rows: tuple[Row, ...], batch: int) -> tuple[Step, ...]:
-    """Give the requests of a sequence: one beginning with each of a stream's rows."""
+    """Return the requests of a sequence: one beginning with each of a stream's rows."""
     return tuple(_request(model, rows, start, batch) for start in range(len(rows)))
 
 

@@ -1,4 +1,4 @@
-"""CUDA regions: the same in the memory of a GPU of this machine, which a server maps by its cudaIpcMemHandle."""
+"""CUDA regions: regions in the memory of a local GPU, which a server maps by their cudaIpcMemHandle."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .regions import Create, Registrar, Write, forgotten
 from .tensors import InputError
 
 DEVICE = 0
-"""Where tensors lie, as with perf_analyzer: the first device that this process sees."""
+"""The device that holds tensors, as in perf_analyzer: the first that this process sees."""
 
 
 def cuda() -> Create:
-    """Give what creates regions of device memory, of the runtime that this process finds.
+    """Return what creates regions of device memory, using the CUDA runtime that this process finds.
 
-    Raises: InputError where there is none; what it gives raises that too, where there is no memory.
+    Raises: InputError if there is none; what is returned raises it if there is no memory.
     """
     found = find_runtime()
     if found is None:
@@ -29,7 +29,7 @@ def cuda() -> Create:
             handle = found.handle_of(pointer, DEVICE)
         except CudaError as error:
             raise InputError(f"--shared-memory cuda: {error}") from None
-        # it is freed when the server has let it go: the other way round is undefined
+        # freed after the server has released it: the reverse order is undefined
         control.register_cuda(region, handle, DEVICE, size)
         stack.callback(forgotten, control.unregister_cuda, region)
 
@@ -45,6 +45,6 @@ def cuda() -> Create:
 
 
 def _freed(runtime: Runtime, pointer: int) -> None:
-    # a device that has gone has forgotten it too
+    # a device that is lost has lost the memory too
     with suppress(CudaError):
         runtime.free(pointer, DEVICE)

@@ -1,4 +1,4 @@
-"""Requests over gRPC: a ModelInferRequest behind its five bytes, tensors raw. Compressing is the connection's part.
+"""Requests over gRPC: a ModelInferRequest with its five-byte prefix and raw tensors. The connection compresses.
 
 Source: Triton's grpc_service.proto; gRPC over HTTP/2, "Length-Prefixed-Message".
 """
@@ -21,7 +21,7 @@ _EMPTY_FINAL = "triton_enable_empty_final_response"
 
 @dataclass(frozen=True, slots=True)
 class GrpcWriter:
-    """Writes them. `empty_final`: an answer is to tell that no more come, which a decoupled model may not say else."""
+    """Writes requests. `empty_final`: request an empty final answer, by which a decoupled model can mark its end."""
 
     call: Call
     empty_final: bool = False
@@ -35,7 +35,7 @@ class GrpcWriter:
         return _parameters({"sequence_id": number if number <= _MAX_SIGNED else number - (1 << 64)})
 
     def template(self, step: Step) -> Template:
-        # messages one behind the other are one message, whose maps have the entries of all
+        # concatenated messages are one message, whose maps have the entries of all
         message = self._message(step)
         size = len(message)
         marks = [

@@ -1,4 +1,4 @@
-"""Requests over HTTP/1.1, head and body: JSON, with tensors behind it where they travel as binary.
+"""Requests over HTTP/1.1, head and body: JSON, followed by the tensors that are sent as binary.
 
 Source: KServe v2 and Triton's binary tensor data and sequence extensions.
 """
@@ -29,7 +29,7 @@ _NO_TOKEN = frozenset('"(),/:;<=>?@[\\]{} \t\r\n')
 
 @dataclass(frozen=True, slots=True)
 class HttpWriter:
-    """Writes them. `binary_input`, `binary_output`: how tensors travel that are not in shared memory."""
+    """Writes requests. `binary_input`, `binary_output`: whether tensors outside shared memory are sent as binary."""
 
     call: Call
     target: Target
@@ -79,12 +79,12 @@ class HttpWriter:
     def _output(self, wanted: Wanted) -> dict[str, Any]:
         if wanted.place is not None:
             return {"name": wanted.name, "parameters": _shared(wanted)}
-        # JSON is what an output travels as where nothing is said
+        # the default for an output is JSON
         binary = {"parameters": {"binary_data": True}} if self.binary_output else {}
         return {"name": wanted.name, **binary}
 
     def _head(self, binary_bytes: int | None) -> Callable[[int], bytes]:
-        """Give what writes a head, told how long the JSON is; `binary_bytes` follow it, None where nothing can."""
+        """Return what writes a head, given the length of the JSON. `binary_bytes` follow it; None: there are none."""
         model, version = (quote(text, safe="") for text in (self.call.model, self.call.version))
         path = f"/v2/models/{model}" + (f"/versions/{version}" if version else "") + "/infer"
         kind = "application/json" if binary_bytes is None else "application/octet-stream"
@@ -98,7 +98,7 @@ class HttpWriter:
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """A body in pieces: `parameters` without their braces, `members` after them, tensors behind the JSON."""
+    """A body in parts: `parameters` without their braces, `members` after them, and the tensors after the JSON."""
 
     parameters: bytes
     members: bytes
@@ -119,11 +119,11 @@ def _shared(wanted: Wanted) -> dict[str, Any]:
 
 
 def _named(target: Target, headers: tuple[tuple[str, str], ...]) -> list[str]:
-    """Write the lines of Host, unless the user has one, and of the user's own headers."""
+    """Return the lines of Host, unless the user has set it, and of the user's headers."""
     lines = []
     if not any(name.lower() == "host" for name, _ in headers):
         host = f"[{target.host}]" if ":" in target.host else target.host
-        # behind a socket in the file system there is no host and no port
+        # a Unix socket has no host and no port
         lines.append("Host: localhost" if host.startswith("/") else f"Host: {host}:{target.port}")
     for name, value in headers:
         if name.lower() in _OURS:

@@ -1,4 +1,4 @@
-"""Preparing: from a model's description and the options of input to what the generator sends."""
+"""Preparing: from a model's description and the input options to what the generator sends."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from .writing import Call, Wanted, Writer, check_parameters
 __all__ = ["InputError", "Prepared", "prepared"]
 
 SEQUENCE_LENGTH = 20
-"""Of sequences of data that was made here, where no length is told."""
+"""The default length of sequences of generated data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What is sent, and what a reader of the report should know of it: one line each."""
+    """What is sent, and notes for readers of the report, one line each."""
 
     payloads: Payloads
     notes: tuple[str, ...] = ()
@@ -45,10 +45,10 @@ def prepared(
     headers: Sequence[tuple[str, str]] = (),
     slots: int = 0,
 ) -> Iterator[Prepared]:
-    """Make all requests of a run; they may be sent until the block ends, with which shared memory goes.
+    """Build all requests of a run. They may be sent until the block ends, which removes the shared memory.
 
-    `headers` are of HTTP requests. `slots`: the most there are ever at once, which sequences share ids by; 0: not told.
-    Raises: InputError; ControlError where the server refuses shared memory; OSError where there is none.
+    `headers` are for HTTP requests. `slots`: the most concurrent requests, among which sequences share ids; 0: unknown.
+    Raises: InputError; ControlError if the server rejects shared memory; OSError if none is available.
     """
     check_batch(model, asked.batch)
     check_parameters(asked.parameters)
@@ -73,7 +73,7 @@ def prepared(
                 seed=asked.seed,
             )
             for step in (step for stream in placed for step in stream):
-                writer.template(step)  # what cannot be written is told here, and not by a process of the generator
+                writer.template(step)  # report what cannot be written here, not in a process of the generator
         else:
             payloads = Repeated(tuple(writer.whole(step) for step in placed[0]), asked.batch)
         yield Prepared(payloads, tuple(notes))

@@ -1,7 +1,7 @@
-"""Regions: tensors in shared memory, the system's or a device's, which requests name instead of carrying them.
+"""Regions: tensors in shared memory, the system's or a device's, which requests refer to instead of carrying them.
 
-One region for each input, with the values of all requests in it, and one for each output, which all requests write:
-what comes back is not read. Names are of this run alone, so that no other client's region has to go.
+There is one region for each input, with the values of all requests, and one for each output, which all requests write:
+results are not read. Names are unique to this run, so no other client's region is replaced.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .tensors import Place, Sent, Step, nbytes_of
 from .writing import Wanted
 
 _ALIGNMENT = 256
-"""As the CUDA runtime aligns memory: kernels read in place what begins at a multiple of it."""
+"""As the CUDA runtime aligns memory: kernels read aligned data in place."""
 Streams = tuple[tuple[Step, ...], ...]
 
 
 class Registrar(Protocol):
-    """What is asked of a Control here. Raises: ControlError."""
+    """The methods of a Control that are needed here. Raises: ControlError."""
 
     def register(self, region: str, key: str, size: int) -> None:
         """Register a region of system shared memory."""
@@ -46,9 +46,9 @@ class Registrar(Protocol):
 
 
 Write = Callable[[int, bytes], None]
-"""Write into a region from an offset on."""
+"""Write into a region at an offset."""
 Create = Callable[[ExitStack, Registrar, str, int], Write]
-"""Create and register a region of so many bytes, at least one, which goes with the stack."""
+"""Create and register a region of a size in bytes, at least one. It is removed with the stack."""
 
 
 def system(stack: ExitStack, control: Registrar, region: str, size: int) -> Write:
@@ -66,7 +66,7 @@ def system(stack: ExitStack, control: Registrar, region: str, size: int) -> Writ
 
 
 def forgotten(unregister: Callable[[str], None], region: str) -> None:
-    """Unregister a region; a server that has gone has forgotten it too."""
+    """Unregister a region. A server that has gone has dropped it already."""
     with suppress(ControlError):
         unregister(region)
 
@@ -75,10 +75,10 @@ def forgotten(unregister: Callable[[str], None], region: str) -> None:
 def shared(
     control: Registrar, model: Described, streams: Streams, batch: int, output_bytes: int, create: Create = system
 ) -> Iterator[tuple[Streams, tuple[Wanted, ...]]]:
-    """Place inputs and outputs in shared memory until the block ends; give the requests as they are then.
+    """Place inputs and outputs in shared memory until the block ends. Yields: the requests that refer to it.
 
-    Units: `output_bytes` for a row of an output whose size its metadata leaves open.
-    Raises: ControlError where the server refuses; OSError where there is no memory.
+    Units: `output_bytes` per row of an output whose metadata leaves its size open.
+    Raises: ControlError if the server rejects it; OSError if there is no memory.
     """
     run = f"perf_{secrets.token_hex(6)}"
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Repeated: the same few requests over and over, by whoever asks next."""
+"""Repeated: the same few requests, sent repeatedly by any slot."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """Requests that stand alone; all slots of a process take turns with them."""
+    """Independent requests, which all slots of a process cycle through."""
 
     requests: tuple[bytes, ...]
     rows: int = 1
 
     def stream(self, slot: int) -> Iterator[bytes]:
-        """Give them from one that the slot's number chooses."""
+        """Return them, beginning with one chosen by the slot's number."""
         first = slot % len(self.requests)
         return itertools.cycle(self.requests[first:] + self.requests[:first])
 
     def ending(self, slot: int) -> None:
-        """There is nothing to end."""
+        """Return nothing: there is nothing to end."""

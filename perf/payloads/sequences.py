@@ -10,27 +10,27 @@ from .tensors import InputError, Step
 from .writing import FIRST, LAST, Template, Writer
 
 MOST_IDS = 2**32 - 1
-"""In use where no end is told, as perf_analyzer."""
+"""The number of ids used if no end is given, as in perf_analyzer."""
 MOST_SLOTS = 1 << 16
-"""Assumed where nobody tells how many slots there will be."""
+"""The assumed number of slots if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """The `count` ids from `first` on, shared out: a slot has every `slots`th, so that no two have one in common."""
+    """The `count` ids from `first`, divided among slots: a slot has every `slots`th, so that no two share one."""
 
     first: int
     count: int
     slots: int
 
     def of(self, slot: int, number: int) -> int:
-        """Give the id of a slot's sequence; when its own are used up they come again."""
+        """Return the id of a slot's sequence. Once its own are used up, they repeat."""
         own = (self.count - slot + self.slots - 1) // self.slots
         return self.first + slot + number % own * self.slots
 
 
 def ids(first: int, count: int, slots: int) -> Ids:
-    """Share out `count` ids, 0: as many as there are, among so many slots, 0: not told. Raises: InputError."""
+    """Divide `count` ids (0: all there are) among slots (0: unknown). Raises: InputError."""
     flag = f"--sequence-id-range {first}:{first + count if count else ''}"
     if first < 1 or count < 0:
         raise InputError(f"{flag}: it starts from 1 at least, and ends above where it starts")
@@ -42,13 +42,13 @@ def ids(first: int, count: int, slots: int) -> Ids:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How many requests a sequence has: `base`, give or take `variation` percent; base None: its stream's steps."""
+    """The number of requests in a sequence: `base`, plus or minus `variation` percent; None: its stream's steps."""
 
     base: int | None
     variation: float = 0.0
 
     def draw(self, rng: random.Random, steps: int) -> int:
-        """Give one; 1 at least."""
+        """Draw a length of at least 1."""
         if self.base is None:
             return steps
         return max(1, self.base + int(rng.uniform(-1, 1) * self.base * self.variation / 100))
@@ -56,9 +56,9 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Payloads of sequences. A slot's new sequence takes the next stream, and its steps over and over.
+    """Payloads of sequences. A slot's new sequence takes the next stream, and repeats its steps.
 
-    Threads: one. What it keeps of slots and of writing is its process's own, and empty when it travels.
+    Threads: one. The state of slots and templates is its process's own, and empty when it is sent to one.
     """
 
     writer: Writer
@@ -71,7 +71,7 @@ class Sequences:
     _templates: dict[tuple[int, int], Template] = field(default_factory=dict, compare=False, repr=False)
 
     def stream(self, slot: int) -> Iterator[bytes]:
-        """Give a slot's requests, from the beginning of a sequence on. Raises: InputError."""
+        """Return a slot's requests, starting with a new sequence. Raises: InputError."""
         if slot >= self.ids.slots:
             raise InputError(f"there are ids for {self.ids.slots} sequences at once, and one more is wanted")
         state = self._slots.get(slot)
@@ -81,7 +81,7 @@ class Sequences:
         return state
 
     def ending(self, slot: int) -> bytes | None:
-        """Give what ends the slot's sequence; None where it is between two."""
+        """Return the request that ends the slot's sequence; None if none is open."""
         state = self._slots.get(slot)
         if state is None or not state.left:
             return None
@@ -89,7 +89,7 @@ class Sequences:
         return next(state)
 
     def template(self, stream: int, step: int) -> Template:
-        """Give what writes one step's requests."""
+        """Return the template of one step's requests."""
         found = self._templates.get((stream, step))
         if found is None:
             found = self._templates[stream, step] = self.writer.template(self.streams[stream][step])
@@ -97,7 +97,7 @@ class Sequences:
 
 
 class _Slot:
-    """Where one slot is. `left`: requests of its sequence that have not been sent."""
+    """The state of one slot. `left`: requests of its sequence that have not been sent."""
 
     def __init__(self, sequences: Sequences, slot: int) -> None:
         self._all = sequences

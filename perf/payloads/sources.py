@@ -1,6 +1,6 @@
-"""Sources: what `--input-data` names, read into streams of steps; a step has values for one row of each input.
+"""Sources: parses what `--input-data` names into streams of steps. A step has values for one row of each input.
 
-Called by `preparing.py`. What a file may hold, and how it is checked, is as perf_analyzer's (its docs/input_data.md).
+Used by `preparing.py`. File formats and checks are perf_analyzer's (its docs/input_data.md).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .tensors import InputError, Values, check_size, of_base64, of_json, random,
 FLAG = "--input-data"
 _GENERATED = ("random", "zero")
 Row = Mapping[str, Values]
-"""Values of each input for one row; one that is optional may be missing."""
+"""Values of each input for one row. An optional one may be missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """What is to be sent: steps of streams, one stream after another. `given`: by the user, and not made here."""
+    """What is to be sent: the steps of streams. `given`: by the user, as opposed to generated."""
 
     streams: tuple[tuple[Row, ...], ...]
     given: bool
@@ -35,7 +35,7 @@ class Streams:
 
 
 def streams(model: Described, asked: Input) -> Streams:
-    """Make or read what is to be sent. Raises: InputError."""
+    """Generate or read what is to be sent. Raises: InputError."""
     inputs = shaped(model, asked.shapes)
     if len(asked.source) == 1 and asked.source[0] in _GENERATED:
         return Streams(((_generated(inputs, asked),),), given=False)
@@ -48,7 +48,7 @@ def streams(model: Described, asked: Input) -> Streams:
 
 
 def shaped(model: Described, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Tensor, ...]:
-    """Give a model's inputs, their free dimensions as `--shape` says. Raises: InputError."""
+    """Return a model's inputs, with their free dimensions set by `--shape`. Raises: InputError."""
     if not model.inputs:
         raise InputError(f"model '{model.name}': its metadata names no inputs; tell them with --input NAME:TYPE:-1,2,3")
     known = {each.name: each for each in model.inputs}
@@ -80,7 +80,7 @@ def _generated(inputs: tuple[Tensor, ...], asked: Input) -> Row:
         if each.shape_tensor:
             raise InputError(f"input '{each.name}' is a shape tensor, whose values have to be given with {FLAG}")
         _check_told(each, "")
-        # of its own name, so that an input's values do not depend on those before it
+        # seeded by its name, so that an input's values do not depend on those before it
         rng = np.random.default_rng([asked.seed, zlib.crc32(each.name.encode())])
         if each.datatype == "BYTES":
             row[each.name] = strings(each, rng, asked.string_length, asked.string)
@@ -115,7 +115,7 @@ def _of_folder(folder: Path, inputs: tuple[Tensor, ...], outputs: list[str]) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """What the steps of files are read by. `told`: the shapes of those that tell none themselves."""
+    """Parses the steps of files. `told`: the shapes of inputs whose entries have none."""
 
     inputs: tuple[Tensor, ...]
     told: Mapping[str, tuple[int, ...]]
@@ -169,7 +169,7 @@ def _of_files(paths: list[Path], reader: _Reader) -> Streams:
         if True in kinds:
             found += [_stream(stream, reader, f"{where}[{number}]") for number, stream in enumerate(entries)]
         else:
-            # without streams all steps of all files are one
+            # without streams, all steps of all files form one
             found = [[*(found[0] if found else ()), *_stream(entries, reader, where)]]
         if wanted is not None:
             if not _aligned(wanted, entries, reader.outputs):
@@ -210,7 +210,7 @@ def _shape(shape: Any, where: str) -> tuple[int, ...]:
 
 
 def _aligned(wanted: Any, sent: Any, outputs: set[str]) -> bool:
-    """Hold what answers should be against what is sent, entry by entry."""
+    """Return whether the expected outputs match what is sent, entry by entry."""
     if isinstance(sent, list):
         paired = isinstance(wanted, list) and len(wanted) == len(sent)
         return paired and all(_aligned(mine, each, outputs) for mine, each in zip(wanted, sent, strict=True))

@@ -1,7 +1,7 @@
-"""Tensors as they are sent: made at random, of zeros, of JSON values or of raw bytes. Elements are as on the v2 wire.
+"""Tensors to send: random, zeros, or from JSON values or raw bytes. Elements are as on the v2 wire.
 
-Called by `sources.py`. Random data is as perf_analyzer's, with two differences: floating point numbers lie in [0, 1),
-where random bits would hold NaN, infinities and numbers that slow a processor down; BOOL is 0 or 1.
+Used by `sources.py`. Random data is as perf_analyzer's, with two differences: floating-point numbers are in [0, 1),
+since random bits would include NaN, infinities and numbers that slow a processor down; BOOL is 0 or 1.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from penstock.perf.profiling.model import Tensor
 from penstock.server.v2 import tensors as wire
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .?!"
-"""What random strings are made of."""
+"""The alphabet of random strings."""
 _LENGTH = struct.Struct("<I")
 _TAKEN: dict[str, tuple[type, ...]] = {"b": (bool,), "i": (int,), "u": (int,), "f": (int, float), "O": (str,)}
 _WORDS = {"b": "true and false", "i": "whole numbers", "u": "whole numbers", "f": "numbers", "O": "strings"}
 
 
 class InputError(ValueError):
-    """What is to be sent cannot be made of what was given; one line, with the words of the flag."""
+    """The requests cannot be built from what was given. The text is one line and names the flag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in shared memory a tensor lies. Units: bytes."""
+    """The place of a tensor in shared memory. Units: bytes."""
 
     region: str
     offset: int
@@ -51,7 +51,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One input of one request, `shape` with its rows. Where it lies in shared memory, `raw` is empty."""
+    """One input of one request, `shape` with its rows. If it is in shared memory, `raw` is empty."""
 
     name: str
     datatype: str
@@ -65,7 +65,7 @@ Step = tuple[Sent, ...]
 
 
 def datatype_of(tensor: Tensor) -> Datatype:
-    """Give the row of the datatype table. Raises: InputError."""
+    """Return the entry of the datatype table. Raises: InputError."""
     try:
         return DATATYPES[tensor.datatype]
     except KeyError:
@@ -73,18 +73,18 @@ def datatype_of(tensor: Tensor) -> Datatype:
 
 
 def text_of(shape: Sequence[int]) -> str:
-    """Write a shape."""
+    """Format a shape."""
     return f"[{','.join(map(str, shape))}]"
 
 
 def nbytes_of(datatype: str, shape: Sequence[int]) -> int | None:
-    """Give how many bytes a tensor takes; None where its shape or datatype leaves that open."""
+    """Return the size of a tensor in bytes; None if its shape or datatype leaves that open."""
     size = DATATYPES[datatype].size_bytes if datatype in DATATYPES else 0
     return size * math.prod(shape) if size and -1 not in shape else None
 
 
 def random(tensor: Tensor, rng: np.random.Generator) -> Values:
-    """Make numbers at random: whole ones over all of their datatype's range."""
+    """Make random numbers: whole numbers over the full range of their datatype."""
     kind, count = datatype_of(tensor), math.prod(tensor.shape)
     if kind.dtype.kind == "f":
         return Values(tensor.shape, rng.random(count, np.float32).astype(kind.dtype).tobytes())
@@ -98,12 +98,12 @@ def random(tensor: Tensor, rng: np.random.Generator) -> Values:
 
 
 def zeros(tensor: Tensor) -> Values:
-    """Make zeros; of no BYTES, whose elements are strings."""
+    """Make zeros. Not for BYTES, whose elements are strings."""
     return Values(tensor.shape, bytes(math.prod(tensor.shape) * datatype_of(tensor).size_bytes))
 
 
 def strings(tensor: Tensor, rng: np.random.Generator, length: int, text: str | None) -> Values:
-    """Make BYTES of random strings, or of one string over and over. Units: `length` in characters."""
+    """Make BYTES of random strings, or of one string repeated. Units: `length` in characters."""
     count = math.prod(tensor.shape)
     if text:
         return Values(tensor.shape, serialized([text.encode()] * count))
@@ -113,12 +113,12 @@ def strings(tensor: Tensor, rng: np.random.Generator, length: int, text: str | N
 
 
 def serialized(elements: Sequence[bytes]) -> bytes:
-    """Write BYTES: each element behind its length."""
+    """Serialize BYTES: each element after its length."""
     return b"".join(part for element in elements for part in (_LENGTH.pack(len(element)), element))
 
 
 def of_json(tensor: Tensor, values: Sequence[Any], where: str) -> bytes:
-    """Write flat JSON values as raw bytes; BF16 is cut off, as its numbers are written. Raises: InputError."""
+    """Convert flat JSON values to raw bytes; BF16 truncates. Raises: InputError."""
     kind = datatype_of(tensor)
     letter = "f" if kind.name == "BF16" else kind.dtype.kind
     taken = _TAKEN[letter]
@@ -137,7 +137,7 @@ def of_json(tensor: Tensor, values: Sequence[Any], where: str) -> bytes:
 
 
 def of_base64(text: Any, where: str) -> bytes:
-    """Read raw bytes. Raises: InputError."""
+    """Decode raw bytes. Raises: InputError."""
     if not isinstance(text, str):
         raise InputError(f"{where}: its b64 has to be a string")
     try:
@@ -147,7 +147,7 @@ def of_base64(text: Any, where: str) -> bytes:
 
 
 def check_size(tensor: Tensor, values: Values, where: str) -> None:
-    """Hold raw bytes against their shape. Raises: InputError."""
+    """Check raw bytes against their shape. Raises: InputError."""
     wanted = nbytes_of(tensor.datatype, values.shape)
     if wanted is None:
         count = len(elements_of(values.raw, where))
@@ -160,7 +160,7 @@ def check_size(tensor: Tensor, values: Values, where: str) -> None:
 
 
 def elements_of(raw: bytes, where: str) -> list[bytes]:
-    """Read BYTES. Raises: InputError."""
+    """Parse BYTES. Raises: InputError."""
     elements, position = [], 0
     while position < len(raw):
         if position + 4 > len(raw):
@@ -174,7 +174,7 @@ def elements_of(raw: bytes, where: str) -> list[bytes]:
 
 
 def to_json(sent: Sent) -> bytes:
-    """Write an input as one flat JSON array. Raises: InputError where JSON has no words for it."""
+    """Format an input as one flat JSON array. Raises: InputError if JSON cannot represent it."""
     flag = "--input-tensor-format json"
     if sent.datatype == "BYTES":
         array = np.empty(0, np.object_) if not sent.raw else np.array([*elements_of(sent.raw, sent.name)], np.object_)

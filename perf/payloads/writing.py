@@ -10,15 +10,15 @@ from .tensors import InputError, Place, Step
 
 Parameter = tuple[str, str | int | float | bool]
 Template = Callable[[bytes, int], bytes]
-"""One step's requests of sequences: takes a sequence's id as `Writer.identity` wrote it, and FIRST | LAST."""
+"""Writes one step's requests of sequences, from a sequence's id as encoded by `Writer.identity`, and FIRST | LAST."""
 FIRST, LAST = 1, 2
-"""Which requests of a sequence begin it and end it; one request may do both."""
+"""Marks of the requests that begin and end a sequence; one request may do both."""
 _OURS = ("sequence_id", "sequence_start", "sequence_end", "binary_data_output", "triton_enable_empty_final_response")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """An output that is asked for, into shared memory or not."""
+    """A requested output, in shared memory or not."""
 
     name: str
     place: Place | None = None
@@ -26,7 +26,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What all requests of a run say beside their inputs. `version`: empty, the server's choice."""
+    """What all requests of a run share besides their inputs. `version`: if empty, the server's choice."""
 
     model: str
     version: str
@@ -35,23 +35,23 @@ class Call:
 
 
 class Writer(Protocol):
-    """Writes requests of one Call in one protocol; it travels between processes."""
+    """Writes requests of one Call in one protocol. It is sent between processes."""
 
     def whole(self, step: Step) -> bytes:
-        """Write a request that stands alone. Raises: InputError."""
+        """Write an independent request. Raises: InputError."""
         ...
 
     def identity(self, number: int) -> bytes:
-        """Write a sequence's id."""
+        """Encode a sequence's id."""
         ...
 
     def template(self, step: Step) -> Template:
-        """Write what all requests of sequences with these inputs share. Raises: InputError."""
+        """Build what all requests of sequences with these inputs share. Raises: InputError."""
         ...
 
 
 def check_parameters(parameters: Sequence[Parameter]) -> None:
-    """Refuse the names that are the protocol's, and those given twice. Raises: InputError."""
+    """Reject names reserved by the protocol, and duplicates. Raises: InputError."""
     names = [name for name, _ in parameters]
     for name in names:
         if name in _OURS or not name:

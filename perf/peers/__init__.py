@@ -1,1 +1,1 @@
-"""Peers: other servers, each installed in an environment of its own, under the same load as Penstock."""
+"""Peers: other servers, each installed in its own environment, under the same load as Penstock."""

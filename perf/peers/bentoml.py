@@ -28,13 +28,13 @@ class Model:
 PEER = Peer(
     name="bentoml",
     package="bentoml",
-    requirements=("bentoml==1.4.39",),  # 1.4.40 asks for a certifi that is not there
+    requirements=("bentoml==1.4.39",),  # 1.4.40 requires a certifi version that does not exist
     files={"service.py": _PROGRAM},
     command=("{bin}/bentoml", "serve", "service:Model", "--host", "127.0.0.1", "--port", "{http}"),
     environ={"BENTOML_HOME": "bentoml", "BENTOML_DO_NOT_TRACK": "True"},
     ready="/readyz",
     wires=(own_json("/predict", "x", batched=True),),
-    fresh=True,  # after 32 at once it lets one alone wait for more, for minutes
+    fresh=True,  # after 32 concurrent requests it delays a single one to wait for more, for minutes
     configuration="1 worker, batchable, max_batch_size 32, max_latency_ms 1000 (it batches what is queued and learns), "
     "metrics and access log off. Started anew for each turn, lightest load first.",
 )

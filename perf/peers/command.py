@@ -32,7 +32,7 @@ _SHOWN_PACKAGES = ("onnxruntime", "numpy")
 
 
 def parser() -> argparse.ArgumentParser:
-    """Give the command's parser."""
+    """Return the command's parser."""
     made = argparse.ArgumentParser(
         prog="penstock perf peers",
         description="Install other servers, each in its own environment, serve the same models with each, and print "
@@ -122,7 +122,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _interrupt(*_: object) -> None:
-    """End the run once: what comes while the servers are ended would leave some of them."""
+    """Interrupt the run once: a second signal while servers are being stopped would leave some of them."""
     for number in _STOPS:
         signal.signal(number, signal.SIG_IGN)
     print("ending the servers", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Environments: one for each peer, installed from the package index that pip is configured for, and used again."""
+"""Environments: one for each peer, installed from pip's configured package index, and reused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHOWN = 100
 
 
 class InstallError(Exception):
-    """A peer cannot be installed; says why in a line."""
+    """A peer cannot be installed. The text is the reason, on one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,14 @@ class Environment:
 
 
 def requirements(peer: Peer, runtime: str) -> tuple[str, ...]:
-    """Give what a peer's environment holds, and the runtime in the version that is here, so that all run the same."""
+    """Return the contents of a peer's environment, with the runtime pinned to the local version, the same for all."""
     if not peer.requirements:
         return ()
     return (*peer.requirements, f"{runtime}=={importlib.metadata.version(runtime)}")
 
 
 def is_current(folder: Path, wanted: tuple[str, ...]) -> bool:
-    """Say whether an environment holds what is wanted, for this Python."""
+    """Return whether an environment has what is wanted, for this Python."""
     try:
         return bool(json.loads((folder / _STAMP).read_text("utf-8")) == _stamp(wanted))
     except (OSError, ValueError):
@@ -52,7 +52,7 @@ def _stamp(wanted: tuple[str, ...]) -> dict[str, object]:
 
 
 def provide(peer: Peer, wanted: tuple[str, ...], root: Path, say: Callable[[str], None]) -> Environment:
-    """Give a peer's environment, installed where it is not there or not as wanted. Raises: InstallError."""
+    """Return a peer's environment, installing it if it is missing or outdated. Raises: InstallError."""
     if not wanted:
         python = Path(sys.executable)
     else:
@@ -98,7 +98,7 @@ def _followed(child: subprocess.Popen[str], say: Callable[[str], None]) -> list[
 
 
 def reason(said: list[str]) -> str:
-    """Pick from what pip said the line that says what went wrong."""
+    """Return the line of pip's output that says what went wrong."""
     errors = [line for line in said if line.lower().startswith("error")]
     found = errors[-1] if errors else next((line for line in reversed(said) if line), "it said nothing")
     return found.removeprefix("ERROR:").strip()

@@ -1,4 +1,4 @@
-"""Mosec: a Rust front and a Python worker."""
+"""Mosec: a Rust front end and a Python worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A peer: all there is to know of one server, to install it, to serve a model with it and to ask it."""
+"""A peer: everything needed to install one server, serve a model with it, and call it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from .wires import Wire
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A server. `package`: whose version is its own; `configuration`: how it was set up, as the report says it.
+    """A server. `package`: the one whose version is the server's. `configuration`: its setup, as printed in the report.
 
-    `requirements`: pinned, for an environment of its own; none: it runs in ours. `files`: what is written, by name,
-    into the folder it is started in. `command`: words in which `{python}` is its environment's interpreter, `{bin}`
-    the folder of its scripts, `{http}` and `{grpc}` are ports, `{metrics}` another, `{model}` is the model's name and
-    `{repository}` a model repository with that model alone. `environ`: likewise. Its files read the variables of
-    `variables`. `ready`: the path that is answered with 200 once the model is served. `fresh`: it is started anew for
-    each turn, because what it has learned under one load would spoil its next.
+    `requirements`: pinned, for its own environment; if empty, it runs in ours. `files`: written, by name, into the
+    folder that it is started in. `command`: words in which `{python}` is its environment's interpreter, `{bin}` the
+    folder of its scripts, `{http}`, `{grpc}` and `{metrics}` are ports, `{model}` is the model's name, and
+    `{repository}` a model repository with only that model. `environ`: with the same placeholders. Its files read the
+    variables of `variables`.
+    `ready`: the path that returns 200 once the model is served. `fresh`: it is restarted for each turn, because what it
+    learns under one load would distort the next.
     """
 
     name: str
@@ -33,12 +34,12 @@ class Peer:
 
 
 def variables(model_file: str, places: Mapping[str, str]) -> dict[str, str]:
-    """Give the environment variables that a peer's files read; `places`: what `{...}` stands for."""
+    """Return the environment variables that a peer's files read. `places`: the values of the placeholders."""
     return {
         "MODEL_FILE": model_file,
         "MODEL_NAME": places["model"],
         "HTTP_PORT": places["http"],
         "GRPC_PORT": places["grpc"],
         "METRICS_PORT": places["metrics"],
-        "CUDA_VISIBLE_DEVICES": "",  # a machine's GPU would serve some of the peers only
+        "CUDA_VISIBLE_DEVICES": "",  # a GPU would serve only some of the peers
     }

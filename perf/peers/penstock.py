@@ -1,4 +1,4 @@
-"""Penstock itself: this environment's, as it starts when nothing is said."""
+"""Penstock itself, from this environment, with default settings."""
 
 from __future__ import annotations
 

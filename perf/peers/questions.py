@@ -1,4 +1,4 @@
-"""Questions: the benchmark's models with rows to ask, and what onnxruntime makes of each without a server."""
+"""Questions: the benchmark's models with rows to send, and onnxruntime's result for each without a server."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from .wires import Array
 
 MODELS = ("iris", "mlp", "cnn")
 _BYTES = 1 << 20
-"""Of rows of a model, at most: they travel to the generator, and the larger fit in no cache anyway."""
+"""Limit for the rows of a model: they are sent to the generator, and larger ones fit in no cache anyway."""
 _MOST, _LEAST = 8, 2
 
 
 class MissingModelsError(Exception):
-    """The models cannot be made; says what to install."""
+    """The models cannot be made. The text says what to install."""
 
 
 def prepare(names: tuple[str, ...]) -> dict[str, Model]:
-    """Make the models where they are not there. Raises: MissingModelsError."""
+    """Make the models that do not exist. Raises: MissingModelsError."""
     try:
         from penstock.perf import models
 
@@ -40,7 +40,7 @@ def _model(name: str, file: Path) -> Model:
 
 
 def questions(shape: tuple[int, ...]) -> tuple[Array, ...]:
-    """Give rows of 4 decimals: as JSON they are as long as what people send."""
+    """Return rows with 4 decimals, whose JSON has a realistic length."""
     random = np.random.default_rng(5)
     count = min(_MOST, max(_LEAST, _BYTES // (4 * int(np.prod(shape)))))
     return tuple(np.round(random.random(shape, np.float32), 4) for _ in range(count))

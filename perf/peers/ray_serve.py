@@ -1,4 +1,4 @@
-"""Ray Serve: a proxy and a replica on a cluster of one machine."""
+"""Ray Serve: a proxy and a replica on a single-machine cluster."""
 
 from __future__ import annotations
 

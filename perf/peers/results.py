@@ -1,4 +1,4 @@
-"""Results: what all peers gave, as JSON, and what is better than what."""
+"""Results: the figures of all peers, as JSON, and which are better."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OURS = "penstock"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One turn: what the generator saw, and what it cost. `others`: the cores that neither side used."""
+    """One turn: the generator's measurements and the cost. `others`: the cores that others used."""
 
     requests: int
     requests_per_s: float
@@ -33,7 +33,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Cell:
-    """One peer under one load, in all rounds. `error`: what it said instead of an answer; then nothing else counts."""
+    """One peer under one load, in all rounds. `error`: its text if it failed; then the figures do not count."""
 
     peer: str
     model: str
@@ -46,7 +46,7 @@ class Cell:
 
     @property
     def case(self) -> tuple[str, str, int]:
-        """Name what it is compared in: the model, the wire's kind, the requests under way."""
+        """Return the key for comparisons: the model, the wire's kind, the concurrent requests."""
         return self.model, self.kind, self.concurrency
 
     @property
@@ -55,7 +55,7 @@ class Cell:
         return bool(self.samples) and not self.error
 
     def median(self, name: str) -> float:
-        """Give the median of one figure of Sample; `pss_mib`: of its memory."""
+        """Return the median of one figure of Sample; `pss_mib`: of its memory."""
         if name == "pss_mib":
             return self.memory.pss if self.memory else 0.0
         return float(statistics.median(getattr(sample, name) for sample in self.samples))
@@ -63,7 +63,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A column. `more`: whether more is better."""
+    """A column. `more`: whether higher is better."""
 
     name: str
     title: str
@@ -99,17 +99,17 @@ class Results:
     format: str = FORMAT
 
     def ours(self, case: tuple[str, str, int]) -> Cell | None:
-        """Give Penstock's cell of a case, where it was measured."""
+        """Return Penstock's cell of a case, if it was measured."""
         found = (cell for cell in self.cells if cell.peer == OURS and cell.case == case and cell.measured)
         return next(found, None)
 
     def ratio(self, cell: Cell) -> float | None:
-        """Give how many times Penstock's requests/s a cell has, where both were measured."""
+        """Return a cell's requests/s relative to Penstock's, if both were measured."""
         ours = self.ours(cell.case)
         return cell.median(RATE.name) / ours.median(RATE.name) if ours and cell.measured else None
 
     def wins(self, cell: Cell) -> Iterator[tuple[Figure, float]]:
-        """Give the figures in which a peer is better than Penstock in the same case, and how many times Penstock's."""
+        """Yield the figures in which a peer is better than Penstock in the same case, with the ratios."""
         ours = self.ours(cell.case)
         if ours is None or cell is ours or not cell.measured:
             return
@@ -119,7 +119,7 @@ class Results:
                 yield figure, theirs / mine if mine else float("inf")
 
     def disturbed(self) -> list[Cell]:
-        """Give the cells during which others used the machine."""
+        """Return the cells during which others used the machine."""
         return [cell for cell in self.cells if cell.measured and cell.median("others") > CALM_CORES]
 
 

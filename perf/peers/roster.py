@@ -16,4 +16,4 @@ PEERS: Mapping[str, Peer] = MappingProxyType(
     }
 )
 RUNTIME = "onnxruntime"
-"""What runs the models in each of them: pinned to the version that Penstock has here."""
+"""Runs the models in all peers, pinned to the version that Penstock uses here."""

@@ -1,4 +1,4 @@
-"""Rounds: the same load for every peer in turns, round after round, while the others sleep."""
+"""Rounds: the same load for every peer in turns, round after round, while the others are stopped."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PATIENCE_S = 60.0
 TOLERANCE = 1e-4
 LONGER = 3
 LEAST = 3
-"""Requests for each that is under way: fewer in a window would say more of its edges than of the server."""
+"""The least requests per slot in a window: with fewer, the window's edges would dominate."""
 Say = Callable[[str], None]
 
 
@@ -49,22 +49,22 @@ class Plan:
     keep: bool = False
 
     def wires(self, peer: Peer) -> list[Wire]:
-        """Give the wires of a peer that are asked for."""
+        """Return the requested wires of a peer."""
         return [wire for wire in peer.wires if wire.kind in self.kinds]
 
     def estimate_s(self, peers: Sequence[Peer]) -> float:
-        """Guess how long it takes: turns, and for each peer and model a start."""
+        """Estimate the duration: turns, and a start for each peer and model."""
         warm_up_s = sum(len(self.wires(peer)) for peer in peers) * (WARM_UP_S + SPAWN_S)
         turns_s = self.rounds * sum(map(self.turn_s, peers))
         return len(self.models) * (turns_s + warm_up_s + START_S * len(peers))
 
     def turn_s(self, peer: Peer) -> float:
-        """Guess how long a turn of a peer takes."""
+        """Estimate the duration of a peer's turn."""
         return len(self.wires(peer)) * (len(self.concurrency) * (self.seconds + SETTLE_S) + SPAWN_S)
 
 
 class _Both(Process):
-    """The server and the generator: all that is not others. `generator_s`: its CPU time, once it has told."""
+    """The server and the generator, as opposed to others. `generator_s`: its CPU time, once known."""
 
     def __init__(self, tree: Tree) -> None:
         super().__init__(tree.pid, tree.port)
@@ -77,7 +77,7 @@ class _Both(Process):
 
 @dataclass(frozen=True, slots=True)
 class _Seat:
-    """A peer in the rounds: its server, if it stays, what gives it for a turn, and its cells by the wire's kind."""
+    """A peer in the rounds: its server, if kept running; what yields it for a turn; and its cells by wire kind."""
 
     peer: Peer
     model: Model
@@ -89,7 +89,7 @@ class _Seat:
 def measure(
     plan: Plan, peers: Mapping[str, tuple[Peer, Environment]], models: Mapping[str, Model], results: Results, say: Say
 ) -> None:
-    """Measure all, model after model; what is found is in `results` at once, so that an interrupt loses nothing."""
+    """Measure all, model after model. Results are added at once, so that an interrupt loses none."""
     for name in plan.models:
         with contextlib.ExitStack() as stack:
             seats = []
@@ -102,7 +102,7 @@ def measure(
                     results.failed[f"{peer.name}, {name}"] = str(error)
                     say(f"{name}: {peer.name}: {error}")
             stack.callback(_leave, seats)
-            for number in range(plan.rounds + 1):  # the first warms up
+            for number in range(plan.rounds + 1):  # the first is a warm-up
                 first = number % max(len(seats), 1)
                 for seat in seats[first:] + seats[:first]:
                     _turn(plan, seat, number, say)
@@ -132,7 +132,7 @@ def _seat(
 
 
 def _leave(seats: Sequence[_Seat]) -> None:
-    """Ask all to end at once: one after the other it takes as long as all of them together."""
+    """Ask all to stop concurrently, which takes no longer than the slowest."""
     for seat in seats:
         if seat.server:
             seat.server.tree.leave()
@@ -148,7 +148,7 @@ def _awake(server: Server) -> Iterator[Server]:
 
 
 def verified(server: Server, wire: Wire, model: Model) -> str:
-    """Ask a row and compare with the offline answer. Returns: what is wrong, or nothing."""
+    """Send one row and compare with the offline answer. Returns: what is wrong, or ""."""
     try:
         answer = server.ask(wire, model.name, model.rows[0])
     except AskError as error:
@@ -216,14 +216,14 @@ def _look(server: Server, loaders: Fleet, concurrency: int, seconds: float) -> t
 
 
 def _wait(loaders: Fleet, seconds: float, requests: int) -> None:
-    """Wait, and up to LONGER times as long for as many requests."""
+    """Wait, and up to LONGER times as long for a number of requests."""
     loaders.wait(seconds)
     if loaders.count() < requests:
         loaders.wait((LONGER - 1) * seconds, requests)
 
 
 def sample(window: Window, cpu_s: float, others: float) -> tuple[Sample | None, str]:
-    """Work out a window. Returns: the figures, if any, and what went wrong, if anything did."""
+    """Compute a window's figures. Returns: the figures, if any, and what went wrong, if anything."""
     count = len(window.ends_ns)
     failed = sum(window.errors.values())
     if failed:
@@ -245,7 +245,7 @@ def sample(window: Window, cpu_s: float, others: float) -> tuple[Sample | None, 
 
 @contextlib.contextmanager
 def _watched(server: Server, patience_s: float) -> Iterator[None]:
-    """End a server whose turn does not end, so that those who wait for its answers go on."""
+    """Kill a server whose turn does not end, so that the clients waiting for it continue."""
     timer = threading.Timer(patience_s, server.tree.end)
     timer.daemon = True
     timer.start()

@@ -1,6 +1,6 @@
-"""Serving: a peer started for one model, asked once, laid to sleep while others are measured, and ended with all of it.
+"""Serving: a peer started for one model, checked once, stopped while others are measured, and ended with all processes.
 
-While it sleeps it is stopped (SIGSTOP), so that what it does when nobody asks costs the others nothing.
+It is suspended (SIGSTOP) in between, so that its idle work costs the others nothing.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _SAID = 300
 
 
 class StartError(Exception):
-    """A peer does not start; says why in a line."""
+    """A peer does not start. The text is the reason, on one line."""
 
 
 class AskError(Exception):
-    """A peer did not answer with numbers; says what it said."""
+    """A peer did not answer with numbers. The text is its answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model: its file, rows to ask with, shaped (1, ...), and what each gives offline."""
+    """A model: its file, rows to send, shaped (1, ...), and the offline result of each."""
 
     name: str
     file: Path
@@ -59,11 +59,11 @@ class Server:
     grpc_port: int
 
     def target(self, wire: Wire) -> Target:
-        """Give where the generator sends a wire's requests."""
+        """Return the target of a wire's requests."""
         return Target(HOST, self.grpc_port if wire.kind == GRPC else self.port, grpc=wire.call)
 
     def ask(self, wire: Wire, model: str, row: Array) -> Array:
-        """Ask once. Raises: AskError."""
+        """Send one request. Raises: AskError."""
         asked = wire.ask(model, row)
         try:
             if wire.kind == GRPC:
@@ -71,16 +71,16 @@ class Server:
             status, headers, body = _request(self.port, "POST", asked.path, asked.headers, asked.body)
             if status == http.client.OK:
                 return wire.read(headers, body)
-        except Exception as error:  # whatever a strange answer makes of the reading
+        except Exception as error:  # whatever reading a strange answer raises
             raise AskError(f"{type(error).__name__}: {error}"[:_SAID]) from error
         raise AskError(f"{status}: {body.decode('utf-8', 'replace')}"[:_SAID])
 
     def sleep(self) -> None:
-        """Stop all of it until it is woken."""
+        """Suspend all its processes."""
         self.tree.signal(signal.SIGSTOP)
 
     def wake(self) -> None:
-        """Let it go on."""
+        """Resume them."""
         self.tree.signal(signal.SIGCONT)
 
 
@@ -103,7 +103,7 @@ def _unary(port: int, method: str, message: bytes) -> bytes:
 
 
 def places(environment: Environment, model: str, folder: Path) -> dict[str, str]:
-    """Say what the words in braces of a peer's command stand for; ports are free ones."""
+    """Return the values of the placeholders in a peer's command; ports are free ones."""
     ports = {name: str(free_port()) for name in ("http", "grpc", "metrics")}
     python = environment.python
     return {"python": str(python), "bin": str(python.parent), "model": model, "repository": str(folder / "r"), **ports}
@@ -115,7 +115,7 @@ def served(peer: Peer, environment: Environment, model: Model, *, keep: bool = F
 
     `keep`: leave the folder it ran in, with its log.
     """
-    folder = Path(tempfile.mkdtemp(prefix="peer-"))  # a short path: some make sockets in it
+    folder = Path(tempfile.mkdtemp(prefix="peer-"))  # a short path: some create sockets in it
     try:
         found = places(environment, model.name, folder)
         (folder / "r" / model.name / "1").mkdir(parents=True)
@@ -172,13 +172,13 @@ def _await(child: subprocess.Popen[bytes], port: int, path: str, log: Path) -> N
 
 
 def last_line(log: Path) -> str:
-    """Give the last line of a log that says something."""
+    """Return the last line of a log that is not empty."""
     lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines()]
     return next((line for line in reversed(lines) if line), "it said nothing")[:_SAID]
 
 
 def _end(child: subprocess.Popen[bytes], tree: Tree) -> None:
-    """Have it end in its own way, for some leave memory shared by name otherwise, then those it left, then by force."""
+    """Let it stop by itself, since some otherwise leave named shared memory; then terminate the rest, then kill."""
     tree.leave()
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(_END_S)
@@ -191,6 +191,6 @@ def _end(child: subprocess.Popen[bytes], tree: Tree) -> None:
 def _gone(child: subprocess.Popen[bytes], tree: Tree) -> bool:
     end = time.monotonic() + _END_S
     while tree.pids() and time.monotonic() < end:
-        child.poll()  # takes note of its end: it is then no longer of the tree
+        child.poll()  # reaps it, so that it is no longer in the tree
         time.sleep(0.05)
     return not tree.pids()

@@ -21,7 +21,7 @@ _LEGEND = (
 
 
 def sections(results: Results) -> Iterator[tuple[str, list[list[str]]]]:
-    """Give a heading and its rows of words for each model and kind of wire; a cell without figures has its error."""
+    """Yield a heading and its rows for each model and kind of wire. A cell without figures has its error."""
 
     def place(cell: Cell) -> tuple[str, int]:
         return cell.model, KINDS.index(cell.kind)
@@ -43,12 +43,12 @@ def _row(results: Results, cell: Cell) -> list[str]:
 
 
 def words(figure: Figure, cell: Cell) -> str:
-    """Write one figure of a cell."""
+    """Format one figure of a cell."""
     return format(cell.median(figure.name), figure.form)
 
 
 def verdicts(results: Results) -> Iterator[str]:
-    """Say in sentences who is better where: each cell that a peer wins, and how many there are."""
+    """Yield sentences about which server is better where: each cell that a peer wins, and the totals."""
     ratios = [each for cell in results.cells if cell.peer != OURS and (each := results.ratio(cell)) is not None]
     if ratios:
         even = ratios.count(1)
@@ -66,7 +66,7 @@ def verdicts(results: Results) -> Iterator[str]:
 
 
 def notes(results: Results) -> Iterator[str]:
-    """Say what else there is to know: who was not measured, what disturbed, what is left."""
+    """Yield remarks: peers not measured, disturbances, and what is missing."""
     for name, why in results.failed.items():
         yield f"Not measured: {name}: {why}."
     disturbed = results.disturbed()
@@ -78,7 +78,7 @@ def notes(results: Results) -> Iterator[str]:
 
 
 def terminal(results: Results) -> Iterator[str]:
-    """Write the table in lines of plain text."""
+    """Format the table as plain text."""
     for heading, rows in sections(results):
         whole = [list(_HEADS), *(row for row in rows if len(row) == len(_HEADS))]
         widths = [
@@ -100,7 +100,7 @@ def terminal(results: Results) -> Iterator[str]:
 
 
 def markdown(results: Results) -> str:
-    """Write the generated part of the page, with its two marks."""
+    """Format the generated part of the page, with its two markers."""
     lines = [BEGIN, "", *_heading(results)]
     for heading, rows in sections(results):
         lines += ["", f"### {heading}", "", "| " + " | ".join(_HEADS) + " |", "|--:|:--|:--" + "|--:" * 6 + "|"]
@@ -134,7 +134,7 @@ def _heading(results: Results) -> Iterator[str]:
 
 
 def machine(found: Mapping[str, Any]) -> Iterator[str]:
-    """Say in words what `environment.machine` found."""
+    """Describe the result of `environment.machine`."""
     yield str(found.get("cpu", "unknown CPU"))
     yield f"{found.get('usable_cores', found.get('cores', '?'))} cores"
     if "memory_bytes" in found:
@@ -143,7 +143,7 @@ def machine(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def place(page: str, part: str) -> str:
-    """Put a generated part into a page, in the place of the one before, or at the end."""
+    """Insert a generated part into a page, replacing the previous one, or at the end."""
     before, begin, rest = page.partition(BEGIN)
     if not begin:
         return f"{page.rstrip()}\n\n{part}" if page.strip() else part
@@ -151,6 +151,6 @@ def place(page: str, part: str) -> str:
 
 
 def write_markdown(results: Results, path: Path) -> None:
-    """Write the generated part into a page; the rest of it stays."""
+    """Write the generated part into a page and keep the rest."""
     page = path.read_text("utf-8") if path.exists() else ""
     path.write_text(place(page, markdown(results)), "utf-8")

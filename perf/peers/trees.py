@@ -1,7 +1,7 @@
-"""Trees: all processes of a server, wherever they have gone.
+"""Trees: all processes of a server, including daemons.
 
-Some servers start daemons in sessions of their own, which nothing ties to the first process once those between have
-ended. So every server is started with a mark in its environment, which all that it starts inherits.
+Some servers start daemons in their own sessions, which nothing ties to the first process once those in between have
+ended. Every server is therefore started with a mark in its environment, which all its descendants inherit.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ MARK = "PEER_MARK"
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Units: MiB. `rss` counts what processes share in each of them, `pss` once."""
+    """Units: MiB. `rss` counts shared memory in each process, `pss` once."""
 
     rss: float
     pss: float
 
 
 class Tree(Process):
-    """A server and all that it has started, known by descent and by the mark."""
+    """A server and its descendants, recognized by parentage and by the mark."""
 
     def __init__(self, pid: int, port: int, mark: str, proc: Path = PROC) -> None:
         super().__init__(pid, port)
@@ -37,12 +37,12 @@ class Tree(Process):
         self._left = False
 
     def pids(self) -> list[int]:
-        """Give the processes that live."""
+        """Return the live processes."""
         living = processes.living(self._proc)
         return processes.descended((pid for pid in living if pid == self.pid or self._marked(pid)), living)
 
     def stands(self) -> bool:
-        """Say whether the first of them lives: where it does not, what is left may still answer, but is no server."""
+        """Return whether the first process lives. If not, the rest may still answer, but it is no longer a server."""
         return self.pid in self.pids()
 
     def _marked(self, pid: int) -> bool:
@@ -52,11 +52,11 @@ class Tree(Process):
             return False
 
     def cpu_s(self) -> float:
-        """CPU time so far, user and system, of all that live and of those that they have waited for."""
+        """CPU time so far, user and system, of all live processes and the children that they have waited for."""
         return processes.cpu_s(self.pids(), self._proc, waited=True)
 
     def memory(self) -> Memory:
-        """Give what they hold together now."""
+        """Return their total memory now."""
         kib = {"Rss:": 0, "Pss:": 0}
         for pid in self.pids():
             with contextlib.suppress(OSError):
@@ -75,7 +75,7 @@ class Tree(Process):
         return len(pids)
 
     def leave(self) -> None:
-        """Ask the first of them, once, to end in its own way; wakes those that are stopped."""
+        """Ask the first process, once, to terminate; resumes those that are suspended."""
         if not self._left:
             self._left = True
             self.signal(signal.SIGCONT)
@@ -83,5 +83,5 @@ class Tree(Process):
                 os.kill(self.pid, signal.SIGTERM)
 
     def end(self) -> None:
-        """End all of them at once."""
+        """Kill all of them."""
         self.signal(signal.SIGKILL)

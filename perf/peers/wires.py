@@ -1,4 +1,4 @@
-"""Wires: how a peer is asked for one row, and how its answer reads. What is compared with what is a wire's `kind`."""
+"""Wires: how a peer is called with one row, and how its answer is parsed. Wires of the same `kind` are compared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HEAD_LENGTH = "Inference-Header-Content-Length"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request: over HTTP its path, headers and body; over gRPC the message alone."""
+    """One request: over HTTP its path, headers and body; over gRPC only the message."""
 
     path: str
     headers: Mapping[str, str]
@@ -30,10 +30,10 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """A way to ask. `says`: what it is called in the table.
+    """A way to call a server. `says`: its name in the table.
 
-    `ask` is given a model's name and a row with its leading dimension of one; `read` an answer's headers, in lower
-    case, and its body, and gives the numbers in order. Raises: of `read` anything, for an answer can hold anything.
+    `ask` is passed a model's name and a row with a leading dimension of one. `read` is passed an answer's headers, in
+    lower case, and its body, and returns the numbers in order; it may raise anything, since an answer may be anything.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class Wire:
         return GrpcCall(INFER) if self.kind == GRPC else None
 
     def payload(self, model: str, row: Array) -> bytes:
-        """Write what the generator sends: a whole HTTP request, or a message behind its five bytes."""
+        """Encode what the generator sends: a whole HTTP request, or a message with its five-byte prefix."""
         asked = self.ask(model, row)
         if self.kind == GRPC:
             return prefixed(asked.body)
@@ -95,9 +95,9 @@ V2_GRPC = Wire(GRPC, "v2 gRPC", _v2_grpc, _of_v2_grpc)
 
 
 def own_json(path: str, key: str, *, batched: bool = False) -> Wire:
-    """Make the wire of a server that defines its JSON itself: the numbers of a row, nested, under `key`.
+    """Make the wire of a server with its own JSON format: the numbers of a row, nested, under `key`.
 
-    `batched`: with the leading dimension of one. The answer is the row's, or an object with nothing but it.
+    `batched`: with the leading dimension of one. The answer is the row's, or an object with only it.
     """
 
     def ask(model: str, row: Array) -> Asked:
@@ -112,7 +112,7 @@ def own_json(path: str, key: str, *, batched: bool = False) -> Wire:
 
 
 def raw_bytes(path: str) -> Wire:
-    """Make the wire of a server that takes and gives the bare bytes of a row."""
+    """Make the wire of a server that takes and returns the raw bytes of a row."""
 
     def ask(model: str, row: Array) -> Asked:
         return Asked(path, {"Content-Type": "application/octet-stream"}, row.tobytes())

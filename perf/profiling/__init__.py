@@ -1,1 +1,1 @@
-"""Profiling: `penstock perf -m MODEL`: load level by level until each is stable, beside what the server says of it."""
+"""Profiling: `penstock perf -m MODEL`: loads level by level until each is stable, with the server's own statistics."""

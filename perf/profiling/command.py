@@ -1,4 +1,4 @@
-"""`penstock perf -m MODEL ...`: perf_analyzer's command line, from its words to its exit status."""
+"""`penstock perf -m MODEL ...`: perf_analyzer's command line, from its arguments to its exit status."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ from .options import Options
 from .session import Listener, Listeners, SessionError, profile
 
 DONE, NOT_STABLE, WINDOW_TOO_SHORT, FAILED = 0, 2, 3, 99
-"""perf_analyzer's: done, the first level never became stable, no request ended in a window, and anything else, wrong
-usage included."""
+"""Those of perf_analyzer: done, the first level never became stable, no request ended in a window, and any other
+failure, including wrong usage.
+"""
 INTERRUPTED = 130
-"""A shell's for Ctrl-C, so that nobody takes half a run for a whole one; perf_analyzer's is 0."""
+"""A shell's status for Ctrl-C, so that a partial run is not taken for a whole one; perf_analyzer's is 0."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 REFUSALS = (MissingExtraError, SessionError, ControlError, DescriptionError, InputError, FleetError, OSError)
-"""What keeps a run from beginning; their text is for the user."""
+"""The errors that prevent a run; their text is for the user."""
 
 
 class Interrupts(Listener):
-    """The first Ctrl-C, or SIGTERM, asks a run to end and to write what it has; the second ends it at once."""
+    """On the first Ctrl-C or SIGTERM, stops a run and writes the results so far; on the second, exits at once."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -64,7 +65,7 @@ class Interrupts(Listener):
 
 
 def main(words: Sequence[str]) -> int:
-    """Run a command line; return the exit status."""
+    """Run a command line. Returns: the exit status."""
     try:
         pairs, _ = split(words)
         asked = {key for key, _ in pairs}
@@ -83,11 +84,11 @@ def main(words: Sequence[str]) -> int:
 
 
 def run(options: Options) -> int:
-    """Drive a model, print and write what was found; return the exit status."""
+    """Drive a model, print and write the results. Returns: the exit status."""
     console, export = Console(options), Export()
     try:
         for extra in ("hdrh.histogram", *(["plotly"] if options.html else [])):
-            needed(extra)  # told now and not at the end of the run
+            needed(extra)  # reported now and not at the end of the run
         for path in filter(None, (options.csv, options.json, options.html, options.export)):
             _writable(path)
         with Interrupts(_warn) as interrupts:
@@ -104,7 +105,7 @@ def run(options: Options) -> int:
 
 
 def status(document: Document) -> int:
-    """Give the exit status of a run that began."""
+    """Return the exit status of a run that began."""
     if document.failed:
         _warn(f"error: {document.failed}")
         return WINDOW_TOO_SHORT if document.failed == EMPTY else FAILED
@@ -115,7 +116,7 @@ def status(document: Document) -> int:
 
 
 def _writable(path: Path) -> None:
-    """Find out before the run what would be found out after it. Raises: OSError."""
+    """Check before the run that a file can be written. Raises: OSError."""
     new = not path.exists()
     path.open("ab").close()
     if new:
@@ -123,7 +124,7 @@ def _writable(path: Path) -> None:
 
 
 def _write(options: Options, document: Document, export: Export) -> bool:
-    """Write every file that was asked for; one that cannot be does not keep the others from it."""
+    """Write every requested file. A failure of one does not affect the others."""
     written = True
     for path, write in (
         (options.csv, lambda path: csv.write(document, options, path)),

@@ -1,6 +1,6 @@
-"""The command line: what its flags mean, and which do not go together.
+"""The command line: the meaning of its flags, and which exclude each other.
 
-Source: perf_analyzer's command_line_parser.cc, whose rules these are, and in the main its words.
+Source: perf_analyzer's command_line_parser.cc, for the rules and most of the wording.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SOURCES = ("zero", "random")
 
 
 def options(words: Sequence[str], warn: Callable[[str], None] = lambda line: None) -> Options:
-    """Read a command line; `warn` takes lines about what is accepted without effect. Raises: UsageError."""
+    """Parse a command line. `warn` receives lines about arguments without effect. Raises: UsageError."""
     pairs, left = split(words)
     given = Given(pairs)
     for word in left:
@@ -42,7 +42,7 @@ def options(words: Sequence[str], warn: Callable[[str], None] = lambda line: Non
 
 
 def _shown_command(made: Options) -> tuple[str, ...]:
-    """Give the words again, without secrets in headers."""
+    """Return the command's words without secrets in headers."""
     secret = [header for header in made.headers if hidden(header) != header]
     told = []
     for word in made.command:
@@ -120,7 +120,7 @@ def _grpc_tls(given: Given) -> Tls | None:
 
 
 def _https_tls(given: Given) -> Tls | None:
-    """Give how HTTPS is spoken, should the URL say https; None: as it is anyway."""
+    """Return the TLS settings for an https URL; None: the defaults."""
     for key, choices in (("ssl-https-verify-peer", ("0", "1")), ("ssl-https-verify-host", ("0", "1", "2"))):
         if given.text(key, "1") not in choices:
             raise UsageError(f"Failed to parse {shown(key)}. The value must be either {' or '.join(choices)}.")
@@ -239,7 +239,7 @@ def _results(given: Given) -> dict[str, Any]:
 
 
 def _metrics_url(url: str) -> str:
-    """Say where the page of a server usually is. A URL that is none is refused by who drives it."""
+    """Return the usual address of a server's metrics page. An invalid URL is reported by what connects to it."""
     host: str | None = None
     with suppress(ValueError):
         host = urlsplit(url if "://" in url else f"//{url}").hostname
@@ -248,7 +248,7 @@ def _metrics_url(url: str) -> str:
 
 
 def _agreed(given: Given, made: Options) -> None:
-    """Refuse what does not go together. Raises: UsageError."""
+    """Reject flags that exclude each other. Raises: UsageError."""
     ways = ("concurrency-range", "request-rate-range", "request-intervals")
     old = any(key in given for key in ("t", "c", "d"))
     for key in ways:

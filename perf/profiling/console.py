@@ -1,4 +1,4 @@
-"""The console: what a run prints, in perf_analyzer's lines, and on a terminal bars of how far it is."""
+"""The console: the output of a run, in perf_analyzer's format, with progress bars on a terminal."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 BUSY_CORES = 0.9
-"""Of each process of the generator; above it, the generator may be what is measured."""
+"""Of each process of the generator. Above it, the generator may be the bottleneck."""
 _ERRORS_TOLD = 5
 
 
 class Console(Listener):
-    """Prints a run. Results go to `out`, what is wrong to `err`."""
+    """Prints a run: results to `out`, errors to `err`."""
 
     def __init__(self, options: Options, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self._options = options
@@ -89,7 +89,7 @@ class Console(Listener):
 
 
 class _Bars:
-    """How many of a level's windows are over, and how much of this one."""
+    """Progress: how many of a level's windows are over, and how much of the current one."""
 
     def __init__(self, options: Options, out: TextIO) -> None:
         self._trials = 1 if options.rule.total_requests else options.rule.trials
@@ -112,7 +112,7 @@ class _Bars:
             self._progress.update(self._task, completed=windows + share)
 
     def above(self, line: str) -> bool:
-        """Print a line above the bar; say whether there is one."""
+        """Print a line above the bar. Returns: whether there is a bar."""
         if self._progress is not None:
             self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
         return self._progress is not None
@@ -124,7 +124,7 @@ class _Bars:
 
 
 def settings(options: Options) -> list[str]:
-    """Give the lines that stand before the first level."""
+    """Return the lines printed before the first level."""
     rule = options.rule
     lines = ["*** Measurement Settings ***", f"  Batch size: {options.input.batch}", "  Service Kind: TRITON"]
     if rule.total_requests:
@@ -154,7 +154,7 @@ def settings(options: Options) -> list[str]:
 
 
 def pass_line(options: Options, number: int, client: Client) -> str:
-    """Give the line of one window."""
+    """Format the line of one window."""
     percentile, latency = options.rule.percentile, client.latency_us
     if not latency:
         return f"  Pass [{number}] no request ended well. {_errors(client)}"
@@ -167,7 +167,7 @@ def pass_line(options: Options, number: int, client: Client) -> str:
 
 
 def level_lines(options: Options, level: Level) -> list[str]:
-    """Give what was found of a level."""
+    """Format the results of a level."""
     lines = ["  Client: ", *_client(options, level)]
     if level.server is not None:
         lines += ["  Server: ", *_server(level.server, 1)]
@@ -225,7 +225,7 @@ def _server(told: ServerSide, depth: int) -> list[str]:
 
 
 def _parts(told: ServerSide) -> list[tuple[str, float]]:
-    """Say what a request's time in the server was made of."""
+    """Return the parts of a request's time in the server."""
     compute = [
         ("compute input", told.compute_input_us),
         ("compute infer", told.compute_infer_us),
@@ -258,7 +258,7 @@ def _metrics(level: Level) -> list[str]:
 
 
 def ended_line(options: Options, level: Level) -> str:
-    """Say why a level ended otherwise than well."""
+    """Say why a level did not end normally."""
     rule = options.rule
     if level.ended == OVER:
         return f"Measured latency went over the set limit of {rule.threshold_ms:g} msec. "
@@ -284,7 +284,7 @@ def _errors(client: Client) -> str:
 
 
 def summary(options: Options, document: Document) -> list[str]:
-    """Give the line of each level; of one that is not stable it says so."""
+    """Return the line of each level, marked if the level is not stable."""
     told = [level for level in document.levels if level.settled and level.client.latency_us]
     if not told:
         return []

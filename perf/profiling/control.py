@@ -1,4 +1,4 @@
-"""Control: what is asked of a server beside the load, over either protocol, one call at a time.
+"""Control: the calls to a server other than the load, over either protocol, one at a time.
 
 The gRPC half is `grpc_control.py`. Source: the v2 protocol and Triton's extensions of it.
 """
@@ -18,44 +18,44 @@ from penstock.perf.generator.tls import context
 
 TIMEOUT_S = 30.0
 QUICK_S = 5.0
-"""How long an answer may take: what a server has to work for, and what it only has to tell."""
+"""How long to wait for an answer: TIMEOUT_S if the server has work to do, QUICK_S if it only reports."""
 LOAD_S = 600.0
 _TEXT_CHARACTERS = 500
 Settings = Mapping[str, str | list[str] | None]
 
 
 class ControlError(Exception):
-    """The server refused, or could not be asked."""
+    """The server returned an error or could not be reached."""
 
 
 class RefusedError(ControlError):
-    """The server answered, with an error: it may be that it lacks an extension."""
+    """The server answered with an error, possibly because it lacks an extension."""
 
 
 class Control(Protocol):
-    """Asks a v2 server. All answers are as over HTTP: the JSON of Triton's extensions. Raises: ControlError.
+    """Calls a v2 server. All results are as over HTTP: the JSON of Triton's extensions. Raises: ControlError.
 
-    `version` empty: the server's choice, and of statistics every version.
+    `version` empty: the server's choice; for statistics, every version.
     """
 
     def server(self) -> dict[str, Any]:
-        """Give the server's metadata: name, version, extensions."""
+        """Return the server's metadata: name, version, extensions."""
         ...
 
     def metadata(self, model: str, version: str = "") -> dict[str, Any]:
-        """Give a model's metadata."""
+        """Return a model's metadata."""
         ...
 
     def config(self, model: str, version: str = "") -> dict[str, Any]:
-        """Give a model's configuration; empty where the server has no such extension."""
+        """Return a model's configuration; empty if the server lacks the extension."""
         ...
 
     def statistics(self, model: str, version: str = "") -> list[dict[str, Any]]:
-        """Give `model_stats` of a model's versions; empty where the server has no such extension."""
+        """Return `model_stats` of a model's versions; empty if the server lacks the extension."""
         ...
 
     def ready(self, model: str = "", version: str = "") -> bool:
-        """Say whether the server, or a model of it, is ready; a server that cannot be reached is not."""
+        """Return whether the server, or one of its models, is ready. A server that cannot be reached is not."""
         ...
 
     def register(self, region: str, key: str, size: int) -> None:
@@ -75,7 +75,7 @@ class Control(Protocol):
         ...
 
     def load(self, model: str, config: Mapping[str, Any] | None = None) -> None:
-        """Load a model, or load it anew with another configuration; it takes as long as that takes."""
+        """Load a model, or reload it with another configuration. Blocks until the load has ended."""
         ...
 
     def unload(self, model: str) -> None:
@@ -83,24 +83,24 @@ class Control(Protocol):
         ...
 
     def trace(self, settings: Settings | None = None, model: str = "") -> dict[str, Any]:
-        """Change trace settings, of a model or of all, and give them; None changes nothing."""
+        """Change trace settings, of a model or of all, and return them; None changes nothing."""
         ...
 
 
 def control_for(target: Target, headers: Mapping[str, str] | None = None) -> Control:
-    """Give what asks a server over the protocol of its target; `headers` go with every call.
+    """Return the Control for the target's protocol. `headers` are sent with every call.
 
-    Raises: OSError, ssl.SSLError where a file of the target's TLS cannot be used.
+    Raises: OSError, ssl.SSLError if a file of the target's TLS settings cannot be used.
     """
     if target.grpc is None:
         return HttpControl(target, headers or {})
-    from .grpc_control import GrpcControl  # protobuf: not for those who speak HTTP
+    from .grpc_control import GrpcControl  # imports protobuf: not needed for HTTP
 
     return GrpcControl(target, headers or {})
 
 
 class HttpControl:
-    """Asks over HTTP/1.1, a connection for each call."""
+    """Calls over HTTP/1.1, with a connection for each call."""
 
     def __init__(self, target: Target, headers: Mapping[str, str]) -> None:
         self._target = target
@@ -161,13 +161,13 @@ class HttpControl:
         return _object(self._ask("GET", path) if settings is None else self._ask("POST", path, dict(settings)))
 
     def _ask(self, method: str, path: str, body: Any = None, *, parsed: bool = True, wait_s: float = 0.0) -> Any:
-        """Make one call. Returns: the JSON of its answer where it is `parsed`."""
+        """Make one call. Returns: the JSON of its answer if `parsed`."""
         try:
             with closing(self._connection(wait_s or QUICK_S)) as connection:
                 connection.request(method, path, None if body is None else json.dumps(body), self._headers)
                 answer = connection.getresponse()
                 content = answer.read()
-        except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: a header or host that is none
+        except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: an invalid header or host
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise ControlError(f"{method} {path}: {self._target.host}:{self._target.port}: {why}") from error
         if answer.status != http.client.OK:

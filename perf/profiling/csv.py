@@ -1,7 +1,7 @@
-"""The CSV report: perf_analyzer's columns, in its order, units and rounding, of the levels that were stable.
+"""The CSV report: perf_analyzer's columns, order, units and rounding, for the levels that were stable.
 
-Source: perf_analyzer's report_writer.cc. Times are whole microseconds, cut off. What a client library spends on sending
-and receiving is not told apart here: those columns are 0, and their time is in what stands beside them.
+Source: perf_analyzer's report_writer.cc. Times are truncated to whole microseconds. The time a client library spends on
+sending and receiving is not measured separately: those columns are 0, and their time is in the adjacent columns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PERCENTILES = {50, 90, 95, 99}
 
 
 def write(document: Document, options: Options, path: Path) -> None:
-    """Write it, and one file for each composing model beside it. Raises: OSError."""
+    """Write the report, and one file for each composing model beside it. Raises: OSError."""
     path.write_text(text(document, options), "utf-8")
     first = next((level.server for level in _reported(document) if level.server), None)
     for name, part in first.composing.items() if first else ():
@@ -27,7 +27,7 @@ def write(document: Document, options: Options, path: Path) -> None:
 
 
 def text(document: Document, options: Options) -> str:
-    """Give a run's levels, in the order of their throughput."""
+    """Format a run's levels, in order of throughput."""
     cached, served = _cached(document), _served(document)
     gpus = options.collect_metrics and options.verbose_csv
     head = [
@@ -55,7 +55,7 @@ def text(document: Document, options: Options) -> str:
 
 
 def composing(document: Document, options: Options, name: str) -> str:
-    """Give what a composing model did in each level: its share of the requests, and its own times."""
+    """Format a composing model's part in each level: its share of the requests, and its own times."""
     cached = _cached(document)
     rows = [[_first(options), "Inferences/Second", "Client Send", *_server_head(cached), "Client Recv"]]
     for level in _reported(document):
@@ -70,12 +70,12 @@ def composing(document: Document, options: Options, name: str) -> str:
 
 
 def percentiles(options: Options) -> list[int]:
-    """Say which are told: the usual ones, and the one that decides."""
+    """Return the percentiles to report: the usual ones, and the one that decides."""
     return sorted(_PERCENTILES | {options.rule.percentile} - {0})
 
 
 def request_us(level: Level) -> float:
-    """Give how long requests took once they were sent, on average: in an open loop they may have been late."""
+    """Return the mean latency from sending: in an open loop, requests may have been sent late."""
     late = level.client.late_us or {}
     return max(level.client.latency_us["mean"] - late.get("mean", 0.0), 0.0)
 
@@ -96,7 +96,7 @@ def _server_head(cached: bool) -> list[str]:
 
 
 def _server(told: ServerSide | None, whole_us: float, cached: bool) -> list[str]:
-    """Give the server's columns; the first is what is left of `whole_us`."""
+    """Return the server's columns; the first is what remains of `whole_us`."""
     if told is None:
         return [_us(whole_us), *["0"] * (6 if cached else 4)]
     cache = [told.cache_hit_us, told.cache_miss_us] if cached else []

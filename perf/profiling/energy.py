@@ -1,4 +1,4 @@
-"""Energy: what NVML tells of this machine's GPUs, and the joules that a stretch of a run took."""
+"""Energy: NVML's readings of this machine's GPUs, and the joules used over part of a run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .sampling_series import GPU, Reading, devices, grown, known
 class Nvml:
     """NVIDIA GPUs through NVML. Threads: one at a time. A call may hang with its driver.
 
-    `used`: the UUIDs of the GPUs on which one of the processes runs that `pids` gives, as far as NVML tells; in a
-    container it may know processes by other numbers.
+    `used`: the UUIDs of the GPUs on which one of the processes returned by `pids` runs, as far as NVML reports; in a
+    container it may know processes by other pids.
     """
 
     def __init__(self, pids: Callable[[], Sequence[int]], start: Callable[[], Any] | None = None) -> None:
@@ -24,7 +24,7 @@ class Nvml:
         self.used: set[str] = set()
 
     def read(self) -> dict[str, float]:
-        """Read all GPUs. Raises: what NVML raises where there is no driver, ImportError where there is no NVML."""
+        """Read all GPUs. Raises: what NVML raises if there is no driver; ImportError if NVML is not installed."""
         found: dict[str, float] = {}
         pids = set(self._pids())
         for gpu in self._nvml.read():
@@ -45,16 +45,17 @@ def _values(gpu: nvml.Gpu) -> dict[str, float | None]:
 
 
 def installed(start: Callable[[], Any] | None = None) -> tuple[list[dict[str, Any]], str]:
-    """Give the GPUs' names, UUIDs and memory, and the driver's version. Raises: as Nvml.read."""
+    """Return the GPUs' names, UUIDs and memory, and the driver's version. Raises: as Nvml.read."""
     asked = nvml.Nvml(start)
     found = [{"name": gpu.name, "uuid": gpu.uuid, "memory_bytes": gpu.memory_total_bytes} for gpu in asked.read()]
     return found, asked.driver()
 
 
 def joules(readings: Sequence[Reading], used: set[str]) -> float | None:
-    """Say what GPUs took from the first reading to the last: those `used`, all where that is empty.
+    """Return the energy that GPUs used between the first and last reading: those `used`, or all if that is empty.
 
-    A GPU without a counter is told by its mean power; None where there is neither. What it takes when idle is in it.
+    A GPU without an energy counter is estimated from its mean power. None if neither is available. Idle power is
+    included.
     """
     total: float | None = None
     for uuid in devices(readings):

@@ -1,6 +1,6 @@
-"""The environment: the machine a run was made on, the versions of what took part, and what was driven, as a number.
+"""The environment: the machine of a run, the versions of the software, and a fingerprint of the configuration.
 
-What is not known is left out.
+Unknown values are left out.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def machine(
 
 
 def versions(server: Mapping[str, Any]) -> dict[str, str]:
-    """Give the versions of this program and of what it stands on, and what the server's metadata says it is."""
+    """Return the versions of this program and its dependencies, and the server's name and version from its metadata."""
     found = {"python": f"{platform.python_implementation()} {platform.python_version()}"}
     for name in _PACKAGES:
         try:
@@ -65,7 +65,7 @@ def versions(server: Mapping[str, Any]) -> dict[str, str]:
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:
-    """Give 16 hexadecimal digits that are the same where, and only where, two configurations say the same."""
+    """Return 16 hexadecimal digits that are equal if and only if two configurations are equal."""
     canonical = json.dumps(config, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=str)
     return hashlib.sha256(canonical.encode()).hexdigest()[:_DIGITS]
 

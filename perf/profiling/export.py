@@ -1,7 +1,7 @@
-"""The profile export: when each request of each level began and ended, in perf_analyzer's form.
+"""The profile export: when each request of each level began and ended, in perf_analyzer's format.
 
 Source: perf_analyzer's profile_data_exporter.cc. Times are nanoseconds of the wall clock. Inputs and outputs of
-requests are not kept: their places are empty.
+requests are not kept: their entries are empty.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.perf.reports.document import Client, Offered
 from .session import Listener
 
 VERSION = "2.47.0"
-"""perf_analyzer's whose form it is."""
+"""The perf_analyzer version whose format it is."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class _Experiment:
 class Export(Listener):
     """Keeps every window of a run until it is written.
 
-    Units: `offset_ns` is the wall clock less the monotonic one.
+    Units: `offset_ns` is the wall clock minus the monotonic one.
     """
 
     def __init__(self, wall_ns: Callable[[], int] = time.time_ns) -> None:
@@ -46,7 +46,7 @@ class Export(Listener):
         self._experiments[-1].windows.append(window)
 
     def write(self, path: Path) -> None:
-        """Write it. Raises: OSError."""
+        """Write the export. Raises: OSError."""
         with path.open("w", encoding="utf-8") as file:
             file.write('{"experiments":[')
             for number, experiment in enumerate(self._experiments):

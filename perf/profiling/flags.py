@@ -1,6 +1,6 @@
-"""Flags: the words of `penstock perf`, split as getopt splits them, and its help.
+"""Flags: the flags of `penstock perf`, parsed by getopt, and the help.
 
-They are perf_analyzer 2.47's, name by name; what each means and may not stand beside is in `command_line.py`.
+They have the names of perf_analyzer 2.47's. Their meanings and exclusions are in `command_line.py`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 
 class UsageError(Exception):
-    """A command line cannot be carried out: one line says why."""
+    """A command line cannot be carried out. The text is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One flag. `name`: long, empty where there is only a short one; `value`: what follows it, empty: nothing."""
+    """One flag. `name`: its long form; `value`: its argument. Either may be empty."""
 
     name: str
     short: str
@@ -25,7 +25,7 @@ class Flag:
 
     @property
     def key(self) -> str:
-        """What it is known by."""
+        """The name that it is known by."""
         return self.name or self.short
 
 
@@ -156,10 +156,10 @@ WORDS = """
 
 
 def split(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Give each flag's key and value, in order, and the words that belong to none. Raises: UsageError."""
+    """Return each flag's key and value, in order, and the words that belong to none. Raises: UsageError."""
     given = list(words)
     for place, word in enumerate(given):
-        if word.startswith("--ssl-grpc-use-ssl="):  # its help says it takes a value, its parser that it takes none
+        if word.startswith("--ssl-grpc-use-ssl="):  # its help and its parser disagree on a value
             given[place] = "--ssl-grpc-use-ssl"
     try:
         found, left = getopt.gnu_getopt(given, _SHORT, _LONG)
@@ -171,7 +171,7 @@ def split(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
 
 
 def usage() -> str:
-    """Give the help."""
+    """Return the help."""
     lines = ["usage: penstock perf -m MODEL [flags]", WORDS]
     for title, flags in GROUPS.items():
         lines += ["", f"{title}:"]

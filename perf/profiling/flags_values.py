@@ -1,4 +1,4 @@
-"""Flags' values: words read as numbers, ranges, shapes; one that cannot be is refused as perf_analyzer refuses it."""
+"""Flags' values: parses numbers, ranges and shapes. Invalid values are rejected as perf_analyzer rejects them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .options import Range
 
 UNBOUNDED = 0
 _IDS = 1 << 64
-"""How many numbers an id, or a parameter, has."""
+"""The number of values of an id, or of an integer parameter."""
 
 
 class Given:
@@ -34,11 +34,11 @@ class Given:
         return self._values.get(key, [])
 
     def text(self, key: str, default: str = "") -> str:
-        """Give the last one."""
+        """Return the last one."""
         return self._values.get(key, [default])[-1]
 
     def number(self, key: str, default: Any, *, least: float = 1, of: type = int, name: str = "") -> Any:
-        """Give the last one as a number of at least `least`. Raises: UsageError."""
+        """Return the last one as a number of at least `least`. Raises: UsageError."""
         if key not in self._values:
             return default
         found = number(key, self.text(key), of)
@@ -48,7 +48,7 @@ class Given:
         return found
 
     def one_of(self, key: str, choices: Sequence[str], default: str) -> str:
-        """Give the last one, which must be one of `choices`. Raises: UsageError."""
+        """Return the last one, which must be one of `choices`. Raises: UsageError."""
         found = self.text(key, default)
         if found not in choices:
             known = ", ".join(f"'{each}'" for each in choices[:-1]) + f" or '{choices[-1]}'"
@@ -59,7 +59,7 @@ class Given:
         return found
 
     def file(self, key: str) -> str:
-        """Give the last one, which must be a file. Raises: UsageError."""
+        """Return the last one, which must be a file. Raises: UsageError."""
         found = self.text(key)
         if key in self and not Path(found).is_file():
             raise UsageError(f"Failed to parse {shown(key)}. The value must be a valid file path.")
@@ -67,7 +67,7 @@ class Given:
 
 
 def range_of(given: Given, key: str, of: type) -> Range:
-    """Read START:END:STEP, of which only START need be given. Raises: UsageError."""
+    """Parse START:END:STEP, where END and STEP are optional. Raises: UsageError."""
     values = given.text(key, "1").split(":")
     if len(values) > 3:
         raise UsageError(f"Failed to parse {shown(key)}. The value does not match <start:end:step>.")
@@ -82,7 +82,7 @@ def range_of(given: Given, key: str, of: type) -> Range:
 
 
 def shape(word: str) -> tuple[str, tuple[int, ...]]:
-    """Read NAME:1,2,3. Raises: UsageError."""
+    """Parse NAME:1,2,3. Raises: UsageError."""
     name, colon, sizes = word.rpartition(":")
     if not colon:
         raise UsageError("Failed to parse --shape. There must be a colon after input name.")
@@ -93,7 +93,7 @@ def shape(word: str) -> tuple[str, tuple[int, ...]]:
 
 
 def declared(word: str) -> dict[str, Any]:
-    """Read NAME:DATATYPE:-1,2,3 as an entry of a model's metadata. Raises: UsageError."""
+    """Parse NAME:DATATYPE:-1,2,3 as an entry of a model's metadata. Raises: UsageError."""
     name, colon, sizes = word.rpartition(":")
     name, second, datatype = name.rpartition(":")
     if not colon or not second:
@@ -105,7 +105,7 @@ def declared(word: str) -> dict[str, Any]:
 
 
 def parameter(word: str) -> tuple[str, str | int | float | bool]:
-    """Read NAME:VALUE:TYPE. Raises: UsageError."""
+    """Parse NAME:VALUE:TYPE. Raises: UsageError."""
     parts = word.split(":")
     if len(parts) != 3:
         raise UsageError("Failed to parse --request-parameter. The value does not match <name:value:type>.")
@@ -128,7 +128,7 @@ def parameter(word: str) -> tuple[str, str | int | float | bool]:
 
 
 def ids(word: str) -> tuple[int, int]:
-    """Read START:END; give the first id and how many there are. Raises: UsageError."""
+    """Parse START:END. Returns: the first id and the number of ids. Raises: UsageError."""
     parts = word.split(":")
     if len(parts) > 2:
         raise UsageError("Failed to parse --sequence-id-range. The value does not match <start:end>.")
@@ -143,7 +143,7 @@ def ids(word: str) -> tuple[int, int]:
 
 
 def number(key: str, word: str, of: type, *, finite: bool = True) -> Any:
-    """Read a number; a whole one may be written as 1000.0, as Model Analyzer does. Raises: UsageError."""
+    """Parse a number. A whole number may be written as 1000.0, as Model Analyzer does. Raises: UsageError."""
     with suppress(ValueError):
         found = of(word.removesuffix(".0"))
         if not finite or of is int or math.isfinite(found):
@@ -152,5 +152,5 @@ def number(key: str, word: str, of: type, *, finite: bool = True) -> Any:
 
 
 def shown(key: str) -> str:
-    """Write a flag as a user does."""
+    """Format a flag as a user writes it."""
     return f"-{key}" if len(key) == 1 else f"--{key}"

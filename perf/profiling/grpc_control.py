@@ -1,6 +1,6 @@
-"""GrpcControl: what is asked of a server beside the load, over gRPC. Made by `control.control_for`.
+"""GrpcControl: the calls to a server other than the load, over gRPC. Made by `control.control_for`.
 
-Its answers are those of HTTP: what protobuf holds, printed as Triton prints it there.
+Its results are those of HTTP: the content of the protobuf messages, converted to JSON as Triton does.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from .control import ControlError, RefusedError, Settings
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _UNREACHED = {"DEADLINE_EXCEEDED", "CANCELLED"}
-"""And not UNAVAILABLE: so Triton says that it restricts a part of its protocol."""
+"""Without UNAVAILABLE, which Triton uses to say that part of its protocol is restricted."""
 
 
 class GrpcControl:
-    """Asks over gRPC, a connection for each call. Threads: any that runs no event loop."""
+    """Calls over gRPC, with a connection for each call. Threads: any that runs no event loop."""
 
     def __init__(self, target: Target, headers: Mapping[str, str]) -> None:
         metadata = (target.grpc or GrpcCall("")).metadata
         self._target = target
-        self._call = GrpcCall("", metadata=tuple(dict.fromkeys((*metadata, *headers.items()))))  # each once
+        self._call = GrpcCall("", metadata=tuple(dict.fromkeys((*metadata, *headers.items()))))  # without duplicates
         self._pb = service_pb2()
 
     def server(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class GrpcControl:
         for name, value in (settings or {}).items():
             asked.settings[name].value[:] = [] if value is None else [value] if isinstance(value, str) else value
         found = self._send("TraceSetting", asked).settings
-        # over HTTP the level alone is an array
+        # over HTTP only the level is an array
         return {
             name: list(found[name].value) if name == "trace_level" else ",".join(found[name].value) for name in found
         }

@@ -1,7 +1,7 @@
-"""Levels: which loads a run visits, one after the other. Pure: each is told how the one before it went.
+"""Levels: the loads that a run visits, one after the other. Pure: each search is sent the result of the previous level.
 
-Source: perf_analyzer's inference_profiler.h. A search is a generator: it gives the next value, and is sent whether that
-was stable and below the latency threshold.
+Source: perf_analyzer's inference_profiler.h. A search is a generator: it yields the next value, and is sent whether
+that level was stable and below the latency threshold.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Search = Generator[float, bool, None]
 
 
 def linear(levels: Range) -> Search:
-    """Visit `start`, then each step up to `end`; end where a level did not go well. `end` 0: there is no other end."""
+    """Visit `start`, then each step up to `end`, stopping after a level that failed. `end` 0: no upper limit."""
     value = levels.start
     while (yield value):
         value += levels.step
@@ -23,7 +23,7 @@ def linear(levels: Range) -> Search:
 
 
 def halving(levels: Range, whole: bool) -> Search:
-    """Visit `start` and `end`, and if only `start` went well, halve what is between until it is no wider than `step`.
+    """Visit `start` and `end`. If only `start` succeeded, halve the interval until it is no wider than `step`.
 
     `whole`: values are whole numbers.
     """

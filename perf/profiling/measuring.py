@@ -1,7 +1,7 @@
-"""Measuring: one load on a fleet, window after window until it is stable. Of any server: it asks nothing of it.
+"""Measuring: one load on a fleet, window after window until it is stable. Works with any server.
 
-What ended before the first window began is not counted, and of the windows only the last three are: a level's first
-moments (connections being made, a server warming up) are dropped where there are more windows than that.
+What ended before the first window is not counted, and only the last three windows are: the start of a level
+(connections being made, a server warming up) is dropped if there are more windows than that.
 """
 
 from __future__ import annotations
@@ -25,60 +25,60 @@ UNSTABLE = "unstable"
 INTERRUPTED = "interrupted"
 OVER = "over the latency threshold"
 EMPTY = "No valid requests recorded within time interval. Please use a larger time window."
-"""Why levels end otherwise than well. Any other reason is the server's, in its words."""
+"""Reasons why a level did not end normally. Any other reason is the server's own text."""
 SLICE_S = 0.1
-"""So long an interruption may go unseen."""
+"""The longest time until an interruption is noticed."""
 STALLED_S = 60.0
-"""A window of so many requests ends where none has ended for so long: the server hangs."""
+"""A window of counted requests ends if none has ended for this long: the server hangs."""
 _QUANTILES = {"p50": 50.0, "p75": 75.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p99.9": 99.9}
 
 
 class Generator(Protocol):
-    """What is asked of a fleet."""
+    """The methods of a fleet that are needed."""
 
     def go(self, load: Load) -> None:
         """Begin a load."""
 
     def take(self) -> Window:
-        """Give what ended since the last time."""
+        """Return what ended since the last call."""
         ...
 
     def count(self) -> int:
-        """Say how many have ended since."""
+        """Return how many have ended since."""
         ...
 
     def wait(self, seconds: float, requests: int = 0) -> bool:
-        """Wait; say whether it ended early: the load cannot go on, or so many `requests` have ended."""
+        """Wait. Returns: whether it ended early, because the load cannot continue or `requests` requests have ended."""
         ...
 
     def halt(self) -> None:
-        """Send nothing more."""
+        """Stop sending."""
 
 
 class Watching:
-    """What a caller wants to know, or to say, while a load runs."""
+    """Callbacks of the caller while a load runs."""
 
     def began(self) -> None:
-        """Take that the load begins."""
+        """Handle the start of the load."""
 
     def marked(self) -> None:
-        """Take that a window ends and the next begins: once before the first, and once after each."""
+        """Handle the end of a window and the start of the next: once before the first, and once after each."""
 
     def waited(self, share: float) -> None:
-        """Take how much of a window is over, 0 to 1."""
+        """Handle progress: the part of a window that is over, 0 to 1."""
 
     def passed(self, window: Window, client: Client) -> None:
-        """Take a window."""
+        """Handle a finished window."""
 
     def stopped(self) -> bool:
-        """Say whether to end early."""
+        """Return whether to end early."""
         return False
 
 
 def measure(fleet: Generator, load: Load, rule: Rule, rows: int = 1, watching: Watching | None = None) -> Level:
-    """Keep a load up until three windows agree, or there have been too many.
+    """Maintain a load until three windows agree, or the maximum number of windows is reached.
 
-    Whatever happens to the server is in the level's `ended`. Raises: OSError where it cannot be reached to begin with.
+    Server failures are reported in the level's `ended`. Raises: OSError if the server cannot be reached at the start.
     """
     return _Measuring(fleet, load, rule, rows, watching or Watching()).run()
 
@@ -118,7 +118,7 @@ class _Measuring:
             self._watching.marked()
 
     def _window(self) -> str:
-        """Pass one; give why there can be no other, or nothing."""
+        """Measure one window. Returns: why there can be no other, or ""."""
         interrupted = not self._wait(self._load.requests or (self._rule.requests if self._rule.by_count else 0))
         window = self._fleet.take()
         self._watching.marked()
@@ -138,7 +138,7 @@ class _Measuring:
         return ""
 
     def _left_behind(self, after: Window) -> str:
-        """Say what became of the server after the last window, while what was under way should have been answered."""
+        """Return why the server was lost or stopped answering after the last window, while answers were due; or ""."""
         if any(each.lost for each in self._windows):
             return ""
         if after.lost:
@@ -148,7 +148,7 @@ class _Measuring:
         return ""
 
     def _wait(self, wanted: int) -> bool:
-        """Wait for a window's end, after its time or so many `wanted`; say whether it was not the user who ended it."""
+        """Wait for a window's end: its time, or `wanted` requests. Returns: False if the user ended it."""
         lasts_s, since, seen = STALLED_S if wanted else self._rule.interval_ms / 1e3, time.monotonic(), 0
         while True:
             if self._watching.stopped():
@@ -169,12 +169,12 @@ class _Measuring:
         )
 
     def _last_alive(self) -> int:
-        """Give the last window in which any request ended: the server's last, where it has been lost."""
+        """Return the last window in which any request ended: the server's last, if it was lost."""
         alive = [number for number, each in enumerate(self._windows) if len(each.ends_ns) or each.errors]
         return alive[-1] if alive else 0
 
     def _level(self, ended: str) -> Level:
-        """Sum up. Where the server failed nothing is averaged: the figures are from the window on that it failed in."""
+        """Summarize. If the server failed, nothing is averaged: the figures are those from the failing window on."""
         if not ended and not self._passed[-1].per_s:
             ended = EMPTY
         settled = min(SETTLED, len(self._windows)) if ended in {"", INTERRUPTED} else 0
@@ -200,7 +200,7 @@ class _Measuring:
 
 
 def offered(load: Load) -> Offered:
-    """Say what a load offers."""
+    """Describe the load."""
     if load.concurrency:
         return Offered("concurrency", load.concurrency)
     if load.intervals_us:
@@ -209,7 +209,7 @@ def offered(load: Load) -> Offered:
 
 
 def client(window: Window, rows: int = 1, percentile: int = 0) -> Client:
-    """Work out what a window's requests tell; `percentile` is told beside the usual ones."""
+    """Compute a window's figures. `percentile` is reported in addition to the usual ones."""
     count, seconds = len(window.ends_ns), max(window.seconds, 1e-9)
     return Client(
         requests=count,
@@ -247,7 +247,7 @@ def _late_us(window: Window) -> dict[str, float]:
 
 
 def _clamped(window: Window) -> Window:
-    """From the first request's beginning to the last one's end."""
+    """Limit the window to the time from the first request's start to the last one's end."""
     if not len(window.ends_ns):
         return window
     window.begin_ns, window.end_ns = int(np.min(window.starts_ns)), int(np.max(window.ends_ns))

@@ -1,4 +1,4 @@
-"""The model under load, as a v2 server describes it; what a configuration means is as perf_analyzer has it."""
+"""The model under load, as a v2 server describes it. Configurations are interpreted as perf_analyzer does."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 NOT_TOLD = -1
-"""A `max_batch_size` that nobody has told: rows there are, and any number of them."""
+"""The `max_batch_size` if it is unknown: requests have rows, and any number of them."""
 
 
 class DescriptionError(Exception):
-    """What a server says of a model does not fit together; one line."""
+    """A server's description of a model is inconsistent. The text is one line."""
 
 
 class Describer(Protocol):
-    """What is asked of a Control here. Raises: ControlError."""
+    """The methods of a Control that are needed here. Raises: ControlError."""
 
     def metadata(self, model: str, version: str) -> dict[str, Any]:
-        """Give a model's metadata."""
+        """Return a model's metadata."""
         ...
 
     def config(self, model: str, version: str) -> dict[str, Any]:
-        """Give a model's configuration; empty where the server has no such extension."""
+        """Return a model's configuration; empty if the server lacks the extension."""
         ...
 
 
@@ -39,9 +39,9 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A model's metadata and configuration. `max_batch_size` 0: it has no batch dimension; NOT_TOLD: no limit is known.
+    """A model's metadata and configuration. `max_batch_size` 0: no batch dimension; NOT_TOLD: the limit is unknown.
 
-    `composing`: names and versions of an ensemble's models, all the way down. `version`: empty, the server's choice.
+    `composing`: names and versions of an ensemble's models, at all levels. `version`: if empty, the server's choice.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Described:
 
     @property
     def batched(self) -> bool:
-        """Whether a request's tensors begin with rows, shape tensors apart."""
+        """Whether the tensors of a request begin with rows, except for shape tensors."""
         return self.max_batch_size != 0
 
 
@@ -70,9 +70,9 @@ def described(
     bls: Iterable[tuple[str, str]] = (),
     inputs: Iterable[Mapping[str, Any]] = (),
 ) -> Described:
-    """Ask for a model, and for what it is composed of; `bls` are names and versions of what it calls by itself.
+    """Query a model and those it is composed of. `bls` are names and versions of the models that it calls itself.
 
-    `inputs`: as they would stand in its metadata, where that names none. Raises: ControlError; DescriptionError.
+    `inputs`: metadata entries for the inputs, if the model's metadata has none. Raises: ControlError; DescriptionError.
     """
     metadata, config = control.metadata(model, version), control.config(model, version)
     if given := list(inputs):
@@ -103,7 +103,7 @@ def described(
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """A tensor as metadata has it, its rows not yet taken off."""
+    """A tensor as in the metadata, including its batch dimension."""
 
     name: str
     datatype: str
@@ -120,7 +120,7 @@ class _Given:
 
 
 class _Composing:
-    """What an ensemble is made of, found step by step."""
+    """The models of an ensemble, collected recursively."""
 
     def __init__(self, control: Describer) -> None:
         self._control = control
@@ -129,13 +129,13 @@ class _Composing:
         self.cached = False
 
     def enter(self, config: dict[str, Any]) -> None:
-        """Add what a configuration composes."""
+        """Add the models that a configuration composes."""
         for step in (config.get("ensemble_scheduling") or {}).get("step") or []:
             version = int(step.get("model_version", -1))
             self.add(str(step["model_name"]), "" if version == -1 else str(version))
 
     def add(self, name: str, version: str) -> None:
-        """Add a model and what it is composed of itself."""
+        """Add a model and those that it is composed of."""
         if (name, version) in self.found:
             return
         self.found[name, version] = None
@@ -146,7 +146,7 @@ class _Composing:
 
 
 def _has(config: dict[str, Any], member: str) -> bool:
-    # an empty object counts, and null does not: it is how some servers write that there is none
+    # an empty object counts; null does not, since some servers write it for "none"
     return config.get(member) is not None
 
 

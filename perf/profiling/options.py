@@ -1,4 +1,4 @@
-"""Options: what a run is told. `flags.py` makes them of a command line; tuning and peers make them themselves."""
+"""Options: the settings of a run. Made by `command_line.py` from a command line, and directly by tuning and peers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from penstock.perf.generator.orders import Tls
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """When a level is stable: the last three windows within `percentage` in throughput and latency.
+    """When a level is stable: the last three windows are within `percentage` in throughput and latency.
 
-    Units: `interval_ms`; `requests`: the least in a window, where windows are counted (`by_count`). `percentile` 0: the
-    mean latency decides. `total_requests`: so many in all and one window of them; 0: windows. `threshold_ms`: a latency
-    that ends the level when a window reaches it; 0: none. `warmup_requests`: so many before the first window.
+    Units: `interval_ms`; `requests`: the least in a window, if windows are counted (`by_count`). `percentile` 0: the
+    mean latency decides. `total_requests`: the number for the whole run, in one window; 0: use windows. `threshold_ms`:
+    a latency that ends the level once a window reaches it; 0: none. `warmup_requests`: the number before the first
+    window.
     """
 
     interval_ms: int = 5000
@@ -32,9 +33,9 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Levels to visit: from `start` to `end` by `step`; `end` 0: until the latency threshold is passed.
+    """Levels to visit: from `start` to `end` by `step`. `end` 0: until the latency threshold is exceeded.
 
-    `start` is always visited, also where `end` is below it.
+    `start` is always visited, even if `end` is below it.
     """
 
     start: float = 1
@@ -44,10 +45,10 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What is sent as input. `source`: random, zero, or files and folders in perf_analyzer's form.
+    """The input to send. `source`: random, zero, or files and folders in perf_analyzer's format.
 
-    `sequence_length` None: 20, or as many as there are steps in the user's own input. `sequence_ids`: the first, and
-    how many there are; 0: no end.
+    `sequence_length` None: 20, or the number of steps in the user's own input. `sequence_ids`: the first id, and the
+    number of ids (0: unlimited).
     """
 
     source: tuple[str, ...] = ("random",)
@@ -70,18 +71,19 @@ _SECRET = re.compile("auth|cookie|token|key|secret|password", re.IGNORECASE)
 
 
 def hidden(header: tuple[str, str]) -> tuple[str, str]:
-    """Give a header as a report may tell it: without what is likely a secret."""
+    """Return a header as a report may show it: without what is likely a secret."""
     name, value = header
     return name, "..." if _SECRET.search(name) else value
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """One run. `sequences`: how many there are at once in an open loop.
+    """One run. `sequences`: the number of concurrent sequences in an open loop.
 
-    `composing`: names and versions of the models that a model calls by itself. `inputs`: of a model whose metadata
-    names none, as they would stand in it. `trace`: trace settings to make before
-    the run. `command`: the words that make the run again. `verbose`: 0 to 2.
+    `composing`: names and versions of the models that a model calls itself. `inputs`: metadata entries for a model
+    whose metadata has no inputs. `trace`: trace settings to apply before the run. `command`: the words that repeat the
+    run.
+    `verbose`: 0 to 2.
     """
 
     model: str

@@ -1,7 +1,7 @@
-"""Sampling: what is seen of the server beside the load, about once a second and at every window's ends.
+"""Sampling: observes the server during the load, about once a second and at both ends of every window.
 
-The server's statistics and its metrics page, the machine, the server's processes and the GPUs: each as far as it can be
-had. What cannot be had is None in the document, with a line that says why.
+It reads the server's statistics and metrics page, the machine, the server's processes and the GPUs, as far as each is
+available. What is not is None in the document, with a line that says why.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from .sampling_processes import Family, NotFoundError, addresses
 from .sampling_series import Reading, devices, gpus, grown, known, samples
 
 _FIRST_PATIENCE_S = 5.0
-"""Starting NVML takes seconds where the driver has nobody else to serve."""
+"""Starting NVML takes seconds if nothing else keeps the driver loaded."""
 _QUIET = ("NVML",)
-"""Nobody misses these."""
+"""Sources whose absence is not reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class Mark:
 
 
 class Watch:
-    """Looks while the block lasts. Of a level: `begin`, a `mark` at each end of each window, `tell`.
+    """Samples for the duration of the block. For each level: `begin`, a `mark` at each end of each window, `tell`.
 
-    None of it raises. Threads: one, beside its own.
+    No method raises. Threads: one, besides its own.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Watch:
         return None
 
     def _sources(self, here: bool, url: str, proc: Path) -> dict[str, Source]:
-        """Name them, the better of two last."""
+        """Return the sources by name. If two report the same values, the better one is last."""
         sources: dict[str, Source] = {}
         if here or self._page_wanted:
             sources["metrics page"] = Page(url).read
@@ -108,8 +108,8 @@ class Watch:
         self._readings, self._marks = [self._looker.look()], []
 
     def mark(self) -> Mark:
-        """Read what only grows. Takes some milliseconds; half a second more where a source begins to hang."""
-        look = Look(self._looker.look)  # both at once: whatever comes later counts requests of the next window
+        """Read the counters. Takes some milliseconds, and half a second more when a source begins to hang."""
+        look = Look(self._looker.look)  # both at once: a later reading would count requests of the next window
         statistics = self._statistics()
         reading = look.answer if look.done(_FIRST_PATIENCE_S) else None
         mark = Mark(reading or Reading(time.monotonic()), statistics)
@@ -117,16 +117,16 @@ class Watch:
         return mark
 
     def note(self, name: str, value: float) -> None:
-        """Have a figure of the caller's own in the samples to come."""
+        """Add a figure of the caller's to the following samples."""
         self._noted[name] = value
 
     def sharing(self) -> str:
-        """Say whether the server runs on the cores of this process; empty where that is not known."""
+        """Say whether the server runs on the cores of this process; empty if unknown."""
         cores = self._family.cores() if self._family is not None else set()
         return environment.sharing(os.sched_getaffinity(0), cores) if cores else ""
 
     def tell(self, level: Level, first: Mark, last: Mark) -> None:
-        """Write into a level what was seen of the server from one mark to the other, and all samples since `begin`."""
+        """Store in a level what was observed between two marks, and all samples since `begin`."""
         marks = [mark for mark in self._marks if first.reading.at_s <= mark.reading.at_s <= last.reading.at_s]
         sampled = list(self._readings)
         level.samples = samples(sampled) if len(sampled) > 1 else None
@@ -170,7 +170,7 @@ class Watch:
         return answers
 
     def sample(self) -> None:
-        """Take a sample now: what is done about once a second anyhow."""
+        """Take a sample now, in addition to the regular ones."""
         readings = self._readings
         reading = self._looker.look()
         readings.append(Reading(reading.at_s, {**reading.values, **self._noted}))
@@ -181,14 +181,14 @@ class Watch:
 
 
 class Machine:
-    """What /proc says of this machine. `whose`: goes before the names."""
+    """What /proc reports about this machine. `whose`: a prefix for the names."""
 
     def __init__(self, proc: Path = PROC, whose: str = "") -> None:
         self._proc = proc
         self._whose = whose
 
     def read(self) -> dict[str, float]:
-        """Give the CPU seconds of all cores together, and memory. Raises: OSError where there is no /proc."""
+        """Return the CPU seconds of all cores together, and memory. Raises: OSError if there is no /proc."""
         busy_s, all_s = processes.machine_s(self._proc)
         total, available = meminfo("MemTotal", self._proc), meminfo("MemAvailable", self._proc)
         found = {"cpu.all_s": all_s, "cpu.busy_s": busy_s}

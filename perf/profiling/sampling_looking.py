@@ -1,4 +1,4 @@
-"""Looking: sources are read on threads of their own, so that one that hangs holds up neither the run nor the others."""
+"""Looking: reads sources on their own threads, so that one that hangs delays neither the run nor the others."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from .sampling_series import Reading
 
 Source = Callable[[], Mapping[str, float]]
-"""Gives what can be read now, by name. It may block, and raise whatever it likes."""
+"""Returns the current values, by name. It may block, and may raise any exception."""
 PATIENCE_S = 0.5
 
 
 class Look:
-    """One call, on a daemon thread: a thread that never returns does not keep the process from ending."""
+    """One call on a daemon thread, so that a thread that never returns does not keep the process from exiting."""
 
     def __init__(self, ask: Callable[[], Any]) -> None:
         self._ask = ask
@@ -31,21 +31,21 @@ class Look:
             self.error = error
 
     def done(self, patience_s: float) -> bool:
-        """Wait for it, and say whether it is done."""
+        """Wait for it. Returns: whether it is done."""
         self._thread.join(max(patience_s, 0.0))
         return not self._thread.is_alive()
 
 
 def within(patience_s: float, ask: Callable[[], Any]) -> Any:
-    """Give what `ask` gives; None where that takes too long, or fails."""
+    """Return the result of `ask`; None if it takes too long or fails."""
     look = Look(ask)
     return look.answer if look.done(patience_s) else None
 
 
 class Looker:
-    """Reads all sources at once. A source that is still being read is not asked again, and what it says late is lost.
+    """Reads all sources concurrently. A source whose read is pending is not read again, and its late result is lost.
 
-    `whys`: by source, why it said nothing the last time. Later sources win where two tell the same.
+    `whys`: by source, why it had no result the last time. Later sources override earlier ones.
     Threads: any; one reading at a time.
     """
 
@@ -56,12 +56,12 @@ class Looker:
         self.whys: dict[str, str] = {}
 
     def drop(self, name: str) -> None:
-        """Read a source no more."""
+        """Stop reading a source."""
         self._sources.pop(name, None)
         self.whys.pop(name, None)
 
     def look(self, patience_s: float = PATIENCE_S) -> Reading:
-        """Read all that answers in time."""
+        """Read all sources that answer in time."""
         with self._lock:
             at_s = time.monotonic()
             asked = {name: Look(ask) for name, ask in self._sources.items() if name not in self._hanging}

@@ -1,7 +1,7 @@
-"""The metrics page: what a server says of its GPUs and its machine in Prometheus' text format.
+"""The metrics page: a server's metrics of its GPUs and its machine in Prometheus' text format.
 
-Source: prometheus.io/docs/instrumenting/exposition_formats. Lines that are none are passed over: pages are written by
-many hands, and one line that is wrong says nothing of the others.
+Source: prometheus.io/docs/instrumenting/exposition_formats. Invalid lines are skipped: pages have many sources, and one
+bad line does not invalidate the others.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _MOST_BYTES = 64 << 20
 
 
 class PageError(Exception):
-    """It cannot be had, or is no page of metrics."""
+    """The page is not available, or is not a page of metrics."""
 
 
 def lines(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
-    """Give name, labels and value of each line that has a number; comments and all else are passed over."""
+    """Yield name, labels and value of each line with a number; all other lines are skipped."""
     for line in text.split("\n"):
         found = _LINE.match(line.strip())
         if found is None:
@@ -56,7 +56,7 @@ def _unescaped(label: str) -> str:
 
 
 def series(text: str) -> dict[str, float]:
-    """Give what a page says, by the names of the document's Samples. Raises: PageError where it is no page."""
+    """Return a page's values, by the names of the document's Samples. Raises: PageError if it is not a metrics page."""
     wanted = "\n".join(line for line in text.split("\n") if line.lstrip().startswith(_NAMES))
     found = {}
     for name, labels, value in lines(wanted):
@@ -76,7 +76,7 @@ class Page:
         self.url = url
 
     def read(self) -> dict[str, float]:
-        """Fetch and read it. Raises: PageError."""
+        """Fetch and parse it. Raises: PageError."""
         try:
             parts = urlsplit(self.url if "://" in self.url else f"http://{self.url}")
             kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection

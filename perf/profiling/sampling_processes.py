@@ -1,6 +1,6 @@
-"""The server's processes, where it runs on this machine: found by the port they listen on, read from /proc.
+"""The server's processes, if it runs on this machine: found by the port they listen on, read from /proc.
 
-A server may be several processes: those that listen, what they started, and what started them, such as a supervisor.
+A server may have several processes: those that listen, their children, and their parents, such as a supervisor.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ _ACCEPTS = 1 << 16
 _FORWARDERS = frozenset(
     {"docker-proxy", "rootlesskit", "rootlessport", "slirp4netns", "pasta", "ssh", "sshd", "socat", "kubectl"}
 )
-"""They listen for a server that is elsewhere."""
+"""Programs that listen for a server elsewhere."""
 _KEEPERS = re.compile(
     r"(ba|da|z|fi|k|tc|c|a)?sh|busybox|tmux.*|screen|sshd|login|su|sudo|systemd|init|tini|dumb-init|docker-init"
     r"|containerd-shim.*|conmon|runc|supervisord|cron|make|timeout|node|code"
 )
-"""They start servers, and are none."""
+"""Programs that start servers but are not part of them."""
 
 
 class NotFoundError(Exception):
-    """The processes cannot be told; the text says why."""
+    """The processes cannot be determined; the text says why."""
 
 
 def is_here(host: str) -> bool:
-    """Say whether a host is this machine: only an address of its own can be bound."""
+    """Return whether a host is this machine: only its own addresses can be bound."""
     return bool(addresses(host))
 
 
 def addresses(host: str) -> set[str]:
-    """Give the addresses of a host that are this machine's own; the path of a Unix socket is one."""
+    """Return the addresses of a host that are this machine's own. The path of a Unix socket is one."""
     if host.startswith("/"):
         return {host}
     found: set[str] = set()
@@ -57,7 +57,7 @@ def addresses(host: str) -> set[str]:
 class Family:
     """The processes of the server that listens on a port of this machine. Raises: NotFoundError.
 
-    `living`: those that lived when it was read last. Threads: one at a time.
+    `living`: those alive at the last reading. Threads: one at a time.
     """
 
     def __init__(self, port: int, at: set[str], proc: Path = PROC, own: int | None = None) -> None:
@@ -73,12 +73,12 @@ class Family:
         self.living = self.pids()
 
     def pids(self) -> list[int]:
-        """Give those that live."""
+        """Return the live processes."""
         living = processes.living(self._proc)
         return processes.descended((pid for pid in sorted(self.roots) if pid in living), living)
 
     def read(self) -> dict[str, float]:
-        """Give the CPU seconds of all that are or were, and the memory of those that are. Raises: NotFoundError.
+        """Return the CPU seconds of all processes, past ones included, and the current memory. Raises: NotFoundError.
 
         Memory is resident: pages that processes share count for each of them.
         """
@@ -97,7 +97,7 @@ class Family:
         }
 
     def cores(self) -> set[int]:
-        """Give the CPUs that they may run on."""
+        """Return the CPUs that they may run on."""
         found: set[int] = set()
         for pid in self.pids():
             with suppress(OSError):
@@ -105,7 +105,7 @@ class Family:
         return found
 
     def _holders(self, port: int, at: set[str]) -> set[int]:
-        """Give who has a socket that listens on the port."""
+        """Return the processes with a socket that listens on the port."""
         sockets = {f"socket:[{inode}]" for inode in listening(self._proc, port, at)}
         if not sockets:
             raise NotFoundError(f"nobody on this machine listens on port {port}: it may be in a container")
@@ -123,7 +123,7 @@ class Family:
         return found
 
     def _first(self, pid: int, parents: dict[int, int], ours: set[int]) -> int:
-        """Climb to the first process of the server: what has no part in this run, and is no shell or keeper."""
+        """Find the server's topmost process: the last ancestor that is not part of this run, a shell or a keeper."""
         for parent in _ancestors(pid, parents):
             alien = parent in ours or _KEEPERS.fullmatch(self._name(parent).lstrip("-"))
             if alien or (parent == 1 and self._program(parent) != self._program(pid)):
@@ -142,7 +142,7 @@ class Family:
 
 
 def listening(proc: Path, port: int, at: set[str]) -> set[str]:
-    """Give the inodes of the sockets that answer on a port at one of the addresses: its own, or else any."""
+    """Return the inodes of the sockets that listen on a port at one of the addresses, or else at any."""
     found = {path: inodes for path, inodes in _unix(proc).items() if path in at}
     for table in ("tcp", "tcp6"):
         with suppress(OSError):
@@ -155,7 +155,7 @@ def listening(proc: Path, port: int, at: set[str]) -> set[str]:
 
 
 def _unix(proc: Path) -> dict[str, set[str]]:
-    """Give the inodes of the Unix sockets that accept connections, by their paths."""
+    """Return the inodes of the Unix sockets that accept connections, by their paths."""
     found: dict[str, set[str]] = {}
     with suppress(OSError):
         for line in (proc / "net" / "unix").read_text("utf-8", "replace").splitlines()[1:]:
@@ -166,7 +166,7 @@ def _unix(proc: Path) -> dict[str, set[str]]:
 
 
 def _address(hexadecimal: str) -> str:
-    """Write an address of /proc/net/tcp, whose words of four bytes are in the machine's order."""
+    """Format an address of /proc/net/tcp, whose four-byte words are in the machine's byte order."""
     packed = bytes.fromhex(hexadecimal)
     if sys.byteorder == "little":
         packed = b"".join(packed[at : at + 4][::-1] for at in range(0, len(packed), 4))

@@ -1,8 +1,8 @@
-"""Series: what was read at moments of a run, and the samples that are made of it. Pure.
+"""Series: readings at moments of a run, and the samples derived from them. Pure.
 
-Names of what is read are those of the document's Samples, and of counters, which only grow: `server.cpu_s`,
-`cpu.busy_s` and `cpu.all_s` (of all cores), `gpu.<uuid>.energy_total_j` (NVML's, since its driver was loaded) and
-`gpu.<uuid>.energy_j` (a metrics page's, since it was asked first).
+Names of values are those of the document's Samples, and of counters, which only grow: `server.cpu_s`, `cpu.busy_s` and
+`cpu.all_s` (of all cores), `gpu.<uuid>.energy_total_j` (NVML's, since its driver was loaded) and `gpu.<uuid>.energy_j`
+(a metrics page's, since it was first read).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.perf.reports.document import Samples
 
 GPU = "gpu."
 _SHORTEST_S = 0.05
-"""Over less, counters of 10 ms steps tell no rate."""
+"""Over shorter times, counters with steps of 10 ms give no rate."""
 _COUNTERS = ("cpu_s", "busy_s", "all_s", "energy_total_j", "energy_j")
 _SUMS: dict[str, Callable[[list[float]], float]] = {
     "utilization": fmean,
@@ -29,14 +29,14 @@ _SUMS: dict[str, Callable[[list[float]], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What could be read at one moment. Units: `at_s` of the monotonic clock."""
+    """The values read at one moment. Units: `at_s` of the monotonic clock."""
 
     at_s: float
     values: Mapping[str, float] = field(default_factory=dict)
 
 
 def samples(readings: Sequence[Reading]) -> Samples:
-    """Make the samples of a level, counted from its first reading, which is no sample but where counters start."""
+    """Make the samples of a level. The first reading is not a sample but the start of the time and the counters."""
     rows = [_shown(before, after) for before, after in pairwise(readings)]
     names = dict.fromkeys(name for row in rows for name in row)
     return Samples(
@@ -61,18 +61,18 @@ def _shown(before: Reading, after: Reading) -> dict[str, float]:
 
 
 def grown(before: Reading, after: Reading, name: str) -> float | None:
-    """Say by how much a counter grew; None where it was not read at both times, or began anew."""
+    """Return the growth of a counter; None if it was not read both times, or was reset."""
     first, last = before.values.get(name), after.values.get(name)
     return None if first is None or last is None or last < first else last - first
 
 
 def known(readings: Iterable[Reading], name: str) -> list[float]:
-    """Give the values that were read."""
+    """Return the values that were read."""
     return [reading.values[name] for reading in readings if name in reading.values]
 
 
 def devices(readings: Iterable[Reading]) -> list[str]:
-    """Give the UUIDs of the GPUs that were read."""
+    """Return the UUIDs of the GPUs that were read."""
     found = {
         name[len(GPU) :].rpartition(".")[0] for reading in readings for name in reading.values if name.startswith(GPU)
     }
@@ -80,7 +80,7 @@ def devices(readings: Iterable[Reading]) -> list[str]:
 
 
 def gpus(readings: Sequence[Reading]) -> dict[str, dict[str, float]]:
-    """Sum up GPUs as perf_analyzer does: means of utilization and power, the most memory, the first total."""
+    """Summarize GPUs as perf_analyzer does: mean utilization and power, maximum memory, the first total."""
     found = {}
     for uuid in devices(readings):
         values = {name: known(readings, f"{GPU}{uuid}.{name}") for name in _SUMS}

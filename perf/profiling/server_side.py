@@ -1,7 +1,7 @@
-"""The server's side: what its statistics say of a time, from answers of the statistics extension around it. Pure.
+"""The server's side: its statistics over a time, from responses of the statistics extension before and after. Pure.
 
-Source: the v2 protocol's statistics extension. Which version counts and what is divided by what is perf_analyzer's:
-times are means over those that were timed, and what a request took beyond queue, compute and cache is overhead.
+Source: the v2 protocol's statistics extension. The choice of version and the divisors are perf_analyzer's: times are
+means over the requests that were timed, and a request's time beyond queue, compute and cache is overhead.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from penstock.perf.reports.document import ServerSide
 
 Answer = Mapping[str, Sequence[Mapping[str, Any]]]
-"""`model_stats` at one moment, by the name of the model that was asked for."""
+"""`model_stats` at one moment, by the requested model name."""
 _Counters = dict[str, int]
 
 _TIMED = (
@@ -28,10 +28,10 @@ _ROWS = "rows "
 def told(
     answers: Sequence[Answer], model: str, version: str = "", composing: Iterable[tuple[str, str]] = ()
 ) -> tuple[ServerSide | None, str]:
-    """Say what was counted from the first answer to the last, and why nothing can be said, or not all.
+    """Return what was counted from the first response to the last, and why this is missing or incomplete.
 
-    `answers`: ascending in time, two or more; those between tell whether the server began anew meanwhile.
-    `version`: empty, the highest that had a request. `composing`: an ensemble's models.
+    `answers`: ascending in time, two or more; those in between show whether the server was restarted meanwhile.
+    `version`: if empty, the highest that had a request. `composing`: an ensemble's models.
     """
     side, why = _of_model(answers, model, version)
     if side is None:
@@ -49,7 +49,7 @@ def _of_model(answers: Sequence[Answer], model: str, version: str) -> tuple[Serv
     readings = [{str(each.get("version", "")): each for each in answer.get(model, ())} for answer in answers]
     if len(readings) < 2 or not readings[0] or not readings[-1]:
         return None, f"{model}: the server gives no statistics"
-    readings = [each for each in readings if each]  # an answer that did not come says nothing
+    readings = [each for each in readings if each]  # a failed query says nothing
     chosen, why = (version, "") if version else _moved(model, readings[0], readings[-1])
     if not chosen:
         return None, why
@@ -62,7 +62,7 @@ def _of_model(answers: Sequence[Answer], model: str, version: str) -> tuple[Serv
 
 
 def _moved(model: str, first: Mapping[str, Any], last: Mapping[str, Any]) -> tuple[str, str]:
-    """Choose the highest version that took a request, or else one that failed one; and say what is to be said."""
+    """Choose the highest version that took a request, or else one that failed one. Also return a note."""
     for counted in ("queue.count", "fail.count"):
         moved = [
             version
@@ -76,7 +76,7 @@ def _moved(model: str, first: Mapping[str, Any], last: Mapping[str, Any]) -> tup
 
 
 def _counters(entry: Mapping[str, Any]) -> _Counters:
-    """Flatten what only ever grows. What is absent or no whole number is left out: servers differ in what they have."""
+    """Flatten the counters. Values that are absent or not whole numbers are left out, since servers differ."""
     found = {name: _whole(entry.get(name)) for name in _WHOLE}
     timed = entry.get("inference_stats")
     for name in _TIMED:
@@ -91,7 +91,7 @@ def _counters(entry: Mapping[str, Any]) -> _Counters:
 
 
 def _whole(value: Any) -> int | None:
-    """Give a count; protobuf's own JSON writes 64 bits as text."""
+    """Parse a count; protobuf's own JSON writes 64-bit integers as text."""
     try:
         count = int(value)
     except (TypeError, ValueError, OverflowError):
@@ -140,7 +140,7 @@ def _side(version: str, grown: _Counters) -> ServerSide:
 
 
 def _ensemble(side: ServerSide) -> ServerSide:
-    """Give an ensemble the sums of its models' times: it has none of its own. What is left over is overhead."""
+    """Give an ensemble the sums of its models' times, since it has none of its own. The rest is overhead."""
     parts = side.composing.values()
     queue_us = sum(part.queue_us for part in parts)
     each = {name: sum(getattr(part, f"{name}_us") for part in parts) for name in _COMPUTE}
@@ -156,6 +156,6 @@ def _ensemble(side: ServerSide) -> ServerSide:
 
 
 def _share(part: ServerSide) -> float:
-    """Give the share of cache hits."""
+    """Return the fraction of cache hits."""
     asked = part.cache_hits + part.cache_misses
     return part.cache_hits / asked if asked else 0.0

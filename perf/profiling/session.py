@@ -1,4 +1,4 @@
-"""A session: one model of one server, driven level by level, and the document of it."""
+"""A session: drives one model of one server level by level, and produces the document."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ from .sampling import Mark, Watch
 
 HTTP_PORT, GRPC_PORT = 8000, 8001
 LEVELS = "trace_level"
-"""The one trace setting of several values."""
+"""The only trace setting with several values."""
 GOOD_ON = {"", OVER, UNSTABLE}
 """How a level may end without ending the run."""
 
 
 class SessionError(Exception):
-    """The run cannot begin: one line says why."""
+    """The run cannot begin. The text is one line."""
 
 
 class Listener(Watching):
-    """What a run tells as it goes, beside what each level's measuring does."""
+    """Callbacks during a run, in addition to those of each level's measuring."""
 
     def opened(self, document: Document, described: Described) -> None:
-        """Take what is driven, before the first level."""
+        """Handle the model to be driven, before the first level."""
 
     def said(self, line: str) -> None:
-        """Take a line about the input or the server."""
+        """Handle a line about the input or the server."""
 
     def level_began(self, load: Offered) -> None:
-        """Take a level's load."""
+        """Handle a level's load."""
 
     def level_ended(self, level: Level) -> None:
-        """Take a level."""
+        """Handle a finished level."""
 
 
 class Listeners(Listener):
-    """Several, told in turn."""
+    """Several listeners, called in turn."""
 
     def __init__(self, *each: Listener) -> None:
         self._each = each
@@ -120,7 +120,7 @@ class Marks(Listener):
         return self._stopped()
 
     def tell(self, level: Level) -> None:
-        """Write what was seen into a level."""
+        """Store the observations in a level."""
         if level.settled:
             self._watch.tell(level, self._marks[-1 - level.settled], self._marks[-1])
 
@@ -128,8 +128,8 @@ class Marks(Listener):
 def profile(options: Options, listener: Listener | None = None) -> Document:
     """Run all levels.
 
-    What goes wrong once the first has begun is in the document: `failed`, `interrupted`, and its levels' `ended`.
-    Raises: SessionError, ControlError, DescriptionError, InputError, OSError where the run cannot begin.
+    Failures after the first level has begun are in the document: `failed`, `interrupted`, and its levels' `ended`.
+    Raises: SessionError, ControlError, DescriptionError, InputError, OSError if the run cannot begin.
     """
     listener = listener or Listener()
     aimed = target(options)
@@ -178,7 +178,7 @@ def _levels(run: _Run, running: Generator, marks: Marks, listener: Listener) -> 
 
 
 def target(options: Options) -> Target:
-    """Say where requests go. Raises: SessionError."""
+    """Return the target of the requests. Raises: SessionError."""
     url = options.url or f"localhost:{GRPC_PORT if options.grpc else HTTP_PORT}"
     try:
         parts = urlsplit(url if "://" in url else f"//{url}")
@@ -199,18 +199,18 @@ def target(options: Options) -> Target:
 
 
 def slots(options: Options) -> int:
-    """Say how many requests there will ever be under way at once; 0: nobody knows."""
+    """Return the most requests that will be in flight at once; 0: unknown."""
     if options.concurrency is None:
         return options.sequences
     return int(max(options.concurrency.start, options.concurrency.end)) if options.concurrency.end else 0
 
 
 def load_of(options: Options, value: float, *, sequences: bool = False) -> Load:
-    """Give the load of one level, a concurrency or a rate."""
+    """Make the load of one level, a concurrency or a rate."""
     base = Load(connections=options.connections, seed=options.input.seed, requests=options.rule.total_requests)
     if options.concurrency is not None:
         return dataclasses.replace(base, concurrency=int(value))
-    if sequences:  # one of each under way: two on two connections could overtake each other
+    if sequences:  # one request of each in flight: two on two connections could overtake each other
         base = dataclasses.replace(base, sequences=options.sequences)
     if options.intervals is not None:
         return dataclasses.replace(base, intervals_us=intervals_us(options))
@@ -241,7 +241,7 @@ def _search(options: Options) -> levels.Search:
 
 
 def _check(options: Options, model: Described) -> None:
-    """Refuse what only the model can tell does not go together. Raises: SessionError."""
+    """Reject settings that are incompatible with the model. Raises: SessionError."""
     intervals_us(options)
     if options.input.batch > 1 and not model.max_batch_size:
         raise SessionError("can not specify batch size > 1 as the model does not support batching")
@@ -275,7 +275,7 @@ def _document(options: Options, aimed: Target, model: Described, control: Contro
 
 
 def driven(model: Described, config: dict[str, Any]) -> Model:
-    """Give a model as a document holds it, in one of its configurations."""
+    """Return a model as a document holds it, with one of its configurations."""
     return Model(
         model.name,
         model.version,
@@ -289,7 +289,7 @@ def driven(model: Described, config: dict[str, Any]) -> Model:
 
 
 def _doubts(options: Options, server: dict[str, Any]) -> list[str]:
-    """Say what the server may not be able to do; some can and do not say so."""
+    """Warn of what the server may not support; some support it without listing it."""
     binary = options.input.binary_input and options.input.shared_memory == "none" and not options.grpc
     if not binary or "binary_tensor_data" in server.get("extensions", ["binary_tensor_data"]):
         return []
@@ -300,12 +300,12 @@ def _doubts(options: Options, server: dict[str, Any]) -> list[str]:
 def _server(control: Control) -> dict[str, Any]:
     try:
         return control.server()
-    except ControlError:  # no v2 server need have it
+    except ControlError:  # v2 servers need not have it
         return {}
 
 
 def _told(options: Options) -> dict[str, Any]:
-    """Give the options that are not as they would be anyway."""
+    """Return the options that differ from the defaults."""
     options = dataclasses.replace(options, headers=tuple(map(hidden, options.headers)))
     usual = dataclasses.asdict(Options(options.model))
     return {

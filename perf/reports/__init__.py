@@ -1,1 +1,1 @@
-"""Reports: the document that a run leaves, as JSON and as one HTML page, and several runs side by side."""
+"""Reports: the document of a run, as JSON and as one HTML page, and comparisons of several runs."""

@@ -1,4 +1,4 @@
-"""`penstock perf report`: the page of a run, and several runs side by side."""
+"""`penstock perf report`: the page of a run, and comparisons of several runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ the same load in the first; --html writes a page that overlays their curves.
 
 
 def main(words: Sequence[str]) -> int:
-    """Run a command line; return the exit status: 0 done, 1 a file cannot be read or written, 2 wrong usage."""
+    """Run a command line. Returns: the exit status: 0 done, 1 a file cannot be read or written, 2 wrong usage."""
     args = _parser().parse_args(words)
     try:
         read = [(path.stem, document.read(path)) for path in args.documents]

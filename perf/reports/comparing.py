@@ -1,6 +1,6 @@
-"""Comparing: what differs between runs, whether they can be compared at all, and their ratios, level by level.
+"""Comparing: the differences between runs, whether they are comparable, and their ratios, level by level.
 
-The first run is what the others are measured against.
+The other runs are compared with the first.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from .formats import NOTHING
 from .markup import flat
 
 _COMPARABLE = {"model": "models", "client batch": "client batches", "protocol": "protocols", "machine": "machines"}
-"""What must be equal for a ratio to be of the servers alone, and how it is called."""
+"""What must be equal for a ratio to reflect the servers only, and its name in warnings."""
 
 _ELSEWHERE = {"url", "csv", "json", "html", "export"}
-"""Options that are told elsewhere, or only say where a run was written to."""
+"""Options that are reported elsewhere, or only name output files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A document and what it is called beside others: the name of its file."""
+    """A document and its name in a comparison: that of its file."""
 
     name: str
     document: Document
@@ -31,7 +31,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What is not the same in all runs: `values` in the order of the runs, a dash where one does not say."""
+    """What differs between runs: `values` in the order of the runs, a dash for a run without the value."""
 
     part: str
     name: str
@@ -40,19 +40,19 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One load in one run, beside the same load in the first: ratios of the second to the first, None where unknown."""
+    """One load in one run, beside the same load in the first: ratios of the run to the first, None if unknown."""
 
     run: Run
     level: Level
     base: Level
 
     def ratio(self, of: str) -> float | None:
-        """Give a ratio: `throughput`, `cpu` (of the server, each request), `energy`, or a latency such as p99."""
+        """Return a ratio: `throughput`, `cpu` (of the server, per request), `energy`, or a latency such as p99."""
         return _divided(_figure(self.level, of), _figure(self.base, of))
 
     @property
     def doubt(self) -> str:
-        """Why the ratios are not to be believed; empty where both levels are sound."""
+        """Why the ratios are unreliable; empty if both levels are sound."""
         return fault(self.level) or fault(self.base)
 
 
@@ -73,7 +73,7 @@ def _divided(above: float | None, below: float | None) -> float | None:
 
 
 def runs(named: Sequence[tuple[str, Document]]) -> list[Run]:
-    """Name runs so that no two are called alike: equal names get a number."""
+    """Give runs unique names, by numbering equal ones."""
     found: list[Run] = []
     for name, document in named:
         alike = sum(each.name == name or each.name.startswith(f"{name} (") for each in found)
@@ -97,7 +97,7 @@ def _parts(document: Document) -> dict[str, dict[str, Any]]:
 
 
 def differences(compared: Sequence[Run]) -> list[Difference]:
-    """Give what is not the same in all runs, in the order in which it matters."""
+    """Return what differs between the runs, in order of importance."""
     every = [{part: flat(pairs) for part, pairs in _parts(run.document).items()} for run in compared]
     found = []
     for part in every[0]:
@@ -110,7 +110,7 @@ def differences(compared: Sequence[Run]) -> list[Difference]:
 
 
 def warnings(compared: Sequence[Run]) -> list[str]:
-    """Say why the runs can not be compared, or only with care; empty: they can."""
+    """Say why the runs cannot be compared, or only with care; empty if they can."""
     found = []
     told = differences(compared)
     for part, words in _COMPARABLE.items():
@@ -131,7 +131,7 @@ def warnings(compared: Sequence[Run]) -> list[str]:
 
 
 def pairs(compared: Sequence[Run]) -> list[Pair]:
-    """Give each level of a later run beside the same load in the first, by load, then by run."""
+    """Return each level of a later run with the same load in the first, by load, then by run."""
     base: dict[tuple[str, float, str], Level] = {}
     for level in compared[0].document.levels:
         base.setdefault(_load(level), level)

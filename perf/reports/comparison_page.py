@@ -1,4 +1,4 @@
-"""The page of several runs side by side: what differs between them first, then their curves, then their ratios."""
+"""The page that compares several runs: first their differences, then their curves, then their ratios."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .markup import Markup, charted, drawn, element, file, row, section, table
 from .page import KNEE, footer, header, navigation, warned
 
 _RUNS = 6
-"""So many runs have a colour of their own; then they begin again, dashed."""
+"""The number of runs with a color of their own; after that, colors repeat, dashed."""
 _BETTER_MORE = {
     "throughput": True,
     "p50": False,
@@ -26,7 +26,7 @@ _BETTER_MORE = {
     "energy": False,
 }
 _CLOSE = 0.03
-"""Ratios nearer to 1 than this are shown as no difference."""
+"""Ratios closer to 1 than this are shown as no difference."""
 
 
 def write(compared: Sequence[Run], path: Path, target_ms: float | None = None) -> None:
@@ -35,7 +35,7 @@ def write(compared: Sequence[Run], path: Path, target_ms: float | None = None) -
 
 
 def page(compared: Sequence[Run], target_ms: float | None = None) -> str:
-    """Make the page of two or more runs; the first is what the others are measured against."""
+    """Make the page of two or more runs; the others are compared with the first."""
     target = target_ms or findings.target_ms(compared[0].document)
     names = list(dict.fromkeys(run.document.model.name for run in compared))
     shown = [each for each in (overlaid(compared), _ratios(compared)) if each]
@@ -106,7 +106,7 @@ def overlaid(compared: Sequence[Run]) -> Figure | None:
 
 
 def _ratios(compared: Sequence[Run]) -> Figure | None:
-    """Draw throughput's and p99's ratios by load."""
+    """Draw the ratios of throughput and p99 by load."""
     believed = [pair for pair in comparing.pairs(compared) if not pair.doubt]
     if not believed:
         return None

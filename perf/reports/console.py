@@ -1,4 +1,4 @@
-"""The terminal's text of `penstock perf report`: of one run, and of several side by side."""
+"""The terminal output of `penstock perf report`: for one run, and for a comparison of several."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .formats import NOTHING, bare_ms, count, ms, ratio
 
 
 def lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lay a table out: its first column to the left, and its last where that has no name; all others to the right."""
+    """Format a table: the first column left-aligned, the last too if its heading is empty, others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
@@ -22,7 +22,7 @@ def lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def single(document: Document, target_ms: float | None = None) -> str:
-    """Tell one run."""
+    """Describe one run."""
     model, levels = document.model, document.levels
     said = [f"{model.name} at {document.url} over {document.protocol}, {document.made_at}"]
     said += [f"! {each}" for each in findings.cautions(document)]
@@ -55,7 +55,7 @@ def _place(level: Level) -> str:
 
 
 def several(compared: Sequence[Run], target_ms: float | None = None) -> str:
-    """Tell runs side by side: what differs first."""
+    """Compare runs, their differences first."""
     said = [f"! {each}" for each in comparing.warnings(compared)]
     found = comparing.differences(compared)
     said.append("What differs:" if found else "Nothing differs but the figures.")
@@ -89,7 +89,7 @@ def several(compared: Sequence[Run], target_ms: float | None = None) -> str:
 
 
 def _shown(said: Sequence[str]) -> str:
-    """Join lines; what a server said of itself may not move the cursor."""
+    """Join lines. Text from a server must not move the cursor."""
     return "\n".join("".join(each if each.isprintable() else "?" for each in line) for line in said)
 
 

@@ -1,11 +1,11 @@
-"""The document: all that a run found, as JSON; the HTML page, comparisons, peers and tuning are made from it.
+"""The document: all results of a run, as JSON. The HTML page, comparisons, peers and tuning are made from it.
 
-Units are in the names; latencies are microseconds. What was not measured is None, never 0; a figure that is no number
-is null in the file. Histograms of latencies are HdrHistogram's own text (V2, base64): nanoseconds, three digits, from
-when a request was due or sent to its answer.
+Units are in the names; latencies are microseconds. What was not measured is None, never 0; a figure that is not a
+number is null in the file. Histograms of latencies are HdrHistogram's own text (V2, base64): nanoseconds, three digits,
+from when a request was due or sent to its answer.
 
-The format's number changes when a field goes or changes its meaning. New fields have a default and leave it as it is:
-a file of an older penstock can be read, and one of a later penstock is refused by the name of what is not known.
+The format's number changes when a field is removed or changes its meaning. New fields have a default and leave it
+unchanged: a file of an older penstock can be read, and one of a later penstock is rejected, naming the unknown field.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ class DocumentError(Exception):
 
 @dataclass(slots=True)
 class Offered:
-    """The load of a level. `kind`: concurrency, rate or intervals; `value`: requests under way, or due each second."""
+    """The load of a level. `kind`: concurrency, rate or intervals.
+
+    `value`: concurrent requests, or requests a second.
+    """
 
     kind: str
     value: float
@@ -42,11 +45,11 @@ class Offered:
 
 @dataclass(slots=True)
 class Client:
-    """What the generator saw. `latency_us`: mean, std, min, max, p50, p75, p90, p95, p99, p99.9.
+    """The generator's measurements. `latency_us`: mean, std, min, max, p50, p75, p90, p95, p99, p99.9.
 
-    `late_us`: how much later than due requests were sent (p50, p99, max), None in a closed loop; `errors`: how many
-    ended otherwise than well, by what was said: they are in no other figure. `cores`: the generator's.
-    `responses_per_s`: of a decoupled model's answers; None where each request has one.
+    `late_us`: the lateness of requests in sending (p50, p99, max), None in a closed loop; `errors`: the number of
+    failed requests by error text, which are in no other figure. `cores`: the generator's.
+    `responses_per_s`: of a decoupled model's responses; None if each request has one.
     """
 
     requests: int
@@ -65,10 +68,11 @@ class Client:
 
 @dataclass(slots=True)
 class ServerSide:
-    """What the server's statistics say of the same time; times are means for each request.
+    """The server's statistics for the same time. Times are means per request.
 
-    `batches`: executions by their rows. `overhead_us`: of a request, what is in none of the others. `version`: of the
-    model. `request_us`: a whole request's; `cache_*_us`: of a hit, and of a miss beside its compute.
+    `batches`: executions by their rows. `overhead_us`: the part of a request in none of the others. `version`: of the
+    model.
+    `request_us`: of a whole request; `cache_*_us`: of a hit, and of a miss in addition to its compute.
     """
 
     inferences: int
@@ -93,7 +97,7 @@ class ServerSide:
 
 @dataclass(slots=True)
 class Samples:
-    """What was looked at about once a second: `at_s` from the level's start, and as many values of each series.
+    """Samples taken about once a second: `at_s` from the level's start, and as many values in each series.
 
     Names of series: `gpu.<uuid>.utilization` (0 to 1), `gpu.<uuid>.power_w`, `gpu.<uuid>.memory_bytes`,
     `gpu.<uuid>.memory_total_bytes`, `cpu.utilization` (0 to 1, the machine), `memory.used_bytes`, `server.cores`,
@@ -109,8 +113,8 @@ class Level:
     """One load. `windows`: each measurement window, of which the last `settled` make up the figures.
 
     `ended`: why it ended before it was stable: empty, unstable, interrupted, or what went wrong with the server.
-    `gpus`: by UUID, while it was settled: means `utilization` (0 to 1) and `power_w`, the most `memory_bytes`, and
-    `memory_total_bytes`, as far as known. `notes`: why something is None, or what is to be known of it.
+    `gpus`: by UUID, over the settled windows: mean `utilization` (0 to 1) and `power_w`, maximum `memory_bytes`, and
+    `memory_total_bytes`, as far as known. `notes`: why something is None, and other remarks.
     """
 
     offered: Offered
@@ -130,7 +134,7 @@ class Level:
 
 @dataclass(slots=True)
 class Model:
-    """What was driven. `fingerprint`: of its configuration, so that two runs can be told to be of the same."""
+    """The model that was driven. `fingerprint`: of its configuration, to tell whether two runs had the same."""
 
     name: str
     version: str
@@ -144,7 +148,7 @@ class Model:
 
 @dataclass(slots=True)
 class Document:
-    """A run. `command`: makes it again; `failed`: why it ended before all levels were done, or empty."""
+    """A run. `command`: repeats it; `failed`: why it ended before all levels were done, or empty."""
 
     model: Model
     command: list[str]
@@ -169,18 +173,18 @@ def write(document: Document, path: Path) -> None:
 
 
 def text(document: Document) -> str:
-    """Give its JSON. What JSON cannot hold is written as its text: a run is never lost for a word in its options."""
+    """Return its JSON. Values that JSON cannot represent are written as text: an option must never lose a run."""
     return json.dumps(_plain(dataclasses.asdict(document)), indent=1, allow_nan=False) + "\n"
 
 
 def read(path: Path) -> Document:
-    """Read it again, strictly: every field known, present and of its kind. Raises: DocumentError, OSError."""
+    """Read it, strictly: every field known, present and of its type. Raises: DocumentError, OSError."""
     try:
         found = json.loads(path.read_text("utf-8"))
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise DocumentError(f"not a report of `penstock perf` ({FORMAT})")
         document: Document = _made(Document, found, "")
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested beyond reason
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
         raise DocumentError(f"{path}: {error}") from error
     except DocumentError as error:
         raise DocumentError(f"{path}: {error}") from error

@@ -1,4 +1,4 @@
-"""Extras: packages that only `penstock perf` needs, imported where they are used and named where they are missing."""
+"""Extras: imports packages that only `penstock perf` needs, when used, and names those that are missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ INSTALL = "pip install 'penstock[perf]'"
 
 
 class MissingExtraError(Exception):
-    """A package of the extra `perf` is not installed; the text says what to run."""
+    """A package of the extra `perf` is not installed. The text says what to run."""
 
 
 def needed(module: str) -> Any:

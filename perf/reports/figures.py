@@ -1,6 +1,6 @@
-"""Figures of one run, as plotly draws them: plain dictionaries of traces and layout. page.js gives them their colours.
+"""Figures of one run, for plotly: plain dictionaries of traces and layout. page.js gives them their colors.
 
-A colour `var(--name)` is a property of page.css, so that one figure serves light, dark and paper.
+A color `var(--name)` is a property of page.css, so one figure works for light, dark and print.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .histograms import Distribution, distribution
 Trace = dict[str, Any]
 PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9")
 LABELS = 24
-"""So many levels at most carry their name on the curve."""
+"""The most levels that are labeled on the curve."""
 WIDE = 40
-"""From so many times between the least p50 and the greatest p99, the curve begins with a logarithmic axis."""
+"""If the highest p99 is at least this many times the lowest p50, the curve starts with a logarithmic axis."""
 _CATEGORY: dict[str, Any] = {"type": "category"}
 
 
@@ -33,11 +33,11 @@ class Figure:
     layout: dict[str, Any]
     height: int = 380
     switches: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What may be chosen above it, each with the change to its layout; the first holds at the start."""
+    """The choices offered above it, each with its change to the layout; the first is active at the start."""
 
 
 def colour(at: int, of: int) -> str:
-    """Give one colour of a scale from few to many that can be told apart on light and dark."""
+    """Return one color of a scale that is legible in light and dark."""
     return f"hsl({200 + 150 * at / max(of - 1, 1):.0f},65%,55%)"
 
 
@@ -56,7 +56,7 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 
 
 def curve(document: Document, target_ms: float | None) -> Figure | None:
-    """Draw latency against throughput: what is sound is joined, what is not stands as a cross."""
+    """Draw latency against throughput: sound levels are joined, others are crosses."""
     levels = sound(document.levels)
     outside = [level for level in document.levels if fault(level) and level.client.requests]
     if not levels and not outside:
@@ -82,7 +82,7 @@ def curve(document: Document, target_ms: float | None) -> Figure | None:
 
 
 def _scales(layout: dict[str, Any], levels: Sequence[Level]) -> dict[str, dict[str, Any]]:
-    """Begin with the scale that shows more: one that has room for all levels makes the lowest a line on the axis."""
+    """Choose the initial scale: on one with room for all levels, the lowest may be a line on the axis."""
     linear = {"yaxis.type": "linear", "yaxis.rangemode": "tozero"}
     logarithmic = {"yaxis.type": "log", "yaxis.rangemode": "normal"}
     least = min(level.client.latency_us.get("p50", math.inf) for level in levels)
@@ -94,7 +94,7 @@ def _scales(layout: dict[str, Any], levels: Sequence[Level]) -> dict[str, dict[s
 
 
 def percentile_line(levels: Sequence[Level], percentile: str, colour: str, name: str) -> Trace:
-    """One percentile of a run's curve."""
+    """Draw one percentile of a run's curve."""
     return {
         "type": "scatter",
         "name": name,
@@ -118,7 +118,7 @@ def _crosses(levels: Sequence[Level]) -> Trace:
         "text": [load(level.offered) for level in levels],
         "textposition": "top center",
         "textfont": {"color": "var(--bad)"},
-        # what a server said of itself may be anything: plotly would read it as markup
+        # text from a server may be anything: plotly would read it as markup
         "hovertext": [f"{load_words(level.offered)}: {plain(fault(level))}" for level in levels],
         "hovertemplate": "%{hovertext}<br>%{x:,.0f}/s, p99 %{y:.3~g} ms<extra></extra>",
         "marker": {"symbol": "x-thin", "size": 10, "line": {"width": 2.5, "color": "var(--bad)"}},
@@ -126,7 +126,7 @@ def _crosses(levels: Sequence[Level]) -> Trace:
 
 
 def plain(words: str) -> str:
-    """Take from a text what plotly would read as markup of its own."""
+    """Escape what plotly would read as markup."""
     return words.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -163,7 +163,7 @@ def by_load(document: Document) -> Figure | None:
 
 
 def tails(document: Document) -> Figure | None:
-    """Draw latency by percentile, the axis stretched towards 100 as HdrHistogram plots it: a line for each level."""
+    """Draw latency by percentile, with the axis stretched towards 100 as HdrHistogram plots it: a line per level."""
     found = [(level, distribution(level.client.histogram)) for level in document.levels if level.client.histogram]
     if not found:
         return None
@@ -193,7 +193,7 @@ def tails(document: Document) -> Figure | None:
 
 
 def _nines(spread: Distribution) -> list[float]:
-    """Give 1 / (1 - percentile) where a line is drawn: as far as there are requests to speak of."""
+    """Return 1 / (1 - percentile) for the points of a line, as far as the number of requests supports it."""
     steps = int(12 * math.log10(max(spread.total, 2)))
     return [10 ** (step / 12) for step in range(steps + 1)]
 
@@ -242,7 +242,7 @@ def split(document: Document) -> Figure | None:
 
 
 def batches(document: Document) -> Figure | None:
-    """Draw which batches were run: the share of a level's executions that had so many rows."""
+    """Draw the sizes of the batches run: the share of a level's executions by rows."""
     levels = [level for level in document.levels if level.server and level.server.batches]
     counted = [{int(rows): done for rows, done in level.server.batches.items()} for level in levels if level.server]
     sizes = sorted({rows for each in counted for rows, done in each.items() if done})
@@ -277,7 +277,7 @@ def batches(document: Document) -> Figure | None:
 
 
 def within(document: Document, target_ms: float) -> Figure | None:
-    """Draw throughput within a target and beyond it, level by level; page.js draws it anew for another target."""
+    """Draw throughput within a target and beyond it, level by level. page.js redraws it for another target."""
     levels = sound(document.levels)
     if not levels:
         return None
@@ -301,7 +301,7 @@ def within(document: Document, target_ms: float) -> Figure | None:
 
 
 def yields(document: Document, target_ms: float) -> Figure | None:
-    """Draw the greatest goodput of the run for every target."""
+    """Draw the highest goodput of the run for every target."""
     spreads = [
         (level, distribution(level.client.histogram)) for level in sound(document.levels) if level.client.histogram
     ]

@@ -1,6 +1,6 @@
-"""Findings: what the levels of a run come to: which of them count, the best, the knee, and goodput at a target.
+"""Findings: conclusions from the levels of a run: which count, the best, the knee, and goodput at a target.
 
-Throughput is inferences/s, rows of all requests that were answered well, as perf_analyzer counts; latencies in us.
+Throughput is inferences/s, the rows of all successful requests, as in perf_analyzer; latencies are in us.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from .formats import count, per_s
 from .histograms import distribution
 
 FEW_ERRORS = 0.001
-"""Up to this share of errors a level still counts: what it says of the others is true, and it is marked."""
+"""Up to this fraction of errors a level still counts, since its other figures are valid; it is marked."""
 GENERATOR_LATE = 0.1
 SHORT_OF_OFFERED = 0.95
 MET = 0.99
-"""The share within the target from which a level is said to meet it."""
+"""The fraction within the target from which a level is said to meet it."""
 
 
 def load(offered: Offered) -> str:
-    """Name a load in a few letters: 8, or 1,000/s."""
+    """Name a load in a few characters: 8, or 1,000/s."""
     if offered.kind == "concurrency":
         return f"{offered.value:g}"
     return per_s(offered.value) if offered.value else offered.kind
@@ -38,12 +38,12 @@ def load_words(offered: Offered) -> str:
 
 
 def failures(level: Level) -> int:
-    """Count a level's requests that did not end well."""
+    """Count a level's failed requests."""
     return sum(level.client.errors.values())
 
 
 def fault(level: Level) -> str:
-    """Say why a level is not part of the curve; empty: it is."""
+    """Say why a level is not part of the curve; empty if it is."""
     if not level.client.requests:
         return level.ended or "no request was answered well"
     if not level.stable:
@@ -55,17 +55,17 @@ def fault(level: Level) -> str:
 
 
 def sound(levels: Sequence[Level]) -> list[Level]:
-    """Give the levels of the curve, in the order of their load."""
+    """Return the levels of the curve, in order of load."""
     return sorted((level for level in levels if not fault(level)), key=lambda level: level.offered.value)
 
 
 def best(levels: Sequence[Level]) -> Level | None:
-    """Give the sound level of the greatest throughput."""
+    """Return the sound level with the highest throughput."""
     return max(sound(levels), key=lambda level: level.client.rows_per_s, default=None)
 
 
 def power(level: Level) -> float:
-    """Give Kleinrock's power: throughput divided by mean latency.
+    """Return Kleinrock's power: throughput divided by mean latency.
 
     Source: L. Kleinrock, "Power and deterministic rules of thumb for probabilistic problems in computer
     communications", ICC 1979.
@@ -75,20 +75,20 @@ def power(level: Level) -> float:
 
 
 def knee(levels: Sequence[Level]) -> Level | None:
-    """Give the sound level of the greatest power; None where there are not two to choose from."""
+    """Return the sound level with the greatest power; None if there are fewer than two."""
     curve = sound(levels)
     return max(curve, key=power) if len(curve) > 1 else None
 
 
 def goodput(level: Level, target_ms: float) -> float:
-    """Give the inferences/s that were within a target, by the level's histogram. Raises: HistogramError."""
+    """Return the inferences/s within a target, from the level's histogram. Raises: HistogramError."""
     share = distribution(level.client.histogram).share_within(target_ms * 1e3)
     return level.client.rows_per_s * share if math.isfinite(share) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """What a run yields at a target. `most` within it, at `at`; `meeting`: the busiest level that keeps 99% within."""
+    """A run's goodput at a target: `most`, at level `at`; `meeting`: the busiest level with 99% within the target."""
 
     target_ms: float
     most: float
@@ -97,7 +97,7 @@ class Goodput:
 
 
 def goodput_of(levels: Sequence[Level], target_ms: float) -> Goodput | None:
-    """Find the goodput of a run; None where no level is sound. Raises: HistogramError."""
+    """Find the goodput of a run; None if no level is sound. Raises: HistogramError."""
     found = [(goodput(level, target_ms), level) for level in sound(levels) if level.client.histogram]
     if not found:
         return None
@@ -107,7 +107,7 @@ def goodput_of(levels: Sequence[Level], target_ms: float) -> Goodput | None:
 
 
 def target_ms(document: Document, asked: float | None = None) -> float | None:
-    """Choose the target: what was asked, what the run was told, or p99 at the knee, rounded up to two digits."""
+    """Choose the target: as requested, the run's own, or p99 at the knee, rounded up to two digits."""
     if asked or document.target_ms:
         return asked or document.target_ms
     level = knee(document.levels) or best(document.levels)
@@ -119,7 +119,7 @@ def target_ms(document: Document, asked: float | None = None) -> float | None:
 
 
 def cautions(document: Document) -> list[str]:
-    """Say what is to be known before the figures are believed, the gravest first."""
+    """Return warnings about the figures, the most serious first."""
     said = [f"The run ended before its time: {document.failed}."] if document.failed else []
     if document.interrupted:
         said.append("The run was interrupted: levels that were still to come are missing.")

@@ -1,4 +1,4 @@
-"""Formats: how figures are written for people, on the page and in the terminal. What is not a number is a dash."""
+"""Formats: how figures are printed, on the page and in the terminal. What is not a number is a dash."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ NOTHING = "–"  # noqa: RUF001 (the dash that tables use)
 
 
 def digits(value: float | None) -> str:
-    """Write three digits, more only before the point: 0.0123, 1.23, 12.3, 1,234."""
+    """Format three significant digits, or more before the point: 0.0123, 1.23, 12.3, 1,234."""
     if value is None or not math.isfinite(value):
         return NOTHING
     if not value:
@@ -18,32 +18,32 @@ def digits(value: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """Write a whole number."""
+    """Format a whole number."""
     return f"{value:,.0f}" if value is not None and math.isfinite(value) else NOTHING
 
 
 def per_s(value: float | None) -> str:
-    """Write so many each second."""
+    """Format a rate per second."""
     return f"{count(value) if value is None or not abs(value) < 100 else digits(value)}/s"
 
 
 def ms(us: float | None) -> str:
-    """Write microseconds as milliseconds, with the unit."""
+    """Format microseconds as milliseconds, with the unit."""
     return f"{digits(us / 1e3)} ms" if us is not None and math.isfinite(us) else NOTHING
 
 
 def bare_ms(us: float | None) -> str:
-    """Write microseconds as milliseconds, the unit being said elsewhere."""
+    """Format microseconds as milliseconds, without the unit."""
     return digits(us / 1e3) if us is not None and math.isfinite(us) else NOTHING
 
 
 def share(value: float | None) -> str:
-    """Write a share as percent."""
+    """Format a fraction as a percentage."""
     return f"{value * 100:.3g}%" if value is not None and math.isfinite(value) else NOTHING
 
 
 def size(held: float | None) -> str:
-    """Write bytes."""
+    """Format a size in bytes."""
     if held is None or not math.isfinite(held):
         return NOTHING
     for unit in ("B", "KiB", "MiB"):
@@ -54,5 +54,5 @@ def size(held: float | None) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """Write a ratio."""
+    """Format a ratio."""
     return f"{value:.2f}×" if value is not None and math.isfinite(value) else NOTHING  # noqa: RUF001

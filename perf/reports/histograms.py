@@ -1,6 +1,6 @@
-"""Histograms of latencies: HdrHistogram's, by the `hdrhistogram` package, filled and read with arrays.
+"""Histograms of latencies: HdrHistogram's, from the `hdrhistogram` package, filled and read with arrays.
 
-Three digits: a latency read back is never less than it was, and at most a thousandth more.
+Three digits: a latency read back is never lower than it was, and at most a thousandth higher.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ DIGITS = 3
 
 
 class HistogramError(ValueError):
-    """A text is no histogram."""
+    """A text is not a histogram."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """What a histogram holds: `lowest_ns` and `highest_ns` of each bucket in use, ascending, and its `counts`."""
+    """The content of a histogram: `lowest_ns` and `highest_ns` of each bucket in use, ascending, and its `counts`."""
 
     lowest_ns: Times
     highest_ns: Times
@@ -40,7 +40,7 @@ class Distribution:
         return int(self.counts.sum())
 
     def percentile_us(self, percentile: float) -> float:
-        """Give the latency that so many percent do not exceed: of the nearest rank upwards; NaN where there is none."""
+        """Return the latency that a percentage does not exceed, rounding the rank up; NaN if there are none."""
         if not len(self.counts):
             return math.nan
         through = np.cumsum(self.counts)
@@ -49,7 +49,7 @@ class Distribution:
         return float(self.highest_ns[np.searchsorted(through, rank)]) / 1e3
 
     def share_within(self, us: float) -> float:
-        """Give the share, 0 to 1, that took no longer, to three digits of the latency; NaN where there is none."""
+        """Return the fraction, 0 to 1, that took no longer, to three digits of the latency; NaN if there are none."""
         if not len(self.counts):
             return math.nan
         return int(self.counts[: np.searchsorted(self.lowest_ns, us * 1e3, side="right")].sum()) / self.total
@@ -58,7 +58,7 @@ class Distribution:
 def histogram(latencies_ns: Times) -> HdrHistogram:
     """Count latencies from 1 ns to an hour."""
     made: HdrHistogram = needed("hdrh.histogram").HdrHistogram(1, MOST_NS, DIGITS)
-    # a value and its bucket's lowest are counted alike: rounded to a bit more than three digits, few are left
+    # values of one bucket are counted alike: rounded to slightly more than three digits, few distinct ones remain
     clipped = np.clip(latencies_ns, 1, MOST_NS)
     shift = np.maximum(np.frexp(clipped)[1] - 12, 0)
     values, counts = np.unique((clipped >> shift) << shift, return_counts=True)
@@ -68,12 +68,12 @@ def histogram(latencies_ns: Times) -> HdrHistogram:
 
 
 def text(latencies_ns: Times) -> str:
-    """Write a histogram as a document holds it."""
+    """Format a histogram as a document stores it."""
     return str(histogram(latencies_ns).encode().decode("ascii"))
 
 
 def read(written: str) -> HdrHistogram:
-    """Read what `text` wrote. Raises: HistogramError."""
+    """Parse what `text` returned. Raises: HistogramError."""
     hdrh, codec = needed("hdrh.histogram"), needed("hdrh.codec")
     wrong = (codec.HdrCookieException, codec.HdrLengthException, codec.HdrHistogramSettingsException)
     try:
@@ -83,13 +83,13 @@ def read(written: str) -> HdrHistogram:
 
 
 def distribution(written: str) -> Distribution:
-    """Read a histogram into arrays; empty text is an empty one. Raises: HistogramError."""
+    """Parse a histogram into arrays; an empty text is an empty one. Raises: HistogramError."""
     if not written:
         return Distribution(NO_TIMES, NO_TIMES, NO_TIMES)
     found = read(written)
     counts = np.ctypeslib.as_array(found.counts)
     index = np.flatnonzero(counts)
-    # HdrHistogram's layout: `half` cells in a bucket, twice as wide as those before; the first has twice as many
+    # HdrHistogram's layout: `half` cells in a bucket, twice as wide as in the previous; the first has twice as many
     half = found.sub_bucket_half_count
     bucket = np.maximum(index // half - 1, 0)
     lowest = (index - bucket * half) << (bucket + found.unit_magnitude)
@@ -98,5 +98,5 @@ def distribution(written: str) -> Distribution:
 
 
 def share_within(written: str, us: float) -> float:
-    """Give the share of a histogram's text that took no longer. Raises: HistogramError."""
+    """Return the fraction of a histogram's text that took no longer. Raises: HistogramError."""
     return distribution(written).share_within(us)

@@ -1,6 +1,6 @@
-"""Markup: the parts that pages are put together from, and the file around them: whole in itself, it fetches nothing.
+"""Markup: the elements that pages are built from, and the file around them, which is self-contained.
 
-What comes from a run is escaped here, in `text`, and nowhere else is a run's word put into a page.
+Everything from a run is escaped here, in `text`; nowhere else is a run's text put into a page.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from .formats import size
 
 _BESIDE = Path(__file__).parent
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-"""What a browser is to refuse even if the page asked: every request."""
+"""Makes the browser block every request, whatever the page contains."""
 _EARLY = 'document.documentElement.dataset.theme=matchMedia("(prefers-color-scheme: dark)").matches?"dark":"light"'
 
 
 class Markup(str):
-    """HTML that is already what it should be. Joined to other text it is text again, which is escaped."""
+    """HTML that needs no escaping. Joined to other text, it becomes text again, which is escaped."""
 
     __slots__ = ()
 
 
 def text(words: Any) -> Markup:
-    """Escape what is not markup yet; control characters and halves of surrogate pairs become question marks."""
+    """Escape what is not markup. Control characters and lone surrogates become replacement characters."""
     if isinstance(words, Markup):
         return words
     shown = "".join(each if each.isprintable() or each in "\n\t\u00a0" else "\ufffd" for each in str(words))
@@ -42,14 +42,14 @@ def element(name: str, *inside: Any, **attributes: str) -> Markup:
 
 
 def section(title: str, *inside: Any, note: Any = "", anchor: str = "", beside: Any = "", long: bool = False) -> Markup:
-    """Make a section: its title, what can be switched beside it, a note in small letters, and its content."""
+    """Make a section: its title, the switches beside it, a note in small type, and its content."""
     head = element("div", element("h2", title), beside, class_="head")
     attributes = ({"id": anchor} if anchor else {}) | ({"class_": "long"} if long else {})
     return element("section", head, element("p", note, class_="note") if note else "", *inside, **attributes)
 
 
 def chart(figure: Figure) -> Markup:
-    """Keep a figure's place; page.js draws it there."""
+    """Make a figure's placeholder, in which page.js draws it."""
     place = {"id": f"chart-{figure.name}", "class_": "chart", "style": f"min-height:{figure.height}px"}
     return element("div", role="img", **place)
 
@@ -69,26 +69,26 @@ def charted(title: str, figure: Figure, note: Any = "", *inside: Any, anchor: st
 
 
 def table(head: Sequence[Any], rows: Sequence[Markup]) -> Markup:
-    """Make a table that scrolls sideways where it must."""
+    """Make a table that scrolls sideways if needed."""
     cells = (each if str(each).startswith("<th") else element("th", each, scope="col") for each in head)
     first = element("thead", element("tr", *cells))
     return element("div", element("table", first, element("tbody", *rows)), class_="scroll")
 
 
 def row(first: Any, cells: Sequence[Any], class_: str = "") -> Markup:
-    """Make a row: its name, and its cells, those that are markup being whole cells already."""
+    """Make a row: its name and its cells; cells that are markup must be whole."""
     made = [each if isinstance(each, Markup) and each.startswith("<td") else element("td", each) for each in cells]
     return element("tr", element("th", first, scope="row"), *made, **({"class_": class_} if class_ else {}))
 
 
 def listed(pairs: Mapping[str, Any]) -> Markup:
-    """Make a list of names and values, what is nested being laid flat; empty values are left out."""
+    """Make a list of names and values, with nested ones flattened; empty values are left out."""
     told = {name.removesuffix("_bytes").replace("_", " "): value for name, value in flat(pairs).items()}
     return element("dl", *(each for pair in told.items() for each in map(element, ("dt", "dd"), pair)))
 
 
 def flat(pairs: Mapping[str, Any]) -> dict[str, str]:
-    """Lay nested objects and lists of them flat: {"gpus": [{"name": "H200"}]} is {"gpus 1, name": "H200"}."""
+    """Flatten nested objects and lists of them: {"gpus": [{"name": "H200"}]} is {"gpus 1, name": "H200"}."""
     found: dict[str, str] = {}
     for name, value in pairs.items():
         if isinstance(value, dict):
@@ -111,14 +111,14 @@ def _plain(name: str, value: Any) -> str:
 
 
 def carried(name: str, content: Any) -> Markup:
-    """Put JSON into the page for its script. `<` is written so that no text can end the element."""
+    """Embed JSON in the page for its script. `<` is escaped, so that no text can end the element."""
     words = content if isinstance(content, str) else json.dumps(content, separators=(",", ":"), allow_nan=False)
     safe = words.replace("<", "\\u003c")
     return Markup(f'<script type="application/json" id="carried-{name}">{safe}</script>')
 
 
 def drawn(figures: Sequence[Figure]) -> Markup:
-    """Put figures into the page."""
+    """Embed figures in the page."""
     return carried(
         "figures",
         {

@@ -1,4 +1,4 @@
-"""The page: one HTML file that shows a run. It opens from a file, fetches nothing, and carries the run's document."""
+"""The page: one self-contained HTML file that shows a run and includes its document."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write(document: Document, path: Path, target_ms: float | None = None) -> Non
 
 
 def page(document: Document, target_ms: float | None = None) -> str:
-    """Make the page of a run; `target_ms`: of goodput, if not the run's. Raises: MissingExtraError, HistogramError."""
+    """Make the page of a run. `target_ms` overrides the run's. Raises: MissingExtraError, HistogramError."""
     target = findings.target_ms(document, target_ms)
     told = target_ms or document.target_ms
     found = findings.goodput_of(document.levels, target) if target else None
@@ -87,14 +87,14 @@ _CAPTIONS = {
     ),
     "trace": ("GPU and CPU", "Sampled while each level was measured; the levels are laid end to end.", ""),
 }
-"""Of each figure: its title, what is to be known to read it, and its anchor."""
+"""Each figure's title, its explanation, and its anchor."""
 _MISSING = {
     "curve": "No level has an answer: there is no curve to draw.",
     "split": "The server gave no statistics: where its time went is not known.",
     "batches": "The server did not say which batches it ran.",
     "trace": "Nothing was sampled of GPUs and CPUs.",
 }
-"""What stands in a figure's stead where there is nothing to draw."""
+"""Shown instead of a figure if there is nothing to draw."""
 
 
 def _figures(document: Document, target: float | None) -> dict[str, Figure]:
@@ -113,7 +113,7 @@ def _figures(document: Document, target: float | None) -> dict[str, Figure]:
 
 
 def _spreads(document: Document) -> list[dict[str, Any]]:
-    """Give page.js the histograms of the sound levels: each bucket's least ns as steps from the one before."""
+    """Return the histograms of the sound levels for page.js: each bucket's lowest ns as a step from the previous."""
     found = []
     for level in findings.sound(document.levels):
         spread = distribution(level.client.histogram)
@@ -148,12 +148,12 @@ def header(title: str, kicker: str, items: list[Markup]) -> Markup:
 
 
 def when(made_at: str) -> str:
-    """Write an ISO time for people."""
+    """Format an ISO time for display."""
     return made_at.replace("T", " ").replace("+00:00", " UTC")
 
 
 def navigation(places: Sequence[tuple[str, str]], *, save: bool = False) -> Markup:
-    """Make the line of links: anchors, and their words."""
+    """Make the navigation from anchors and their labels."""
     links = [element("a", words, href=f"#{place}") for place, words in places]
     buttons = [element("button", "Light / dark", type="button", id="theme")]
     if save:
@@ -170,7 +170,7 @@ def footer(made_at: str) -> Markup:
 
 
 def warned(said: list[str]) -> Markup:
-    """Make the box of what is to be known first; nothing where there is nothing."""
+    """Make the box of warnings, if there are any."""
     if not said:
         return Markup()
     lines = [element("li", each) for each in said]

@@ -1,4 +1,4 @@
-"""Tables of a page: every level with every figure, and what an ensemble is composed of."""
+"""Tables of a page: every level with every figure, and the models of an ensemble."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .markup import Markup, element, row, section, table
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One figure of a level: what stands above it, its unit, and how it is written; None where it was not measured."""
+    """One figure of a level: its heading, its unit, and its format; None if it was not measured."""
 
     name: str
     unit: str
@@ -51,7 +51,7 @@ COLUMNS = (
 
 
 def levels(document: Document) -> Markup:
-    """Make the table of all levels; a figure that no level has is left out."""
+    """Make the table of all levels, without figures that no level has."""
     if not document.levels:
         return Markup()
     columns = [each for each in COLUMNS if any(each.shown(level) is not None for level in document.levels)]
@@ -90,7 +90,7 @@ def _remarks(level: Level) -> str:
 
 
 def composing(document: Document) -> Markup:
-    """Make the table of an ensemble's models at the level of the greatest throughput; nothing where it is none."""
+    """Make the table of an ensemble's models at the level with the highest throughput; empty if it is not one."""
     level = best(document.levels)
     if not level or not level.server or not level.server.composing:
         return Markup()

@@ -1,4 +1,4 @@
-"""Figures over time: each level's measurement windows, and what was sampled of GPUs and CPUs while they ran."""
+"""Figures over time: each level's measurement windows, and the samples of GPUs and CPUs while they ran."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ PANELS: tuple[Panel, ...] = (
     ("server memory (GiB)", lambda name: name == "server.rss_bytes", 1 / _GIB),
     ("throughput (answers/s)", lambda name: name == "throughput", 1.0),
 )
-"""What is drawn together: the title of the axis, which series, and what makes its unit of theirs."""
+"""What is drawn together: the title of the axis, the series, and the factor that converts them to its unit."""
 
 
 def traced(document: Document) -> Figure | None:
-    """Draw what was sampled through the run, the levels laid end to end."""
+    """Draw the samples of the run, with the levels end to end."""
     levels = [level for level in document.levels if level.samples and level.samples.at_s]
     samples = [level.samples for level in levels if level.samples]
     names = sorted(
@@ -75,7 +75,7 @@ def _series(name: str, samples: Sequence[Samples], starts: Sequence[float], scal
         x += [start + second for second, _ in zip(each.at_s, values, strict=False)]
         y += [None if value is None else value * scale for value in values[: len(each.at_s)]]
         x.append(x[-1] if x else start)
-        y.append(None)  # nothing is known of the time between two levels
+        y.append(None)  # the time between two levels is unknown
     words = _words(name)
     return {
         "type": "scatter",
@@ -117,7 +117,7 @@ def _bounds(layout: dict[str, Any], levels: Sequence[Level], edges: Sequence[flo
 
 
 def windows(document: Document) -> Figure | None:
-    """Draw each window's throughput and median: filled where it is part of its level's figures."""
+    """Draw each window's throughput and median, filled if it is part of its level's figures."""
     levels = [level for level in document.levels if level.windows]
     if sum(len(level.windows) for level in levels) < 2:
         return None

@@ -1,1 +1,1 @@
-"""The simulator: the server's own Scheduler in virtual time, under made or recorded arrivals. docs/planning.md."""
+"""The simulator: the server's own Scheduler in virtual time, under generated or recorded arrivals. docs/planning.md."""

@@ -1,7 +1,7 @@
-"""Arrivals: when requests come, and of which kind: the load of the simulator, of `penstock plan` and of the benches.
+"""Arrivals: when requests arrive, and of which kind, for the simulator, `penstock plan` and the benchmarks.
 
-Pure and seeded: the same words give the same arrivals, here and on the wire. Random ones are Poisson, or come in
-bursts (two states). The made-up ones at the end are the worst that a batcher can be given.
+Pure and seeded: the same arguments give the same arrivals, here and on the wire. Random arrivals are Poisson, or come
+in bursts (two states).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ONE_ROW = (Kind(),)
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Requests in the order they come: `at_ns` ascending from 0, and for each the position of its Kind in `kinds`."""
+    """Requests in order of arrival: `at_ns` ascending from 0, and for each the index of its Kind in `kinds`."""
 
     at_ns: Ints
     which: Ints
@@ -57,7 +57,7 @@ class Arrivals:
         return float(self.rows.sum()) / self.seconds
 
     def thinned(self, share: float, seed: int) -> Arrivals:
-        """Keep each request with a probability of `share`: what one of `1 / share` devices gets of a random split."""
+        """Keep each request with probability `share`: what one of `1 / share` devices gets of a random split."""
         kept = np.random.default_rng(seed).random(len(self)) < share
         return Arrivals(self.at_ns[kept], self.which[kept], self.kinds, self.seconds)
 
@@ -72,12 +72,12 @@ class Bursts:
 
     @property
     def quiet_times(self) -> float:
-        """What the rate between bursts is, in mean rates."""
+        """The rate between bursts, as a multiple of the mean rate."""
         return max(1 - self.share * self.times, 0.0) / (1 - self.share)
 
 
 def poisson(rate_per_s: float, seconds: float, kinds: Sequence[Kind] = ONE_ROW, seed: int = 0) -> Arrivals:
-    """Let requests come independently of each other. Units: `rate_per_s` counts requests."""
+    """Make independent arrivals. Units: `rate_per_s` counts requests."""
     rng = np.random.default_rng(seed)
     count = rng.poisson(rate_per_s * seconds)
     return _mixed(np.sort(rng.random(count)) * seconds, seconds, kinds, rng)
@@ -86,9 +86,9 @@ def poisson(rate_per_s: float, seconds: float, kinds: Sequence[Kind] = ONE_ROW, 
 def bursty(
     rate_per_s: float, seconds: float, kinds: Sequence[Kind] = ONE_ROW, seed: int = 0, bursts: Bursts | None = None
 ) -> Arrivals:
-    """Let requests come in bursts: a Poisson process whose rate changes between two states at random times.
+    """Make arrivals in bursts: a Poisson process whose rate switches between two states at random times.
 
-    The mean over a long time is `rate_per_s`. Bursts of more than `1 / share` times the mean leave nothing between.
+    The long-term mean is `rate_per_s`. Bursts of more than `1 / share` times the mean leave nothing in between.
     Source: the two-state Markov-modulated Poisson process.
     """
     bursts = bursts or Bursts()
@@ -106,15 +106,15 @@ def bursty(
 
 
 def constant(rate_per_s: float, seconds: float, kinds: Sequence[Kind] = ONE_ROW, seed: int = 0) -> Arrivals:
-    """Let requests come at equal distances."""
+    """Make evenly spaced arrivals."""
     times = np.arange(int(rate_per_s * seconds)) / rate_per_s
     return _mixed(times, seconds, kinds, np.random.default_rng(seed))
 
 
 def recorded(times_s: Iterable[float], kinds: Sequence[Kind] = ONE_ROW, which: Sequence[int] | None = None) -> Arrivals:
-    """Repeat what was recorded: times in seconds, in any order; the first one becomes 0.
+    """Repeat recorded arrivals: times in seconds, in any order; the first becomes 0.
 
-    `which`: the Kind of each; None: mixed by share. It lasts one mean distance longer than its last request.
+    `which`: the Kind of each; None: mixed by share. The duration is one mean interval longer than the last request.
     Raises: ValueError.
     """
     times = np.array(list(times_s), float)

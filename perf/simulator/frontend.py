@@ -1,10 +1,10 @@
 """The front end in virtual time: what the event loop, the GIL and the hand-overs to threads add to the simulation.
 
-The loop is one serial station. Each of its turns delivers what has run, lets an Instance be woken for what the turn
-before has read, and then reads all requests that have reached the sockets by then. A thread and the loop take turns
-with the GIL: a thread that wants it while the loop works gets it when the loop has nothing left to do, or once it has
-waited for the switch interval. The model's run itself needs neither. Costs come from a calibration (reality.py).
-Lanes that the loop runs itself (models faster than 250 us) are left out: all batches run on threads here.
+The loop is one serial station. Each of its turns delivers finished batches, wakes an Instance for what the previous
+turn read, and then reads all requests that have reached the sockets by then. Threads and the loop take turns with the
+GIL: a thread that wants it while the loop works gets it when the loop has nothing left to do, or once it has waited for
+the switch interval. The model's run itself needs neither. Costs come from a calibration (reality.py). Lanes that the
+loop runs itself (models faster than 250 us) are not modeled: all batches run on threads here.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from .runtimes import RunTimes
 from .simulation import NEVER, START_NS, Result, World
 
 READ_AT_ONCE = 1024
-"""Sockets that libuv looks at in one turn."""
+"""The number of sockets that libuv polls in one turn."""
 READ, ENCODE = 0.45, 0.15
-"""Shares of what the loop spends on a request: receive, decode and submit; encode. The rest is the sending."""
+"""Fractions of the loop's time for a request: receive, decode and submit; encode. The rest is for sending."""
 WIRE_NS = 15_000
-"""From a client's stamp before it sends until the server's socket is readable: a system call over loopback."""
+"""The time from a client's timestamp before sending to the server's socket being readable: a loopback system call."""
 WAKE_NS = 20_000
-"""Until a sleeping thread goes on, where nobody has measured it."""
+"""The time until a sleeping thread continues, if it has not been measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrontCosts:
-    """What a request and a batch cost the server beside the run. Units: nanoseconds.
+    """The costs to the server of a request and a batch besides the run. Units: nanoseconds.
 
-    Of the loop: `read_ns` a request (receive, decode, submit), `encode_ns` and `write_ns` an answer, `turn_ns` a batch
-    (dispatch, statistics, delivery). `wire_ns`: from sent to readable. `wake_ns`: from when a sleeping loop or thread
-    has something to do until it does it. `switch_ns`: how long a thread waits for the GIL before the loop must yield.
+    Of the loop: `read_ns` per request (receive, decode, submit), `encode_ns` and `write_ns` per answer, `turn_ns` per
+    batch (dispatch, statistics, delivery). `wire_ns`: from sent to readable. `wake_ns`: from when a sleeping loop or
+    thread has something to do until it does it. `switch_ns`: how long a thread waits for the GIL before the loop must
+    yield.
     """
 
     read_ns: int
@@ -51,14 +52,14 @@ class FrontCosts:
 
     @classmethod
     def of(cls, request_ns: float, turn_ns: float = 0.0, wake_ns: float = WAKE_NS) -> FrontCosts:
-        """Divide what the loop spends on a request into its parts."""
+        """Split what the loop spends on a request into its parts."""
         read_ns, encode_ns = READ * request_ns, ENCODE * request_ns
         parts = read_ns, encode_ns, request_ns - read_ns - encode_ns, turn_ns, WIRE_NS, wake_ns
         return cls(*(int(ns) for ns in parts))
 
 
 class _Server:
-    """One process: a loop, a GIL and the threads of its Instances. Events carry what is to be called at their time."""
+    """One process: a loop, a GIL and the threads of its Instances. An event holds what is called at its time."""
 
     def __init__(self, world: World, costs: FrontCosts) -> None:
         self._world = world
@@ -77,7 +78,7 @@ class _Server:
         self._alarm_at_ns = NEVER
 
     def run(self) -> None:
-        """Go on until nothing is left to do."""
+        """Run until there are no more events."""
         if self._readable_ns:
             self._at(self._readable_ns[0] + self._costs.wake_ns, self._wake_loop)
         while self._events:
@@ -96,7 +97,7 @@ class _Server:
             self._step(max(now_ns, self._gil_ns))
 
     def _step(self, now_ns: int) -> None:
-        """Do the next thing of this turn, or begin another turn, or sleep; a thread that waited enough goes first."""
+        """Do the next step of this turn, start another turn, or sleep. A thread that has waited enough goes first."""
         if self._gil_ns > now_ns:  # a thread has it
             self._at(self._gil_ns, self._step)
             return
@@ -197,7 +198,7 @@ def simulate_server(
 ) -> Result:
     """Run arrivals through a server with a front end, until every request has ended.
 
-    Latencies count from when a request was sent to when its answer was written.
+    Latencies are measured from sending a request to writing its answer.
     """
     world = World(arrivals, policy, truth, instances, seed)
     _Server(world, costs).run()

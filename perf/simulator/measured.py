@@ -1,4 +1,4 @@
-"""What a server has measured of a model: the run times in its statistics, or in a list of them."""
+"""A server's measurements of a model: the run times in its statistics, or in a list of them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _P95 = 1.6448536269514722
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A model's run times, as a device has shown them. `most_rows`: the biggest batch that was seen."""
+    """A model's run times, as measured on a device. `most_rows`: the largest batch seen."""
 
     truth: RunTimes
     most_rows: int
 
 
 def read_costs(text: str) -> Measured:
-    """Read run times from statistics, or from a list of {"rows", "mean_ns", "p95_ns"}; `p95_ns` may be left out.
+    """Parse run times from statistics, or from a list of {"rows", "mean_ns", "p95_ns"}; `p95_ns` is optional.
 
-    Of several shapes the one that ran most is taken. Raises: ValueError.
+    If there are several shapes, the one that ran most is used. Raises: ValueError.
     """
     try:
         found = _entries(json.loads(text))
@@ -37,7 +37,7 @@ def read_costs(text: str) -> Measured:
         raise ValueError(f"no run times in the costs: {type(error).__name__}: {error}") from error
     if not means or min(means.values()) <= 0:
         raise ValueError("no run times in the costs: the model has not run yet")
-    # one noise for all sizes, the usual one: a few runs of a size say little about its tail
+    # one noise for all sizes, the median: a few runs of a size say little about its tail
     noise = float(np.median([_noise(tails[rows] / mean) for rows, mean in means.items()]))
     return Measured(RunTimes({SHAPELESS: means}, noise), max(means))
 
@@ -66,7 +66,7 @@ def _shape(entry: Mapping[str, Any]) -> str:
 
 
 def _noise(tail: float) -> float:
-    """Give the sigma of a log-normal factor with mean 1 whose 95th percentile is `tail`."""
+    """Return the sigma of a log-normal factor with mean 1 whose 95th percentile is `tail`."""
     if tail <= 1:
         return 0.0
     return _P95 - math.sqrt(max(_P95 * _P95 - 2 * math.log(tail), 0.0))

@@ -1,6 +1,6 @@
-"""RunTimes: how long batches really take, for the simulator: made up, or as a running server has measured them.
+"""RunTimes: the true run times of batches for the simulator, assumed or measured by a running server.
 
-The CostModel does not see this: it learns from the runs, as it does on a device.
+The CostModel does not see them: it learns from the runs, as it does on a device.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.batching.request import Key
 from .arrivals import SHAPELESS
 
 QUANTILES = 512
-"""A distribution is kept as so many equally likely values."""
+"""A distribution is stored as this many equally likely values."""
 _LUCK = 1 << 15
 
 Table = Mapping[int, float | Sequence[float]]
@@ -27,9 +27,10 @@ Slower = Sequence[tuple[int, float]]
 class RunTimes:
     """True run times by Key and rows, as distributions.
 
-    Between two sizes the quantiles are interpolated; below the smallest it is as slow as that, beyond the largest it
-    grows by the last slope. A Key that is not listed runs as the first one listed. `noise`: the standard deviation of
-    the logarithm of a factor with mean 1, on top of what the table says. `slower`: from a time on, by how much.
+    Between two sizes the quantiles are interpolated; below the smallest size they are those of the smallest, beyond the
+    largest they grow by the last slope. A Key that is not listed runs as the first one listed. `noise`: the standard
+    deviation of the logarithm of a factor with mean 1, applied to the table. `slower`: times from which runs slow down,
+    with the factors.
     Units: nanoseconds.
     """
 
@@ -50,7 +51,7 @@ class RunTimes:
         self._slower = sorted(slower)
 
     def values_ns(self, key: Key, rows: int) -> list[float]:
-        """Give the equally likely run times of a batch, ascending."""
+        """Return the equally likely run times of a batch, ascending."""
         found = self._known.get((key, rows))
         if found is None:
             found = self._known[key, rows] = self._values_ns(key, rows)
@@ -69,12 +70,12 @@ class RunTimes:
         return [max(b + (a - b) * part, min(a, b)) for b, a in zip(below, above, strict=True)]
 
     def mean_ns(self, key: Key, rows: int) -> float:
-        """Give the mean run time of a batch, before anything gets slower."""
+        """Return the mean run time of a batch, before any slowdown."""
         values = self.values_ns(key, rows)
         return sum(values) / len(values)
 
     def luck(self, seed: int) -> Callable[[Key, int, int], int]:
-        """Give a function that draws run times: of a Key, rows and the time now."""
+        """Return a function that draws run times for a Key, rows and the current time."""
         places = np.random.default_rng(seed).integers(0, QUANTILES, _LUCK).tolist()
         turn = 0
 
@@ -91,9 +92,9 @@ class RunTimes:
         return draw_ns
 
     def best(self, key: Key, most_rows: int) -> tuple[int, float]:
-        """Give the batch size that does the most rows per second, of 1, 2, 4, ..., and how many that are.
+        """Return the batch size with the most rows per second, among 1, 2, 4, ..., and that rate.
 
-        It is the knee: more than that cannot be served for long.
+        It is the knee: a higher rate cannot be sustained.
         """
         sizes = {1 << power for power in range(most_rows.bit_length()) if 1 << power <= most_rows} | {most_rows}
         rows = max(sizes, key=lambda rows: (rows / self.mean_ns(key, rows), -rows))
@@ -106,5 +107,5 @@ def table(by_rows: Table, noise: float = 0.0, slower: Slower = ()) -> RunTimes:
 
 
 def linear(base_ns: float, per_row_ns: float, noise: float = 0.0) -> RunTimes:
-    """Make run times of so much per batch and so much per row."""
+    """Make run times of a fixed cost per batch plus a cost per row."""
     return table({rows: base_ns + rows * per_row_ns for rows in (1, 1024)}, noise)

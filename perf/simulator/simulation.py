@@ -1,8 +1,8 @@
-"""Simulation: the very Scheduler, Lane and CostModel of a server under a virtual clock. No server, thread or sleep.
+"""Simulation: a server's actual Scheduler, Lane and CostModel under a virtual clock. No server, thread or sleep.
 
 Requests are real InferRequests without tensors. A device is a RunTimes (runtimes.py): the truth, which the CostModel
-has to learn. The front end is left out here: a request is submitted as it arrives, and answered as its batch ends
-(frontend.py adds what decoding, loop turns and threads cost). About 5 us of CPU per simulated request.
+has to learn. The front end is not modeled here: a request is submitted as it arrives and answered as its batch ends
+(frontend.py adds the cost of decoding, loop turns and threads). About 5 us of CPU per simulated request.
 
     from penstock.batching.spec import BatchPolicy
     from penstock.perf.simulator.arrivals import SHAPELESS, Kind, poisson
@@ -10,14 +10,14 @@ has to learn. The front end is left out here: a request is submitted as it arriv
     from penstock.perf.simulator.simulation import REFUSED, simulate
 
     truth = linear(500_000, 50_000, noise=0.1)             # 0.5 ms a batch and 0.05 ms a row
-    _, knee_per_s = truth.best(SHAPELESS, 64)              # rows/s that it can do at most
+    _, knee_per_s = truth.best(SHAPELESS, 64)              # its capacity in rows/s
     load = poisson(0.8 * knee_per_s, 10, [Kind(target_ns=20_000_000)], seed=1)
     result = simulate(load, BatchPolicy(max_batch_rows=64, latency_target_us=20_000), truth, seed=1)
     print(result.quantile_ms(0.5, 0.99), result.goodput_per_s(20_000_000), result.count(REFUSED), result.rows_per_batch)
 
-A Kind's `target_ns` and `deadline_ns`, and the target of the policy, are put on requests as the Engine does. The
-Scheduler is told and asked what Model, Engine and Turns do: late, add, take, due_ns, nearest_deadline_ns, finished,
-learn, delivered. One that keeps requests, has an idle Instance and names no time to ask again is an error.
+A Kind's `target_ns` and `deadline_ns`, and the policy's target, are set on requests as the Engine does. The Scheduler
+is called as Model, Engine and Turns call it: late, add, take, due_ns, nearest_deadline_ns, finished, learn, delivered.
+If it keeps requests although an Instance is idle and names no time to be called again, that is an error.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ if TYPE_CHECKING:
     from penstock.batching.model import Model
 
 SERVED, REFUSED, EXPIRED = 1, 2, 3
-"""How a request ends; 0: it has not."""
+"""How a request has ended; 0: it has not."""
 NEVER = 1 << 62
 START_NS = 1_000_000_000
-"""The virtual clock does not begin at 0, which means "none" to the Scheduler."""
+"""The virtual clock does not start at 0, which means "none" to the Scheduler."""
 _NOBODY = cast("Model", None)
 _NO_SINK = cast(Sink, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of every request, in the order of arrival, and of every batch.
+    """The results of every request, in order of arrival, and of every batch.
 
-    Units: nanoseconds since the first moment of the arrivals; `start_ns` (taken for a batch) and `end_ns` are -1 where
-    a request never got so far. `waiting_mean`: requests in the queue, averaged over time. `learned`: the CostModel.
+    Units: nanoseconds from the start of the arrivals; `start_ns` (taken for a batch) and `end_ns` are -1 for a request
+    that never got so far. `waiting_mean`: requests in the queue, averaged over time. `learned`: the CostModel.
     """
 
     arrivals: Arrivals
@@ -70,28 +70,28 @@ class Result:
     learned: CostModel
 
     def count(self, ending: int) -> int:
-        """Count the requests that ended so."""
+        """Count the requests that ended this way."""
         return int((self.ended == ending).sum())
 
     @property
     def latency_ns(self) -> Ints:
-        """From scheduled arrival to answer, of those served."""
+        """From scheduled arrival to answer, for those served."""
         served = self.ended == SERVED
         latency: Ints = self.end_ns[served] - self.arrivals.at_ns[served]
         return latency
 
     def quantile_ms(self, *quantiles: float) -> list[float]:
-        """Give quantiles of the latency; infinite if nothing was served."""
+        """Return quantiles of the latency; infinite if nothing was served."""
         latency = self.latency_ns
         return (np.quantile(latency, quantiles) / 1e6).tolist() if len(latency) else [np.inf] * len(quantiles)
 
     @property
     def span_s(self) -> float:
-        """From the first moment to the last answer, or the end of the arrivals."""
+        """From the start to the last answer, or to the end of the arrivals."""
         return max(float(self.end_ns.max(initial=0)) / 1e9, self.arrivals.seconds)
 
     def goodput_per_s(self, within_ns: float = NEVER) -> float:
-        """Give the rows served within `within_ns` of their arrival, per second."""
+        """Return the rows served within `within_ns` of their arrival, per second."""
         good = (self.ended == SERVED) & (self.end_ns - self.arrivals.at_ns <= within_ns)
         return float(self.arrivals.rows[good].sum()) / self.span_s
 
@@ -101,15 +101,15 @@ class Result:
 
     @property
     def utilisation(self) -> float:
-        """The share of time that an Instance ran."""
+        """The fraction of time that an Instance ran."""
         return float(self.batch_ns.sum()) / 1e9 / self.span_s / self.instances
 
 
 class World:
-    """One model in virtual time: its Scheduler, the truth about its device, and what became of its requests.
+    """One model in virtual time: its Scheduler, the truth about its device, and the results of its requests.
 
-    `submit`, `begin` and `finish` are what the server does with a request and a batch; who calls them when is the
-    simulation (`simulate` here, the front end in frontend.py). Units: times are of the virtual clock.
+    The methods are what the server does with requests and batches; the simulation decides when they are called
+    (`simulate` here, the front end in frontend.py). Units: times are of the virtual clock.
     """
 
     def __init__(self, arrivals: Arrivals, policy: BatchPolicy, truth: RunTimes, instances: int, seed: int) -> None:
@@ -129,14 +129,14 @@ class World:
             self._warm_up(policy, truth)
 
     def _warm_up(self, policy: BatchPolicy, truth: RunTimes) -> None:
-        """Teach run times as the sweep does before a model is ready. Of several shapes it would know none."""
+        """Teach run times as the sweep does before a model is ready. With several shapes, the sweep would know none."""
         key, most = self.arrivals.kinds[0].key, policy.max_batch_rows or 1
         for rows in self._allowed or [*(1 << power for power in range((most - 1).bit_length())), most]:
             for _ in range(RUNS - 1):
                 self.scheduler.learn(key, rows, self._draw_ns(key, rows, 0), START_NS)
 
     def padded(self, rows: int) -> int:
-        """Give the size that a batch of so many rows runs at."""
+        """Return the size at which a batch of `rows` rows runs."""
         return next((size for size in self._allowed if size >= rows), rows)
 
     def submit(self, number: int, now_ns: int) -> None:
@@ -160,7 +160,7 @@ class World:
             self._end(number, EXPIRED if error.code is Code.EXPIRED else REFUSED, now_ns)
 
     def take(self, now_ns: int) -> Batch | None:
-        """Let an idle Instance ask for a Batch."""
+        """Take a Batch for an idle Instance."""
         batch = self.scheduler.take(now_ns)
         if self.scheduler.expired:
             expired, self.scheduler.expired = self.scheduler.expired, []
@@ -172,22 +172,22 @@ class World:
         return batch
 
     def run_ns(self, batch: Batch, now_ns: int) -> int:
-        """Draw how long a Batch runs."""
+        """Draw the run time of a Batch."""
         return self._draw_ns(batch.key, self.padded(batch.rows), now_ns)
 
     def learn(self, batch: Batch, now_ns: int) -> None:
-        """Tell the Scheduler that a Batch has ended."""
+        """Report to the Scheduler that a Batch has ended."""
         ns = now_ns - batch.exec_start_ns
         self._batches.append((batch.rows, ns))
         self.scheduler.finished(batch, now_ns)
         self.scheduler.learn(batch.key, batch.rows, ns, now_ns)
 
     def answer(self, request: InferRequest, now_ns: int) -> None:
-        """Note that a request is answered."""
+        """Record that a request is answered."""
         self._end(request.context, SERVED, now_ns)
 
     def delivered(self, batch: Batch, now_ns: int) -> None:
-        """Tell the Scheduler that all of a Batch is answered."""
+        """Report to the Scheduler that all of a Batch is answered."""
         if batch.requests[0].target_ns:
             self.scheduler.delivered(batch.requests[0], now_ns)
 
@@ -198,20 +198,20 @@ class World:
         self._end_ns[number] = now_ns
 
     def alarm_ns(self, now_ns: int, *, idle: bool) -> int:
-        """Give when the Scheduler must be asked again though nothing happens; NEVER if it need not."""
+        """Return when the Scheduler must be called again if nothing happens before; NEVER if it need not be."""
         nearest_ns = self.scheduler.nearest_deadline_ns() or NEVER
         due_ns = self.scheduler.due_ns(now_ns) if idle else 0
         return max(min(nearest_ns, due_ns or NEVER), now_ns + 1)
 
     def expire(self, now_ns: int) -> None:
-        """Take out those whose deadline has passed, as the alarm does."""
+        """Remove requests whose deadline has passed, as the alarm does."""
         nearest_ns = self.scheduler.nearest_deadline_ns()
         if nearest_ns and nearest_ns <= now_ns:
             for request in self.scheduler.expire(now_ns):
                 self._end(request.context, EXPIRED, now_ns)
 
     def result(self, waiting_mean: float) -> Result:
-        """Sum up. Raises: RuntimeError if a request has no end."""
+        """Summarize. Raises: RuntimeError if a request has not ended."""
         if left := self.ended.count(0):
             raise RuntimeError(f"{left} requests never end: the scheduler keeps them and names no time to ask again")
         batches = np.array(self._batches, np.int64).reshape(-1, 2)
@@ -227,7 +227,7 @@ def _since(times_ns: Ints) -> Ints:
 
 
 def simulate(arrivals: Arrivals, policy: BatchPolicy, truth: RunTimes, *, instances: int = 1, seed: int = 0) -> Result:
-    """Run arrivals through a Scheduler with so many Instances on devices alike, until every request has ended."""
+    """Run arrivals through a Scheduler with Instances on identical devices, until every request has ended."""
     world = World(arrivals, policy, truth, instances, seed)
     scheduler, at_ns = world.scheduler, world.at_ns
     running: list[tuple[int, int, Batch]] = []

@@ -1,4 +1,4 @@
-"""Callers: clients that each send one kind of request, over and over, and check every answer. Used by `command.py`."""
+"""Callers: clients that each send one kind of request repeatedly, and check every answer. Used by `command.py`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .ledger import BROKEN, FAILED, LOST, REFUSED, RIGHT, WRONG, Ledger
 
 PATIENCE_S = 10.0
 PAUSE_S = 0.02
-"""Between two requests of a caller after one that failed: what is down is not to be hammered."""
+"""A caller's pause after a failed request, so that it does not hammer a server that is down."""
 GAP_S = 0.002
 ROWS = 16
 
@@ -59,7 +59,7 @@ instance_group { kind: KIND_CPU count: 1 }
 
 
 def write_repository(root: Path) -> None:
-    """Write the models: iris, the same with hooks in two workers, and one that is Python."""
+    """Write the models: iris, the same with hooks in two workers, and a Python model."""
     models.make(root, {"iris": models.iris, "hooked": models.iris})
     (root / "hooked" / "hooks.py").write_text(HOOKS, "utf-8")
     (root / "hooked" / "penstock.toml").write_text(
@@ -72,7 +72,7 @@ def write_repository(root: Path) -> None:
 
 
 class Answers:
-    """What is right: rows, and what each model makes of them."""
+    """The rows to send, and the correct result of each model."""
 
     def __init__(self, root: Path) -> None:
         rng = np.random.default_rng(7)
@@ -84,15 +84,15 @@ class Answers:
 
 
 class RefusedError(Exception):
-    """An answer of 503, or UNAVAILABLE."""
+    """A 503 answer, or UNAVAILABLE."""
 
 
 class FailedError(Exception):
-    """An answer that is another error."""
+    """An answer with another error."""
 
 
 Ask = Callable[[str, int], bool]
-"""Send one request, with an id, about one of the rows. Returns: whether its answer, with that id, is right."""
+"""Send one request, with an id, with one of the rows. Returns: whether its answer, with that id, is right."""
 
 
 class Caller:
@@ -111,11 +111,11 @@ class Caller:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish the request under way."""
+        """Stop after the current request."""
         self._over.set()
 
     def join(self) -> None:
-        """Wait until it has."""
+        """Wait until it has stopped."""
         self._thread.join(2 * PATIENCE_S)
 
     def _call(self) -> None:
@@ -148,7 +148,7 @@ def _ended(ask: Ask, name: str, row: int) -> tuple[str, str]:
 
 
 class Connected:
-    """One connection, and how it asks."""
+    """One connection, and how it sends."""
 
     def __init__(self, ask: Ask, close: Callable[[], None]) -> None:
         self.ask = ask
@@ -156,7 +156,7 @@ class Connected:
 
 
 def over_http(port: int, asking: Callable[[http.client.HTTPConnection], Ask]) -> Connected:
-    """Make a connection for HTTP, opened with the first request."""
+    """Make an HTTP connection, opened with the first request."""
     connection = http.client.HTTPConnection(HOST, port, timeout=PATIENCE_S)
     return Connected(asking(connection), connection.close)
 
@@ -173,7 +173,7 @@ def _post(connection: http.client.HTTPConnection, path: str, body: bytes, header
 
 
 def asks_json(model: str, names: tuple[str, str], rows: Any, wanted: list[Any]) -> Callable[[Any], Ask]:
-    """Ask with JSON."""
+    """Send JSON."""
 
     def asking(connection: http.client.HTTPConnection) -> Ask:
         def ask(name: str, row: int) -> bool:
@@ -190,7 +190,7 @@ def asks_json(model: str, names: tuple[str, str], rows: Any, wanted: list[Any]) 
 
 
 def asks_binary(rows: Any, wanted: list[Any]) -> Callable[[Any], Ask]:
-    """Ask iris with binary tensors, both ways."""
+    """Send binary tensors to iris, and receive them."""
 
     def asking(connection: http.client.HTTPConnection) -> Ask:
         def ask(name: str, row: int) -> bool:
@@ -209,7 +209,7 @@ def asks_binary(rows: Any, wanted: list[Any]) -> Callable[[Any], Ask]:
 
 
 def asks_hooked(rows: Any, wanted: list[Any]) -> Callable[[Any], Ask]:
-    """Ask for a prediction of hooks."""
+    """Request a prediction through hooks."""
 
     def asking(connection: http.client.HTTPConnection) -> Ask:
         def ask(name: str, row: int) -> bool:
@@ -223,7 +223,7 @@ def asks_hooked(rows: Any, wanted: list[Any]) -> Callable[[Any], Ask]:
 
 
 def over_grpc(port: int, rows: Any, wanted: list[Any]) -> Connected:
-    """Make a channel, and ask iris over it."""
+    """Make a channel, and call iris over it."""
     from tritonclient.grpc import service_pb2
 
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 200),
@@ -243,7 +243,7 @@ def over_grpc(port: int, rows: Any, wanted: list[Any]) -> Connected:
             code, text = error.code(), str(error.details())
             if code == grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise TimeoutError(text) from error
-            # grpcio has one code for a server that refuses and for a connection that broke
+            # grpcio has one code for a server that rejects and for a broken connection
             raise (RefusedError if code == grpc.StatusCode.UNAVAILABLE else FailedError)(f"{code} {text}") from error
         given = np.frombuffer(answer.raw_output_contents[0], np.float32)
         return bool(answer.id == name and np.allclose(given, wanted[row].ravel(), atol=1e-5))
@@ -252,7 +252,7 @@ def over_grpc(port: int, rows: Any, wanted: list[Any]) -> Connected:
 
 
 def callers(http_port: int, grpc_port: int, answers: Answers, ledger: Ledger, each: int) -> list[Caller]:
-    """Make the load: so many callers of each kind."""
+    """Make the load: a number of callers of each kind."""
     rows, names = answers.rows, ("input", "output")
     kinds: dict[str, Callable[[], Connected]] = {
         "json": lambda: over_http(http_port, asks_json("iris", names, rows, answers.iris)),
@@ -266,7 +266,7 @@ def callers(http_port: int, grpc_port: int, answers: Answers, ledger: Ledger, ea
 
 @contextlib.contextmanager
 def calling(made: list[Caller]) -> Any:
-    """Let them call while the block lasts."""
+    """Let them call for the duration of the block."""
     for caller in made:
         caller.start()
     try:

@@ -1,4 +1,4 @@
-"""Census: the processes of a server as the system sees them: who they are, and what they hold. Read by `command.py`."""
+"""Census: the processes of a server from /proc: their roles and resources. Used by `command.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.perf.processes import PROC, ZOMBIE, Stat
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One process and what it holds. `role`: server or supervisor, engine, front, spare (to be one), worker, other."""
+    """One process and its resources. `role`: server or supervisor, engine, front, spare, worker, other."""
 
     pid: int
     started: int
@@ -23,7 +23,7 @@ class Seen:
 
 
 def census(root: int) -> list[Seen]:
-    """Give a process and all that descend from it."""
+    """Return a process and all its descendants."""
     there = processes.stats()
     found = []
     for pid in processes.descended([root], there):
@@ -54,7 +54,7 @@ def _as_supervisor(seen: Seen) -> Seen:
 
 
 def is_there(seen: Seen) -> bool:
-    """Tell whether a process that was seen is still there, and no other one with its number."""
+    """Return whether the process still exists, as opposed to another with its pid."""
     try:
         stat = processes.stat(seen.pid)
     except OSError:

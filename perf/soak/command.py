@@ -1,9 +1,9 @@
-"""Soak: mixed load with a fault every few seconds, and whether anything grows. `python -m penstock.perf.soak`.
+"""Soak: mixed load with a fault every few seconds, to see whether anything grows. `python -m penstock.perf.soak`.
 
-Starts `penstock serve`, keeps asking it over JSON, binary HTTP and gRPC, a model with hooks in two workers and one that
-is Python, and checks every answer. Every so often a process is killed or stopped, each kind in turn. Each second it is
-noted what all processes hold. Prints how often each kind of request ended how, how soon all was whole after each kind
-of fault, what each kind of process held at first and at last, and PASS or FAIL; the exit status is 0 or 1.
+Starts `penstock serve`, keeps sending requests over JSON, binary HTTP and gRPC, to a model with hooks in two workers
+and to a Python model, and checks every answer. At intervals a process is killed or stopped, each kind in turn. Each
+second the resources of all processes are recorded. It prints how requests of each kind ended, the recovery time after
+each kind of fault, the first and last resources of each kind of process, and PASS or FAIL; the exit status is 0 or 1.
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ SETTLE_S = 3.0
 SAMPLE_S = 1.0
 IRIS, WORKED = ("json", "binary", "grpc"), ("hooked", "python")
 WHOLE_S, WORKED_WHOLE_S = 2.0, 4.0
-"""How soon all is to be whole after a kill: iris, and what has to start workers too. A stop has to be noticed first."""
+"""Limits for recovery after a kill: of iris, and of what must also start workers. A stop must be noticed first."""
 NOTICED_S = 1.5
 GROWS = {"processes": (0.0, 0.5), "rss_mib": (0.1, 16.0), "descriptors": (0.05, 3.0), "threads": (0.05, 2.0)}
-"""How much more at last than at first is none: a share of it, and a number."""
+"""The growth that is tolerated: a fraction, plus a number."""
 LASTING = ("server", "supervisor", "all")
-"""Whose growth counts: the others are young, since they are killed again and again."""
+"""The roles whose growth counts: the others are short-lived, since they are killed repeatedly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault that was made. Units: seconds, monotonic. `victim` is the role of the process."""
+    """One injected fault. Units: seconds, monotonic. `victim` is the role of the process."""
 
     at_s: float
     deed: str
     victim: str
 
     def limit_s(self, kind: str) -> float:
-        """How long requests of a kind may feel it; 0: not at all."""
+        """Return how long requests of a kind may be affected; 0: not at all."""
         if self.victim == "worker" and kind in IRIS:
             return 0.0
         return (WHOLE_S if kind in IRIS else WORKED_WHOLE_S) + NOTICED_S * (self.deed == "stop")
 
     def explains(self, end: End) -> bool:
-        """Tell whether a request may have ended so because of it."""
+        """Return whether this fault may have caused the end of a request."""
         limit_s = self.limit_s(end.kind)
         return bool(limit_s) and end.ended_s >= self.at_s and end.begun_s <= self.at_s + limit_s
 
 
 @dataclass(slots=True)
 class Soak:
-    """One run: what it did to a server, and what it saw."""
+    """One run: its faults, and its observations."""
 
     server: subprocess.Popen[bytes]
     faults_in_turn: Sequence[tuple[str, str]]
@@ -75,7 +75,7 @@ class Soak:
     problems: list[str] = field(default_factory=list)
 
     def run(self, minutes: float, every_s: float, chance: random.Random) -> None:
-        """Look every second, and make a fault every `every_s`; nothing at first and at last."""
+        """Sample every second, and inject a fault every `every_s`, except at the start and end."""
         begin_s = time.monotonic()
         end_s, fault_s = begin_s + minutes * 60, begin_s + every_s
         for turn in range(10**9):
@@ -91,7 +91,7 @@ class Soak:
         self.judge()
 
     def hit(self, deed: str, victim: str, chance: random.Random) -> None:
-        """Make one fault."""
+        """Inject one fault."""
         found = [seen for seen in census(self.server.pid) if seen.role == victim and seen.state not in "TZ"]
         if not found:
             self.problems.append(f"no {victim} to {deed}")
@@ -102,7 +102,7 @@ class Soak:
                 os.kill(chance.choice(found).pid, signal.SIGKILL if deed == "kill" else signal.SIGSTOP)
 
     def judge(self) -> None:
-        """Note how soon each kind of request was served again after the last fault."""
+        """Record how soon each kind of request was served again after the last fault."""
         if self.faults:
             fault = self.faults[-1]
             for kind in (*IRIS, *WORKED):
@@ -112,7 +112,7 @@ class Soak:
     # -- the verdict -------------------------------------------------------------------------------------------
 
     def judged(self) -> list[str]:
-        """Give all that is not as it should be."""
+        """Return everything that is not as it should be."""
         found = list(self.problems)
         if self.ledger.without_end or self.ledger.twice:
             found.append(f"{self.ledger.without_end} requests without an end, {self.ledger.twice} with two")
@@ -145,9 +145,10 @@ class Soak:
         return found
 
     def held(self) -> dict[str, dict[str, tuple[float, float, float]]]:
-        """Give what each role and all together held: the median of the first and of the last fifth, slope per hour.
+        """Return the resources of each role and of all: medians of the first and last fifth, and slope per hour.
 
-        Where there is time for it, from when each kind of fault has been made once: what was started anew may differ.
+        If the run is long enough, only from when each kind of fault has occurred once, since restarted processes may
+        differ.
         """
         round_ = len(self.faults_in_turn)
         begin_s = self.faults[round_ - 1].at_s if len(self.faults) >= 3 * round_ else 0.0
@@ -165,7 +166,7 @@ class Soak:
         return table
 
     def lines(self) -> Iterator[str]:
-        """Write the tables."""
+        """Format the tables."""
         yield f"{'requests':<10}" + "".join(f"{end:>10}" for end in ENDS)
         for kind, counted in self.ledger.counts().items():
             yield f"{kind:<10}" + "".join(f"{counted[end]:>10,}" for end in ENDS)
@@ -202,7 +203,7 @@ def _total(seen: Sequence[Seen], role: str, name: str) -> float:
 def serving(
     root: Path, fronts: int, ports: tuple[int, int], problems: list[str], log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server until the block ends; it is to end well, and to leave no process."""
+    """Run a server until the block ends. It must exit cleanly and leave no process."""
     command = [sys.executable, "-m", "penstock.server.cli", "serve", str(root), "--allow-metrics=false",
                "--http-port", str(ports[0]), "--grpc-port", str(ports[1]), "--http-workers", str(fronts)]  # fmt: skip
     with log.open("wb") as said, subprocess.Popen(command, stderr=said) as server:
@@ -218,7 +219,7 @@ def serving(
             if server.poll() is None:
                 seen = census(server.pid)
                 server.kill()
-            # the system ends the workers of what was killed, in its own time
+            # the system ends the workers of a killed server in its own time
             end_s = time.monotonic() + 2.0
             while any(map(is_there, seen)) and time.monotonic() < end_s:
                 time.sleep(0.05)
@@ -229,7 +230,7 @@ def serving(
 
 
 def _tracebacks(log: Path) -> list[str]:
-    """Give what a server has logged with a traceback: nothing that is made to fail here should have one."""
+    """Return what a server has logged with a traceback: none of the injected faults should cause one."""
     lines = log.read_text("utf-8", "replace").splitlines()
     found = [line for line in lines if "traceback" in line or "Traceback" in line]
     return [f"{len(found)} tracebacks in the log, the first: {found[0][:1500]}"] if found else []
@@ -246,7 +247,7 @@ def _await_right(made: Sequence[Caller], ledger: Ledger, server: subprocess.Pope
 
 
 def soak(args: argparse.Namespace, fronts: int) -> bool:
-    """Run it, and print. Returns: whether all was as it should be."""
+    """Run and print. Returns: whether everything was as it should be."""
     minutes, every_s, each = args.minutes, args.fault_every, args.callers
     with tempfile.TemporaryDirectory() as name:
         root = Path(name, "models")
@@ -255,7 +256,7 @@ def soak(args: argparse.Namespace, fronts: int) -> bool:
         ports = free_port(), free_port()
         problems: list[str] = []
         victims = ("worker", "front", "engine") if fronts else ("worker",)
-        # in this order, or what is hit twice in a row would be taken for something that keeps ending
+        # in this order, since two hits in a row would be taken for a process that keeps crashing
         turns = [(deed, victim) for deed in ("kill", "stop") for victim in victims]
         with serving(root, fronts, ports, problems, args.log or Path(name, "log")) as server:
             await_ready(Process(server.pid, ports[0]), server, http_ready("/v2/health/ready"))
@@ -274,7 +275,7 @@ def soak(args: argparse.Namespace, fronts: int) -> bool:
 
 
 def main() -> int:
-    """Run with what the command line says."""
+    """Run with the command line's options."""
     parser = argparse.ArgumentParser(prog="python -m penstock.perf.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--fault-every", type=float, default=5.0, metavar="SECONDS")

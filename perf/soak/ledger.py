@@ -1,4 +1,4 @@
-"""Ledger: what became of each request of a load, by its id: one end each. Written by callers.py, read by command.py."""
+"""Ledger: the end of each request of a load, by its id. Written by callers.py, read by command.py."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 RIGHT, WRONG, REFUSED, FAILED, BROKEN, LOST = "right", "wrong", "refused", "failed", "broken", "lost"
-"""The answer wanted; another one; 503 (UNAVAILABLE); another error; a connection that ended; no end in time."""
+"""The correct answer; a wrong one; 503 (UNAVAILABLE); another error; a connection that ended; no end in time."""
 SLOW_S = 0.25
-"""What takes longer has waited for something to be there again."""
+"""A request that takes longer has waited for something to recover."""
 ENDS = (RIGHT, WRONG, REFUSED, FAILED, BROKEN, LOST)
 
 
@@ -37,12 +37,12 @@ class Ledger:
         self.twice = 0
 
     def begin(self, name: str, kind: str, now_s: float) -> None:
-        """Note a request that is about to be sent."""
+        """Record a request that is about to be sent."""
         with self._lock:
             self._open[name] = (kind, now_s)
 
     def end(self, name: str, end: str, now_s: float, text: str = "") -> None:
-        """Note how it ended. What went right is counted only, but for when."""
+        """Record how it ended. Right answers are only counted, with their times."""
         with self._lock:
             begun = self._open.pop(name, None)
             if begun is None:
@@ -63,7 +63,7 @@ class Ledger:
         return len(self._open)
 
     def not_right(self) -> list[End]:
-        """Give all that did not end well."""
+        """Return all that did not end well."""
         with self._lock:
             return list(self._ends)
 
@@ -76,16 +76,16 @@ class Ledger:
         return counted
 
     def mark(self) -> None:
-        """Forget when requests were answered, not that they were."""
+        """Drop the times of answers, but not their counts."""
         with self._lock:
             self._right_at.clear()
             self._bad.clear()
 
     def served_again_s(self, kind: str, after_s: float) -> float | None:
-        """Tell how long after a time requests of a kind were served as ever, until now; None: not any more.
+        """Return how long after a time requests of a kind were served normally again; None: not yet.
 
-        It is when the first one was answered after those that failed or took long, one upon the other, from that time
-        on. To be asked before `mark`.
+        This is the first answer after the uninterrupted chain of failed or slow requests that starts at that time. Call
+        it before `mark`.
         """
         with self._lock:
             begin_s = after_s

@@ -1,1 +1,1 @@
-"""Truth: the load generator held against theory and other clients. `python -m penstock.perf.truth`."""
+"""Truth: the load generator checked against theory and other clients. `python -m penstock.perf.truth`."""

@@ -1,9 +1,9 @@
-"""Truth, part 3: `penstock perf` beside perf_analyzer, the same words at the same server. Called by command.py.
+"""Truth, part 3: `penstock perf` beside perf_analyzer, with the same arguments on the same server. Used by command.py.
 
 perf_analyzer is a compiled client that takes much of the cores that the server needs, so the server is one that needs
-none: PLACES instances of a Python model that sleeps. Both write perf_analyzer's own CSV, which is read alike. The two
-take turns; what is apart is measured four times more, and then the medians of all five turns count: a turn is a
-thousand requests, so a single hiccup of the machine, which holds up the sixteen under way, makes its p99.
+none: PLACES instances of a Python model that sleeps. Both write perf_analyzer's own CSV, which is parsed alike. The two
+take turns. If they differ, they are measured four more times, and the medians of all five turns count: a turn is a
+thousand requests, so a single hiccup of the machine, which delays the sixteen in flight, determines its p99.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ FIGURES = {
     "requests/s": "Inferences/Second", "avg": "Avg latency", "p50": "p50 latency", "p90": "p90 latency",
     "p95": "p95 latency", "p99": "p99 latency",
 }  # fmt: skip
-"""By our names what the CSV calls them; latencies in microseconds."""
+"""Our names for the columns of the CSV; latencies in microseconds."""
 BURST_US = (*[2000] * (PLACES + PLACES // 2 - 1), 80_000)
-"""A recorded trace: half as many more than there are places for, and a while for all of them."""
+"""A recorded trace: half again as many requests as there are places, then time for all of them."""
 _SERVER = ("Server Queue", "Server Compute Input", "Server Compute Infer", "Server Compute Output")
 _PEERS = Path(sys.prefix) / "peers"
 _PROGRAM = _PEERS / "perf_analyzer"
@@ -61,12 +61,12 @@ instance_group {{ kind: KIND_CPU count: {PLACES} }}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One line of the table: a command line that both take. `intervals`: with BURST_US as its file.
+    """One line of the table: arguments that both accept. `intervals`: with BURST_US as its file.
 
-    `times`: how much longer its windows are. perf_analyzer's Poisson arrivals are the same in every run, and so are
-    ours: it takes 9 s of each until they are equally many, and at this load nobody waits, of either draw. `late`:
-    perf_analyzer notices answers late there, by its own table: its latency is far above the server's (HTTP --async at
-    a rate: 34 ms for 21; without --async it agrees). Ours is then held against what the server says.
+    `times`: a factor for its windows. perf_analyzer's Poisson arrivals are the same in every run, and so are ours: it
+    takes 9 s of each until their numbers are equal, and at this load no request waits, in either. `late`: perf_analyzer
+    notices answers late there, by its own table: its latency is far above the server's (HTTP --async at a rate: 34 ms
+    for 21; without --async it agrees). Ours is then compared with the server's statistics.
     """
 
     name: str
@@ -104,7 +104,7 @@ Figures = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Where the server is, and a folder for files."""
+    """The server's ports, and a folder for files."""
 
     http_port: int
     grpc_port: int
@@ -116,7 +116,7 @@ class Served:
         return self.run(_OURS, case), self.run((str(_PROGRAM),), case)
 
     def run(self, program: Sequence[str], case: Case) -> Figures:
-        """Run one of the two, and give its FIGURES. Raises: RuntimeError with its output where it does not end well."""
+        """Run one of the two. Returns: its FIGURES. Raises: RuntimeError with its output if it fails."""
         table = self.folder / "table.csv"
         table.unlink(missing_ok=True)
         over = ("grpc", self.grpc_port) if case.grpc else ("http", self.http_port)
@@ -135,24 +135,24 @@ class Served:
 
 
 def figures(table: Iterator[str]) -> Figures:
-    """Read the FIGURES of a CSV of one level, and how long requests took by the server's statistics: `server`."""
+    """Parse the FIGURES from a CSV of one level, and the request time from the server's statistics: `server`."""
     (row,) = csv.DictReader(table)
     server = {"server": sum(float(row[column]) for column in _SERVER)}
     return {name: float(row[column]) for name, column in FIGURES.items()} | server
 
 
 def apart(mine: Figures, theirs: Figures) -> Figures:
-    """Say how far ours are from theirs, as shares of theirs."""
+    """Return the differences of ours from theirs, as fractions of theirs."""
     return {name: mine[name] / theirs[name] - 1 for name in FIGURES}
 
 
 def medians(turns: Sequence[Figures]) -> Figures:
-    """Give the medians of several turns."""
+    """Return the medians of several turns."""
     return {name: statistics.median(each[name] for each in turns) for name in turns[0]}
 
 
 def compared(turn: Callable[[], tuple[Figures, Figures]], most_turns: int) -> tuple[Figures, Figures, int]:
-    """Take one turn, or all where ours and theirs are apart in it: give the medians, and how many turns there were."""
+    """Take one turn, or all if the two differ in it. Returns: the medians, and the number of turns."""
     turns = [turn()]
     if not _close(*turns[0]):
         turns += [turn() for _ in range(most_turns - 1)]
@@ -165,7 +165,7 @@ def _close(mine: Figures, theirs: Figures) -> bool:
 
 
 def report(*, quick: bool) -> Iterator[str]:
-    """Run everything, and write the lines as they come."""
+    """Run everything, and yield the lines as they come."""
     if not _PROGRAM.exists():
         raise SystemExit("this needs perf_analyzer in .venv/peers: .ci/peers fetches it")
     yield (
@@ -183,7 +183,7 @@ def report(*, quick: bool) -> Iterator[str]:
 
 
 def _over(seen: Figures) -> float:
-    """Say how much longer requests took than the server says, as a share of that."""
+    """Return how much longer requests took than by the server's statistics, as a fraction."""
     return seen["avg"] / seen["server"] - 1
 
 

@@ -1,9 +1,9 @@
-"""Truth, parts 2 and 4: the closed loop beside wrk and h2load, and how fast one process can be. Called by command.py.
+"""Truth, parts 2 and 4: the closed loop beside wrk and h2load, and the top speed of one process. Used by command.py.
 
-Where a server that does its best shares two cores with its client, requests/s are those of the client as much as of the
-server: so what must agree is measured on servers that hold answers back and leave the cores idle. One has a place for
-everybody: what a client loses between an answer and the next request shows at once. One is a queue.
-All clients take turns; figures are medians of the rounds.
+If a server at full speed shares two cores with its client, requests/s depend on the client as much as on the server. So
+what must agree is measured on servers that hold answers back and leave the cores idle. One serves all requests in
+parallel: any time that a client loses between an answer and the next request shows at once. The other is a queue. All
+clients take turns; figures are medians of the rounds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FAST_CONCURRENCY, STREAMS = 64, 8
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A server and how many requests are kept under way: `words` are the server's flags."""
+    """A server and the number of requests kept in flight. `words` are the server's flags."""
 
     name: str
     words: tuple[object, ...]
@@ -48,7 +48,7 @@ FREE = Kept("a server at its best", (), FAST_CONCURRENCY)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one client saw. Units: CPU microseconds per request, of the client and of the server."""
+    """One client's measurements. Units: CPU microseconds per request, of the client and of the server."""
 
     requests_per_s: float
     cpu_us: float
@@ -56,11 +56,11 @@ class Seen:
 
 
 Client = Callable[[Process, int, int], Seen]
-"""Keeps so many requests under way for so many seconds."""
+"""Keeps a number of requests in flight for a number of seconds."""
 
 
 def _compiled(drive: Callable[[], Load], seconds: int) -> Seen:
-    """Let a program drive. Raises: RuntimeError where it saw requests fail."""
+    """Drive with a program. Raises: RuntimeError if requests failed."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     load = drive()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -71,24 +71,24 @@ def _compiled(drive: Callable[[], Load], seconds: int) -> Seen:
 
 
 def wrk(server: Process, concurrency: int, seconds: int) -> Seen:
-    """Let wrk do it."""
+    """Drive with wrk."""
     return _compiled(lambda: drive(server, CALL, concurrency, seconds), seconds)
 
 
 def over_grpc(server: Process, concurrency: int, seconds: int) -> Seen:
-    """Let h2load do it, over gRPC. Each connection has at most STREAMS streams."""
+    """Drive with h2load, over gRPC. Each connection has at most STREAMS streams."""
     posts = Posts(server.port, orders.INFER, message(), max(concurrency // STREAMS, 1), min(concurrency, STREAMS))
     return _compiled(lambda: h2load.drive(server, posts, seconds), seconds)
 
 
 def over_http(server: Process, concurrency: int, seconds: int) -> Seen:
-    """Let h2load do it, over HTTP/1.1."""
+    """Drive with h2load, over HTTP/1.1."""
     posts = Posts(server.port, PATH, CALL.bodies[0], concurrency, wire=h2load.JSON)
     return _compiled(lambda: h2load.drive(server, posts, seconds), seconds)
 
 
 def ours(server: Process, concurrency: int, seconds: int, *, protocol: str) -> Seen:
-    """Let one process of our generator do it."""
+    """Drive with one process of our generator."""
     with fleet(target(server, protocol), payloads(protocol)) as running:
         running.go(orders.Load(concurrency=concurrency))
         time.sleep(WARM_UP_S)
@@ -114,7 +114,7 @@ def _clients(protocol: str) -> dict[str, Client]:
 
 
 def _rounds(kept: Kept, protocol: str, rounds: int, seconds: int) -> dict[str, Seen]:
-    """Let all clients take turns at one server, and give the medians."""
+    """Let all clients take turns at one server. Returns: the medians."""
     found: dict[str, list[Seen]] = {name: [] for name in _clients(protocol)}
     with bare(*kept.words) as server:
         for _ in range(rounds):
@@ -131,7 +131,7 @@ def _rounds(kept: Kept, protocol: str, rounds: int, seconds: int) -> dict[str, S
 
 
 def clients(rounds: int, seconds: int) -> Iterator[str]:
-    """Measure what must agree, then what each client is worth, and write the lines as they come."""
+    """Measure what must agree, then each client's speed, and yield the lines as they come."""
     needs("wrk", "h2load")
     yield f"Requests/s of a closed loop, medians of {rounds} rounds of {seconds} s in turns"
     for kept in (*HELD, FREE):
@@ -154,7 +154,7 @@ def _words(seen: Seen) -> str:
 
 
 def speed(windows: int, seconds: float) -> Iterator[str]:
-    """Let one process go as fast as it can, and write the lines as they come."""
+    """Run one process at top speed, and yield the lines as they come."""
     yield f"One process of the generator against a bare server, medians of {windows} windows of {seconds:g} s"
     for protocol in PROTOCOLS:
         with bare() as server, fleet(target(server, protocol), payloads(protocol)) as running:

@@ -1,8 +1,8 @@
-"""Truth: whether the load generator measures what is there. `python -m penstock.perf.truth`, about 7 minutes.
+"""Truth: checks the load generator's measurements. `python -m penstock.perf.truth`, about 7 minutes.
 
-Four parts: `theory`, an open loop against a virtual queue whose stays are known; `clients`, requests/s beside wrk and
-h2load; `analyzer`, every mode that perf_analyzer has too, beside it; `speed`, what one process drives. Each line says
-what it claims and whether it holds; it needs a machine that does nothing else. It ends with 1 where a line does not.
+Four parts: `theory`, an open loop against a virtual queue with known sojourn times; `clients`, requests/s beside wrk
+and h2load; `analyzer`, every mode that perf_analyzer has too, beside it; `speed`, what one process can drive. Each line
+states a claim and whether it holds; the machine must be idle otherwise. The exit status is 1 if a claim does not hold.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def _parts(quick: bool) -> dict[str, Callable[[], Iterator[str]]]:
 
 
 def main() -> int:
-    """Print the lines as they come; return the exit status."""
+    """Print the lines as they come. Returns: the exit status."""
     parser = argparse.ArgumentParser(prog="python -m penstock.perf.truth", description=__doc__)
     names = tuple(_parts(quick=False))
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="the parts to run")
     parser.add_argument("--quick", action="store_true", help="short runs, for trying: their noise is above 5%%")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers go with it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops the servers
     parts = _parts(args.quick)
     broken = 0
     for line in itertools.chain.from_iterable(parts[name]() for name in args.only):

@@ -1,4 +1,4 @@
-"""The bare server as the parts use it: started, and asked for what its clients send."""
+"""The bare server for all parts: starting it, and the requests for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CALL = Call(PATH, (_BODY,), {"Content-Type": "application/json"})
 
 
 def message() -> bytes:
-    """Give the ModelInferRequest, behind its five bytes."""
+    """Return the ModelInferRequest with its five-byte prefix."""
     request = service_pb2().ModelInferRequest(model_name=MODEL)
     request.inputs.add(**_TENSOR)
     request.raw_input_contents.append(bytes(16))
@@ -32,20 +32,20 @@ def message() -> bytes:
 
 
 def payloads(protocol: str) -> Repeated:
-    """Give what our generator sends."""
+    """Return what our generator sends."""
     if protocol == "gRPC":
         return Repeated((message(),))
     return Repeated((CALL.request(),))
 
 
 def target(server: Process, protocol: str) -> Target:
-    """Give where our generator sends it."""
+    """Return where our generator sends it."""
     return Target(HOST, server.port, grpc=GrpcCall(INFER) if protocol == "gRPC" else None)
 
 
 @contextlib.contextmanager
 def bare(*words: object) -> Iterator[Process]:
-    """Run one with some flags until the block ends. No request has come to it: a virtual queue counts them."""
+    """Run one with flags until the block ends. It has received no request yet, since a virtual queue counts them."""
     with running([sys.executable, "-m", "penstock.perf.bare", *map(str, words)], _listens) as server:
         yield server
 

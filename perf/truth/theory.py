@@ -1,13 +1,13 @@
-"""Truth, part 1: an open loop against a virtual queue (bare.py), whose stays theory knows. Called by command.py.
+"""Truth, part 1: an open loop against a virtual queue (bare.py) with known sojourn times. Used by command.py.
 
-A minute at 90% load is too short for its own p99: another draw of the same arrivals gives a fifth more or less, of
-however exact a measurement. So the draws are chosen: SEEDS are those, of the first TRIES, whose exact replay comes
-closest to theory in p50 and p99, and stays there when requests come up to LATE_NS late: at 50% load half of M/D/1's
-requests wait for nobody, so that its median stands at a step, off which one late wake-up may take it. That makes theory
-and draw agree to about a percent; it does nothing for the measurement, which must find both. All three are printed.
+A minute at 90% load is too short for its own p99: another draw of the same arrivals differs by a fifth, however exact
+the measurement. So the draws are chosen: SEEDS are those, of the first TRIES, whose exact replay comes closest to
+theory in p50 and p99, and stays there if requests arrive up to LATE_NS late: at 50% load half of M/D/1's requests do
+not wait, so its median is at a step, and one late wake-up may move it. Theory and draw then agree to about a percent;
+this does not affect the measurement, which must find both. All three are printed.
 
-The service is long beside what two wake-ups of a process cost, 0.1 to 0.2 ms, which are in every measured stay. All
-queues are measured at once: together they ask for some hundred requests a second, each from processes of its own.
+The service time is long compared with two wake-ups of a process, 0.1 to 0.2 ms, which are in every measured time. All
+queues are measured concurrently: together they need some hundred requests a second, each from its own processes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LINGER_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One queue and the requests that come to it."""
+    """One queue and its requests."""
 
     law: str
     load: float
@@ -57,55 +57,55 @@ class Draw:
 
     @property
     def count(self) -> int:
-        """How many requests there are."""
+        """The number of requests."""
         return int(self.load / MEAN_US * 1e6 * self.seconds)
 
     @property
     def services(self) -> Ints:
-        """Give their service times, in nanoseconds."""
+        """Return their service times, in nanoseconds."""
         return services_ns(self.law, MEAN_US * 1000, self.count, self.seed)
 
     def expected_ms(self) -> Floats:
-        """Give what theory says. Shapes: [quantiles]."""
+        """Return the theoretical values. Shapes: [quantiles]."""
         stays = theory(self.law, MEAN_US / 1e3, self.load)
         return np.array([stays.quantile(share) for share in QUANTILES.values()])
 
     def replayed_ms(self, arrivals: Ints) -> Floats:
-        """Give what the queue makes of arrivals. Shapes: [quantiles]."""
+        """Return the values from an exact replay of arrivals. Shapes: [quantiles]."""
         return quantiles_ms(departures(arrivals, self.services) - arrivals)
 
     def arrivals(self) -> Ints:
-        """Give when its requests are due, as the generator will have it."""
+        """Return when its requests are due, as in the generator."""
         return np.fromiter(islice(due_ns(self.offered, Part()), self.count), np.int64, self.count)
 
 
 def quantiles_ms(stays_ns: Ints) -> Floats:
-    """Give the QUANTILES of some stays."""
+    """Return the QUANTILES of sojourn times."""
     found: Floats = np.quantile(stays_ns, list(QUANTILES.values())) / 1e6
     return found
 
 
 def off(draw: Draw) -> float:
-    """Say how far a draw is from theory, as a share of it, at the worse quantile, on time or late."""
+    """Return a draw's distance from theory, as a fraction, at the worse quantile, on time or late."""
     arrivals = draw.arrivals()
     late = np.sort(arrivals + np.random.default_rng(draw.seed).integers(0, LATE_NS, draw.count))
     return max(float(np.abs(draw.replayed_ms(each) / draw.expected_ms() - 1).max()) for each in (arrivals, late))
 
 
 def chosen(law: str, load: float, seconds: float = SECONDS, tries: int = TRIES) -> Draw:
-    """Find the draw that is closest to theory: how SEEDS were found."""
+    """Find the draw that is closest to theory. SEEDS were found this way."""
     return min((Draw(law, load, seed, seconds) for seed in range(tries)), key=off)
 
 
 def draws(seconds: float) -> list[Draw]:
-    """Give those that are measured: both laws at each load."""
+    """Return the draws to measure: both laws at each load."""
     if seconds == SECONDS:
         return [Draw(law, load, seed) for (law, load), seed in SEEDS.items()]
     return [chosen(law, load, seconds, QUICK_TRIES) for law, load in SEEDS]
 
 
 def lines(draw: Draw, window: Window, protocol: str) -> list[str]:
-    """Hold what was measured against theory."""
+    """Compare the measurement with theory."""
     name = f"{NAMES[draw.law]} at {draw.load:.0%} over {protocol}"
     if len(window.ends_ns) != draw.count or window.errors or window.lost:
         why = window.lost or dict(window.errors) or "too slow"
@@ -122,7 +122,7 @@ def lines(draw: Draw, window: Window, protocol: str) -> list[str]:
 
 
 def report(protocols: Sequence[str], seconds: float) -> Iterator[str]:
-    """Measure, and write the lines as they come."""
+    """Measure, and yield the lines as they come."""
     yield (
         f"An open loop (Poisson) against a virtual queue: mean service {MEAN_US / 1e3:g} ms, {seconds:g} s each, "
         "seeds chosen so that this draw's exact replay is close to theory"

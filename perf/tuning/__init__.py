@@ -1,1 +1,1 @@
-"""Tuning: `penstock perf tune`: settings tried on the live server under a target, and those kept that are better."""
+"""Tuning: `penstock perf tune` tries settings on the live server, under a target, and keeps those that are better."""

@@ -1,4 +1,4 @@
-"""Arguments: the words of `penstock perf tune`: its own flags, and those of `penstock perf`, which carry over."""
+"""Arguments: the flags of `penstock perf tune`: its own, and those of `penstock perf`, which also apply."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ The flags of `penstock perf` also apply: -m, -u, -i, -b, --input-data, --shape, 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What a search is told. `target_ms` None: throughput is made greatest; `cores` 0: as many as there are here.
+    """The settings of a search. `target_ms` None: maximize throughput; `cores` 0: those of this machine.
 
-    `closed`: the load is requests under way, not requests per second; `ranged`: its range was given.
+    `closed`: the load is concurrent requests, not requests per second; `ranged`: its range was given.
     """
 
     options: Options
@@ -50,7 +50,7 @@ class Tuning:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Give what reads the flags of its own."""
+    """Return the parser of its own flags."""
     made = argparse.ArgumentParser(
         "penstock perf tune",
         description="Search for a better model configuration on a live server, and write it with the measurements.",
@@ -75,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def tuning(words: Sequence[str], warn: Callable[[str], None] = lambda line: None) -> Tuning:
-    """Read the words. Raises: UsageError; SystemExit for --help and for flags of its own that are wrong."""
+    """Parse the arguments. Raises: UsageError; SystemExit for --help and for errors in its own flags."""
     own, rest = parser().parse_known_args(list(words))
     given = {key for key, _ in flags.split(rest)[0]}
     options = options_of(rest, warn)
@@ -107,7 +107,7 @@ def tuning(words: Sequence[str], warn: Callable[[str], None] = lambda line: None
 
 
 def _shown(words: Sequence[str], options: Options) -> Sequence[str]:
-    """Give the words again, without what `options.command` hides."""
+    """Return the words without what `options.command` hides."""
     hidden = {told for told in options.command if told.endswith(":...")}
     return [next((each for each in hidden if word.startswith(each[:-3])), word) for word in words]
 

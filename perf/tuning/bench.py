@@ -1,4 +1,4 @@
-"""The bench: settings measured on the live server, by the load generator and all that is seen beside it."""
+"""The bench: measures settings on the live server, with the load generator and all sampling."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from .searching import OverError
 from .serving import RefusedSettingError, Served, ServingError
 
 WARM_MS = 400
-"""So long a load runs, after a setting was loaded, before any of it counts."""
+"""How long a load runs after a setting was loaded before measuring starts."""
 FAILING = 0.01
-"""Where more requests than this fail nothing else is of interest."""
+"""The fraction of failed requests from which a setting is rejected."""
 LEAST_REQUESTS = 300
 LONGEST_MS = 10_000
-"""A measurement lasts until it should have so many requests, and no longer than this."""
+"""A measurement lasts until this many requests are expected, up to this time."""
 _WINDOWS = 3
 _FOLLOWS = 0.95
 _MOST_CLOSED = 64
@@ -54,10 +54,10 @@ class World:
 
 
 class LiveBench:
-    """Measures settings. `levels`: all that was measured of each, in order.
+    """Measures settings. `levels`: all measurements of each, in order.
 
-    Raises: OverError at the end of the time or at a Ctrl-C, also within a measurement; ServingError, ControlError,
-    OSError, FleetError where the server or the generator fails.
+    Raises: OverError when the time is up or on Ctrl-C, even within a measurement; ServingError, ControlError, OSError,
+    FleetError if the server or the generator fails.
     """
 
     def __init__(self, world: World) -> None:
@@ -65,16 +65,17 @@ class LiveBench:
         self._tuning = world.tuning
         self._most_rate = 0.0
         self.concurrency = 1
-        """Requests under way in a closed loop."""
+        """The number of concurrent requests in a closed loop."""
         self.levels: dict[Setting, list[Level]] = {}
 
     def left_s(self) -> float:
         return self._world.end_s - time.monotonic()
 
     def prepare(self) -> str:
-        """Find out, of the configuration as it is, how many requests under way are enough; say it in words.
+        """Find how many concurrent requests suffice for the original configuration. Returns: a description.
 
-        Twice as many as bring 95% of the greatest throughput, so that a setting that can serve more is given more.
+        It is twice the number that reaches 95% of the maximum throughput, so that a setting that can serve more gets
+        more.
         """
         tuning, rate = self._tuning, self._tuning.options.rate
         if not tuning.closed and rate is not None:
@@ -128,7 +129,7 @@ class LiveBench:
         return tuning.options.rate.start if tuning.options.rate is not None else max(self._most_rate / 2, 0.1)
 
     def _tried(self, setting: Setting, load: float, *, anew: bool) -> Measured | None:
-        """Serve a setting and warm it up; give what is to be said if that cannot be."""
+        """Serve a setting and warm it up. Returns: the failed result if that is not possible."""
         self._go_on()
         try:
             if anew or self._world.served.setting != setting:
@@ -141,7 +142,7 @@ class LiveBench:
         return None
 
     def _borne(self, setting: Setting, start: float, target_us: float) -> Measured:
-        """Find the greatest load within the target."""
+        """Find the highest load within the target."""
         borne: list[tuple[float, Level]] = []
         seen: list[Level] = []
 
@@ -202,7 +203,7 @@ class LiveBench:
         )
 
     def _memory_bytes(self, level: Level) -> float | None:
-        """Give the server's resident memory, or, where it is elsewhere, what it says that the model takes."""
+        """Return the server's resident memory, or, for a remote server, the memory that it reports for the model."""
         if level.server_rss_bytes is not None:
             return level.server_rss_bytes
         try:
@@ -213,7 +214,7 @@ class LiveBench:
         return float(sum(int(each.get("byte_size") or 0) for each in used)) if used else None
 
     def _latency_us(self, level: Level) -> float:
-        """Give the percentile that counts."""
+        """Return the percentile that is optimized."""
         return level.client.latency_us.get(f"p{self._tuning.percentile}", math.inf)
 
     def _level(self, setting: Setting, load: float, lasts_ms: float, *, closed: bool | None = None) -> Level:

@@ -1,4 +1,4 @@
-"""Capacity: the greatest load that a server bears within a latency target, found by few probes. Pure."""
+"""Capacity: finds the highest load that a server handles within a latency target, in few probes. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from dataclasses import dataclass
 PROBES = 9
 """The most probes of one search."""
 NEAR = 1.08
-"""Between a load that was borne and one that was not, this far apart, what is measured is mostly noise: the rest is
-interpolated."""
+"""If a load that was handled and one that was not are within this ratio, further probes mostly measure noise: the
+result is interpolated.
+"""
 _STRIDE = 1.15
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a load did: `good`: it was borne within the target; `latency_us`: of the percentile that counts."""
+    """The result of a load. `good`: it was within the target; `latency_us`: of the percentile that is optimized."""
 
     load: float
     good: bool
@@ -26,10 +27,11 @@ class Probe:
 def greatest(
     probe: Callable[[float], Probe], start: float, bounds: tuple[float, float], target_us: float, *, whole: bool = False
 ) -> float:
-    """Give the greatest load within `bounds` that is borne; 0: not even the least one is.
+    """Return the highest load within `bounds` that is handled; 0 if not even the lowest is.
 
-    `start` is what is known of others like it: strides away from it begin small and grow. `whole`: loads are whole
-    numbers. Between the last that was borne and the first that was not the answer is drawn on the logarithm of latency.
+    `start` is an estimate from similar settings: steps away from it begin small and grow. `whole`: loads are whole
+    numbers. Between the last load that was handled and the first that was not, the result is interpolated on the
+    logarithm of latency.
     """
     low, high = bounds
     good: Probe | None = None
@@ -55,7 +57,7 @@ def greatest(
 
 
 def _off(now: float, further: float, *, whole: bool) -> float:
-    """Move by one at least, where only whole numbers count."""
+    """Move by at least one if only whole numbers count."""
     if not whole:
         return further
     return max(math.ceil(further), now + 1) if further > now else min(math.floor(further), now - 1)

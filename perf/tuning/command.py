@@ -1,4 +1,4 @@
-"""`penstock perf tune`: from its words to a configuration with its evidence, and its exit status."""
+"""`penstock perf tune`: from its arguments to a configuration with its evidence, and its exit status."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _EXPECTED = (
 
 
 def main(words: Sequence[str]) -> int:
-    """Run a command line; return the exit status: 0 done, also when nothing was better; 1 failed; 2 wrong usage."""
+    """Run a command line. Returns: the exit status: 0 done, even if nothing was better; 1 failed; 2 wrong usage."""
     try:
         asked = tuning(words, say)
     except UsageError as error:
@@ -48,7 +48,7 @@ def main(words: Sequence[str]) -> int:
     except SystemExit as ended:
         return int(ended.code or 0)
     try:
-        with Interrupts(say) as interrupts:  # SIGTERM too: a server must not be left with a trial's setting
+        with Interrupts(say) as interrupts:  # SIGTERM too: the server must not be left with a setting on trial
             return _Run(asked, interrupts.stopped).run()
     except _EXPECTED as error:
         say(f"error: {error}")
@@ -99,7 +99,7 @@ class _Run:
         return FAILED if self._failed else DONE
 
     def _searched(self, bench: LiveBench, served: Served, aimed: Target) -> Found:
-        """Search; what fails on the way ends the search, not the run: what is known is written."""
+        """Search. A failure ends the search, not the run: the results so far are written."""
         asked, config = self._asked, served.config
         bounds = Bounds(
             cores=asked.cores or len(os.sched_getaffinity(0)),
@@ -162,7 +162,7 @@ class _Run:
         folder, kept = self._asked.out, evidence.found.kept
         command = shlex.join(self._asked.options.command)
         for name in ("config.pbtxt", "penstock.toml"):
-            (folder / name).unlink(missing_ok=True)  # of an earlier run: it would stand beside the wrong evidence
+            (folder / name).unlink(missing_ok=True)  # files of an earlier run would not match the new evidence
         if kept != AS_IT_IS:
             text = writing.pbtxt(served.written(kept), f"{knobs.shown(kept)}: see evidence.md\n{command}")
             (folder / "config.pbtxt").write_text(text, "utf-8")
@@ -184,7 +184,7 @@ def _slots(asked: Tuning) -> int:
 
 
 def _is_penstock(control: Control, model: Described) -> bool:
-    """Say whether penstock.toml means anything to the server: it tells Penstock's own figures among the statistics."""
+    """Return whether the server reads penstock.toml: Penstock's statistics have figures of its own."""
     try:
         return any("run_times" in each for each in control.statistics(model.name))
     except ControlError:

@@ -1,9 +1,8 @@
-"""Duels: when a challenger is better than what it challenges by more than noise. Pure.
+"""Duels: decides whether a challenger is better than the incumbent by more than noise. Pure.
 
-Both are measured in turns, round after round, in the same minutes. The rule asks nothing of the noise but that rounds
-do not depend on each other: a challenger that is the same as the incumbent is ahead in half of them.
-So it wins all of the first seven once in 128 times, and by any way through ENOUGH it comes 1.7% of the time; and then
-its median must still be GAIN ahead.
+Both are measured in turns, round after round, in the same minutes. The rule assumes only that rounds are independent: a
+challenger equal to the incumbent is ahead in half of them. It wins all of the first seven once in 128 times, and passes
+ENOUGH by any path 1.7% of the time; even then its median must be GAIN ahead.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from enum import Enum
 from statistics import median
 
 ENOUGH = (7, 11, 14, 17)
-"""So many rounds are enough where none was lost, one, two, three; with a fourth lost it is over."""
+"""The number of rounds that suffice with none, one, two or three lost; a fourth loss ends the duel."""
 GAIN = 1.03
-"""What is not better by 3% in the median is not worth a change."""
+"""An improvement of less than 3% in the median is not worth a change."""
 P99_GROWTH = 1.5
-"""How much longer the 99th percentile may be in the median of the rounds, where no latency target says it."""
+"""The most that the 99th percentile may grow, in the median of the rounds, without a latency target."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured of one setting. `score`: greater is better; 0, and `why`: it cannot be taken.
+    """The measurement of one setting. `score`: higher is better; 0, with `why`: it is not usable.
 
-    `load`: the requests under way or per second that it was measured at. `memory_bytes` None: not known.
+    `load`: the concurrent requests, or requests per second, of the measurement. `memory_bytes` None: unknown.
     """
 
     score: float
@@ -40,21 +39,21 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Both, one after the other."""
+    """Both measurements, one after the other."""
 
     incumbent: Measured
     challenger: Measured
 
     @property
     def ratio(self) -> float:
-        """How many times as good the challenger was; infinite where the incumbent was no good at all."""
+        """The challenger's score relative to the incumbent's; infinite if the incumbent's is 0."""
         if not self.incumbent.score:
             return math.inf if self.challenger.score else 1.0
         return self.challenger.score / self.incumbent.score
 
 
 class Standing(Enum):
-    """How a duel stands."""
+    """The state of a duel."""
 
     OPEN = "open"
     WON = "won"
@@ -63,23 +62,23 @@ class Standing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How it stands, and in words why."""
+    """The state, and the reason in words."""
 
     standing: Standing
     says: str
 
 
 def gain(rounds: Sequence[Round]) -> float:
-    """Give the median of the rounds' ratios."""
+    """Return the median of the rounds' ratios."""
     return median(each.ratio for each in rounds) if rounds else 1.0
 
 
 def judged(rounds: Sequence[Round], p99_growth: float = P99_GROWTH) -> Verdict:
-    """Judge a duel as it stands. `p99_growth` infinite: the score says all there is to say of latency."""
+    """Judge a duel so far. `p99_growth` infinite: the score already accounts for latency."""
     if rounds and rounds[-1].challenger.why:
         return Verdict(Standing.LOST, rounds[-1].challenger.why)
     lost = sum(each.ratio <= 1 for each in rounds)
-    if lost >= len(ENOUGH) or (lost > 1 and gain(rounds) < GAIN):  # the second: it is not worth more time
+    if lost >= len(ENOUGH) or (lost > 1 and gain(rounds) < GAIN):  # the second: not worth more time
         return Verdict(Standing.LOST, f"not better: behind in {lost} of {len(rounds)} rounds")
     if len(rounds) < ENOUGH[lost]:
         return Verdict(Standing.OPEN, f"ahead in {len(rounds) - lost} of {len(rounds)} rounds so far")

@@ -1,4 +1,4 @@
-"""Evidence: what a search has found, as tables for people, and as JSON with every measurement behind it."""
+"""Evidence: the results of a search, as tables and as JSON with every measurement."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEADINGS = ("setting", "against", "looks", "rounds", "ratio", "score", "p50", "p
 
 @dataclass(slots=True)
 class Evidence:
-    """All there is to tell. `configs`: of each setting, as it was loaded; `failed`: what went wrong, or empty."""
+    """All results. `configs`: each setting's configuration as loaded; `failed`: what went wrong, or empty."""
 
     tuning: Tuning
     model: Described
@@ -49,7 +49,7 @@ class Evidence:
 
 
 def unit(tuning: Tuning) -> str:
-    """Say what a score is."""
+    """Describe the score."""
     if tuning.target_ms is not None:
         what = "requests/s at the most requests under way" if tuning.closed else "greatest rate, requests/s,"
         return f"{what} with p{tuning.percentile} within {tuning.target_ms:g} ms"
@@ -59,7 +59,7 @@ def unit(tuning: Tuning) -> str:
 
 
 def conclusion(evidence: Evidence) -> str:
-    """Say in one sentence what is kept, and why."""
+    """Say in a few sentences what is kept, and why."""
     found = evidence.found
     last = found.last
     said = [f"The search ended early: {found.ended}."] if found.ended else []
@@ -95,7 +95,7 @@ def _nothing(found: Found) -> str:
 
 
 def table(found: Found) -> list[tuple[str, ...]]:
-    """Give a row for each trial, below the headings."""
+    """Return a row for each trial, after the headings."""
     rows: list[tuple[str, ...]] = [HEADINGS]
     if found.first is not None:
         rows.append((shown(AS_IT_IS), "", "", "", "", *_figures(found.first), found.first.why))
@@ -112,13 +112,13 @@ def _row(trial: Trial) -> tuple[str, ...]:
 
 
 def _middle(rounds: Sequence[Round]) -> Measured:
-    """Give the challenger's measurement of the median score."""
+    """Return the challenger's measurement with the median score."""
     ordered = sorted((each.challenger for each in rounds), key=lambda each: each.score)
     return ordered[len(ordered) // 2]
 
 
 def _figures(measured: Measured | None, *, whole: bool = True) -> tuple[str, ...]:
-    """Write what was measured; the score of a look is only comparable with others of its kind."""
+    """Format a measurement. The score of a glance is comparable only with others of its kind."""
     if measured is None or (not measured.score and not measured.per_s):
         return ("", "", "", "")
     score = count(measured.score) if whole else ""
@@ -131,19 +131,19 @@ def _span(rounds: Sequence[Round]) -> str:
 
 
 def told(evidence: Evidence) -> str:
-    """Give the terminal's text."""
+    """Return the text for the terminal."""
     return "\n".join([*lines([(*row,) for row in _brief(table(evidence.found))]), "", conclusion(evidence)])
 
 
 def _brief(rows: list[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
-    """Leave out of a terminal's lines what is in the files."""
+    """Shorten the rows for the terminal; the files have the rest."""
     for number, row in enumerate(rows):
         verdict = row[-1] if len(row[-1]) <= 80 else row[-1][:77] + "..."
         yield (row[0], *row[3:8], "" if not number else verdict)
 
 
 def markdown(evidence: Evidence, command: str) -> str:
-    """Give the page for people."""
+    """Return the Markdown page."""
     tuning, protocol = evidence.tuning, "gRPC" if evidence.tuning.options.grpc else "HTTP"
     rows = [[cell.replace("|", "/").replace("\n", " ") or " " for cell in row] for row in table(evidence.found)]
     head = [

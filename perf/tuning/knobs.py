@@ -1,6 +1,6 @@
-"""Knobs: what of a model's configuration is turned, which settings make sense, and how they are written. Pure.
+"""Knobs: the tunable parts of a model's configuration, which settings make sense, and how they are written. Pure.
 
-A Setting says only what is to be otherwise than served: knobs and their values, in the order of KNOBS. Configurations
+A Setting has only the knobs that differ from what is served, with their values, in the order of KNOBS. Configurations
 are the JSON of Triton's ModelConfig, as a server reports it.
 """
 
@@ -18,7 +18,7 @@ KNOBS = (INSTANCES, THREADS, ROWS, DELAY, PREFERRED)
 Setting = tuple[tuple[str, int], ...]
 AS_IT_IS: Setting = ()
 AXES = ((INSTANCES, THREADS), (DELAY, PREFERRED), (ROWS,))
-"""Knobs that only together mean something are tried together."""
+"""Knobs that interact are tried together."""
 _DELAYS_US = (0, 100, 500, 2000)
 _ON_GPU = (1, 2, 3, 4)
 _PARAMETERS = {"onnxruntime": "intra_op_thread_count", "tensorflow": "TF_NUM_INTRA_THREADS"}
@@ -33,7 +33,7 @@ _NATIVE = {
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What limits sense: the server's `cores`; `rows` of a request; `rows_under_way`, 0: not known; `target_us`."""
+    """The limits of sensible settings: the server's `cores`, `rows` of a request, `rows_under_way` (0: unknown)."""
 
     cores: int
     rows: int = 1
@@ -43,14 +43,14 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Settings that differ from where the search stands in some knobs that belong together."""
+    """Settings that differ from the search's current one in knobs that belong together."""
 
     name: str
     settings: tuple[Setting, ...]
 
 
 def turned(setting: Setting, values: Iterable[tuple[str, int]]) -> Setting:
-    """Give a setting with other values."""
+    """Return a setting with other values."""
     said = {**dict(setting), **dict(values)}
     return tuple((knob, said[knob]) for knob in KNOBS if knob in said)
 
@@ -60,7 +60,7 @@ def _without_what_is(config: dict[str, Any], setting: Setting) -> Setting:
 
 
 def unable(config: dict[str, Any]) -> dict[str, str]:
-    """Give the knobs that this model does not have, each with the reason."""
+    """Return the knobs that this model does not have, with the reasons."""
     found = {}
     if len(_groups(config)) > 1:
         found[INSTANCES] = "it has several instance groups"
@@ -76,7 +76,7 @@ def unable(config: dict[str, Any]) -> dict[str, str]:
 
 
 def axes(config: dict[str, Any], over: Iterable[str], bounds: Bounds, at: Setting) -> Iterator[Axis]:
-    """Give what makes sense to try where the search stands `at`."""
+    """Yield what makes sense to try from the setting `at`."""
     wanted = {*over} - unable(config).keys()
     for knobs in AXES:
         free = [knob for knob in knobs if knob in wanted]
@@ -101,13 +101,13 @@ def _values(config: dict[str, Any], knob: str, bounds: Bounds, at: Setting) -> l
         found = _doublings(1, bounds.cores) if _on_cpu(config) else {*_ON_GPU}
     elif knob == THREADS:
         found = _doublings(1, bounds.cores)
-        found -= {bounds.cores} if here is None else set()  # what it has if nothing is said
-    elif knob == ROWS:  # only more: fewer would refuse requests that were served; preferred sizes cap without that
+        found -= {bounds.cores} if here is None else set()  # the default
+    elif knob == ROWS:  # only more: fewer would reject requests that were served
         found = {2 * rows, 4 * rows}
     elif knob == DELAY:
         found = {each for each in _DELAYS_US if not bounds.target_us or each <= bounds.target_us / 2}
     elif knob == PREFERRED:
-        # one that is all there ever is under way would only look good: callers in lock step fill it
+        # a size that equals all requests in flight would only look good: closed-loop clients fill it
         most = min(rows - 1, bounds.rows_under_way // 2 or rows)
         found = {each for each in _doublings(4, most) if each >= bounds.rows and each & (each - 1) == 0}
     return [here, *sorted(found - {here})]
@@ -128,7 +128,7 @@ def _doublings(first: int, last: int) -> set[int]:
 
 
 def value_of(config: dict[str, Any], setting: Setting, knob: str) -> int | None:
-    """Give what a knob is set to; None: nothing is said of it."""
+    """Return the value of a knob; None if it is not set."""
     if knob in dict(setting):
         return dict(setting)[knob]
     batching = config.get("dynamic_batching") or {}
@@ -146,10 +146,10 @@ def value_of(config: dict[str, Any], setting: Setting, knob: str) -> int | None:
 
 
 def base(config: dict[str, Any]) -> dict[str, Any]:
-    """Give a configuration as it may be loaded again, without what servers complete of themselves.
+    """Return a configuration that can be loaded again, without what servers complete themselves.
 
-    A preferred size that is the largest batch is what every server reports where none was said. To say it would be
-    more: Penstock then stops choosing sizes by itself.
+    If no preferred size is set, every server reports the largest batch as such. Setting it explicitly would have an
+    effect: Penstock would stop choosing sizes itself.
     """
     made = copy.deepcopy(config)
     batching = made.get("dynamic_batching") or {}
@@ -160,7 +160,7 @@ def base(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def written(config: dict[str, Any], setting: Setting) -> dict[str, Any]:
-    """Give a complete configuration with a setting in it; `config` is one that `base` gave."""
+    """Return the complete configuration of a setting. `config` is one returned by `base`."""
     made = copy.deepcopy(config)
     for knob, value in setting:
         if knob == INSTANCES:
@@ -183,7 +183,7 @@ def written(config: dict[str, Any], setting: Setting) -> dict[str, Any]:
 
 
 def native(setting: Setting) -> str:
-    """Give the lines of penstock.toml that say the same."""
+    """Return the equivalent lines of penstock.toml."""
     tables: dict[str, list[str]] = {}
     for knob, value in setting:
         table, line = _NATIVE[knob]
@@ -192,7 +192,7 @@ def native(setting: Setting) -> str:
 
 
 def shown(setting: Setting) -> str:
-    """Write a setting for people."""
+    """Format a setting."""
     units = {DELAY: " us"}
     return ", ".join(f"{knob} {value}{units.get(knob, '')}" for knob, value in setting) or "as it is"
 

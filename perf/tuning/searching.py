@@ -1,9 +1,9 @@
-"""Searching: which settings are tried, in which order, and what is kept of them. It is told the time and has no server.
+"""Searching: which settings are tried, in what order, and which are kept. It has no clock or server.
 
-Knobs that belong together are an axis. All settings of an axis are looked at once, the best third once more; the best
-two duel with what has been best so far, if a look gives any hope. What wins takes its place, and all axes are gone
-through again, until nothing changes or the time is up. At the end what was kept duels with the configuration as it is,
-from the start: only that comparison is told as the gain, and what does not win it is not kept.
+Knobs that belong together are an axis. All settings of an axis are glanced at once, the best third once more; the best
+two duel with the best so far, if their glances are promising. A winner takes its place, and all axes are gone through
+again, until nothing changes or the time is up. At the end, what was kept duels with the original configuration: only
+that comparison is reported as the gain, and if it is not won, nothing is kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .knobs import AS_IT_IS, Axis, Setting, shown
 DUELLISTS = 2
 """The most duels of one axis."""
 HOPE = 0.98
-"""Where the mean of two looks is less than so much of the incumbent's, a duel is not worth its time."""
+"""If the mean of two glances is below this fraction of the incumbent's, a duel is not worth its time."""
 _AGAIN = 3
 _RECENT = 6
 _TOO_LITTLE = "the time that is left would not do for another comparison"
@@ -28,28 +28,28 @@ _LAST = "against the configuration as it is"
 
 
 class OverError(Exception):
-    """The search ends here, with what it has: the time is up, or a Ctrl-C came."""
+    """The search ends here with its current result: the time is up, or Ctrl-C was pressed."""
 
 
 class Bench(Protocol):
-    """What measures. Raises: OverError; anything else ends the search without a result."""
+    """Measures settings. Raises: OverError; any other exception ends the search without a result."""
 
     def glance(self, setting: Setting, beside: Measured) -> Measured:
-        """Look at a setting shortly, at the load that `beside` was measured at; comparable with other glances at it."""
+        """Measure a setting briefly, at the load of `beside`; comparable with other glances at that load."""
         ...
 
     def measure(self, setting: Setting, near: Measured | None) -> Measured:
-        """Measure a setting, loaded anew; `near`: what is known of one that is like it, or of itself."""
+        """Measure a setting, after reloading. `near`: an earlier result of it or of a similar one."""
         ...
 
     def left_s(self) -> float:
-        """Say how much time is left."""
+        """Return how much time is left."""
         ...
 
 
 @dataclass(slots=True)
 class Trial:
-    """What was tried against what, and what came of it. `looks`: means of glances, as shares of the incumbent's."""
+    """One comparison and its result. `looks`: glances, as fractions of the incumbent's."""
 
     axis: str
     setting: Setting
@@ -63,9 +63,9 @@ class Trial:
 
 @dataclass(slots=True)
 class Found:
-    """What a search has come to. `kept`: AS_IT_IS where nothing was better; `confirmed`: by the last duel.
+    """The result of a search. `kept`: AS_IT_IS if nothing was better; `confirmed`: by the last duel.
 
-    `ended`: why it ended before it was done, or empty; `first`: the configuration as it is, before all else.
+    `ended`: why it ended early, or empty; `first`: the original configuration, measured first.
     """
 
     kept: Setting = AS_IT_IS
@@ -77,7 +77,7 @@ class Found:
 
 
 class Search:
-    """One search. `axes` gives what to try where it stands; `say` takes a line of each step."""
+    """One search. `axes` returns what to try next; `say` receives a line for each step."""
 
     def __init__(
         self,
@@ -95,12 +95,12 @@ class Search:
         self._tried: set[Setting] = {AS_IT_IS}
         self._spent_s: dict[str, list[float]] = {}
         self.found = Found()
-        """What is known at any time."""
+        """The result so far."""
 
     def run(self) -> Found:
-        """Search until nothing more is better, or the time is up."""
+        """Search until nothing is better, or the time is up."""
         try:
-            self._measured(AS_IT_IS)  # nothing is known that is like it: this one may take long
+            self._measured(AS_IT_IS)  # with no similar result to start from, this one may take long
             self.found.first = self._measured(AS_IT_IS)
             while self._went_through():
                 pass
@@ -113,18 +113,18 @@ class Search:
         return self.found
 
     def _went_through(self) -> bool:
-        """Go through all axes; say whether anything was better, and there is time for more."""
+        """Go through all axes. Returns: whether anything was better and there is time for more."""
         before = self._best
         for axis in tuple(self._axes(self._best)):
             settings = [each for each in axis.settings if each not in self._tried]
             if settings and not self._try(axis.name, settings):
                 return False
-            if self._best != before:  # the other axes look otherwise from here
+            if self._best != before:  # the other axes depend on it
                 return True
         return False
 
     def _try(self, axis: str, settings: list[Setting]) -> bool:
-        """Try the settings of an axis; say whether there was time for it."""
+        """Try the settings of an axis. Returns: whether there was time for it."""
         left = self._bench.left_s() - self._reserve_s()
         fits = int(left / self._cost_s("glance") - 2) if self._cost_s("glance") else len(settings)
         if fits < min(len(settings), 2):
@@ -148,7 +148,7 @@ class Search:
         return True
 
     def _looked(self, axis: str, settings: list[Setting]) -> list[Trial]:
-        """Look at all of them once, and at the best once more, the incumbent before and after."""
+        """Glance at all of them once, and at the best once more, each time with the incumbent before and after."""
         trials = [Trial(axis, each, self._best) for each in settings]
         self.found.trials += trials
         self._tried.update(settings)
@@ -175,7 +175,7 @@ class Search:
         return trials
 
     def _duel(self, trial: Trial) -> None:
-        """Measure both in turns until it is decided. Who begins a round changes, so that a drift favours neither."""
+        """Measure both in turns until it is decided. The order alternates, so that drift favors neither."""
         self._say(f"{trial.axis}: {shown(trial.setting)} against {shown(trial.against)}")
         judgement = judged(trial.rounds, self._p99_growth)
         while judgement.standing is Standing.OPEN:
@@ -221,12 +221,12 @@ class Search:
         return found
 
     def _cost_s(self, kind: str) -> float:
-        """Say what one takes, from the last ones: the first one of all does not count, if there were others."""
+        """Return the mean cost of recent ones, without the very first if there are others."""
         spent_s = self._spent_s.get(kind) or self._spent_s.get("measure") or [0.0]
         return mean(spent_s[1:][-_RECENT:] or spent_s)
 
     def _reserve_s(self) -> float:
-        """Say what a duel takes that is won in the fewest rounds, and after it the last one, which may lose one."""
+        """Return the time for a duel won in the fewest rounds, plus the last duel with one lost round."""
         return 2 * (ENOUGH[0] + ENOUGH[1]) * self._cost_s("measure")
 
 

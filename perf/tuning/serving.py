@@ -1,6 +1,6 @@
-"""Serving: one model of a live server, loaded with one setting after another, and at the end as it was.
+"""Serving: one model of a live server, loaded with one setting after another, and restored at the end.
 
-It goes through the model repository extension, so the server's model control mode must be explicit.
+It uses the model repository extension, so the server's model control mode must be explicit.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ _REASON_CHARACTERS = 300
 
 
 class ServingError(Exception):
-    """The model cannot be tuned, or the server failed: one line says why."""
+    """The model cannot be tuned, or the server failed. The text is one line."""
 
 
 class RefusedSettingError(Exception):
-    """The server does not take a setting: one line has its reason."""
+    """The server rejected a setting. The text is its reason, on one line."""
 
 
 class Server(Protocol):
-    """What is asked of a Control here. Raises: ControlError; RefusedError where the server answered."""
+    """The methods of a Control that are needed here. Raises: ControlError; RefusedError if the server answered."""
 
     def config(self, model: str, version: str = "") -> dict[str, Any]:
-        """Give a model's configuration."""
+        """Return a model's configuration."""
         ...
 
     def ready(self, model: str = "", version: str = "") -> bool:
-        """Say whether a model is ready."""
+        """Return whether a model is ready."""
         ...
 
     def load(self, model: str, config: Mapping[str, Any] | None = None) -> None:
-        """Load a model anew; without `config`, as its repository has it."""
+        """Reload a model; without `config`, as in its repository."""
         ...
 
 
 class Served:
-    """A model that is served with one setting at a time. `config`: as it is, without what the server completes.
+    """A model that is served with one setting at a time. `config`: the original, without what the server completes.
 
-    `setting` None: it is not known what is served now. Raises: ServingError where it cannot be tuned.
+    `setting` None: what is served now is unknown. Raises: ServingError if it cannot be tuned.
     """
 
     def __init__(self, server: Server, model: str, wait: Callable[[float], None] = time.sleep) -> None:
@@ -70,7 +70,7 @@ class Served:
         return config
 
     def _reloaded(self) -> bool:
-        """Load it as the repository has it; say whether that is what was served. Nothing else has been changed yet."""
+        """Reload it as in the repository. Returns: whether that is what was served. Nothing else has been changed."""
         try:
             self._server.load(self._model)
         except RefusedError as error:
@@ -81,12 +81,12 @@ class Served:
         self._until_ready()
         if self._server.config(self._model) == self._original:
             return True
-        self._server.load(self._model, self.config)  # a request had brought what was served
+        self._server.load(self._model, self.config)  # what was served had been loaded by a request
         self._until_ready()
         return False
 
     def load(self, setting: Setting) -> None:
-        """Serve a setting, loaded anew whatever is served. Raises: RefusedSettingError, ControlError."""
+        """Serve a setting, reloading in any case. Raises: RefusedSettingError, ControlError."""
         self.setting = None
         plain = setting == AS_IT_IS and self._from_repository
         try:
@@ -102,11 +102,11 @@ class Served:
         self.setting = setting
 
     def written(self, setting: Setting) -> dict[str, Any]:
-        """Give the complete configuration of a setting."""
+        """Return the complete configuration of a setting."""
         return knobs.written(self.config, setting)
 
     def accepts(self, config: Mapping[str, Any]) -> str:
-        """Load a configuration as it was written to a file; give why the server does not take it, or nothing."""
+        """Load a configuration as written to a file. Returns: why the server rejects it, or ""."""
         self.setting = None
         try:
             self._server.load(self._model, config)
@@ -116,7 +116,7 @@ class Served:
         return ""
 
     def restore(self) -> str:
-        """Serve what was served before; give why that failed, or nothing."""
+        """Serve what was served before. Returns: why that failed, or ""."""
         try:
             self._server.load(self._model, None if self._from_repository else self.config)
             self._until_ready()
@@ -137,9 +137,9 @@ class Served:
 
 @contextmanager
 def kept_as_it_was(served: Served, applied: Callable[[], bool], say: Callable[[str], None]) -> Iterator[None]:
-    """Restore the model when the block ends, however it does, unless something was `applied`.
+    """Restore the model when the block ends, in any way, unless a result was `applied`.
 
-    A Ctrl-C does not keep it from that.
+    A Ctrl-C does not prevent it.
     """
     try:
         yield

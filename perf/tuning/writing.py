@@ -1,4 +1,4 @@
-"""Writing: a configuration as files that a server takes: config.pbtxt, and the lines of penstock.toml."""
+"""Writing: converts a configuration to a config.pbtxt and back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def pbtxt(config: Mapping[str, Any], comment: str = "") -> str:
-    """Give a configuration as the text of a config.pbtxt, `comment` before it. Raises: ValueError."""
+    """Return a configuration as the text of a config.pbtxt, after `comment`. Raises: ValueError."""
     from google.protobuf import json_format, text_format
 
     from penstock.server.protobuf import model_config_pb2
@@ -22,7 +22,7 @@ def pbtxt(config: Mapping[str, Any], comment: str = "") -> str:
 
 
 def read(text: str) -> dict[str, Any]:
-    """Read it again, as the JSON that a load request takes. Raises: ValueError."""
+    """Parse it again, into the JSON that a load request takes. Raises: ValueError."""
     from google.protobuf import text_format
 
     from penstock.server.protobuf import model_config_pb2

@@ -1,1 +1,1 @@
-"""Files: what is on disk, what it says about each model, and what of it is served."""
+"""Model repositories: what is on disk, how each model is configured, and which models are served."""

@@ -1,6 +1,6 @@
-"""Address: where a remote repository is, as fsspec takes it and as a person may read it.
+"""Address: where a remote repository is, in fsspec's form and in a form that is safe to print.
 
-Called by who opens it; credentials.py adds what is not said in the URL.
+Used by the modules that open remote repositories. credentials.py adds what the URL does not contain.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://")
-# whoever writes a password may not have quoted the "/" in it; what follows a colon and is a port is none
+# the user may not have percent-encoded a "/" in the password; a colon followed by a port starts no password
 _ACCOUNT = re.compile(r"(?s)://([^/@]*@|[^/:]*:(?!\d+/).*@)")
 _ACCOUNT_IN_TEXT = re.compile(r"://([^/\s@]*@|[^/:\s]*:(?!\d+/)\S*@)")
 _SIGNED = re.compile(
@@ -25,13 +25,13 @@ _AZURE = re.compile(r"as://([^/]+)/+(.+)")
 
 
 def is_remote(path: str) -> bool:
-    """Tell a URL from a path on this machine."""
+    """Return whether `path` is a URL instead of a path on this machine."""
     return _REMOTE.match(path) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A remote place, `given` by a user. Invariant: its text, `str` and `repr`, holds no credentials."""
+    """A remote location, `given` by a user. Invariant: its `str` and `repr` hold no credentials."""
 
     url: str = field(repr=False)
     options: Mapping[str, Any] = field(repr=False)
@@ -41,10 +41,11 @@ class Address:
 
     @classmethod
     def of(cls, text: str) -> Address:
-        """Read a URL as a user gives it, Triton's ways of writing S3 and Azure included.
+        """Parse a URL given by a user, including Triton's forms for S3 and Azure.
 
-        `s3://HOST:PORT/BUCKET/PATH` and `s3://https://HOST:PORT/BUCKET/PATH` name the endpoint, `as://ACCOUNT/CONTAINER/
-        PATH` the account.
+        `s3://HOST:PORT/BUCKET/PATH` and `s3://https://HOST:PORT/BUCKET/PATH` name the endpoint,
+        `as://ACCOUNT/CONTAINER/
+        PATH` names the account.
         """
         url, options = text, dict[str, Any]()
         if (found := _S3_ENDPOINT.fullmatch(text)) and (found[1] or found[3]):
@@ -64,7 +65,7 @@ class Address:
         return self.shown
 
     def clean(self, text: str) -> str:
-        """Leave out of a text, which may be any library's, what only the server may know."""
+        """Remove credentials from a text, which may come from any library."""
         for secret in self.secrets:
             text = text.replace(secret, "***")
         return _SIGNED.sub(r"\1=***", _ACCOUNT_IN_TEXT.sub("://", text))
@@ -75,7 +76,7 @@ def _single(path: str) -> str:
 
 
 def _secrets_in(url: str) -> set[str]:
-    """Give the account, the password and the query of a URL, as they are written and as they are sent."""
+    """Return the account, password and query of a URL, both as written and unquoted."""
     found = _ACCOUNT.search(url)
     account = found[1].removesuffix("@") if found else ""
     password = account.partition(":")[2]

@@ -1,6 +1,6 @@
-"""Changes: what tells that the files of a model are not what they were, and what of it has changed.
+"""Changes: detects that the files of a model have changed, and what differs.
 
-Called by Repository and Transitions; what touches the disk on a thread.
+Used by Repository and Transitions. Functions that touch the disk run on a thread.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from .names import is_single
 from .scan import CONFIG_FILE, Entry
 
 _DEPTH = 6
-"""How deep a model's folder is walked. A link to a folder further up would have no end."""
+"""Maximum depth to which a model's folder is walked. A link to a parent folder would otherwise never end."""
 
 
 def contents(entry: Entry) -> bytes:
-    """Give what changes when anything of a model's folder does but its ModelConfig; it blocks.
+    """Return a fingerprint of everything in a model's folder except its ModelConfig. Blocks.
 
-    Empty for a model that is no folder of a repository.
+    Empty for a model that is not a folder of a repository.
     """
     if is_single(entry.path) or not entry.path.is_dir():
         return b""
@@ -32,9 +32,9 @@ def contents(entry: Entry) -> bytes:
 
 
 def only_instances(old: Entry, new: Entry) -> bool:
-    """Tell whether two readings of a model, with the same contents, differ in `instance_group` and nothing else.
+    """Return whether two readings of a model with the same contents differ only in `instance_group`.
 
-    How many Instances there are must be said: where it is measured, so are the threads that go with it.
+    The number of Instances must be configured: where it is measured, so are the threads that go with it.
     """
     counted = all(group.count for each in (old, new) for spec in each.specs for group in spec.instances)
     specs = [[replace(spec, instances=(), declared="") for spec in each.specs] for each in (old, new)]
@@ -43,7 +43,7 @@ def only_instances(old: Entry, new: Entry) -> bool:
 
 
 def with_groups(config: Any, groups: Iterable[Any]) -> Any:
-    """Copy a ModelConfig with other instance groups."""
+    """Return a copy of a ModelConfig with other instance groups."""
     copied = type(config).FromString(config.SerializeToString())
     copied.ClearField("instance_group")
     copied.instance_group.extend(groups)
@@ -51,9 +51,9 @@ def with_groups(config: Any, groups: Iterable[Any]) -> Any:
 
 
 def fingerprint(places: Iterable[Path]) -> bytes:
-    """Give what changes when a file is written, replaced, added or removed: by name, size, time and inode.
+    """Return a hash that changes when a file is written, replaced, added or removed: by name, size, time and inode.
 
-    Hidden files and __pycache__ do not count. Empty when nothing is there.
+    Hidden files and __pycache__ are ignored. Empty if there are no files.
     """
     lines = sorted(line for place in places for line in _lines(place, str(place), _DEPTH))
     return (
@@ -75,5 +75,5 @@ def _lines(place: Path, name: str, depth: int) -> Iterator[str]:
                 if not each.startswith(".") and each != "__pycache__":
                     yield from _lines(place / each, f"{name}/{each}", depth - 1)
     except OSError:
-        # gone while it was looked at, or not to be read: that it is so may change too
+        # deleted during the walk, or not readable: this may change too
         yield f"{name}?"

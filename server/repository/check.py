@@ -1,4 +1,4 @@
-"""`penstock check`: what would be served, and every mistake with its place, without serving."""
+"""`penstock check`: reports what would be served, and every mistake with its location, without serving."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from .statement import OPTIONS
 from .version_report import count, described
 
 _NAMES = re.compile(r"'([^']+)'|\b(?:input|model|output|tensor) ([\w.-]+)")
-"""What a message may name: in quotes, or, in some of Triton's texts, without."""
+"""Matches the names in a message: quoted, or unquoted as in some of Triton's texts."""
 
 
 @dataclass(slots=True)
 class CheckReport:
-    """What would be served, as it would be completed, and every finding.
+    """The completed specs of what would be served, and every finding.
 
-    `unbatched`: why a model that might have rows has none. `notes` are more lines about a model.
+    `unbatched`: why a model that could have rows has none. `notes`: more lines about a model.
     """
 
     specs: list[ModelSpec] = field(default_factory=list)
@@ -53,7 +53,7 @@ class CheckReport:
 
     @property
     def mistakes(self) -> list[Finding]:
-        """The findings that keep something from being served."""
+        """The findings that prevent something from being served."""
         return [finding for finding in self.findings if finding.mistake]
 
     @property
@@ -62,7 +62,7 @@ class CheckReport:
         return 1 if self.mistakes else 0
 
     def __str__(self) -> str:
-        """Print all of it, for a person."""
+        """Format the report for a person."""
         parts = ["\n".join([self._described(spec), *self.notes.get(spec.name, ())]) for spec in self.specs]
         if self.findings:
             parts.append("\n".join(str(finding) for finding in self.findings))
@@ -80,7 +80,7 @@ def check(
 ) -> CheckReport:
     """Read the paths, load each version once to complete it, and free it again. Hooks are read, not run.
 
-    `invariance`: also run each model to find out whether its answers depend on who shares their batch.
+    `invariance`: also run each model to find out whether its answers depend on the other rows in the batch.
     """
     return check_entries(*scan(paths, defaults or Defaults()), loaders, invariance=invariance)
 
@@ -88,7 +88,7 @@ def check(
 def check_entries(
     entries: Sequence[Entry], findings: Sequence[Finding], loaders: Mapping[str, Loader], *, invariance: bool = False
 ) -> CheckReport:
-    """Do the same with what was read of any paths."""
+    """Do the same as `check` for entries that were already read."""
     report = CheckReport(findings=list(findings))
     order, circles = put_in_order({entry.name: entry.needs for entry in entries})
     for entry in sorted(entries, key=lambda entry: order.index(entry.name)):
@@ -108,7 +108,7 @@ def check_entries(
                 path, line = _place(entry, spec.path, error.message)
                 report.findings.append(Finding(path, error.message, line, model=spec.name, version=spec.version))
                 continue
-            if done.fallback and not spec.fallback:  # else reading has said so
+            if done.fallback and not spec.fallback:  # otherwise reading has already reported it
                 path, line = _place(entry, spec.path, done.fallback)
                 text = f"is served on the CPU: {done.fallback}"
                 report.findings.append(Finding(path, text, line, False, spec.name, spec.version))
@@ -120,7 +120,7 @@ def check_entries(
 
 
 def _hook_problems(spec: ModelSpec) -> list[str]:
-    """Read a model's hooks, if it has any."""
+    """Check the source of a model's hooks, if it has any."""
     hooks = spec.hooks
     if hooks is None or not hooks.has_file:
         return []
@@ -128,7 +128,7 @@ def _hook_problems(spec: ModelSpec) -> list[str]:
 
 
 def _linked(spec: ModelSpec, others: list[ModelSpec]) -> ModelSpec:
-    """Complete an ensemble whose models are among those completed before. Raises: InferError."""
+    """Complete an ensemble whose models are among those already completed. Raises: InferError."""
     done = complete_ensemble(spec)
 
     def find(name: str, version: str) -> Any:
@@ -140,17 +140,17 @@ def _linked(spec: ModelSpec, others: list[ModelSpec]) -> ModelSpec:
 
     known = {other.name for other in others if other.signature is None}
     steps = () if done.ensemble is None else done.ensemble.steps
-    # what a Python model will say of itself is not known here
+    # the tensors that a Python model would report are unknown here
     if done.signature is not None and not any(step.model in known for step in steps):
         done = replace(done, decoupled=link(done, done.bound or done.signature, find).decoupled)
     return done
 
 
 def _place(entry: Entry, path: Path, message: str) -> tuple[Path, int]:
-    """Give the file and line of what a message names, or else the model's `path`.
+    """Return the file and line of what a message names, or the model's `path`.
 
-    It names a key (`, padding.input_ids.axis: ...`), a Loader's option (`option 'enable_mem_arena'`), a tensor or model
-    (`input 'x'`), a device, or means all of an ensemble.
+    A message names a key (`, padding.input_ids.axis: ...`), a Loader's option (`option 'enable_mem_arena'`), a tensor
+    or model (`input 'x'`) or a device, or concerns a whole ensemble.
     """
     options = {**OPTIONS, LIBRARIES: OPTION}
     named = [name for name in entry.places if f", {name}:" in message or f", {name}." in message]
@@ -166,7 +166,7 @@ def _place(entry: Entry, path: Path, message: str) -> tuple[Path, int]:
 
 
 def _completed(spec: ModelSpec, loaders: Mapping[str, Loader], invariance: bool) -> tuple[ModelSpec, str, str]:
-    """Complete a spec; say of its model whether rows depend on each other, if asked, and why it has none."""
+    """Complete a spec. Also return whether its rows affect each other, if requested, and why it is not batched."""
     if spec.backend == PYTHON:
         return _said(spec), "", ""
     loader = loaders.get(spec.backend)
@@ -184,7 +184,7 @@ def _completed(spec: ModelSpec, loaders: Mapping[str, Loader], invariance: bool)
 
 
 def _invariance(done: ModelSpec, backend: Backend, probed: Probed | None) -> str:
-    """Say what was found out of rows that change each other, or what needs no run to be known."""
+    """Describe how rows of a batch affect each other: as probed, or as known without a run."""
     operator = getattr(backend, "shared_scale", "")
     shared = operator and not done.policy.invariant and (done.policy.max_batch_rows or 0) > 1
     if shared and (probed is None or probed.reason):
@@ -195,7 +195,7 @@ def _invariance(done: ModelSpec, backend: Backend, probed: Probed | None) -> str
 
 
 def _loaded(spec: ModelSpec, loader: Loader) -> tuple[ModelSpec, Backend]:
-    """Load a model on the first of its devices, or on the CPU where that does not work and it may."""
+    """Load a model on the first of its devices, or on the CPU if that fails and fallback is allowed."""
     try:
         return spec, loader(spec.path, spec.instances[0].devices[0], spec.options)
     except InferError as error:
@@ -206,7 +206,7 @@ def _loaded(spec: ModelSpec, loader: Loader) -> tuple[ModelSpec, Backend]:
 
 
 def _said(spec: ModelSpec) -> ModelSpec:
-    """Complete a Python model's spec without running its code, which may say what the configuration does not."""
+    """Complete a Python model's spec without running its code, which may define what the configuration omits."""
     if not spec.worker.interpreter and spec.worker.requirements is None:  # another Python may have another syntax
         _parse(spec.path)
     if spec.auto_complete and not (spec.inputs and spec.outputs):
@@ -227,7 +227,7 @@ def _parse(path: Path) -> None:
 
 
 def _find_interpreter(spec: ModelSpec) -> None:
-    """Look for the Python of a model's workers. Raises: InferError (INVALID) where it is not there."""
+    """Look for the Python of a model's workers. Raises: InferError (INVALID) if it does not exist."""
     tables = {"worker": spec.worker} | ({"hooks": spec.hooks.worker} if spec.hooks is not None else {})
     for table, worker in tables.items():
         if worker.interpreter and shutil.which(worker.interpreter) is None:
@@ -236,7 +236,7 @@ def _find_interpreter(spec: ModelSpec) -> None:
 
 
 def _placed(spec: ModelSpec, problem: str) -> Finding:
-    """Take the place out of `path:line: message`."""
+    """Split `path:line: message` into a Finding."""
     path = spec.hooks.path if spec.hooks is not None else spec.path
     found = re.match(r"(?::(\d+))?: (.*)", problem.removeprefix(str(path)), re.DOTALL)
     if found is None:

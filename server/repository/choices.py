@@ -1,4 +1,4 @@
-"""Choices: how models come and go. Made from the settings for ModelControl."""
+"""Choices: how models are loaded and unloaded. Made from the settings for ModelControl."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.server.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """How models come and go: the settings of that name. `names` are those to load at start in mode explicit."""
+    """The settings of the same names. `names` are the models to load at start in explicit mode."""
 
     mode: str = "none"
     names: tuple[str, ...] = ()
@@ -19,7 +19,7 @@ class Choices:
 
     @classmethod
     def of(cls, settings: Settings) -> Choices:
-        """Take them from a server's settings."""
+        """Create it from a server's settings."""
         return cls(
             settings.model_control_mode, settings.load_model, settings.model_load_thread_count,
             settings.model_load_retry_count, settings.repository_poll_secs,

@@ -1,4 +1,4 @@
-"""The configuration a loaded model runs with, as Triton reports it: ModelConfig and its JSON. Called by Repository."""
+"""The configuration of a loaded model, as Triton reports it: ModelConfig and its JSON. Used by Repository."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _GRAPH_LEVELS = {"basic": -1, "all": 0, "extended": 1, "disabled": 2}
 
 
 def completed(declared: Any, spec: ModelSpec, platform: str) -> Any:
-    """Make the ModelConfig of a loaded version: what was declared, and all that was completed.
+    """Build the ModelConfig of a loaded version: the declared configuration and everything that was completed.
 
-    `spec` is the loaded version's: its instances are those that run, measured or said.
+    `spec` is that of the loaded version; its instances are those that run, whether measured or configured.
     """
     config = model_config_pb2().ModelConfig()
     config.CopyFrom(declared)
@@ -30,7 +30,7 @@ def completed(declared: Any, spec: ModelSpec, platform: str) -> Any:
     if config.backend == PYTHON:
         config.platform = ""
     signature = spec.signature
-    # calls of user code are sent together where no tensor has an axis for rows, too
+    # calls of user code share batches even if no tensor has an axis for rows
     config.max_batch_size = (spec.policy.max_batch_rows or 0) if signature is None or signature.batched else 0
     if signature is not None:
         _tensors(config.input, signature.inputs, signature.batched)
@@ -38,7 +38,7 @@ def completed(declared: Any, spec: ModelSpec, platform: str) -> Any:
     _batching(config, spec)
     _instances(config, spec)
     if spec.ensemble is not None:
-        # Source: ValidateEnsembleConfig of Triton's core, which overwrites what is said
+        # Source: ValidateEnsembleConfig of Triton's core, which overwrites the declared value
         if spec.decoupled or config.HasField("model_transaction_policy"):
             config.model_transaction_policy.decoupled = spec.decoupled
     else:
@@ -59,9 +59,9 @@ def completed(declared: Any, spec: ModelSpec, platform: str) -> Any:
 
 
 def _instances(config: Any, spec: ModelSpec) -> None:
-    """Complete the groups: names, counts, the kind that KIND_AUTO was, and its GPUs; where none was declared, all.
+    """Complete the groups: names, counts, the kind chosen for KIND_AUTO, and GPUs.
 
-    A group that was declared for GPUs and runs on the CPU instead says so.
+    If no group is declared, all that run are added. A group declared for GPUs that runs on the CPU is reported as such.
     """
     if not config.instance_group:
         for kind, count, gpus in _runs(spec):
@@ -81,7 +81,7 @@ def _instances(config: Any, spec: ModelSpec) -> None:
 
 
 def _runs(spec: ModelSpec) -> list[tuple[str, int, list[int]]]:
-    """Give what runs as groups: kind, count and GPUs, those of one count together."""
+    """Return what runs as groups of kind, count and GPUs; GPUs with the same count share a group."""
     found: dict[tuple[str, int], list[int]] = {}
     for group in spec.instances:
         for device in group.devices:
@@ -91,7 +91,7 @@ def _runs(spec: ModelSpec) -> list[tuple[str, int, list[int]]]:
 
 
 def _without_gpus(config: Any, spec: ModelSpec) -> None:
-    """Leave of the groups that were declared those that run, which are on the CPU."""
+    """Keep only the declared groups that run, all of which are on the CPU."""
     declared = list(config.instance_group)
     del config.instance_group[:]
     for group in spec.instances:
@@ -103,12 +103,12 @@ def _without_gpus(config: Any, spec: ModelSpec) -> None:
 
 
 def _numbers(devices: list[str]) -> list[int]:
-    """Give the numbers of the GPUs among devices, each once."""
+    """Return the numbers of the GPUs among `devices`, without duplicates."""
     return list(dict.fromkeys(int(device.partition(":")[2]) for device in devices if device != "cpu"))
 
 
 def _tensors(field: Any, tensors: tuple[TensorSpec, ...], batched: bool) -> None:
-    """Rewrite `input` or `output` in the signature's order, keeping what was declared beside the shape."""
+    """Rewrite `input` or `output` in the signature's order, keeping the declared fields other than the shape."""
     declared = {tensor.name: type(tensor).FromString(tensor.SerializeToString()) for tensor in field}
     del field[:]
     for tensor in tensors:
@@ -125,9 +125,9 @@ def _tensors(field: Any, tensors: tuple[TensorSpec, ...], batched: bool) -> None
 
 
 def _batching(config: Any, spec: ModelSpec) -> None:
-    """Report dynamic batching where requests are batched, declared or not: perf_analyzer tells by its presence.
+    """Report dynamic batching if requests are batched, declared or not: perf_analyzer tests for its presence.
 
-    One whose requests run alone has it if it was declared. Levels and policies are reported as they were declared.
+    A model whose requests run alone has it only if it was declared. Levels and policies are reported as declared.
     """
     policy, kind = spec.policy, config.WhichOneof("scheduling_choice")
     rows = config.max_batch_size
@@ -149,9 +149,9 @@ def _batching(config: Any, spec: ModelSpec) -> None:
 
 
 def to_json(message: Any) -> dict[str, Any]:
-    """Give a protobuf message as Triton prints it: snake_case, defaults printed, 64-bit integers as numbers.
+    """Convert a protobuf message to JSON as Triton does: snake_case, defaults included, 64-bit integers as numbers.
 
-    Messages and members of a oneof that are not set are absent: clients test for presence.
+    Unset messages and oneof members are absent, since clients test for their presence.
     """
     result: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:

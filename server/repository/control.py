@@ -1,6 +1,6 @@
-"""ModelControl: loads, swaps and unloads models while the server serves: at start, as asked, or as files change.
+"""ModelControl: loads, swaps and unloads models of a running server: at start, on request, or when files change.
 
-Made by the composition root; called by it and by the endpoints of both protocols. Source of codes and texts: Triton
+Made by the composition root. Called by it and by the endpoints of both protocols. Source of codes and texts: Triton
 core, model_repository_manager.cc.
 """
 
@@ -34,12 +34,12 @@ EVERY = "*"
 
 
 class ModelControl:
-    """Loading and unloading by name.
+    """Loads and unloads models by name.
 
-    Invariants: loads and unloads of one model come one after another, those of different models at once. What serves
-    goes on until all that takes its place can; what it had accepted is finished. A load that fails changes nothing
-    that is served. Whatever a load has begun it finishes, even if whoever asked for it has gone.
-    Threads: the event loop's; the disk is touched on others.
+    Invariants: loads and unloads of one model run one after another, those of different models concurrently. What is
+    being served continues until its complete replacement is ready; requests it had accepted are finished. A failed load
+    changes nothing that is served. A load that has begun finishes, even if its caller has disconnected.
+    Threads: the event loop's; the disk is touched on other threads.
     """
 
     def __init__(self, repository: Repository, engine: Opens, choices: Choices | None = None) -> None:
@@ -50,7 +50,7 @@ class ModelControl:
         self._dependents = Dependents(repository, self._transitions, self._locks)
         self._looks = Looks()
         self.asked: Callable[[str, dict[str, Any]], None] = lambda _name, _how: None
-        """Called when a load or an unload that was asked for has been done."""
+        """Called after each load or unload that was requested."""
 
     @property
     def allowed(self) -> bool:
@@ -60,9 +60,9 @@ class ModelControl:
     # -- at start ----------------------------------------------------------------------------------------------
 
     async def start(self) -> list[str]:
-        """Load what is to be loaded at start, and begin to poll if that was chosen.
+        """Load the models configured for start, and start polling if that is the mode.
 
-        Returns: the reason of each version that is not served, and every mistake about no model; for --exit-on-error.
+        Returns: why each unserved version is not served, and the mistakes that concern no model, for --exit-on-error.
         """
         if self.allowed and EVERY not in self._choices.names:
             reasons = await self._start_named()
@@ -95,7 +95,7 @@ class ModelControl:
         names = list(dict.fromkeys(self._choices.names))
         asked, missing = set(names), []
         found: list[tuple[Entry, bytes]] = []
-        # names grows: what an ensemble needs is loaded with it
+        # `names` grows: models that an ensemble needs are loaded with it
         for name in names:
             entry, print_ = await asyncio.to_thread(self._repository.read, name)
             if entry is not None:
@@ -112,13 +112,13 @@ class ModelControl:
         return wrong + reasons
 
     def _tell(self, stray: list[Finding]) -> list[str]:
-        """Log what concerns no model. Returns: the mistakes; those of whole paths keep the server from being ready."""
+        """Log what concerns no model. Returns: the mistakes. Those of whole paths keep the server from being ready."""
         log_all(stray)
         self._repository.mistakes = [finding for finding in stray if finding.whole]
         return [str(finding) for finding in stray if finding.mistake]
 
     async def _bring_in_order(self, read: Iterable[tuple[Entry, bytes]], *, whole: bool) -> None:
-        """Bring up what was read, each model as soon as those that it needs have been; `whole`, if it serves."""
+        """Bring up what was read, in order of need. `whole`: replace a serving model only if all its versions load."""
         found = {entry.name: (entry, print_) for entry, print_ in read}
         known = {name: record.needs for name, record in self._repository.records.items()}
         order, circles = put_in_order(known | {name: entry.needs for name, (entry, _) in found.items()})
@@ -139,13 +139,13 @@ class ModelControl:
         async with self._locks.setdefault(entry.name, asyncio.Lock()):
             entry, now = await self._as_it_is_now(entry, print_)
             if whole and now != print_:
-                return  # it is being copied, and waits for two looks that see the same
+                return  # it is being copied: wait until two polls see the same
             log_all(entry.findings)
             record = self._repository.record(entry.name)
             record.fingerprint = now
             gone = await self._transitions.try_up(record, entry, whole=whole and bool(record.ready))
             if gone is None and record.ready and entry.needs:
-                # what it needs may come later, and is no change of its own files
+                # the models it needs may arrive later, which is not a change of its own files
                 record.fingerprint = b""
         if whole and gone is not None:
             await gone
@@ -153,12 +153,12 @@ class ModelControl:
     # -- as asked ----------------------------------------------------------------------------------------------
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        """Load a model as it is on disk now, or as the request brings it; unchanged, it is left alone.
+        """Load a model from disk, or as given in the request. An unchanged model is not reloaded.
 
-        `config` is the JSON of a ModelConfig for this load alone. `files` have the names that stand after `file:`
-        (`1/model.onnx`); they and `config` are then all there is of the model.
-        Returns: when it serves and what it took the place of is gone.
-        Raises: InferError (NOT_READY: not allowed; INVALID: a wrong name, or it does not load; INTERNAL: unread).
+        `config` is the JSON of a ModelConfig for this load only. `files` are keyed by what follows `file:`
+        (`1/model.onnx`); if given, they and `config` are the whole model.
+        Returns: once the model serves and what it replaced is gone.
+        Raises: InferError (NOT_READY: not allowed; INVALID: a wrong name, or it does not load; INTERNAL: unreadable).
         """
         self._refuse_unless_allowed()
         overrides.check_name(name)
@@ -172,11 +172,11 @@ class ModelControl:
             raise failed.error from None
 
     async def unload(self, name: str, *, dependents: bool = False) -> None:
-        """Take a model out of service. One that is not loaded is no error, as in Triton.
+        """Unload a model. Unloading a model that is not loaded is not an error, as in Triton.
 
-        An ensemble that needs it goes too, and comes back when it does. `dependents`: of an ensemble, those that it
-        needs go with it, but for what was loaded by its own name and what another one needs, as in Triton.
-        Returns: when it is gone; what it had accepted is finished first. Raises: InferError (NOT_READY, INVALID).
+        An ensemble that needs it is unloaded until it is back. `dependents`: models that an ensemble needs go with it,
+        except those loaded by name or needed by another ensemble, as in Triton.
+        Returns: once it is gone; requests it had accepted finish first. Raises: InferError (NOT_READY, INVALID).
         """
         self._refuse_unless_allowed()
         overrides.check_name(name)
@@ -188,7 +188,7 @@ class ModelControl:
             raise InferError(Code.NOT_READY, NOT_ALLOWED, retry_after_ns=-1)
 
     async def index(self, ready: bool = False) -> list[dict[str, str]]:
-        """List what the repository holds, with the state of each version."""
+        """List the contents of the repository, with the state of each version."""
         if self.allowed:
             self._repository.note(await asyncio.to_thread(self._repository.names))
         return self._repository.index(ready)
@@ -216,9 +216,9 @@ class ModelControl:
         self.asked(name, {"config": config, "files": bool(files)})
 
     async def _load_needs(self, entry: Entry, above: tuple[str, ...]) -> None:
-        """Load the models of an ensemble, as they are on disk now. Raises: LoadFailedError when it needs itself.
+        """Load the models of an ensemble as they are on disk now. Raises: LoadFailedError if it needs itself.
 
-        One that cannot be loaded is told when the ensemble misses it.
+        A model that cannot be loaded is reported when the ensemble does not find it.
         """
         for name in sorted(entry.needs):
             if name in above:
@@ -226,23 +226,23 @@ class ModelControl:
                 raise LoadFailedError(entry.name, {0: text}, unread=True)
             record = self._repository.records.get(name)
             if record is not None and record.settled and not record.fingerprint:
-                # a request brought it, and it is not what is on disk
+                # it was loaded by a request and differs from what is on disk
                 continue
             found, print_ = await asyncio.to_thread(self._repository.read, name)
             if found is None:
                 continue
             with self._dependents.kept(found.needs):
                 await self._load_needs(found, (*above, name))
-                with suppress(LoadFailedError):  # the log has why
+                with suppress(LoadFailedError):  # the reason is in the log
                     await self._load_entry(found, print_, needed=True)
 
     async def _load_entry(
         self, read: Entry, print_: bytes, said: Any = None, *, needed: bool = False
     ) -> asyncio.Task[None] | None:
-        """Bring up what was read, `said` in the place of its configuration, unless that serves already.
+        """Bring up what was read, with the configuration `said` if given, unless it is already served.
 
-        `needed`: an ensemble asks for it, and may have what a request has brought.
-        Returns: the retirement of what gave way, if any.
+        `needed`: it is loaded for an ensemble, for which a model sent in a request will do.
+        Returns: the task that retires the replaced version, if any.
         """
         gone, brought = None, said is not None
         async with self._locks.setdefault(read.name, asyncio.Lock()):
@@ -252,27 +252,27 @@ class ModelControl:
             same = print_ and record.fingerprint in {print_, b"" if needed else print_}
             new = brought or not (record.settled and same)
             if not new:
-                record.serve(record.ready)  # and what failed since has been taken back
+                record.serve(record.ready)  # this also drops versions that have failed since
             if complete and new:
                 log_all(entry.findings)
                 try:
                     gone = await self._transitions.bring_up(record, entry, whole=True)
                 finally:
                     if gone is not None or record.ensemble is entry:
-                        record.fingerprint = b"" if brought else print_  # the disk has not what a request brought
+                        record.fingerprint = b"" if brought else print_  # what a request sent is not on disk
             record.asked |= complete and not needed
         if not complete:
             await self._load_needs(entry, (entry.name,))
             return await self._load_entry(entry, print_, said, needed=needed)
         if new:
-            await self._dependents.revise_one(entry.name)  # what it needs may have gone since it was looked for
+            await self._dependents.revise_one(entry.name)  # models it needs may have been unloaded since
             await self._dependents.revise(entry.name)
         return gone
 
     async def _as_it_is_now(self, entry: Entry, print_: bytes, said: Any = None) -> tuple[Entry, bytes]:
-        """Read a model anew if its files have changed since: whoever had the lock meanwhile may have read the newer.
+        """Read a model again if the previous holder of the lock may have read newer files. Called with the lock held.
 
-        With its lock held. What cannot be served, or is not on disk, is left as it was read.
+        A model that cannot be served, or is not on disk, is left as it was read.
         """
         name = entry.name
         known = entry.specs and print_ and name in self._repository.records
@@ -309,9 +309,9 @@ class ModelControl:
     # -- as files change ---------------------------------------------------------------------------------------
 
     async def poll(self) -> None:
-        """Look at the disk once: unload what is gone, and load what has changed, once two looks have seen the same.
+        """Poll the disk once: unload models that are gone, and load those that have changed.
 
-        What is being copied is otherwise at each look, and half of a model is none.
+        A changed model is loaded once two polls have seen the same files, since it must not be loaded half copied.
         """
         prints = await asyncio.to_thread(self._repository.fingerprints)
         self._repository.note(prints)
@@ -322,7 +322,7 @@ class ModelControl:
         changed = [name for name in same if name not in records or records[name].fingerprint != prints[name]]
         missing = [name for name in records if name not in prints]
         read = await asyncio.gather(*(asyncio.to_thread(self._repository.read, name) for name in changed))
-        # what has changed since, or needs what is not loaded yet, is left to later looks; b"": it could not be read
+        # models that changed since, or need others not loaded yet, are left to later polls; b"": unreadable
         found = [(entry, print_) for entry, print_ in read if entry is not None and print_ in {prints[entry.name], b""}]
         later = prints.keys() - records.keys() - {entry.name for entry, _ in found}
         while waiting := {entry.name for entry, _ in found if entry.needs & later}:
@@ -333,7 +333,7 @@ class ModelControl:
 
     async def _poll_forever(self) -> None:
         while True:
-            await asyncio.sleep(max(0.05, self._choices.poll_s))  # or it would do nothing else
+            await asyncio.sleep(max(0.05, self._choices.poll_s))  # at least 0.05 s, or it would poll without pause
             try:
                 await self.poll()
             except Exception:
@@ -346,5 +346,5 @@ class ModelControl:
             del self._repository.records[name]
 
     async def stop(self) -> None:
-        """End what is under way, and remove what requests brought."""
+        """Cancel loads in progress, and remove the models that requests sent."""
         await self._transitions.stop()

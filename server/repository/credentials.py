@@ -1,6 +1,6 @@
-"""Credentials: what the file that TRITON_CLOUD_CREDENTIAL_PATH names says of a store, or Triton's other variables.
+"""Credentials: how to access a store, from the file TRITON_CLOUD_CREDENTIAL_PATH or Triton's other variables.
 
-Called by who opens the store at an Address. What is said nowhere is looked up by the store's package.
+Used by what opens the store at an Address. Credentials configured nowhere are looked up by the store's package.
 Source: Triton core, filesystem/api.cc, and implementations/s3.h, gcs.h and as.h.
 """
 
@@ -21,32 +21,32 @@ FILE = "TRITON_CLOUD_CREDENTIAL_PATH"
 MOUNTS = {
     "s3": "TRITON_AWS_MOUNT_DIRECTORY", "gs": "TRITON_GCS_MOUNT_DIRECTORY", "as": "TRITON_AZURE_MOUNT_DIRECTORY",
 }  # fmt: skip
-"""What names the folder in which copies are made, by the scheme of a URL."""
+"""The variables that name the folder for local copies, by URL scheme."""
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "s3": ("secret_key", "key_id", "region", "session_token", "profile"),
     "as": ("account_str", "auth_type", "account_key", "client_id"),
     "gs": (),
 }
-"""What an entry of each section may say; of `gs` it is the path of Google's file, and no object."""
+"""The keys allowed in an entry of each section. An entry of `gs` is the path of Google's file, not an object."""
 _AZURE_NAMES = {
     "account_str": "AZURE_STORAGE_ACCOUNT", "auth_type": "AZURE_STORAGE_AUTH_TYPE",
     "account_key": "AZURE_STORAGE_KEY", "client_id": "AZURE_STORAGE_CLIENT_ID",
 }  # fmt: skip
 _SECRETS = ("secret_key", "session_token", "account_key")
 _PATH, _CONTENT = "path", "content"
-"""Of Google's file; of its content a digest, so that one written anew at the same path is seen."""
+"""Of Google's file. The content is kept as a digest, so that a file rewritten at the same path is noticed."""
 _GOOGLE_TYPES = ("service_account", "authorized_user")
-"""Source: Triton takes no others, nor does gcsfs."""
+"""Source: Triton accepts no other types, nor does gcsfs."""
 _AUTH_TYPES = ("", "key", "managed_identity", "default")
 
 
 class CredentialError(Exception):
-    """Why credentials cannot be had. Its text has the places of mistakes, and nothing that is secret."""
+    """Credentials are not usable. The text names the locations of the mistakes and holds no secrets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What is said of one store. `filed`: by the file; `unknown`: names in its entry that mean nothing."""
+    """The credentials of one store. `filed`: from the file. `unknown`: unrecognized names in its entry."""
 
     said: Mapping[str, str] = field(repr=False, default_factory=dict)
     filed: bool = False
@@ -54,7 +54,7 @@ class Credentials:
 
 
 def credentials_of(address: Address, environ: Mapping[str, str] = os.environ) -> Credentials:
-    """Look up what is said of a store: in the file, if one is named, and then nowhere else. Raises: CredentialError."""
+    """Return the credentials of a store, only from the file if one is named. Raises: CredentialError."""
     scheme = address.given.partition("://")[0]
     file = environ.get(FILE)
     if scheme not in _KEYS or (not file and scheme != "as"):
@@ -68,7 +68,7 @@ def credentials_of(address: Address, environ: Mapping[str, str] = os.environ) ->
 
 
 def credentialed(address: Address, credentials: Credentials) -> Address:
-    """Give the Address with the options that the store's package takes these credentials by."""
+    """Return the Address with the options by which the store's package takes these credentials."""
     said = credentials.said
     if not said:
         return address
@@ -81,7 +81,7 @@ def credentialed(address: Address, credentials: Credentials) -> Address:
 
 
 def _section(file: Path, scheme: str) -> dict[str, Any]:
-    """Give the entries for URLs of a scheme, by what those begin with."""
+    """Return the entries for URLs of a scheme, by URL prefix."""
     try:
         content = json.loads(read_text(file))
     except MistakeError as error:
@@ -97,7 +97,7 @@ def _section(file: Path, scheme: str) -> dict[str, Any]:
 
 
 def _mistakes(scheme: str, name: str, entry: Any) -> list[str]:
-    """Say what is wrong with an entry, without a word of it."""
+    """Describe the mistakes in an entry without quoting from it."""
     place = _place(scheme, name)
     if scheme == "gs":
         return [] if isinstance(entry, str) else [f"{place}: must be a text, the path of Google's file of credentials"]
@@ -112,7 +112,7 @@ def _mistakes(scheme: str, name: str, entry: Any) -> list[str]:
 
 
 def _place(scheme: str, name: str) -> str:
-    """Name an entry. A URL in its name may have a password, as any may."""
+    """Name an entry. The URL in its name may contain a password, as any URL may."""
     return f"{scheme}, {json.dumps(Address.of(name).shown)}"
 
 
@@ -121,7 +121,7 @@ def _unknown_type() -> str:
 
 
 def _filed(file: Path, scheme: str, url: str) -> Credentials:
-    """Take the entry with the longest name that the URL begins with."""
+    """Return the entry with the longest name that is a prefix of the URL."""
     section = _section(file, scheme)
     name = longest(section, url)
     if name is None:
@@ -139,7 +139,7 @@ def _filed(file: Path, scheme: str, url: str) -> Credentials:
 
 
 def _googles(path: str) -> bytes | None:
-    """Give what is in Google's file; None where it is none. The key itself, put there for its path, is none."""
+    """Return the content of Google's file, or None if it is not one, for example if the path is the key itself."""
     try:
         content = Path(path).read_bytes()
         said = json.loads(content)
@@ -149,7 +149,7 @@ def _googles(path: str) -> bytes | None:
 
 
 def longest(names: Mapping[str, Any], url: str) -> str | None:
-    """Choose the longest of the names that a URL begins with; None if none does."""
+    """Return the longest of the names that is a prefix of the URL, or None."""
     return max((name for name in names if url.startswith(name)), key=len, default=None)
 
 
@@ -157,9 +157,9 @@ def longest(names: Mapping[str, Any], url: str) -> str | None:
 
 
 def _s3(options: Mapping[str, Any], credentials: Credentials) -> dict[str, Any]:
-    """Take a pair of keys, or else a profile, or else what the package finds.
+    """Use the key pair, or else the profile, or else what the package finds.
 
-    None keeps from it what the environment has; otherwise a token of there would go with the keys of here.
+    None stops the package from reading the environment, whose token would otherwise be combined with these keys.
     """
     said, made = credentials.said, dict(options)
     if said["key_id"]:
@@ -173,13 +173,13 @@ def _s3(options: Mapping[str, Any], credentials: Credentials) -> dict[str, Any]:
 
 
 def _gs(options: Mapping[str, Any], credentials: Credentials) -> dict[str, Any]:
-    """Take a file, or else what the package finds: the attached service account, and in the end nobody's."""
+    """Use the file, or else what the package finds: the attached service account, and finally anonymous access."""
     path = credentials.said[_PATH]
     return {**options, "token": path} if path else dict(options)
 
 
 def _azure(options: Mapping[str, Any], credentials: Credentials) -> dict[str, Any]:
-    """Take an identity, or else a key. Without either a file means nobody's, and else the package finds one."""
+    """Use the identity, or else the key. With neither, a file means anonymous; without a file the package searches."""
     said, made = credentials.said, dict(options)
     made["account_name"] = said["account_str"] or made.get("account_name")
     if said["auth_type"] in {"managed_identity", "default"}:

@@ -1,4 +1,4 @@
-"""Defaults: what the server decides where configurations are silent. Made by mirrors.py from the settings."""
+"""Defaults: values for what model configurations omit. Made by mirrors.py from the settings."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .gpus import Gpus
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What the server decides where configurations are silent. `gpus`: those that are there, and which are the default.
+    """Values for what model configurations omit. `gpus`: the GPUs present, and which are the default.
 
-    `config_name`: a model's configs/<config_name>.pbtxt, where there is one, stands in for its config.pbtxt.
-    `auto_complete`: whether inputs and outputs that are not declared are taken from the model.
-    `hold_requests`: so many have to wait, once, before a model with a scheduler runs anything. `hold_backlog`: and so
-    many for a place, of a model with sequences.
-    `cpu_fallback`: a model that asks for a GPU may run on the CPU. `gpu_limits`: by GPU, the part of its memory that
-    may be in use before a load.
-    `linked`: the folder whose models are links to others' folders, and have the links' names, whatever their
-    configurations call them.
-    `tensorflow_rows` and `tensorflow_options` are for TensorFlow models; None: as many rows as for others.
+    `config_name`: a model's configs/<config_name>.pbtxt, if it exists, replaces its config.pbtxt.
+    `auto_complete`: whether undeclared inputs and outputs are taken from the model.
+    `hold_requests`: the number of requests that must wait, once, before a model with a scheduler runs any.
+    `hold_backlog`: the number that must wait for a place, for a model with sequences.
+    `cpu_fallback`: a model that requests a GPU may run on the CPU. `gpu_limits`: by GPU, the fraction of its memory
+    that may be in use before a load.
+    `linked`: the folder whose models are links to others' folders. Its models have the names of the links, whatever
+    their configurations say.
+    `tensorflow_rows` and `tensorflow_options` apply to TensorFlow models. None: the same rows as for others.
     """
 
     max_batch_rows: int = DEFAULT_MAX_BATCH_ROWS
@@ -41,6 +41,6 @@ class Defaults:
 
     @property
     def of_tensorflow(self) -> tuple[int, Mapping[str, str]]:
-        """What is decided for TensorFlow models: their rows and their options."""
+        """The rows and options for TensorFlow models."""
         rows = self.max_batch_rows if self.tensorflow_rows is None else self.tensorflow_rows
         return rows, self.tensorflow_options

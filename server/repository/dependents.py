@@ -1,6 +1,6 @@
-"""Dependents: the ensembles that need a model, and what becomes of them when it comes, goes or changes.
+"""Dependents: the ensembles that need a model, and what happens to them when it is loaded, unloaded or changed.
 
-Called by ModelControl.
+Used by ModelControl.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Locks = weakref.WeakValueDictionary[str, asyncio.Lock]
 
 
 class Dependents:
-    """Takes down ensembles that cannot go on, and brings up those that have waited for what has come.
+    """Takes down ensembles that cannot continue, and brings up those that waited for a model.
 
-    Threads: the event loop's. Must be called without any of the `locks` held.
+    Threads: the event loop's. Must be called without holding any of the `locks`.
     """
 
     def __init__(self, repository: Repository, transitions: Transitions, locks: Locks) -> None:
@@ -36,7 +36,7 @@ class Dependents:
 
     @contextmanager
     def kept(self, names: Iterable[str]) -> Iterator[None]:
-        """Let none of these be idle meanwhile: an ensemble that needs them is being loaded."""
+        """Keep these models from counting as idle while an ensemble that needs them is being loaded."""
         kept = Counter(names)
         self._kept += kept
         try:
@@ -47,12 +47,12 @@ class Dependents:
             self._released = asyncio.Event()
 
     async def released(self, name: str) -> None:
-        """Wait until no ensemble that needs a model is being loaded: it would miss what is unloaded under its hands."""
+        """Wait until no ensemble that needs this model is being loaded, so that it is not unloaded during the load."""
         while name in self._kept:
             await self._released.wait()
 
     def idle(self, name: str) -> bool:
-        """Tell whether a model was loaded for an ensemble, and none needs it any more."""
+        """Return whether a model was loaded for an ensemble and is no longer needed by any."""
         record = self._repository.records.get(name)
         others = self._repository.records.values()
         if record is None or record.asked or name in self._kept:
@@ -60,12 +60,12 @@ class Dependents:
         return not any(name in other.needs for other in others)
 
     async def revise(self, name: str) -> None:
-        """See to the ensembles that need a model which has come, gone or changed."""
+        """Revise the ensembles that need a model which was loaded, unloaded or changed."""
         records = list(self._repository.records.values())
         await asyncio.gather(*(self.revise_one(record.name) for record in records if name in record.needs))
 
     async def revise_one(self, name: str) -> None:
-        """Take down an ensemble that can not go on, and bring up one that waited; then look who needs it."""
+        """Take down an ensemble that cannot continue, or bring up one that waited. Then revise those that need it."""
         async with self._locks.setdefault(name, asyncio.Lock()):
             record = self._repository.records.get(name)
             if record is None or record.ensemble is None:
@@ -86,7 +86,7 @@ class Dependents:
         return self._transitions.take_down(record, f"{UNLOADED}: {reason}" if self._unloaded(record) else reason)
 
     def _unloaded(self, ensemble: ModelRecord) -> bool:
-        """Tell whether a model that an ensemble needs was taken away, and not merely lost or changed."""
+        """Return whether a model that an ensemble needs was unloaded, as opposed to lost or changed."""
         records = self._repository.records
         return any(
             name not in records or not any(held.wanted for held in records[name].listed()) for name in ensemble.needs

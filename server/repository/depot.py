@@ -1,6 +1,6 @@
-"""Depot: what is at one URL, by fsspec's client for it, which has the credentials of the URL. fsspec is imported here.
+"""Depot: the contents of one URL, through fsspec's client with the URL's credentials. fsspec is imported here.
 
-Used by remote.py, and wherever else something at a URL is read.
+Used by remote.py, and wherever else the contents of a URL are read.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ T = TypeVar("T")
 
 
 _NONE_HAD = {"NoCredentialsError": "", "ClientAuthenticationError": "DefaultAzureCredential failed to retrieve a token"}
-"""What s3fs and adlfs raise where nothing has credentials, and what is in its text."""
+"""The exceptions that s3fs and adlfs raise if no credentials are found, and the text they contain."""
 
 
 class Depot:
-    """One URL, its Address, and, once it has been reached, the client (`files`) and the place to give it (`top`).
+    """One URL: its Address and, once connected, the client (`files`) and the path to pass to it (`top`).
 
-    Threads: any; it blocks.
+    Threads: any. Blocks.
     """
 
     def __init__(self, url: str) -> None:
@@ -38,9 +38,10 @@ class Depot:
         self._unread = ""
 
     def reach(self) -> None:
-        """Take the client with the credentials that are said now; where they are as before, so is the client.
+        """Create the client with the current credentials, or keep it if they are unchanged.
 
-        Raises: CredentialError; ImportError, where fsspec or its part for such URLs is not installed; what that raises.
+        Raises: CredentialError; ImportError if fsspec or its package for such URLs is not installed; what that package
+        raises.
         """
         from fsspec.core import url_to_fs
 
@@ -50,14 +51,14 @@ class Depot:
         if credentials.unknown:
             logger.warning("%s: what is no credential is ignored: %s", self._asked, "; ".join(credentials.unknown))
         self.address = credentialed(self._asked, credentials)
-        # a client that fsspec keeps for others would be kept when its credentials are no more
+        # fsspec's instance cache would keep a client after its credentials have been withdrawn
         own = {"skip_instance_cache": True} if credentials.filed else {}
         self.files, top = url_to_fs(self.address.url, **self.address.options, **own)
         self.top = str(top).rstrip("/")
         self._credentials = credentials
 
     def asked(self, ask: Callable[[], T]) -> T:
-        """Ask the store something; where it says that no credentials are had, again as nobody, as Triton does."""
+        """Call the store. If it finds no credentials, call again anonymously, as Triton does."""
         try:
             return ask()
         except Exception as error:
@@ -76,9 +77,9 @@ class Depot:
         return True
 
     def renew(self) -> None:
-        """Reach it again, as a file of credentials may have been written anew; if it cannot be read, nothing changes.
+        """Connect again, since the credentials file may have been rewritten. If it cannot be read, nothing changes.
 
-        Raises: what a new client does; where there is none yet, what `reach` does.
+        Raises: what a new client raises; if there is no client yet, what `reach` raises.
         """
         try:
             self.reach()
@@ -93,9 +94,9 @@ class Depot:
 
 
 def home_of(url: str) -> tuple[Path, str]:
-    """Make a private folder for copies, where Triton's variable for such stores says, or else where TMPDIR does.
+    """Make a private folder for copies, where Triton's variable for such stores says, or else under TMPDIR.
 
-    Returns: that, and why it is not where the variable says.
+    Returns: the folder, and why it is not where the variable says.
     """
     name = MOUNTS.get(url.partition("://")[0], "")
     wanted, lacking = os.environ.get(name), ""

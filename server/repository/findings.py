@@ -1,4 +1,4 @@
-"""Findings: mistakes and warnings about what is on disk, each with its place."""
+"""Findings: mistakes and warnings about what is on disk, each with its location."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 logger = logging.getLogger("penstock.repository")
 
 TWICE = "model appears in two or more repositories"
-"""What is said of each place of a name that is there twice. Source: Triton core, model_repository_manager.cc."""
+"""The mistake at each location of a duplicate name. Source: Triton core, model_repository_manager.cc."""
 NO_VERSION = "at least one version must be available under the version policy of model"
-"""What is said of a model without versions, before its name. Source: Triton core, model_lifecycle.cc."""
+"""The mistake of a model without versions; its name follows. Source: Triton core, model_lifecycle.cc."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing to say about one file or folder.
+    """One mistake or warning about one file or folder.
 
-    `line` 0 where there is none to give. A `mistake` keeps something from being served: `version` of `model`, or all
-    of it when `version` is 0; the rest are warnings. `whole`: a PATH that was given is no repository.
+    `line` is 0 if unknown. A `mistake` prevents `version` of `model` from being served, or all versions if `version` is
+    0; other findings are warnings. `whole`: a given PATH is not a repository.
     """
 
     path: Path
@@ -32,17 +32,17 @@ class Finding:
     whole: bool = False
 
     def __str__(self) -> str:
-        """`path:line: message`, as compilers do."""
+        """`path:line: message`, as compilers print it."""
         place = f"{self.path}:{self.line}" if self.line else str(self.path)
         return f"{place}: {'' if self.mistake else 'warning: '}{self.message}"
 
     def about(self, model: str) -> Finding:
-        """Give the same finding with the model it concerns."""
+        """Return the same finding with the model it concerns."""
         return replace(self, model=model)
 
 
 class MistakeError(Exception):
-    """Carries the Finding that ends the reading of a file."""
+    """Carries the Finding that stopped the reading of a file."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(str(finding))
@@ -50,7 +50,7 @@ class MistakeError(Exception):
 
 
 class MistakesError(Exception):
-    """Carries the Findings for which nothing at all is served; a line of text for each."""
+    """Carries the Findings that prevent anything from being served, one line of text each."""
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         super().__init__("\n".join(map(str, findings)))
@@ -58,10 +58,10 @@ class MistakesError(Exception):
 
 
 def read_text(path: Path, errors: str = "strict") -> str:
-    """Read a configuration file, with or without a byte order mark, as some editors and PowerShell write one.
+    """Read a configuration file, with or without the byte order mark that some editors and PowerShell write.
 
-    `errors`: what becomes of bytes that are not UTF-8, as `open` has it. Raises: MistakeError when it cannot be read,
-    or such bytes are errors.
+    `errors`: how to treat bytes that are not UTF-8, as for `open`. Raises: MistakeError if the file cannot be read, or
+    if such bytes are errors.
     """
     try:
         return path.read_text(encoding="utf-8-sig", errors=errors)
@@ -72,7 +72,7 @@ def read_text(path: Path, errors: str = "strict") -> str:
 
 
 def inside(folder: Path, name: str) -> Path | None:
-    """Resolve a file named by a configuration; None if it lies outside the model's folder, or can be nowhere."""
+    """Resolve a file named by a configuration. None if it lies outside the model's folder or the name is impossible."""
     if "\0" in name:
         return None
     path = (folder / name).resolve()
@@ -80,7 +80,7 @@ def inside(folder: Path, name: str) -> Path | None:
 
 
 def is_there(path: Path) -> bool:
-    """Tell whether there is a file or folder that a configuration names; no file has a name that is too long."""
+    """Return whether a file or folder named by a configuration exists. A name that is too long does not."""
     try:
         return path.exists()
     except OSError:
@@ -88,7 +88,7 @@ def is_there(path: Path) -> bool:
 
 
 def log_all(findings: Iterable[Finding]) -> None:
-    """Write findings to the log."""
+    """Log the findings."""
     for finding in findings:
         about = {"model": finding.model, "version": str(finding.version or "")}
         about = {name: said for name, said in about.items() if said}

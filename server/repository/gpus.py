@@ -1,6 +1,6 @@
-"""Gpus: which GPUs models may be placed on, and where one is placed that does not say. Made by mirrors.py.
+"""Gpus: the GPUs that models may be placed on, and the default devices. Made by mirrors.py.
 
-The driver is asked when somebody first needs to know, and only so long. Nothing here imports a runtime.
+The driver is queried when first needed, with a time limit. Nothing here imports a runtime.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from .fields.identity import BACKEND, TENSORFLOW
 logger = logging.getLogger("penstock.repository")
 
 PATIENCE_S = 20.0
-"""How long the driver may take. To begin takes a second or so for each GPU where nothing keeps it loaded."""
+"""Time limit for the driver. Initialization takes about a second per GPU if nothing keeps the driver loaded."""
 _CPU = ("cpu",)
 _PROVIDER = "libonnxruntime_providers_cuda.so"
 _NODES = (("/proc/driver/nvidia/gpus", "*"), ("/dev", "nvidia[0-9]*"), ("/dev", "dxg"))
-"""Where the kernel shows its NVIDIA GPUs, and Windows those of a Linux within it."""
+"""Where the kernel lists its NVIDIA GPUs; /dev/dxg is that of Linux on Windows."""
 
 
 def installed_for_cuda() -> bool:
-    """Tell whether the ONNX Runtime installed is one with CUDA, without importing it, which takes long."""
+    """Return whether the installed ONNX Runtime supports CUDA, without importing it, which is slow."""
     try:
         found = importlib.util.find_spec("onnxruntime")
     except (ImportError, ValueError):
@@ -37,13 +37,13 @@ def installed_for_cuda() -> bool:
 
 
 def shown_by_kernel() -> bool:
-    """Tell whether the kernel shows an NVIDIA GPU. Asks no driver."""
+    """Return whether the kernel lists an NVIDIA GPU. Does not query the driver."""
     return any(next(Path(folder).glob(name), None) is not None for folder, name in _NODES)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuMachine:
-    """Whom Gpus asks. `runtime` gives None where there is none, and `why_none` then says why."""
+    """The sources that Gpus queries. If `runtime` returns None, `why_none` returns the reason."""
 
     runtime: Callable[[], Runtime | None] = find_runtime
     why_none: Callable[[], str] = why_none
@@ -53,7 +53,7 @@ class GpuMachine:
 
 @dataclass(frozen=True, slots=True)
 class UsableGpus:
-    """The numbers of the GPUs that may be used, None where that cannot be told; and why there are no more."""
+    """The numbers of the usable GPUs, or None if unknown, and why there are no more."""
 
     numbers: tuple[int, ...] | None
     why: str = ""
@@ -62,9 +62,9 @@ class UsableGpus:
 class Gpus:
     """The GPUs of this process, as CUDA numbers them.
 
-    `default`: the devices of a model that names none; none: as there are. `least`: the lowest compute capability of one
-    that is used.
-    Threads: any. It blocks, `patience_s` at most, and once.
+    `default`: the devices of a model that names none; if empty, it depends on the GPUs present. `least`: the lowest
+    compute capability that is used.
+    Threads: any. Blocks once, for at most `patience_s`.
     """
 
     def __init__(
@@ -81,30 +81,30 @@ class Gpus:
 
     @classmethod
     def told(cls, numbers: tuple[int, ...] | None) -> Gpus:
-        """Make those that somebody else has counted, or could not."""
+        """Create it from numbers that are already known, or None."""
         gpus = cls(machine=GpuMachine(lambda: None, str, lambda: True, lambda: False))
         gpus._found = UsableGpus(numbers)
         return gpus
 
     @property
     def are_said(self) -> bool:
-        """Whether somebody has said where a model runs that names no device."""
+        """Whether the devices of a model that names none were configured."""
         return bool(self._default)
 
     @property
     def numbers(self) -> tuple[int, ...] | None:
-        """Those that may be used; None where that cannot be told, and the runtime will be the judge."""
+        """The usable GPUs. None if unknown: the runtime decides then."""
         return self._look().numbers
 
     @property
     def why(self) -> str:
-        """Why there are none, or no more; "" if there is nothing to say."""
+        """Why there are no GPUs, or no more; "" if there is no reason to report."""
         return self._look().why
 
     def default(self, backend: str) -> tuple[str, ...]:
-        """Give the devices of a model that names none: every GPU that its runtime can use, else the CPU.
+        """Return the devices of a model that names none: every GPU that its runtime can use, or else the CPU.
 
-        TensorFlow would have to be started to know what it can use: its models say so where they want a GPU.
+        For TensorFlow it is the CPU, since finding out would require starting it: its models must request a GPU.
         """
         if self._default:
             return self._default
@@ -136,7 +136,7 @@ class Gpus:
             return self._found
 
     def _asked(self) -> UsableGpus:
-        """Ask the driver, on a thread that may hang in it for as long as the process lives."""
+        """Query the driver on a thread, which may hang in it for as long as the process lives."""
         answers: list[UsableGpus] = []
         asking = threading.Thread(target=lambda: answers.append(self._ask()), name="gpus", daemon=True)
         asking.start()
@@ -177,5 +177,5 @@ def _text(error: Exception) -> str:
 
 
 def _version(capability: float | str) -> tuple[int, ...]:
-    """Make "10.0" more than "9.0". As a number, 12.1 is a version too."""
+    """Make "10.0" greater than "9.0". Numbers such as 12.1 are accepted too."""
     return tuple(int(part) for part in str(capability).split("."))

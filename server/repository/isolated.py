@@ -1,6 +1,6 @@
-"""ONNX models that ask for a process of their own, and what is said of processes that a runtime runs in.
+"""ONNX models that request a process of their own, and the settings of processes that a runtime runs in.
 
-Called by scan.py and misfits.py; tensorflow.py, whose models always have one, says theirs with it.
+Used by scan.py and misfits.py, and by tensorflow.py, whose models always have their own process.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _WORDS = ("interpreter", "requirements", "timeout_s")
 
 
 def is_isolated(stated: Statement) -> bool:
-    """Tell whether a model that the server could run by itself is to have a process of its own."""
+    """Return whether a model that the server could run itself is configured to have its own process."""
     return bool(stated.get(ISOLATED, "0") == "1")
 
 
 def worker_options(stated: Statement) -> dict[str, str]:
-    """Give what is said of a model's process as options, which is how its Loader hears of it."""
+    """Return the settings of a model's process as options for its Loader."""
     said = {
         f"worker.{word}": str(stated.values[f"worker.{word}"]) for word in _WORDS if f"worker.{word}" in stated.values
     }
@@ -35,14 +35,14 @@ def worker_options(stated: Statement) -> dict[str, str]:
 
 
 def as_isolated(spec: ModelSpec, stated: Statement) -> ModelSpec:
-    """Complete what is said of an ONNX model that asks for a process of its own; others stay as they are."""
+    """Complete the spec of an ONNX model that requests its own process. Other specs are returned unchanged."""
     if not is_isolated(stated):
         return spec
     return replace(spec, options={**spec.options, **worker_options(stated)}, worker=python.worker(stated))
 
 
 def mistakes(stated: Statement) -> list[Finding]:
-    """Find what is said of the process of an ONNX model, and means nothing for it."""
+    """Find process settings that have no effect on an ONNX model."""
     return [stated.mistake(name, text) for name, text in _wrong(stated)]
 
 

@@ -1,7 +1,7 @@
-"""Key checks: what the keys of penstock.toml take, one function per kind. Called by penstock_toml.py.
+"""Key checks: checks for the values in penstock.toml, one function per kind. Used by penstock_toml.py.
 
-Each is a Check: it takes what the file gives, and returns it as a Statement holds it. It raises ValueError with what it
-takes instead.
+Each is a Check: it takes a value from the file and returns it in the form that a Statement holds. It raises
+ValueError with a description of the accepted values.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ _SIZE = re.compile(r"(\d{1,19}(?:\.\d{1,9})?) ?([kKMGT]i?)?B", re.ASCII)
 _UNITS = ("", "k", "m", "g", "t")
 _INT64 = 2**63 - 1
 NAME_MAX_BYTES = 255
-"""The most that a file system takes for a file's name."""
+"""The longest file name that file systems accept."""
 _DAY_MS = 86_400_000
 
 Check = Callable[[Any], Any]
-"""Takes what the file gives, returns it as a Statement holds it; raises ValueError with what it takes instead."""
+"""Converts a value from the file to its form in a Statement. Raises ValueError with the accepted values."""
 
 
 def integer(low: int, high: int = _INT64) -> Check:
-    """Take an integer."""
+    """Accept an integer."""
 
     def check(value: Any) -> int:
         if type(value) is not int or not low <= value <= high:
@@ -35,14 +35,14 @@ def integer(low: int, high: int = _INT64) -> Check:
 
 
 def seconds(value: Any) -> float:
-    """Take a time in seconds."""
+    """Accept a time in seconds."""
     if type(value) not in {int, float} or not 0 < value <= 86400:
         raise ValueError("a number of seconds above 0, at most 86400")
     return float(value)
 
 
 def milliseconds(value: Any) -> int:
-    """Take a time in milliseconds. Returns: microseconds."""
+    """Accept a time in milliseconds. Returns: microseconds."""
     if type(value) not in {int, float} or not 0 < value <= _DAY_MS:
         raise ValueError(f"a number of milliseconds above 0, at most {_DAY_MS}")
     micros: int = max(1, round(value * 1000))
@@ -50,13 +50,13 @@ def milliseconds(value: Any) -> int:
 
 
 def megabytes(value: Any) -> int:
-    """Take a size in megabytes. Returns: bytes."""
+    """Accept a size in megabytes. Returns: bytes."""
     size: int = integer(1, 1 << 40)(value)
     return size << 20
 
 
 def size(value: Any) -> int:
-    """Take a size, in bytes or with its unit: "4 GiB" is 2^32, "4 GB" 4 * 10^9. Returns: bytes."""
+    """Accept a size, in bytes or with a unit: "4 GiB" is 2^32, "4 GB" is 4 * 10^9. Returns: bytes."""
     found = _SIZE.fullmatch(value) if type(value) is str else None
     if found is not None:
         unit = (found[2] or "").lower()
@@ -68,7 +68,7 @@ def size(value: Any) -> int:
 
 
 def number(value: Any) -> float:
-    """Take any number."""
+    """Accept any number."""
     if type(value) not in {int, float}:
         raise ValueError("a number")
     try:
@@ -78,40 +78,40 @@ def number(value: Any) -> float:
 
 
 def word(value: Any) -> str:
-    """Take a string."""
+    """Accept a string."""
     if type(value) is not str or not value:
         raise ValueError("a string")
     return value
 
 
 def words(value: Any) -> tuple[str, ...]:
-    """Take a list of strings."""
+    """Accept a list of strings."""
     if type(value) is not list or not value or not all(type(each) is str and each for each in value):
         raise ValueError("a list of strings")
     return tuple(value)
 
 
 def file_name(value: Any) -> str:
-    """Take the name of a file."""
+    """Accept the name of a file."""
     if type(value) is not str or not is_file_name(value):
         raise ValueError("the name of a file in the version's folder")
     return value
 
 
 def boolean(value: Any) -> bool:
-    """Take true or false."""
+    """Accept true or false."""
     if type(value) is not bool:
         raise ValueError("true or false")
     return value
 
 
 def flag(value: Any) -> str:
-    """Take true or false, for a runtime's option."""
+    """Accept true or false, for a runtime's option."""
     return "1" if boolean(value) else "0"
 
 
 def graphs(value: Any) -> str:
-    """Take true, false or "auto", for a runtime's option."""
+    """Accept true, false or "auto", for a runtime's option."""
     if value == "auto":
         return "auto"
     if type(value) is not bool:
@@ -120,7 +120,7 @@ def graphs(value: Any) -> str:
 
 
 def option(check: Callable[[str], str]) -> Check:
-    """Take a runtime's option, which is checked as a text, as TOML has it."""
+    """Accept the TOML value of a runtime's option whose `check` takes a string."""
 
     def checked(value: Any) -> str:
         if type(value) not in {bool, int, str}:
@@ -131,19 +131,19 @@ def option(check: Callable[[str], str]) -> Check:
 
 
 def threads(value: Any) -> str:
-    """Take a number of threads."""
+    """Accept a number of threads."""
     return str(integer(1, 4096)(value))
 
 
 def fraction(value: Any) -> str:
-    """Take a part of a whole, for a runtime's option."""
+    """Accept a fraction, for a runtime's option."""
     if type(value) not in {int, float} or not 0 <= value <= 1:
         raise ValueError("a number from 0 to 1")
     return str(float(value))
 
 
 def choice(**values: Any) -> Check:
-    """Take one of some words. Returns: what it stands for."""
+    """Accept one of some words. Returns: the value that the word stands for."""
 
     def check(value: Any) -> Any:
         if type(value) is not str or value not in values:
@@ -154,14 +154,14 @@ def choice(**values: Any) -> Check:
 
 
 def sizes(value: Any) -> tuple[int, ...]:
-    """Take a list of sizes, in any order."""
+    """Accept a list of sizes, in any order."""
     if type(value) is not list or not value or not all(type(size) is int and 0 < size <= _INT64 for size in value):
         raise ValueError("a list of integers above 0")
     return tuple(sorted(set(value)))
 
 
 def buckets(value: Any) -> tuple[int, ...]:
-    """Take a list of sizes, in ascending order."""
+    """Accept a list of sizes, in ascending order."""
     ascending = sizes(value)
     if list(ascending) != value:
         raise ValueError("a list of integers above 0, each above the one before")
@@ -169,14 +169,14 @@ def buckets(value: Any) -> tuple[int, ...]:
 
 
 def axes(value: Any) -> dict[str, int]:
-    """Take a table of names, each with an axis."""
+    """Accept a table of names, each with an axis."""
     if type(value) is not dict or not all(type(axis) is int and 0 <= axis <= _INT64 for axis in value.values()):
         raise ValueError("a table of outputs, each with its axis: { name = 0 }")
     return value
 
 
 def count(value: Any) -> int:
-    """Take a number of Instances, or "auto". Returns: 0 for that."""
+    """Accept a number of Instances, or "auto". Returns: 0 for "auto"."""
     if value == "auto":
         return 0
     if type(value) is not int or not 1 <= value <= 1024:
@@ -185,7 +185,7 @@ def count(value: Any) -> int:
 
 
 def versions(value: Any) -> tuple[str, Any]:
-    """Take which versions to serve."""
+    """Accept a choice of versions to serve."""
     if value == "all":
         return "all", ()
     if type(value) is list and value and all(type(item) is int and 0 < item <= _INT64 for item in value):
@@ -196,7 +196,7 @@ def versions(value: Any) -> tuple[str, Any]:
 
 
 def devices(value: Any) -> tuple[str, ...]:
-    """Take a list of devices."""
+    """Accept a list of devices."""
     if type(value) is not list or not value or len(set(map(str, value))) < len(value):
         raise ValueError('a list of devices, each once ("cpu", "cuda:0", ...)')
     for device in value:
@@ -206,7 +206,7 @@ def devices(value: Any) -> tuple[str, ...]:
 
 
 def replicas(value: Any) -> int | str:
-    """Take a number of replicas."""
+    """Accept a number of replicas."""
     if value == "shared":
         return "shared"
     if type(value) is not int or not 1 <= value <= 4096:
@@ -215,14 +215,14 @@ def replicas(value: Any) -> int | str:
 
 
 def anything(value: Any) -> Any:
-    """Take a table of anything."""
+    """Accept any table."""
     if type(value) is not dict:
         raise ValueError("a table")
     return value
 
 
 def is_file_name(name: str) -> bool:
-    """Tell whether `name` is one component: it names something in a folder, never the folder or a place outside."""
+    """Return whether `name` is one path component: it names an entry of a folder, never the folder itself."""
     if not name or name in {".", ".."} or set(name) & {"/", "\\", "\0"}:
         return False
     return len(name.encode("utf-8", "surrogatepass")) <= NAME_MAX_BYTES

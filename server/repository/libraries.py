@@ -1,4 +1,4 @@
-"""Libraries of custom operators: where those are that an ONNX model names. Called by scan.py, for each version."""
+"""Libraries of custom operators: locates those that an ONNX model names. Used by scan.py, for each version."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from .findings import Finding, is_there
 from .statement import Statement
 
 LIBRARIES = "runtime.custom_op_libraries"
-"""What names them in penstock.toml; in config.pbtxt it is `model_operations`."""
+"""The key in penstock.toml. In config.pbtxt it is `model_operations`."""
 OPTION = "custom_op_library"
-"""The Loader's options begin so, one for each library in their order: `custom_op_library.1` is a path."""
+"""Prefix of the Loader's options, one per library in order: `custom_op_library.1` is a path."""
 
 
 def with_libraries(
     specs: Iterable[ModelSpec], stated: Statement, place: Path, findings: list[Finding]
 ) -> tuple[ModelSpec, ...]:  # fmt: skip
-    """Put the libraries' places into the options of a model's versions; one that lacks a library is left out.
+    """Add the libraries' paths to the options of a model's versions. A version that lacks a library is omitted.
 
-    `place` is the model's folder, or the file that is the model. A relative path starts in the model's folder, or else
-    in the version's. Findings go to clients, so that they name no place on the machine.
+    `place` is the model's folder, or the file that is the model. A relative path is looked up in the model's folder,
+    then in the version's. Findings are sent to clients, so they contain no absolute paths.
     """
     if (names := stated.get(LIBRARIES)) is None:
         return tuple(specs)

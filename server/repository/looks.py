@@ -1,4 +1,4 @@
-"""Looks: what polling has seen of the models on disk, from one look to the next. Pure; used by ModelControl."""
+"""Looks: what polling has seen of the models on disk. Pure; used by ModelControl."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Mapping
 logger = logging.getLogger("penstock.repository")
 
 RESTLESS_LOOKS = 10
-"""What has been different at so many looks in succession is told: a copy, however large, is through one day."""
+"""After this many differing polls in a row, a model is reported: even a large copy ends some time."""
 
 
 class Looks:
-    """The fingerprints of the last look.
+    """The fingerprints of the last poll.
 
-    Invariant: `restless` are the models that were different at each of the last RESTLESS_LOOKS looks, or more.
+    Invariant: `restless` holds the models that differed at each of the last RESTLESS_LOOKS polls or more.
     """
 
     def __init__(self) -> None:
@@ -23,11 +23,11 @@ class Looks:
         self._changes: dict[str, int] = {}
 
     def first(self, prints: Mapping[str, bytes]) -> None:
-        """Take what was loaded at start."""
+        """Record what was loaded at start."""
         self._seen = prints
 
     def same(self, prints: Mapping[str, bytes]) -> list[str]:
-        """Take a look, and log who is restless, once. Returns: the models that are as they were at the look before."""
+        """Record a poll, and log newly restless models once. Returns: the models unchanged since the previous poll."""
         before, self._seen = self._seen, prints
         changes = {name: self._changes.get(name, 0) + 1 for name in prints if before.get(name) != prints[name]}
         restless = {name for name, count in changes.items() if count >= RESTLESS_LOOKS}

@@ -1,4 +1,4 @@
-"""Mirrors: the paths that a server serves, those of them that are copies of remote repositories brought up to date.
+"""Mirrors: the paths that a server serves, including up-to-date copies of remote repositories.
 
 Made by the composition root and by `penstock check`.
 """
@@ -25,18 +25,18 @@ from .scan import Defaults, Entry, list_names, locate, scan
 logger = logging.getLogger("penstock.repository")
 
 CORTEX_FILE = "cortex.yaml"
-"""What the folder of a project holds, which may be taken for a model repository."""
+"""The file in a project's folder, which could be mistaken for a model repository."""
 _S2I = Path(".s2i", "environment")
-"""Likewise of a Seldon component; seldon/modules.py reads it."""
+"""The same for a Seldon component; seldon/modules.py reads it."""
 _SELDON_FILES = frozenset({".py", ".yaml", ".yml", ".json"})
-"""What a file of a Seldon component, or of a graph of them, is called."""
+"""The suffixes of files of a Seldon component or graph."""
 
 _NOT_COPIED = b"not copied"
-"""The fingerprint of a model that could never be copied: while it is so, polling has nothing new to load."""
+"""The fingerprint of a model that was never copied: while it stays so, polling finds nothing new to load."""
 
 
 def defaults_of(settings: Settings) -> Defaults:
-    """Take from the settings what is decided where configurations are silent."""
+    """Take from the settings the values for what configurations omit."""
     return Defaults(
         max_batch_rows=settings.completed_max_batch_size,
         tensorflow_rows=rows_of(settings.backend_config, TENSORFLOW, settings.default_max_batch_size),
@@ -52,8 +52,8 @@ def defaults_of(settings: Settings) -> Defaults:
 class Mirrors:
     """Local paths, and remote repositories with their copies.
 
-    Invariant: a remote repository that cannot be read leaves its copy as it was.
-    Threads: `open` and all that refreshes block, on any thread.
+    Invariant: if a remote repository cannot be read, its copy stays as it was.
+    Threads: any. `open` and the refreshing methods block.
     """
 
     def __init__(self, local: Sequence[Path], remotes: Sequence[Remote] = ()) -> None:
@@ -62,7 +62,7 @@ class Mirrors:
 
     @classmethod
     def of(cls, paths: Iterable[str]) -> Mirrors:
-        """Tell paths from URLs; one given twice counts once."""
+        """Separate paths from URLs. Duplicates are dropped."""
         given = list(dict.fromkeys(paths))
         return cls(
             [Path(path) for path in given if not is_remote(path)], [Remote(path) for path in given if is_remote(path)]
@@ -70,11 +70,11 @@ class Mirrors:
 
     @property
     def paths(self) -> list[Path]:
-        """All there is to scan."""
+        """All paths to scan."""
         return [*self.local, *(remote.root for remote in self.remotes)]
 
     def wrong(self) -> Finding | None:
-        """Say which path can be no model repository; None if all may."""
+        """Report a path that cannot be a model repository; None if all can."""
         for path in self.local:
             if not path.exists():
                 return Finding(path, "no such file or folder")
@@ -84,7 +84,7 @@ class Mirrors:
         return self.project()
 
     def project(self) -> Finding | None:
-        """Say which path is a project of another dialect; None if none is."""
+        """Report a path that is a project of another dialect; None if none is."""
         for path in self.local:
             if path.name == CORTEX_FILE or ((path / CORTEX_FILE).is_file() and not list_names([path])):
                 return Finding(path, "is a Cortex project: serve it with --dialect cortex")
@@ -93,11 +93,11 @@ class Mirrors:
         return None
 
     def repository(self, defaults: Defaults) -> Repository:
-        """Give the Repository of these paths."""
+        """Return the Repository of these paths."""
         return MirroredRepository(self, defaults) if self.remotes else Repository(self.local, defaults)
 
     def open(self) -> None:
-        """Reach every remote repository. Raises: RemoteError, and then nothing is left of any."""
+        """Connect to every remote repository. Raises: RemoteError, after removing all copies."""
         try:
             for remote in self.remotes:
                 remote.open()
@@ -111,7 +111,7 @@ class Mirrors:
             remote.close()
 
     def refresh_all(self) -> tuple[dict[str, Finding], list[Finding]]:
-        """Bring all copies up to date. Returns: what keeps a model from it, by name, and what a repository."""
+        """Bring all copies up to date. Returns: what failed, for models by name, and for whole repositories."""
         failures: dict[str, Finding] = {}
         stray: list[Finding] = []
         for remote in self.remotes:
@@ -124,7 +124,7 @@ class Mirrors:
         return failures, stray
 
     def refresh(self, name: str) -> Finding | None:
-        """Bring the copies of one model up to date. Returns: what keeps it from being read."""
+        """Bring the copies of one model up to date. Returns: why it cannot be read, if so."""
         failed: dict[Remote, str] = {}
         for remote in self.remotes:
             try:
@@ -135,12 +135,12 @@ class Mirrors:
         for remote, reason in failed.items():
             if not found or remote.root / name in found:
                 return _failure(remote, name, reason)
-            # it is elsewhere; whether it is there too cannot be said
+            # it is elsewhere; whether it is here too is unknown
             logger.warning("%s", reason)
         return None
 
     def names(self) -> list[str]:
-        """List the names of the models, the remote ones as they are now; of what cannot be read, as they were."""
+        """List the names of the models. A remote repository that cannot be read lists those of its copy."""
         names = list_names(self.local)
         for remote in self.remotes:
             try:
@@ -151,17 +151,17 @@ class Mirrors:
         return sorted(names)
 
     def spelled(self, text: str) -> str:
-        """Put the URL of a repository where a text has the place of its copy."""
+        """Replace the paths of copies in a text by the URLs of their repositories."""
         for remote in self.remotes:
             text = text.replace(str(remote.root), str(remote.address))
         return text
 
 
 class MirroredRepository(Repository):
-    """A Repository whose copies of remote models are brought up to date whenever it looks at the disk.
+    """A Repository that brings its copies of remote models up to date whenever it looks at the disk.
 
-    Invariant: a model whose copy cannot be brought up to date is UNAVAILABLE with the reason, or goes on serving as it
-    was, where it serves.
+    Invariant: a model whose copy cannot be brought up to date is UNAVAILABLE with the reason, or, if it is being
+    served, continues as it was.
     """
 
     def __init__(self, mirrors: Mirrors, defaults: Defaults) -> None:
@@ -172,7 +172,7 @@ class MirroredRepository(Repository):
         self._stray: Sequence[Finding] = ()
 
     def scan(self) -> tuple[list[Entry], list[Finding], dict[str, bytes]]:
-        """Read everything, as it is in the stores now; it blocks."""
+        """Read everything, as it is in the stores now. Blocks."""
         prints = self._prints()
         entries, findings = scan(self._paths, self._defaults)
         kept = [entry for entry in entries if entry.name not in self._failures]
@@ -183,7 +183,7 @@ class MirroredRepository(Repository):
         return [*super()._stray_now(), *self._mirrors.refresh_all()[1]]
 
     def fingerprints(self) -> dict[str, bytes]:
-        """Bring all copies up to date and give the fingerprints of the models; it blocks."""
+        """Bring all copies up to date and return the fingerprints of the models. Blocks."""
         before = {str(finding) for finding in (*self._failures.values(), *self._stray)}
         prints = self._prints()
         for finding in (*self._failures.values(), *self._stray):
@@ -192,14 +192,14 @@ class MirroredRepository(Repository):
         return prints
 
     def _prints(self) -> dict[str, bytes]:
-        """Do the same, but log nothing."""
+        """Do the same as `fingerprints` without logging."""
         self._failures, self._stray = self._mirrors.refresh_all()
         prints = super().fingerprints()
         return dict.fromkeys(self._failures, _NOT_COPIED) | prints
 
     def read(self, name: str, config: Any = None) -> tuple[Entry | None, bytes]:
-        """Copy one model anew, where it has changed, and read it; it blocks."""
-        # one at a time: nothing of what is read is replaced meanwhile
+        """Copy one model again if it has changed, and read it. Blocks."""
+        # one at a time, so that nothing is replaced while it is read
         with self._turns.of(name):
             finding = self._mirrors.refresh(name)
             if finding is None:
@@ -207,7 +207,7 @@ class MirroredRepository(Repository):
         return _unread(name, finding), b"" if locate(self._mirrors.paths, name) else _NOT_COPIED
 
     def names(self) -> list[str]:
-        """List the names of the models in the stores and on disk; it blocks."""
+        """List the names of the models in the stores and on disk. Blocks."""
         return self._mirrors.names()
 
 

@@ -1,4 +1,4 @@
-"""Misfits: what is said of a model and cannot be had, or means nothing for one of its kind. Called by scan.py."""
+"""Misfits: settings of a model that cannot be honored, or have no effect on its kind. Used by scan.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NATIVE_FILE = "penstock.toml"
 
 
 def misfits(spec: ModelSpec, stated: Statement) -> list[Finding]:
-    """Find what is said of a model that means nothing for its kind."""
+    """Find settings of a model that have no effect on its kind."""
     findings = oversized(spec, stated)
     if spec.backend == PYTHON:
         findings += python.mistakes(stated)
@@ -26,7 +26,7 @@ def misfits(spec: ModelSpec, stated: Statement) -> list[Finding]:
 
 
 def _foreign(stated: Statement) -> list[Finding]:
-    """Find what penstock.toml says of an ensemble that means nothing for one."""
+    """Find settings in an ensemble's penstock.toml that have no effect on ensembles."""
     return [
         stated.mistake(name, f"{name} means nothing for an ensemble")
         for name in stated.values
@@ -35,7 +35,7 @@ def _foreign(stated: Statement) -> list[Finding]:
 
 
 def oversized(spec: ModelSpec, stated: Statement) -> list[Finding]:
-    """Find sizes that are more than a batch may have."""
+    """Find sizes that exceed the largest batch."""
     most = spec.policy.max_batch_rows
     if most is None:
         return []

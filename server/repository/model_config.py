@@ -1,6 +1,6 @@
-"""What a ModelConfig says, field by field: honoured, documentation, a hint, or refused. Nothing is ignored in silence.
+"""The fields of a ModelConfig: each is honored, documentation, a hint, or rejected. No field is ignored silently.
 
-Called by scan.py. docs/compatibility-triton.md has one row per field; a test holds it and `fields/` together.
+Used by scan.py. docs/compatibility-triton.md has one row per field; a test keeps it consistent with `fields/`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HONOURED = tuple(name for part in _PARTS for name in part.HONOURED)
 REFUSED = tuple(name for part in _PARTS for name in getattr(part, "REFUSED", ()))
 REASONS = {name: why for part in _PARTS for name, why in getattr(part, "REASONS", {}).items()}
 HINTS = {name: why for part in _PARTS for name, why in getattr(part, "HINTS", {}).items()}
-"""How Triton is to go about it, which changes no answer, and why it is done otherwise here: no reason not to serve."""
+"""Fields that tell Triton how to run a model without changing answers, and why they have no effect here."""
 DOCUMENTATION = tuple(name for part in _PARTS for name in getattr(part, "DOCUMENTATION", ()))
 
 
@@ -31,8 +31,8 @@ def read(
 ) -> tuple[Statement, list[Finding]]:
     """Read one ModelConfig, collecting every mistake.
 
-    `folder` is the model's, and has its name; `path` the configuration's, `lines` where its fields stand there.
-    `gpus`: those that are there; None: the runtime will be the judge.
+    `folder` is the model's, and has its name. `path` is the configuration's, and `lines` are the lines of its fields.
+    `gpus`: the GPUs present. None: the runtime decides.
     """
     notes = Notes(folder, path, config, lines, gpus or Gpus.told(None))
     notes.name = folder.name
@@ -50,7 +50,7 @@ def read(
 
 
 def _given(message: Any, names: list[str]) -> Iterator[bool]:
-    """Yield whether the field at the end of a dotted path is set, in every element on the way."""
+    """Yield whether the field at the end of a dotted path is set, for every element on the way."""
     field = message.DESCRIPTOR.fields_by_name[names[0]]
     value = getattr(message, names[0])
     if len(names) == 1:

@@ -1,4 +1,4 @@
-"""Names: what a model is called by its path, and which paths are a model themselves. Called by scan.py."""
+"""Names: the name of a model from its path, and which paths are themselves a model. Used by scan.py."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from .versions import KERAS_FILES, OF_KERAS, VERSION
 
 
 def is_single(path: Path) -> bool:
-    """Tell whether a path is a model itself: an .onnx file, or a SavedModel."""
+    """Return whether a path is itself a model: an .onnx file, or a SavedModel."""
     return tensorflow.is_saved_model(path) if path.is_dir() else path.suffix == ".onnx" and path.is_file()
 
 
 def name_of(path: Path) -> str:
-    """Give the name of a model that is one path."""
+    """Return the name of a model that is a single path."""
     return path.name.removesuffix(".savedmodel") if path.is_dir() else path.stem
 
 
 def bad_name(name: str) -> str | None:
-    """Say what is wrong with a model's name."""
+    """Describe what is wrong with a model's name, or return None."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -28,7 +28,7 @@ def bad_name(name: str) -> str | None:
 
 
 def bad_single(path: Path) -> str | None:
-    """Say what is wrong with a path that is a model itself."""
+    """Describe what is wrong with a path that is itself a model, or return None."""
     if path.is_dir() and VERSION.fullmatch(path.name):
         return one_version(path)
     hidden = "a model's name must not start with '.'" if path.name.startswith(".") else None
@@ -36,12 +36,12 @@ def bad_single(path: Path) -> str | None:
 
 
 def one_version(path: Path) -> str:
-    """Say what to give in the place of a version's folder."""
+    """Say which path to give instead of a version's folder."""
     return f"is one version of a model; give the folder that holds the model's: {path.parent.parent}"
 
 
 def no_path(path: Path) -> str:
-    """Say why a path is nothing that can be served."""
+    """Say why a path cannot be served."""
     if not path.exists():
         return f"is a link to what is not there: {path.readlink()}" if path.is_symlink() else "is not there"
     if path.name in tensorflow.GRAPH_FILES:
@@ -52,7 +52,7 @@ def no_path(path: Path) -> str:
 
 
 def no_model(path: Path) -> str:
-    """Say why a folder of a repository is no model."""
+    """Say why a folder of a repository is not a model."""
     if is_single(path):
         return "is a SavedModel without a version: its files belong in a folder 1 in it"
     return "is no model: it has neither a version folder (1, 2, ...) nor a configuration"

@@ -1,4 +1,4 @@
-"""Order: which models come before which. An ensemble needs the models of its steps. Called by ModelControl."""
+"""Order: the order in which models are loaded. An ensemble needs the models of its steps. Used by ModelControl."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 
 
 def put_in_order(needs: Mapping[str, Iterable[str]]) -> tuple[list[str], dict[str, str]]:
-    """Put names in an order in which each comes after those that it needs, as far as they are among the names.
+    """Sort names so that each comes after those that it needs, as far as they are among the names.
 
-    Returns: the order, and for each name that needs itself in the end why it cannot be. Source of the text: Triton
-    core, CircularDependencyCheck.
+    Returns: the order, and an error text for each name that depends on itself. Source of the text: Triton core,
+    CircularDependencyCheck.
     """
     order: list[str] = []
     left = {name: {other for other in others if other in needs} for name, others in needs.items()}
@@ -18,12 +18,12 @@ def put_in_order(needs: Mapping[str, Iterable[str]]) -> tuple[list[str], dict[st
         for name in ready:
             del left[name]
     circles = {name: text for name in left if (text := _circle(name, needs))}
-    # the others need one of a circle, and are told that it is not there
+    # the rest need a model of a cycle, and fail because it is not available
     return order + list(left), circles
 
 
 def _circle(name: str, needs: Mapping[str, Iterable[str]]) -> str:
-    """Say by which way a name needs itself; "" if it does not."""
+    """Describe the cycle by which a name needs itself; "" if there is none."""
     seen, look = set[str](), [name]
     while look:
         before = look.pop()

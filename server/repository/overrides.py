@@ -1,6 +1,6 @@
-"""Overrides: what a load request brings in the place of what is on disk. Names are checked here, files written here.
+"""Overrides: what a load request sends to replace what is on disk. Checks the names and writes the files.
 
-Called by ModelControl. Nothing that comes over the network names a place outside a folder made for it.
+Used by ModelControl. Nothing received over the network names a place outside a folder made for it.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from .scan import CONFIG_FILE
 PATH_PARTS = 8
 _TEXT_CHARS = 500
 _LOOSE = re.compile(r"""("(?:[^"\\]|\\.)*"?)|'((?:[^'\\]|\\.)*)'?|([A-Za-z_]\w*)(\s*:)?""", re.DOTALL)
-"""What may be a text, as JSON has it or between single quotes, or a name without any. It never goes back: linear."""
+"""A string in JSON or single quotes, or an unquoted name. The pattern never backtracks, so it takes linear time."""
 
 
 def check_name(name: str) -> None:
-    """Check that a model's name is one component of a path. Raises: InferError (INVALID)."""
+    """Check that a model's name is one path component. Raises: InferError (INVALID)."""
     if not is_component(name) or not name.strip() or name.startswith("."):
         raise InferError(Code.INVALID, f"invalid model name {name[:NAME_MAX_BYTES]!a}: it must be the name of a folder")
 
 
 def is_component(name: str) -> bool:
-    """Tell whether a name is one component of a path that every file system takes."""
+    """Return whether a name is one path component that every file system accepts."""
     return is_file_name(name) and name.isprintable()
 
 
 def check_files(model: str, files: Mapping[str, bytes]) -> None:
-    """Check that every name is a path inside the model's folder, and that all of them can be there at once.
+    """Check that every name is a path inside the model's folder, and that no name is also a folder of another.
 
     Raises: InferError (INTERNAL: Triton's code for a model that cannot be polled).
     """
@@ -53,7 +53,7 @@ def check_files(model: str, files: Mapping[str, bytes]) -> None:
         if name == CONFIG_FILE or parts[0] == "configs":
             raise _wrong_file(model, name, "is given as the parameter 'config'")
         if name == NATIVE_FILE:
-            # its hooks would run in the server itself; a model.py runs in a process of its own, as in Triton
+            # its hooks would run in the server itself, while a model.py runs in its own process, as in Triton
             raise _wrong_file(model, name, "cannot be given with a request")
 
 
@@ -63,7 +63,7 @@ def _wrong_file(model: str, name: str, what: str) -> InferError:
 
 
 def read_config(model: str, text: str) -> Any:
-    """Read a model's ModelConfig from its JSON. Raises: InferError (INVALID)."""
+    """Parse a model's ModelConfig from its JSON. Raises: InferError (INVALID)."""
     from google.protobuf import json_format
 
     config = model_config_pb2().ModelConfig()
@@ -73,18 +73,18 @@ def read_config(model: str, text: str) -> Any:
             raise TypeError("it must be an object")
         json_format.ParseDict(_listed(document, config.DESCRIPTOR), config)
     except (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        # protobuf lists the fields that there are, in names that no configuration has
+        # protobuf lists the available fields, by names that no configuration uses
         said = " ".join(str(error).partition(" Available Fields")[0].split())[:_TEXT_CHARS]
-        # an example client of Triton's looks for "failed to load"
+        # one of Triton's example clients looks for "failed to load"
         wrong = f"failed to load '{model}': load parameter 'config' is no JSON of a ModelConfig: {said}"
         raise InferError(Code.INVALID, wrong) from error
     return config
 
 
 def _parsed(text: str) -> Any:
-    """Parse JSON; names without quotes and single quotes are taken too. Raises: ValueError.
+    """Parse JSON, also accepting unquoted names and single quotes. Raises: ValueError.
 
-    Source: protobuf's C++ reader of JSON, which Triton's is; Triton's own tests write so.
+    Source: protobuf's C++ JSON parser, which Triton uses. Triton's own tests rely on this.
     """
     if has_more_values(text.encode("utf-8", "replace")):
         raise ValueError(TOO_MANY_VALUES)
@@ -106,7 +106,7 @@ def _quoted(found: re.Match[str]) -> str:
 
 
 def _listed(document: Any, message: Any) -> Any:
-    """Make a list of the one where a message has several: Triton's reader of JSON takes it so, Python's does not."""
+    """Wrap single values of repeated fields in lists: Triton's parser accepts them unwrapped, Python's does not."""
     if isinstance(document, list):
         return [_listed(each, message) for each in document]
     if not isinstance(document, dict) or message is None:
@@ -130,7 +130,7 @@ def _is_map(field: Any) -> bool:
 def write(name: str, files: Mapping[str, bytes]) -> Path:
     """Write files, which were checked, as a model's folder.
 
-    Returns: that folder, alone in a folder that nobody else may read. It is the caller's, to be removed with `remove`.
+    Returns: that folder, inside a private folder. The caller owns it and removes it with `remove`.
     """
     root = Path(tempfile.mkdtemp(prefix="penstock-"))
     try:

@@ -1,6 +1,6 @@
-"""config.pbtxt: protobuf text into tritonclient's ModelConfig, with the line of each field.
+"""config.pbtxt: parses protobuf text into tritonclient's ModelConfig, with the line of each field.
 
-Called by scan.py and completed_config.py, which alone touch protobuf.
+Used by scan.py and completed_config.py, the only other modules that use protobuf.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["field_lines", "mentioned", "message_of", "model_config_pb2", "parse"
 _TOKEN = re.compile(r"#[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|[A-Za-z_]\w*|[{}<>\[\]]|\n")
 _QUOTED_ENUM = re.compile(r"has no value named (\"\w+\"|'\w+')\.$")
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
-"""A byte that is not UTF-8, as errors="surrogateescape" hands it on."""
+"""A byte that is not UTF-8, as decoded by errors="surrogateescape"."""
 _MAPS = ("parameters", "metric_tags", "cc_model_filenames")
 
 
@@ -27,7 +27,7 @@ def parse(path: Path) -> tuple[Any, dict[str, int]]:
     """Read a config.pbtxt.
 
     Returns: the ModelConfig, and the line of the first mention of each field (`dynamic_batching.priority_levels`).
-    Raises: MistakeError with the line where the text is wrong.
+    Raises: MistakeError with the line of the error.
     """
     from google.protobuf import text_format
 
@@ -47,9 +47,9 @@ def parse(path: Path) -> tuple[Any, dict[str, int]]:
 
 
 def _drop_empty(config: Any) -> None:
-    """Drop what `metric_tags: {}` adds: JSON for none, which is an entry without name and value in protobuf's text.
+    """Drop the entry that `metric_tags: {}` adds: empty in JSON, but an entry without name and value in protobuf text.
 
-    Triton tells a model's configuration as such JSON. Pasted, it has the entry there too, and nothing comes of it.
+    Triton prints a model's configuration as such JSON. Triton too accepts it pasted, with the entry, to no effect.
     """
     chosen = config.optimization.execution_accelerators
     every = [*chosen.gpu_execution_accelerator, *chosen.cpu_execution_accelerator]
@@ -59,9 +59,9 @@ def _drop_empty(config: Any) -> None:
 
 
 def _text(path: Path) -> str:
-    """Read a config.pbtxt. Its comments may be in any encoding: Triton's parser reads past them unseen.
+    """Read a config.pbtxt. Its comments may be in any encoding, since Triton's parser skips them.
 
-    Raises: MistakeError when it cannot be read, or is not UTF-8 elsewhere, with the line.
+    Raises: MistakeError if the file cannot be read, or, with the line, if anything but comments is not UTF-8.
     """
     text = read_text(path, errors="surrogateescape")
     if _NOT_UTF8.search(text):
@@ -73,7 +73,7 @@ def _text(path: Path) -> str:
 
 
 def message_of(text: str | bytes) -> Any:
-    """Read a ModelConfig from its JSON. Raises: InferError (INVALID)."""
+    """Parse a ModelConfig from its JSON. Raises: InferError (INVALID)."""
     from google.protobuf import json_format
 
     config = model_config_pb2().ModelConfig()
@@ -85,7 +85,7 @@ def message_of(text: str | bytes) -> Any:
 
 
 def mentioned(text: str, names: Sequence[str]) -> int:
-    """Find the line on which a protobuf text first has one of these names in quotes, of the rarest; 0 for none."""
+    """Return the first line of a protobuf text that has one of these names in quotes, the rarest; 0 if none."""
     lines: dict[str, list[int]] = {name: [] for name in names}
     line = 1
     for piece in _TOKEN.findall(text):
@@ -97,9 +97,9 @@ def mentioned(text: str, names: Sequence[str]) -> int:
 
 
 def field_lines(text: str) -> dict[str, int]:
-    """Find the line on which each field of a protobuf text is first named, by its dotted path.
+    """Return the line on which each field of a protobuf text is first named, by its dotted path.
 
-    With each string that a field is given: of `parameters.key`, one of many, `parameters.key=threads` says which.
+    String values have entries of their own: `parameters.key=threads` distinguishes one `parameters.key` from others.
     """
     lines: dict[str, int] = {}
     opened: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""penstock.toml: the native configuration of one model, read strictly. Called by scan.py."""
+"""penstock.toml: the native configuration of one model, parsed strictly. Used by scan.py."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _WORD_LINE = re.compile(rf"\s*{_NAME}\s*=")
 _TABLE_LINE = re.compile(rf"\s*\[\s*{_NAME}\s*\]")
 
 _ELSEWHERE = frozenset({"enable_cuda_graph"})
-"""Options of providers that have a key of their own: gpu_graphs."""
+"""Provider options that have a key of their own: gpu_graphs."""
 
 PADDING = "padding.<input>"
-"""The table of one input's padded axis, as it is written of: `[padding.input_ids]`, for one."""
+"""The name in messages for the table of one input's padded axis, for example `[padding.input_ids]`."""
 
 KEYS: dict[str, dict[str, key_checks.Check]] = {
     "model": {"backend": key_checks.word, "file": key_checks.file_name, "versions": key_checks.versions},
@@ -90,25 +90,25 @@ KEYS: dict[str, dict[str, key_checks.Check]] = {
         "pinned": key_checks.flag,
     },
 }
-"""Every table and key, with what it takes. docs/repository.md explains each; a test holds the two together."""
+"""Every table and key, with its Check. docs/repository.md explains each; a test keeps the two consistent."""
 
 
 PROVIDERS: dict[str, dict[str, key_checks.Check]] = {
     f"runtime.{provider}": {name: key_checks.option(check) for name, check in options.items() if name not in _ELSEWHERE}
     for provider, options in OPTIONS.items()
 }
-"""The tables of ONNX Runtime's providers, likewise."""
+"""The tables of ONNX Runtime's providers, in the same form."""
 
 
 def read_toml(path: Path) -> tuple[Statement, list[Finding]]:
-    """Read a penstock.toml; what is wrong in it is found all at once.
+    """Read a penstock.toml, collecting every mistake.
 
-    Raises: MistakeError when it is no TOML at all.
+    Raises: MistakeError if it is not TOML.
     """
     text = read_text(path)
     try:
         document = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also of an integer with thousands of digits
+    except (ValueError, RecursionError) as error:  # also raised for an integer with thousands of digits
         place = re.search(r"\(at line (\d+), column \d+\)", str(error))
         raise MistakeError(Finding(path, f"is not TOML: {error}", int(place[1]) if place else 0)) from error
     lines = key_lines(text)
@@ -124,7 +124,7 @@ def read_toml(path: Path) -> tuple[Statement, list[Finding]]:
 
 
 def _line(lines: Mapping[str, int], name: str) -> int:
-    """Give the line of a key, or of the table it is in."""
+    """Return the line of a key, or of the table that contains it."""
     while name and name not in lines:
         name = name.rpartition(".")[0]
     return lines.get(name, 0)
@@ -155,7 +155,7 @@ def _padding_entries(content: Any) -> Iterator[tuple[str, Any, str]]:
 
 
 def _table_entries(table: str, place: str, content: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """Check the keys of a table of KEYS; `place` is how the file names it."""
+    """Check the keys of a table of KEYS. `place` is its name in the file."""
     for key, value in content.items():
         name = f"{place}.{key}"
         if name in PROVIDERS:
@@ -172,7 +172,7 @@ def _table_entries(table: str, place: str, content: dict[str, Any]) -> Iterator[
 
 
 def _provider_entries(name: str, content: Any) -> Iterator[tuple[str, Any, str]]:
-    """Check the table of a provider, which is asked for by being there."""
+    """Check the table of a provider. Its presence alone enables the provider."""
     if not isinstance(content, dict):
         yield name, None, f"{name}: got {_given(content)}, takes a table: [{name}]"
         return
@@ -185,7 +185,7 @@ def _keys(table: str) -> Mapping[str, key_checks.Check]:
 
 
 def _unknown(table: str, word: str, name: str = "") -> str:
-    """Say what is unknown, `name` a key of `table` or else a table, and what of a like name there is."""
+    """Describe an unknown key of `table`, or an unknown table, and suggest a similar known one."""
     every = {known: f"{owner}.{known}" for owner, keys in [*PROVIDERS.items(), *KEYS.items()] for known in keys}
     tables = {known.partition(".")[0]: known for known in KEYS}
     here = {known: f"{table}.{known}" for known in _keys(table)} if table else tables
@@ -204,13 +204,13 @@ def _given(value: Any) -> str:
     kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list", dict: "table"}
     try:
         text = f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
-    except ValueError:  # Python writes no integer of so many digits
+    except ValueError:  # Python does not print an integer with that many digits
         text = "thousands of digits"
     return f"{text[:60]}{'...' if len(text) > 60 else ''} ({kinds.get(type(value), 'date or time')})"
 
 
 def _composed(statement: Statement, findings: list[Finding]) -> Statement:
-    """Put together what takes two keys to say, and find the hooks' file."""
+    """Combine keys that belong together, and locate the hooks' file."""
     values = dict(statement.values)
     count, devices = values.pop("instances.count", None), values.pop("instances.devices", None)
     if count is not None or devices:
@@ -242,7 +242,7 @@ def _composed(statement: Statement, findings: list[Finding]) -> Statement:
 
 
 def _workers(statement: Statement, values: dict[str, Any]) -> Iterator[Finding]:
-    """Find what is wrong with the processes that hooks are to run in, and put their requirements' path together."""
+    """Find mistakes about the hooks' worker processes, and resolve the path of their requirements."""
     workers, replicas = values.get("hooks.workers"), values.get("hooks.replicas", "shared")
     for key in ("interpreter", "requirements", "worker_memory_mb"):
         if f"hooks.{key}" in values and not workers:
@@ -257,7 +257,7 @@ def _workers(statement: Statement, values: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _padding(values: dict[str, Any]) -> tuple[PaddedAxis, ...]:
-    """Take out what is said of inputs to be padded."""
+    """Remove the padding entries from `values` and return them as PaddedAxis objects."""
     axes: dict[str, dict[str, Any]] = {}
     for name in [name for name in values if name.startswith("padding.")]:
         tensor, _, key = name.removeprefix("padding.").rpartition(".")
@@ -266,7 +266,7 @@ def _padding(values: dict[str, Any]) -> tuple[PaddedAxis, ...]:
 
 
 def key_lines(text: str) -> dict[str, int]:
-    """Find the line of each table and key. Best effort: lines inside multi-line strings may be taken for keys."""
+    """Return the line of each table and key. Best effort: lines inside multi-line strings may be taken for keys."""
     lines: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -282,5 +282,5 @@ def key_lines(text: str) -> dict[str, int]:
 
 
 def _plain(name: str) -> str:
-    """Write a dotted key without quotes."""
+    """Return a dotted key without quotes."""
     return ".".join(part.strip("\"'") for part in re.findall(_PART, name))

@@ -1,8 +1,8 @@
-"""Placing: on which devices a model's Instances are, and what its runtime is told that is about GPUs.
+"""Placing: the devices of a model's Instances, and the GPU options of its runtime.
 
-Called by scan.py, when all that is said of a model has been read, and for Cortex. A model that asks for a GPU where
-there is none is not served, unless it may run on the CPU instead; one whose GPU does not work is found by loading it.
-One that leaves it open goes where it can: if it is given a GPU that turns out not to work, it runs on the CPU.
+Used by scan.py once a model's configuration has been read, and for Cortex. A model that requests a GPU where none is
+present is not served, unless it may run on the CPU; a GPU that does not work is found by loading the model. A model
+that requests no device and is given a GPU that turns out not to work runs on the CPU.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _ASKS = {
     f"runtime.{CUDA}": "execution accelerator 'cuda'", f"runtime.{TENSORRT}": "execution accelerator 'tensorrt'",
     _GRAPHS: "CUDA graphs",
 }  # fmt: skip
-"""What asks for a GPU, and how a mistake calls it."""
+"""The settings that request a GPU, and their names in messages."""
 _HINTS = {**_ASKS, _GRAPHS: "optimization.cuda.graphs"}
 _PASSED = {
     _GRAPHS: "penstock.gpu_graphs", "runtime.gpu_memory": "penstock.gpu_memory_bytes",
     "runtime.pinned": "penstock.pinned", f"runtime.{TENSORRT}": "penstock.tensorrt",
 }  # fmt: skip
-"""What is said to a Loader of a GPU, by the name of its option."""
+"""The settings about GPUs that are passed to a Loader, and the names of its options."""
 _WAY_OUT = "; --cpu-fallback=true would serve it on the CPU"
 
 
 def resolve(stated: Statement, backend: str, gpus: Gpus) -> Statement:
-    """Put the devices that there are where penstock.toml leaves them open."""
+    """Fill in the default devices where penstock.toml leaves them open."""
     groups = stated.get("instances", ())
     if not any(group.devices == (ANY_DEVICE,) for group in groups):
         return stated
@@ -52,9 +52,9 @@ def resolve(stated: Statement, backend: str, gpus: Gpus) -> Statement:
 
 
 def without_places(stated: Statement) -> tuple[Statement, list[Finding]]:
-    """Take out what names files in a configuration that came with a request: it may name none.
+    """Remove what names files from a configuration sent in a request, which must not name any.
 
-    Returns: what is left, and a mistake for each. What penstock.toml says of the same is not shown beside it.
+    Returns: the rest, and a mistake for each. penstock.toml's value for the same key is not reported beside it.
     """
     text = "names a place on the server's machine, and cannot be given with a request"
     found = {
@@ -73,7 +73,7 @@ def _anywhere(groups: tuple[InstanceGroup, ...], devices: tuple[str, ...]) -> It
 
 
 def _lacking(groups: tuple[InstanceGroup, ...], gpus: Gpus) -> str:
-    """Say which device there is not; "" if all are, as far as can be told."""
+    """Name a device that is missing; "" if none is, as far as is known."""
     wanted = [device for group in groups for device in group.devices if device != "cpu"]
     if not wanted or gpus.numbers is None:
         return ""
@@ -84,9 +84,9 @@ def _lacking(groups: tuple[InstanceGroup, ...], gpus: Gpus) -> str:
 
 
 def place(spec: ModelSpec, stated: Statement, defaults: Defaults) -> tuple[ModelSpec, list[Finding]]:
-    """Give a model its devices, and its Loader's options that are about GPUs.
+    """Set a model's devices, and its Loader's options for GPUs.
 
-    Returns: what is wrong, too: a mistake where there is no GPU for it, a warning where it is served without one.
+    Returns: also a mistake if there is no GPU for it, or a warning if it is served without one.
     """
     if spec.ensemble is not None:
         return spec, []
@@ -110,7 +110,7 @@ def place(spec: ModelSpec, stated: Statement, defaults: Defaults) -> tuple[Model
         text = "has no effect: the model runs on the CPU"
         return spec, [replace(stated.mistake(name, f"{_HINTS[name]} {text}"), mistake=False) for name in hints]
     at = stated.mistake(asking or (LACKING if LACKING in stated.places else "instances"), lacking)
-    if not allowed or (groups is stated.get("instances") and gpus.numbers):  # what works can be said
+    if not allowed or (groups is stated.get("instances") and gpus.numbers):  # what would work can be named
         open_to_it = gpus.numbers == () and "runtime.cpu_fallback" not in stated.values
         return spec, [replace(at, message=lacking + _WAY_OUT) if open_to_it else at]
     spec = moved(spec, lacking) if on_gpu else replace(spec, fallback=lacking)
@@ -118,10 +118,10 @@ def place(spec: ModelSpec, stated: Statement, defaults: Defaults) -> tuple[Model
 
 
 def _is_a_hint(stated: Statement, name: str) -> bool:
-    """Tell whether what asks for a GPU elsewhere asks for none here, because a ModelConfig says it.
+    """Return whether a setting that elsewhere requests a GPU does not, because it comes from a ModelConfig.
 
-    Its graphs never do: Triton has them for TensorRT only. Its accelerators do where it leaves the devices open.
-    Source: ModelState::LoadModel in Triton's onnxruntime.cc, which reads them for instances on GPUs alone.
+    `graphs` never requests one there: Triton has it for TensorRT only. Accelerators do if the devices are left open.
+    Source: ModelState::LoadModel in Triton's onnxruntime.cc, which reads them only for instances on GPUs.
     """
     place = stated.places.get(name)
     said_there = place is not None and place[0].suffix != ".toml"
@@ -129,14 +129,14 @@ def _is_a_hint(stated: Statement, name: str) -> bool:
 
 
 def _options(spec: ModelSpec, stated: Statement, defaults: Defaults, allowed: bool) -> dict[str, str]:
-    """Give the options of a model that has a GPU."""
+    """Return the Loader's options of a model that has a GPU."""
     said = {CPU_FALLBACK: "1"} if allowed else {}
     if spec.backend != BACKEND:
         return {**spec.options, **said}
     said |= {option: f"{stated.values[name]:d}" if stated.values[name] is True else str(stated.values[name])
              for name, option in _PASSED.items() if name in stated.values}  # fmt: skip
     if said.get("penstock.tensorrt") and (graphs := said.pop("penstock.gpu_graphs", "auto")) != "auto":
-        said["tensorrt.trt_cuda_graph_enable"] = graphs  # it captures for itself
+        said["tensorrt.trt_cuda_graph_enable"] = graphs  # TensorRT captures graphs itself
     if not said.get("penstock.tensorrt"):
         said.setdefault("penstock.gpu_graphs", "auto")
     for provider, options in OPTIONS.items():
@@ -150,7 +150,7 @@ def _options(spec: ModelSpec, stated: Statement, defaults: Defaults, allowed: bo
 
 
 def _rows(spec: ModelSpec, stated: Statement) -> tuple[int, ...]:
-    """Give the sizes that graphs and TensorRT's profiles are made for, or that are said; none where none need be."""
+    """Return the sizes to build graphs and TensorRT profiles for, configured or derived; empty if none are needed."""
     policy = spec.policy
     most = policy.default_max_batch_rows if policy.max_batch_rows is None else policy.max_batch_rows
     if policy.allowed_rows or most < 1:

@@ -1,6 +1,6 @@
-"""Python models in a repository: when a folder is one, what its configuration may say, and where its code runs.
+"""Python models in a repository: recognizes them, checks their configuration, and determines where their code runs.
 
-Called by scan.py. Nothing here runs a model's code.
+Used by scan.py. Nothing here runs a model's code.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _FOREIGN = {
     "batch_outputs": "the model answers each request by itself",
     "device_priority": "its processes take no turns on a device",
 }
-"""What means nothing for a Python model, and why."""
+"""Settings that have no effect on a Python model, and why."""
 
 
 def lacks_backend(config: Any, folder: Path) -> bool:
-    """Tell whether a configuration leaves out that this is a Python model: a version has model.py, none model.onnx.
+    """Return whether a configuration omits that this is a Python model: a version has model.py, none has model.onnx.
 
     Source: Triton's core, AutoCompleteBackendFields.
     """
@@ -51,7 +51,7 @@ def lacks_backend(config: Any, folder: Path) -> bool:
 
 
 def mistakes(stated: Statement) -> list[Finding]:
-    """Find what is said of a Python model that means nothing for one."""
+    """Find settings that have no effect on a Python model."""
     return [stated.mistake(name, f"{name} means nothing for a Python model: {why}") for name, why in _wrong(stated)]
 
 
@@ -73,9 +73,9 @@ def _wrong(stated: Statement) -> Iterator[tuple[str, str]]:
 
 
 def as_python(spec: ModelSpec, stated: Statement, config: Any) -> ModelSpec:
-    """Complete what is said of a Python model.
+    """Complete the spec of a Python model.
 
-    Unless a scheduler is asked for, each request is run by itself, as in Triton.
+    Unless a scheduler is configured, each request runs by itself, as in Triton.
     """
     policy = spec.policy
     asked = (HELD, "batching.preferred", "batching.max_queue_delay_us", "batching.cap")
@@ -83,14 +83,14 @@ def as_python(spec: ModelSpec, stated: Statement, config: Any) -> ModelSpec:
         policy = replace(policy, cap_rows=1)
     sequence = stated.get("sequence")
     if sequence is not None and sequence.iterative and not policy.cap_rows:
-        # all that go on are there by now: sizes that are learned leave room for those that are being answered
+        # all that continue are queued by now; a learned size would leave room for those being answered
         policy = replace(policy, cap_rows=policy.max_batch_rows)
     declared = orjson.dumps(to_json(config)).decode()
     return replace(spec, policy=policy, declared=declared, worker=worker(stated), backend=PYTHON)
 
 
 def worker(stated: Statement) -> WorkerSpec:
-    """Give where its code runs, as it is stated."""
+    """Return where its code runs, as configured."""
     names = ("interpreter", "requirements", "timeout_s")
     said = {name: stated.values[f"worker.{name}"] for name in names if f"worker.{name}" in stated.values}
     return WorkerSpec(**said, memory_bytes=stated.get("worker.memory_mb", 0))

@@ -1,6 +1,6 @@
-"""Remote: one remote model repository, copied into a folder of this machine.
+"""Remote: one remote model repository, copied to a local folder.
 
-Made by Mirrors, one for each URL among the repositories. docs/repository.md says what is copied when.
+Made by Mirrors, one per repository URL. docs/repository.md describes what is copied and when.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ logger = logging.getLogger("penstock.repository")
 
 INSTALL = "pip install 'penstock[remote]'"
 _AT_ONCE = 8
-"""How many models are copied at once from a store whose client takes it."""
+"""How many models are copied concurrently if the store's client supports it."""
 _TEXT_CHARS = 500
 _TELLING = (
     "ETag", "etag", "e_tag", "md5Hash", "content_md5", "Content-MD5", "Digest", "checksum", "sha", "blob_id",
     "generation", "version_id", "VersionId", "LastModified", "last_modified", "Last-Modified", "mtime", "modified",
     "modify", "updated", "created", "ino",
 )  # fmt: skip
-"""What stores call that which changes with a file's content."""
+"""The names by which stores report what changes with a file's content."""
 
 Entry = Mapping[str, Any]
-"""What a store says about one file or folder."""
+"""What a store reports about one file or folder."""
 
 
 class RemoteError(Exception):
-    """Why a remote repository, or a model in it, cannot be read. Its text holds no credentials."""
+    """A remote repository, or a model in it, cannot be read. The text holds no credentials."""
 
 
 @dataclass(slots=True)
 class _Found:
-    """What a model's remote folder holds, by path beneath the repository."""
+    """The contents of a model's remote folder, by path relative to the repository."""
 
     folders: set[str] = field(default_factory=set)
     files: dict[str, Entry] = field(default_factory=dict)
@@ -61,15 +61,16 @@ class _Found:
 class Remote:
     """One remote repository and its copy.
 
-    Invariants: nobody else may read the copy. A model's files change together, and not at all if one cannot be copied.
-    What has not changed is not copied again. Nothing that the store says names a place outside `root`.
-    Threads: any; it blocks. Each model is copied by one of them at a time.
+    Invariants: the copy is private to this user. A model's files change together, or not at all if one cannot be
+    copied.
+    Unchanged files are not copied again. Nothing that the store reports names a place outside `root`.
+    Threads: any. Blocks. Each model is copied by one thread at a time.
     """
 
     def __init__(self, url: str) -> None:
         self._depot = Depot(url)
         self._home, self._lacking = home_of(url)
-        # also where a start that fails closes nothing
+        # also removes it if a failed start never calls close
         self._remove_home = weakref.finalize(self, shutil.rmtree, self._home, ignore_errors=True)
         name = self.address.shown.rpartition("/")[2]
         self.root = self._home / (name if is_component(name) and not name.startswith(".") else "models")
@@ -82,11 +83,11 @@ class Remote:
 
     @property
     def address(self) -> Address:
-        """Where it is."""
+        """The repository's Address."""
         return self._depot.address
 
     def open(self) -> None:
-        """Reach the store and see that the repository is there. Raises: RemoteError."""
+        """Connect to the store and check that the repository exists. Raises: RemoteError."""
         with self._told():
             try:
                 from fsspec.callbacks import Callback
@@ -105,14 +106,14 @@ class Remote:
         logger.info("%s is copied to %s", self.address, self.root)
 
     def close(self) -> None:
-        """Remove the copy. What is being copied meanwhile ends with RemoteError."""
+        """Remove the copy. Copying that is in progress ends with RemoteError."""
         self._closed.set()
         self._remove_home()
 
     # -- what is there -----------------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """List the names of the models that the store has now; nothing is copied. Raises: RemoteError."""
+        """List the names of the models now in the store, without copying. Raises: RemoteError."""
         with self._told():
             self._depot.renew()
             folders = self._folders()
@@ -126,16 +127,16 @@ class Remote:
     def _is_model(self, name: str) -> bool:
         with self._turn(name), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             return self._looks_like_a_model(self._listed(name))
-        return False  # gone since it was listed
+        return False  # deleted since it was listed
 
     def _looks_like_a_model(self, entries: Mapping[str, Entry]) -> bool:
-        """Likewise scan.py of a folder."""
+        """Apply the rule that scan.py has for a folder."""
         return not {CONFIG_FILE, NATIVE_FILE}.isdisjoint(entries) or any(
             VERSION.fullmatch(name) is not None and self._is_folder(entry) for name, entry in entries.items()
         )
 
     def _listed(self, inner: str) -> dict[str, Entry]:
-        """Give what a folder holds, by name. Names that are not a file's or a folder's in it are left out."""
+        """Return the contents of a folder by name. Names that do not belong to an entry of the folder are left out."""
         self._depot.files.invalidate_cache()
         place = self._place(inner)
         above = place.strip("/")
@@ -145,7 +146,7 @@ class Remote:
             if name == above:
                 if entry["type"] == "file" and entry.get("size"):
                     raise NotADirectoryError(name)
-                continue  # how object stores note an empty folder
+                continue  # object stores list an empty folder this way
             rest = name.removeprefix(f"{above}/") if above else name
             if (above and rest == name) or not is_component(rest) or rest == ".." or {"?", "#", "\\"} & set(rest):
                 self._refuse(name, inner)
@@ -161,11 +162,11 @@ class Remote:
 
     def _is_folder(self, entry: Entry) -> bool:
         if entry["type"] not in {"file", "directory"}:
-            return bool(self._depot.files.isdir(entry["name"]))  # a link, to a store that has them
+            return bool(self._depot.files.isdir(entry["name"]))  # a link, in a store that has links
         return bool(entry["type"] == "directory")
 
     def _walked(self, name: str) -> _Found:
-        """Give all that a model's folder holds; nothing within what is no model."""
+        """Return everything in a model's folder. A folder that is not a model is not walked."""
         found = _Found({name})
         entries = self._listed(name)
         if self._looks_like_a_model(entries):
@@ -184,9 +185,10 @@ class Remote:
     # -- the copy ----------------------------------------------------------------------------------------------
 
     def refresh_all(self) -> dict[str, str]:
-        """Bring the copy of every model up to date, and remove those that are no more.
+        """Bring the copy of every model up to date, and remove those that no longer exist.
 
-        Returns: the reasons of those whose copy stays as it was. Raises: RemoteError when nothing could be looked at.
+        Returns: the reasons for models whose copy was left as it was. Raises: RemoteError if the store cannot be
+        listed.
         """
         with self._told():
             self._depot.renew()
@@ -196,7 +198,7 @@ class Remote:
             return {name: reason for name, reason in zip(names, self._each(self._tried, names), strict=True) if reason}
 
     def refresh(self, name: str) -> None:
-        """Bring the copy of one model up to date; remove it if it is no more. Raises: RemoteError."""
+        """Bring the copy of one model up to date, or remove it if the model is gone. Raises: RemoteError."""
         with self._told(name):
             self._depot.renew()
             self._refresh(name)
@@ -220,7 +222,7 @@ class Remote:
         return ""
 
     def _fetched(self, found: _Found, made: Path) -> dict[str, tuple[Path | None, str]]:
-        """Copy what has changed into `made`. Returns: by path, the file, None if it is as before, and its stamp."""
+        """Copy changed files into `made`. Returns: for each path, the new file (None if unchanged) and its stamp."""
         fetched: dict[str, tuple[Path | None, str]] = {}
         for number, (place, entry) in enumerate(found.files.items()):
             entry = self._complete(entry)
@@ -233,17 +235,17 @@ class Remote:
             size = entry.get("size")
             if size is not None and file.stat().st_size != size:
                 raise RemoteError(f"{place}: {file.stat().st_size} bytes came of {size}")
-            # another time alone is no change: what looks at the copy would load the model anew
+            # a new modification time alone would cause a reload of the model
             same = known.is_file() and filecmp.cmp(known, file, shallow=False)
             fetched[place] = None if same else file, stamp
         return fetched
 
     def _complete(self, entry: Entry) -> Entry:
-        """Ask for what a listing does not tell."""
+        """Query what a listing does not report."""
         return entry if stamp_of(entry) else {**entry, **self._depot.files.info(entry["name"]), "name": entry["name"]}
 
     def _place_all(self, name: str, found: _Found, fetched: Mapping[str, tuple[Path | None, str]]) -> None:
-        """Put in place what was fetched, and remove what is no more."""
+        """Move fetched files into place, and remove files that no longer exist."""
         self._refuse_if_closed()
         for place, _, _ in os.walk(self.root / name, topdown=False):
             inner = Path(place).relative_to(self.root).as_posix()
@@ -275,7 +277,7 @@ class Remote:
         return f"{self._depot.top}/{inner}" if inner else self._depot.top
 
     def _each(self, work: Callable[[str], Any], names: list[str]) -> list[Any]:
-        """Do it for all names, several at once where the store's client takes it."""
+        """Call `work` for all names, concurrently if the store's client supports it."""
         if len(names) < 2 or not self._concurrent:
             return [work(name) for name in names]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -286,7 +288,7 @@ class Remote:
         return bool(getattr(self._depot.files, "async_impl", False))
 
     def _turn(self, name: str) -> threading.Lock:
-        """Give what one thread at a time holds: for each model, or for a store whose client takes one call at once."""
+        """Return the lock for a model, or the lock for the whole store if its client takes one call at a time."""
         return self._turns.of(name if self._concurrent else "")
 
     def _refuse_if_closed(self) -> None:
@@ -295,7 +297,7 @@ class Remote:
 
     @contextlib.contextmanager
     def _told(self, name: str = "") -> Iterator[None]:
-        """Turn whatever the store's client raises into RemoteError, without what only the server may know."""
+        """Convert any exception of the store's client into RemoteError, without credentials."""
         try:
             yield
         except RemoteError:
@@ -308,13 +310,13 @@ class Remote:
 
 
 def stamp_of(entry: Entry) -> str:
-    """Give what changes when a file does, nothing if its store does not tell."""
+    """Return a text that changes when a file changes; empty if the store does not report any."""
     told = [f"{key}={entry[key]}" for key in _TELLING if entry.get(key) is not None]
     return " ".join([f"size={entry.get('size')}", *told]) if told else ""
 
 
 def reason_of(error: Exception) -> str:
-    """Give what a store's library has raised, on one line."""
+    """Return the message of a store library's exception, on one line."""
     said = " ".join(str(error).split())[:_TEXT_CHARS]
     if isinstance(error, FileNotFoundError):
         return "no such file or folder"

@@ -26,10 +26,10 @@ RESTLESS = "its files are different at each look"
 class Repository:
     """All models under some paths.
 
-    Invariant: what cannot be served is UNAVAILABLE with its reason, and stops nothing else.
-    `loaded` is whether what is loaded at start has been. `records` has what was loaded or was to be, by name.
-    `mistakes`: the paths that are no repository. `restless`: the models whose files do not stop changing (looks.py).
-    Threads: the event loop's, but for what says that it blocks, which touches the disk and nothing else.
+    Invariant: what cannot be served is UNAVAILABLE with its reason, and does not affect other models.
+    `loaded`: whether loading at start has ended. `records`: by name, the models that were loaded or should have been.
+    `mistakes`: paths that are not repositories. `restless`: models whose files keep changing (looks.py).
+    Threads: the event loop's, except for the methods that block, which only touch the disk.
     """
 
     def __init__(self, paths: Iterable[Path], defaults: Defaults | None = None) -> None:
@@ -46,7 +46,7 @@ class Repository:
     # -- the disk ----------------------------------------------------------------------------------------------
 
     def scan(self) -> tuple[list[Entry], list[Finding], dict[str, bytes]]:
-        """Read everything on disk; it blocks.
+        """Read everything on disk. Blocks.
 
         Returns: an Entry per model, the findings that concern no model, and the fingerprints of all models.
         """
@@ -54,7 +54,7 @@ class Repository:
         return *scan(self._paths, self._defaults), prints
 
     def review(self) -> None:
-        """Forget the mistakes that are no more; it blocks."""
+        """Drop the mistakes that no longer apply. Blocks."""
         if self.mistakes:
             now = {finding.path for finding in self._stray_now() if finding.whole}
             self.mistakes = [finding for finding in self.mistakes if finding.path in now]
@@ -63,10 +63,10 @@ class Repository:
         return scan(self._paths, self._defaults)[1]
 
     def fingerprints(self) -> dict[str, bytes]:
-        """Give the fingerprint of each model on disk, what cannot be looked at as it was read last; it blocks.
+        """Return the fingerprint of each model on disk, or the last known one if it cannot be read. Blocks.
 
-        So does a repository that holds no models any more, if it did at the look before: a share that is away may look
-        like an empty folder.
+        A repository that holds no models now, but did at the previous poll, keeps its fingerprints too: an unmounted
+        share may look like an empty folder.
         """
         prints, unread = self._looked()
         for place in unread.keys() - self._unread:
@@ -84,7 +84,7 @@ class Repository:
         return {name: known[name] for name in kept & known.keys()} | prints, unread
 
     def _away(self, found: Mapping[Path, list[str]], unread: Iterable[Path]) -> set[str]:
-        """Give the models of the repositories that hold none at this look, and did at the look before."""
+        """Return the models of the repositories that are empty at this poll but were not at the previous one."""
         unseen = {path for path in found for place in unread if place.is_relative_to(path.absolute())}
         empty = [path for path, names in found.items() if not names and path.is_dir() and path not in unseen]
         away = {name for path in empty for name in self._held.get(path, ())}
@@ -95,21 +95,21 @@ class Repository:
         return away
 
     def fingerprint(self, name: str) -> bytes:
-        """Give the fingerprint of one model, of what was copied of it if it is remote; it blocks."""
+        """Return the fingerprint of one model, or of its copy if it is remote. Blocks."""
         places: list[Path] = []
         for place in locate(self._paths, name):
             places.append(place)
             if is_single(place):
-                # what a model that is no folder of a repository may have beside it
+                # files beside a model that is not a folder of a repository
                 beside = place.parent
                 places += [place.with_name(f"{name}.toml"), beside / "penstock.toml", *sorted(beside.glob("*.py"))]
         return fingerprint(place for place in places if place.exists())
 
     def read(self, name: str, config: Any = None) -> tuple[Entry | None, bytes]:
-        """Read one model, `config` in the place of its config.pbtxt; it blocks.
+        """Read one model, with `config` instead of its config.pbtxt if given. Blocks.
 
-        Returns: its Entry, None if it is not there, and its fingerprint from before; without one, if it cannot be
-        read: what lacked may be there the next time, and the files what they are now.
+        Returns: its Entry (None if it does not exist) and the fingerprint taken before reading. If the model cannot be
+        read, the fingerprint is empty, since the next attempt may succeed with the same files.
         """
         try:
             print_ = self.fingerprint(name)
@@ -119,28 +119,28 @@ class Repository:
             return Entry(name, place, findings=(Finding(place, f"cannot be read: {error.strerror}", model=name),)), b""
 
     def read_folder(self, folder: Path, config: Any) -> Entry | None:
-        """Read a folder that is a model; it blocks. Raises: OSError."""
+        """Read a folder that is a model. Blocks. Raises: OSError."""
         return read_folder(folder, self._defaults, config)
 
     def names(self) -> list[str]:
-        """List the names of the models on disk, one that is there twice, twice; it blocks."""
+        """List the names of the models on disk. A duplicate is listed twice. Blocks."""
         return list_names(self._paths)
 
     # -- what is known -----------------------------------------------------------------------------------------
 
     def note(self, names: Iterable[str]) -> None:
-        """Note what names there are, for the index; one that is there twice, twice."""
-        self._names = Counter(iter(names))  # of a mapping its values would be the counts
+        """Record the names that exist, for the index. A duplicate is counted twice."""
+        self._names = Counter(iter(names))  # a mapping's values would be taken for counts
 
     def record(self, name: str) -> ModelRecord:
-        """Give a model's ModelRecord, a new one if need be."""
+        """Return a model's ModelRecord, creating it if needed."""
         return self.records.setdefault(name, ModelRecord(name))
 
     def ready(self, strict: bool = True) -> bool:
-        """Tell whether all that should be served is, and no path a mistake; not strict: whether loading has ended."""
+        """Return whether all that should be served is and no path is a mistake; not strict: whether loading ended."""
         if not self.loaded:
             return False
-        # probes come every second, and there may be hundreds of models: in no order, and the usual case first
+        # probes come every second and there may be hundreds of models: no sorting, the usual case first
         return not strict or (
             not self.mistakes
             and all(
@@ -151,9 +151,9 @@ class Repository:
         )
 
     def index(self, ready: bool = False) -> list[dict[str, str]]:
-        """List every version with its state, as `POST /v2/repository/index` does; `ready`: only those that are.
+        """List every version with its state, as `POST /v2/repository/index` does. `ready`: only those that are.
 
-        What was never loaded is there by its name, with why if it is there twice, or does not stop changing.
+        A model that was never loaded is listed by name, with the reason if it is a duplicate or keeps changing.
         """
         rows: list[dict[str, str]] = []
         for name in sorted({*self._names, *self.records}):
@@ -174,7 +174,7 @@ class Repository:
         return rows
 
     def readiness(self) -> Iterator[tuple[str, str, bool]]:
-        """Give the name and the version of all that should be served, and whether it is; "": a model as a whole."""
+        """Yield the name and version of all that should be served, and whether it is. Version "": the whole model."""
         for name in sorted({*self._names, *self.records}):
             listed = self.records[name].listed() if name in self.records else []
             if not listed and self._names[name] > 1:
@@ -184,20 +184,21 @@ class Repository:
                     yield name, str(held.version or ""), held.state is ModelState.READY
 
     def config(self, model: Model) -> Any:
-        """Give the ModelConfig a loaded model runs with."""
+        """Return the ModelConfig that a loaded model runs with."""
         record = self.records.get(model.name)
         declared = (
             record.config if record is not None and record.config is not None else model_config_pb2().ModelConfig()
         )
         if model.spec.declared:
-            # that of a model of user code, which may have completed it
+            # that of a Python model, which may have completed it
             declared = message_of(model.spec.declared)
         return completed(declared, model.spec, model.platform)
 
     def declared(self, said: Any, serving: Iterable[Model]) -> Any:
-        """Give `said`, or what was declared, with the groups of `said`, where these alone are not what is reported.
+        """Return the declared ModelConfig with the groups of `said`, if nothing else differs from what is reported.
 
-        Who changes the groups by a load sends back what was reported, which is completed, as Triton's own tests do.
+        Otherwise return `said`. A client that changes groups by a load sends back the reported configuration, which is
+        the completed one. Triton's own tests do so.
         """
         for model in serving if said is not None else ():
             record = self.records[model.name]
@@ -206,5 +207,5 @@ class Repository:
         return said
 
     def config_json(self, model: Model) -> Mapping[str, Any]:
-        """Give the same as `GET /v2/models/{name}/config` answers it."""
+        """Return the JSON of `GET /v2/models/{name}/config`."""
         return to_json(self.config(model))

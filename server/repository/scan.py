@@ -1,7 +1,8 @@
-"""Scan: what is on disk, all of it or one model, as ModelSpecs and findings. Called by Repository and `penstock check`.
+"""Scan: reads what is on disk, all of it or one model, into ModelSpecs and findings.
 
-A model repository holds `<model>/<version>/model.onnx`, beside each version optional `config.pbtxt` and
-`penstock.toml`. A path may also be one `.onnx` file, or one SavedModel. docs/repository.md says it all.
+Used by Repository and `penstock check`. A model repository holds `<model>/<version>/model.onnx`, and beside the
+versions optionally `config.pbtxt` and `penstock.toml`. A path may also be one `.onnx` file or one SavedModel. See
+docs/repository.md.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ CONFIG_FILE = "config.pbtxt"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One model on disk: its folder or file, one ModelSpec per version to serve, its ModelConfig as declared.
+    """One model on disk: its folder or file, one ModelSpec per version to serve, its declared ModelConfig.
 
-    A mistake about the whole model leaves `specs` empty; one about a version leaves that version out. `places` has the
-    file and line of each thing said, by its name in penstock.toml.
+    A mistake about the whole model leaves `specs` empty; one about a version omits that version. `places` has the file
+    and line of each setting, by its name in penstock.toml.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Entry:
 
     @property
     def needs(self) -> frozenset[str]:
-        """The models that it is made of, if it is an ensemble."""
+        """The models of an ensemble's steps."""
         steps = [step for spec in self.specs[:1] if spec.ensemble is not None for step in spec.ensemble.steps]
         return frozenset(step.model for step in steps)
 
@@ -78,7 +79,7 @@ def scan(paths: Iterable[Path], defaults: Defaults) -> tuple[list[Entry], list[F
 
 
 def locate(paths: Iterable[Path], name: str) -> list[Path]:
-    """Find the folders and files that a scan would take for the model `name`; more than one is a mistake."""
+    """Find the folders and files that a scan would take for the model `name`. More than one is a mistake."""
     found: list[Path] = []
     near = [path for path in paths if path.suffix != ".onnx" or name in {path.stem, path.name}]  # not all for each
     for path in {path.resolve(): path.absolute() for path in near}.values():
@@ -91,9 +92,9 @@ def locate(paths: Iterable[Path], name: str) -> list[Path]:
 
 
 def list_names(paths: Iterable[Path], unread: dict[Path, str] | None = None) -> list[str]:
-    """List the names of all models under the paths, without reading them; one that is there twice, twice.
+    """List the names of all models under the paths, without reading them. A duplicate is listed twice.
 
-    What cannot be looked at is left out, and put into `unread` with the reason: a whole path, or a folder in one.
+    Paths, and folders in them, that cannot be read are left out, and added to `unread` with the reason.
     """
     names: list[str] = []
     unread = {} if unread is None else unread
@@ -125,7 +126,7 @@ def _is_model(place: Path) -> bool:
 
 
 def read_model(paths: Iterable[Path], name: str, defaults: Defaults, config: Any = None) -> Entry | None:
-    """Read one model; None if it is not there. `config`: the ModelConfig to take for what its config.pbtxt says.
+    """Read one model, or return None if it does not exist. `config`: the ModelConfig to use instead of config.pbtxt.
 
     Raises: OSError.
     """
@@ -185,7 +186,7 @@ def _repository(root: Path, defaults: Defaults) -> tuple[list[Entry], list[Findi
 
 
 def _beside_models(path: Path) -> Iterator[Finding]:
-    """Say so where what is no folder was meant for a model: a file of one, or a link that leads nowhere."""
+    """Report a file that was meant as a model: an .onnx file, or a broken link."""
     if path.is_symlink() and not path.exists():
         yield Finding(path, no_path(path), mistake=False)
     elif path.suffix == ".onnx":
@@ -194,7 +195,7 @@ def _beside_models(path: Path) -> Iterator[Finding]:
 
 
 def _without_models(root: Path, known: Iterable[str], findings: list[Finding]) -> list[Finding]:
-    """Say why there is nothing in a repository, beside what was found; a version's folder may be meant."""
+    """Say why a repository is empty, in addition to `findings`; it may be a version's folder."""
     if VERSION.fullmatch(root.name) and any(path for name in known for path in root.glob(name)):
         return [Finding(root, one_version(root), whole=True)]
     return [*findings, Finding(root, "holds no models", mistake=False)]
@@ -228,7 +229,7 @@ def _single(path: Path, defaults: Defaults) -> tuple[list[Entry], list[Finding]]
 
 
 def read_folder(folder: Path, defaults: Defaults, given: Any = None) -> Entry | None:
-    """Read one model's folder; None if it is not one. `given`: the ModelConfig to take for what config.pbtxt says."""
+    """Read a model's folder, or return None if it is not one. `given`: a ModelConfig to use instead of config.pbtxt."""
     findings: list[Finding] = []
     versions = list_versions(folder, findings)
     file = folder / "configs" / f"{defaults.config_name}.pbtxt"
@@ -263,17 +264,17 @@ def read_folder(folder: Path, defaults: Defaults, given: Any = None) -> Entry | 
 
 
 def _file_name(folder: Path, backend: str | None) -> str:
-    """Give the name of the model's file in each version's folder, where none is said."""
+    """Return the default name of the model's file in each version's folder."""
     if backend == TENSORFLOW:
         return tensorflow.file_name(folder)
     return python.PYTHON_FILE if backend == PYTHON else MODEL_FILE
 
 
 def _stated(folder: Path, file: Path, given: Any, defaults: Defaults, findings: list[Finding]) -> tuple[Any, Statement]:
-    """Read what is said of a model: the ModelConfig, and what that and penstock.toml say together."""
+    """Read a model's settings: its ModelConfig, and that merged with penstock.toml."""
     config, stated = model_config_pb2().ModelConfig(), Statement(folder)
     try:
-        # the name stands in for a file's: mistakes are told by it
+        # this name takes the place of a file's in the text of mistakes
         config, lines, file = (given, {}, folder / "config") if given is not None else _parsed(file)
         config.name = "" if folder.parent == defaults.linked else config.name
         if python.lacks_backend(config, folder):
@@ -298,7 +299,7 @@ def _stated(folder: Path, file: Path, given: Any, defaults: Defaults, findings: 
 
 
 def _parsed(file: Path) -> tuple[Any, dict[str, int] | None, Path]:
-    """Parse a config.pbtxt; without lines if there is none. Raises: MistakeError."""
+    """Parse a config.pbtxt. The lines are None if it does not exist. Raises: MistakeError."""
     if not file.is_file():
         return model_config_pb2().ModelConfig(), None, file
     return *parse(file), file

@@ -1,6 +1,6 @@
-"""Statement: what one file says about one model, and how two Statements become one and then ModelSpecs.
+"""Statement: the settings of one model from one file, and how Statements are merged and made into ModelSpecs.
 
-Made by model_config.py and penstock_toml.py; called by scan.py.
+Made by model_config.py and penstock_toml.py. Used by scan.py.
 """
 
 from __future__ import annotations
@@ -52,16 +52,17 @@ OPTIONS = {
     "runtime.session_threads": "TF_USE_PER_SESSION_THREADS",
     "runtime.gpu_memory_fraction": "gpu_memory_fraction",
 }
-"""What a Loader is given as options. The names are Triton's parameters, but for the graph's level, which Triton has as
-`optimization.graph.level`, and the last, which it has in --backend-config."""
+"""The options passed to a Loader. The names are Triton's parameters, except for the graph's level, which is
+`optimization.graph.level` in Triton, and the last, which Triton has in --backend-config.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """What one file says. `values` has one entry per thing said, named as penstock.toml names it (`batching.cap`).
+    """The settings in one file. `values` has one entry per setting, by its name in penstock.toml (`batching.cap`).
 
-    Units: the ModelSpec's, so that `batching.latency_target_ms` holds microseconds.
-    `places` gives the file and line of each, line 0 where not known. What is silent has no entry.
+    Units: those of ModelSpec, so that `batching.latency_target_ms` holds microseconds.
+    `places` has the file and line of each, line 0 if unknown. Settings that are omitted have no entry.
     """
 
     path: Path
@@ -69,17 +70,17 @@ class Statement:
     places: Mapping[str, tuple[Path, int]] = field(default_factory=dict)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Give what is said under `name`, or the default."""
+        """Return the setting `name`, or the default."""
         return self.values.get(name, default)
 
     def mistake(self, name: str, message: str) -> Finding:
-        """Make a mistake about what is said under `name`."""
+        """Make a mistake about the setting `name`."""
         path, line = self.places.get(name, (self.path, 0))
         return Finding(path, message, line)
 
 
 def merge(first: Statement, second: Statement) -> tuple[Statement, list[Finding]]:
-    """Say what either says. The same thing said in both and differently is a mistake."""
+    """Merge two Statements. A setting with different values in both is a mistake."""
     findings = [
         second.mistake(name, f"{name} is {shown(value)} here and {shown(first.values[name])} in {_place(first, name)}")
         for name, value in second.values.items()
@@ -90,7 +91,7 @@ def merge(first: Statement, second: Statement) -> tuple[Statement, list[Finding]
 
 
 def shown(value: Any) -> str:
-    """Print a value as a person would write it."""
+    """Format a value as a user would write it."""
     if isinstance(value, tuple):
         return f"[{', '.join(shown(item) for item in value)}]"
     if isinstance(value, InstanceGroup):
@@ -104,7 +105,7 @@ def _place(statement: Statement, name: str) -> str:
 
 
 def spec(name: str, path: Path, statement: Statement, defaults: Defaults) -> ModelSpec:
-    """Give what is said about all versions. `path` is the model's folder, or the file that is the model."""
+    """Make the ModelSpec that all versions share. `path` is the model's folder, or the file that is the model."""
     sequence = statement.get("sequence")
     return ModelSpec(
         name,
@@ -134,20 +135,20 @@ def spec(name: str, path: Path, statement: Statement, defaults: Defaults) -> Mod
 
 
 def policy(statement: Statement, default_max_batch_rows: int, hold_requests: int = 0) -> BatchPolicy:
-    """Give the batch policy that is stated. `hold_requests` is for those that Triton has a scheduler for."""
+    """Make the configured batch policy. `hold_requests` applies only if Triton would have a scheduler."""
     said = {attribute: statement.values[name] for name, attribute in POLICY_FIELDS.items() if name in statement.values}
     held = hold_requests if statement.get(HELD) else 0
     return BatchPolicy(default_max_batch_rows=default_max_batch_rows, hold_requests=held, **said)
 
 
 def options(statement: Statement) -> dict[str, str]:
-    """Give the runtime's options that are stated, but for those about GPUs (placing.py)."""
+    """Return the configured options of the runtime, except for those about GPUs (placing.py)."""
     said = {option: statement.values[name] for name, option in OPTIONS.items() if name in statement.values}
     return {**said, **statement.get("runtime.entries", {})}
 
 
 def hooks(statement: Statement) -> HookSpec | None:
-    """Give the hooks that are stated."""
+    """Return the configured hooks."""
     path = statement.get("hooks.file")
     if path is None:
         return None

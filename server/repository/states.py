@@ -1,4 +1,4 @@
-"""The states of a model's versions, and how they may change. Called by Repository and ModelControl."""
+"""The states of a model's versions and their transitions. Used by Repository and ModelControl."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNLOADED = "unloaded"
 
 
 class ModelState(enum.StrEnum):
-    """Where a version stands, in the repository index's words."""
+    """The state of a version, named as in the repository index."""
 
     LOADING = "LOADING"
     READY = "READY"
@@ -25,11 +25,10 @@ class ModelState(enum.StrEnum):
 
 @dataclass(slots=True, frozen=True, eq=False)
 class VersionState:
-    """One version's state, and why it is not ready, or could not be replaced while it serves.
+    """One version's state, and why it is not ready, or why it could not be replaced while it serves.
 
-    `version` 0: all of a model that has no version to speak of.
-
-    A change of state is a new object: whoever holds one can tell whether it still stands.
+    `version` 0 stands for a model without versions.
+    A change of state makes a new object, so a holder can tell whether its state is still current.
     """
 
     version: int
@@ -38,21 +37,21 @@ class VersionState:
 
     @property
     def wanted(self) -> bool:
-        """Whether it is ready, or should be: what was unloaded keeps nobody from being ready."""
+        """Whether it is ready or should be. A version that was unloaded does not affect readiness."""
         unloaded = self.reason == UNLOADED or self.reason.startswith(f"{UNLOADED}: ")
         return self.state is not ModelState.UNLOADING and not (self.state is ModelState.UNAVAILABLE and unloaded)
 
 
 @dataclass(slots=True)
 class ModelRecord:
-    """All that is known of one model that was loaded, or was to be.
+    """What is known of one model that was loaded, or should have been.
 
-    Invariant: a version that serves is READY, whatever becomes of the attempts to replace it.
-    `config` is the ModelConfig as declared for what is served. `fingerprint` is that of its files when it was last
-    read, empty when it came from elsewhere. `folder` holds the files of what is served if a request brought them.
-    `asked`: it was loaded by its name, or at start, and not because an ensemble needs it. `ensemble` is the Entry of an
-    ensemble that serves, or waits for the models that it needs. `served` is what serves as it was read, and `contents`
-    what its files were (changes.py).
+    Invariant: a version that serves is READY, even if attempts to replace it fail.
+    `config` is the declared ModelConfig of what is served. `fingerprint` is that of its files when last read, empty if
+    it came from elsewhere. `folder` holds the files of what is served if a request sent them.
+    `asked`: it was loaded by name or at start, not because an ensemble needs it. `ensemble` is the Entry of an ensemble
+    that serves, or that waits for models it needs. `served` is the Entry of what serves, and `contents` the fingerprint
+    of its contents (changes.py).
     """
 
     name: str
@@ -66,7 +65,7 @@ class ModelRecord:
     contents: bytes = b""
 
     def listed(self) -> list[VersionState]:
-        """Give the versions in order."""
+        """Return the versions in order."""
         return [self.versions[version] for version in sorted(self.versions)]
 
     @property
@@ -76,11 +75,11 @@ class ModelRecord:
 
     @property
     def settled(self) -> bool:
-        """Whether something serves, and nothing stands in the way of all that should."""
+        """Whether something serves, and every version that should serve does."""
         return bool(self.ready) and all(held.state is ModelState.READY for held in self.listed() if held.wanted)
 
     def begin(self, versions: Iterable[int]) -> None:
-        """Start loading versions; earlier failures are forgotten."""
+        """Start loading versions. Earlier failures are dropped."""
         self.versions = {number: held for number, held in self.versions.items() if not held.wanted} | {
             version: VersionState(version, ModelState.READY) for version in self.ready
         }
@@ -89,19 +88,19 @@ class ModelRecord:
                 self._set(version, ModelState.LOADING)
 
     def fail(self, version: int, reason: str) -> None:
-        """Note why a version could not be loaded, or none at all for version 0. What serves goes on, and says why."""
+        """Record why a version, or the model (version 0), failed to load. What serves continues, with the reason."""
         ready = self.ready
         for each in ready if ready and not version else (version,):
             self._set(each, ModelState.READY if each in ready else ModelState.UNAVAILABLE, reason)
 
     def give_up(self) -> None:
-        """End a load that failed: what loaded beside the failures is not served."""
+        """End a failed load: versions that did load are not served."""
         for held in self.listed():
             if held.state is ModelState.LOADING:
                 self._set(held.version, ModelState.UNAVAILABLE, UNLOADED)
 
     def serve(self, versions: Iterable[int]) -> list[VersionState]:
-        """Let these versions and no others serve. Returns: those that served before and are UNLOADING now."""
+        """Make these versions, and no others, serve. Returns: those that served before and are now UNLOADING."""
         chosen = set(versions)
         leaving = [self._set(version, ModelState.UNLOADING) for version in self.ready if version not in chosen]
         for version in chosen:
@@ -114,7 +113,7 @@ class ModelRecord:
         return self.ensemble.needs if self.ensemble is not None else frozenset()
 
     def unload(self) -> list[VersionState]:
-        """Let nothing serve. Returns: those that served before and are UNLOADING now."""
+        """Stop serving all versions. Returns: those that served before and are now UNLOADING."""
         leaving = self.serve(())
         for held in self.listed():
             if held.wanted:
@@ -123,7 +122,7 @@ class ModelRecord:
         return leaving
 
     def gone(self, leaving: Iterable[VersionState], reason: str = UNLOADED) -> None:
-        """Note that versions have ended, and why; of those loaded again meanwhile nothing changes."""
+        """Mark versions as unloaded, with the reason, except those that have been loaded again since."""
         for held in leaving:
             if self.versions.get(held.version) is held:
                 self._set(held.version, ModelState.UNAVAILABLE, reason)

@@ -1,6 +1,6 @@
-"""TensorFlow models in a repository: when a folder is one, where its SavedModel is, and what may be said of it.
+"""TensorFlow models in a repository: recognizes them, locates their SavedModels, and checks their settings.
 
-Called by scan.py. Nothing here imports TensorFlow: a model is loaded by a process of its own (server/isolated).
+Used by scan.py. Nothing here imports TensorFlow: a model is loaded by its own process (server/isolated).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .versions import VERSION, lacking
 
 SAVED_MODEL_FILE, GRAPHDEF_FILE = "model.savedmodel", "model.graphdef"
 GRAPH_FILES = ("saved_model.pb", "saved_model.pbtxt")
-"""What makes a folder a SavedModel: one of these in it."""
+"""A folder that holds one of these is a SavedModel."""
 
 ONLY_HERE = ("runtime.signature", "runtime.graph_tag", "runtime.session_threads", "runtime.gpu_memory_fraction")
-"""What is said of no other runtime."""
+"""Settings that apply to no other runtime."""
 _FOREIGN = (
     "runtime.execution_mode", "runtime.mem_arena", "runtime.mem_pattern", "runtime.graph_level", "runtime.gpu_graphs",
     "runtime.gpu_memory", "runtime.pinned", "runtime.cuda", "runtime.tensorrt",
@@ -34,15 +34,15 @@ _FOREIGN = (
 
 
 def is_saved_model(folder: Path) -> bool:
-    """Tell whether a folder is a SavedModel."""
+    """Return whether a folder is a SavedModel."""
     return any((folder / name).is_file() for name in GRAPH_FILES)
 
 
 def lacking_platform(config: Any, folder: Path) -> str:
-    """Give the platform that a configuration leaves out; "" if it does not, or if no version has TensorFlow's files.
+    """Return the platform that a configuration omits; "" if it does not, or if no version has TensorFlow's files.
 
-    Source: AutoCompleteBackendFields of Triton's core; and the layout of TensorFlow Serving, where a version's folder
-    is the SavedModel itself. A model.onnx goes first here, as it did before; in Triton it goes last.
+    Source: AutoCompleteBackendFields of Triton's core, and the layout of TensorFlow Serving, where a version's folder
+    is itself the SavedModel. A model.onnx takes precedence here; in Triton it comes last.
     """
     if config.platform or config.backend not in {"", TENSORFLOW}:
         return ""
@@ -60,9 +60,9 @@ def lacking_platform(config: Any, folder: Path) -> str:
 
 
 def complete_platform(config: Any, folder: Path) -> bool:
-    """Say the platform in a configuration that leaves it out. Returns: whether there was anything to say.
+    """Set the platform in a configuration that omits it. Returns: whether it did.
 
-    A Python model that brings its own code has none, whatever it says, as in Triton.
+    A Python model with its own code has no platform, whatever the configuration says, as in Triton.
     """
     if config.backend == PYTHON and config.platform not in {"", ENSEMBLE}:
         name = config.default_model_filename or python.PYTHON_FILE
@@ -74,7 +74,7 @@ def complete_platform(config: Any, folder: Path) -> bool:
 
 
 def file_name(folder: Path) -> str:
-    """Give the name that stands for the model's file where none is said: that of the layout its versions have."""
+    """Return the default name of the model's file, by the layout of its versions."""
     places = [place for place in folder.iterdir() if VERSION.fullmatch(place.name)]
     bare = any(is_saved_model(place) for place in places)
     named = any((place / SAVED_MODEL_FILE).exists() for place in places)
@@ -82,7 +82,7 @@ def file_name(folder: Path) -> str:
 
 
 def located(folder: Path, version: int, filename: str, findings: list[Finding]) -> Path | None:
-    """Find the SavedModel of a version."""
+    """Locate the SavedModel of a version."""
     place = folder / str(version)
     if (found := _saved_model(place, filename)) is not None:
         return found
@@ -98,7 +98,7 @@ def located(folder: Path, version: int, filename: str, findings: list[Finding]) 
 
 
 def _saved_model(place: Path, filename: str = SAVED_MODEL_FILE) -> Path | None:
-    """Give the SavedModel in a version's folder: the folder of that name in it, or else itself."""
+    """Return the SavedModel in a version's folder: the subfolder of that name, or else the folder itself."""
     if is_saved_model(place / filename):
         return place / filename
     plain = filename in {SAVED_MODEL_FILE, *GRAPH_FILES}
@@ -110,7 +110,7 @@ def _listed(place: Path) -> str:
 
 
 def mistakes(stated: Statement) -> list[Finding]:
-    """Find what is said of a TensorFlow model that means nothing for one."""
+    """Find settings that have no effect on a TensorFlow model."""
     return [stated.mistake(name, f"{name} means nothing for a TensorFlow model: {why}") for name, why in _wrong(stated)]
 
 
@@ -123,18 +123,18 @@ def _wrong(stated: Statement) -> Iterator[tuple[str, str]]:
 
 
 def foreign_runtime(stated: Statement) -> list[Finding]:
-    """Find what is said of TensorFlow by a model of another runtime."""
+    """Find TensorFlow settings of a model of another runtime."""
     return [stated.mistake(name, f"{name} is for TensorFlow models") for name in stated.values if name in ONLY_HERE]
 
 
 def as_tensorflow(spec: ModelSpec, stated: Statement, rows: int, options: Mapping[str, str]) -> ModelSpec:
-    """Complete what is said of a TensorFlow model.
+    """Complete the spec of a TensorFlow model.
 
-    `rows` and `options` are what the server says of all of them. Where its process runs goes by the options, too.
+    `rows` and `options` are the server's defaults for all of them. The options also determine where its process runs.
     """
     said = {**options, **spec.options}
     if float(said.get("gpu_memory_fraction", "0")):
-        said["allow_growth"] = "0"  # as in Triton: what is set apart does not grow
+        said["allow_growth"] = "0"  # as in Triton: a reserved fraction does not grow
     said |= isolated.worker_options(stated)
     policy = replace(spec.policy, default_max_batch_rows=rows)
     return replace(spec, policy=policy, options=said, worker=python.worker(stated), backend=TENSORFLOW)

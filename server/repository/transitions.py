@@ -1,6 +1,6 @@
-"""Transitions: bringing up the versions of a model in the place of those that serve, and taking them down.
+"""Transitions: loads the versions of a model in place of those that serve, and takes them down.
 
-Called by ModelControl, which sees to it that there is one at a time for each model.
+Used by ModelControl, which runs one at a time for each model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Opens(Protocol):
-    """What is needed of the Engine."""
+    """The methods of the Engine that are needed."""
 
     async def open(self, spec: ModelSpec) -> Model: ...
     def publish(self, name: str, models: Iterable[Model], absent: Iterable[str] = ()) -> asyncio.Task[None]: ...
@@ -37,7 +37,7 @@ class Opens(Protocol):
 
 
 class LoadFailedError(Exception):
-    """Why a model was not loaded: `unread`, its files or configuration, or else what came of loading its versions."""
+    """A model was not loaded. `unread`: because of its files or configuration; otherwise because a version failed."""
 
     def __init__(self, name: str, failures: Mapping[int, str], *, unread: bool) -> None:
         if unread:
@@ -49,15 +49,15 @@ class LoadFailedError(Exception):
             text = f"load failed for model '{name}': {' '.join(each)}"
         super().__init__(text)
         self.failures = failures
-        # Triton's codes for the two
+        # Triton's codes for the two cases
         self.error = InferError(Code.INTERNAL if unread else Code.INVALID, text)
 
 
 class Transitions:
-    """What is under way, and the folders that hold what requests brought.
+    """The loads and unloads in progress, and the folders of files that requests sent.
 
-    Invariant: whatever was begun is finished, even if whoever waits for it has gone; `stop` alone ends it.
-    Threads: the event loop's; models are opened and files removed on others.
+    Invariant: an operation that has begun finishes, even if its caller is cancelled; only `stop` ends it.
+    Threads: the event loop's; models are opened and files removed on other threads.
     """
 
     def __init__(self, engine: Opens, threads: int, retries: int) -> None:
@@ -71,10 +71,10 @@ class Transitions:
     # -- coming and going --------------------------------------------------------------------------------------
 
     async def bring_up(self, record: ModelRecord, entry: Entry, *, whole: bool) -> asyncio.Task[None]:
-        """Open what an Entry says and publish it; unless it must be `whole`, without what fails.
+        """Open the versions of an Entry and publish them. `whole`: if any fails, publish none.
 
-        What serves stays and gets other Instances, where nothing else has changed.
-        Returns: the retirement of what gave way. Raises: LoadFailedError when nothing is published.
+        If only the instance groups changed, the versions that serve are kept and get other Instances.
+        Returns: the retirement of what was replaced. Raises: LoadFailedError if nothing is published.
         """
         contents = await asyncio.to_thread(changes.contents, entry)
         gone = await self._resize(record, entry, contents)
@@ -100,7 +100,7 @@ class Transitions:
             if not record.ready:
                 record.ensemble = entry if entry.needs and not unread else None
             if not unread and not record.ready:
-                # nothing is taken away: whoever asks is told that there should be something
+                # nothing is unloaded: clients learn that there should be a model
                 self._engine.publish(record.name, (), absent)
             raise LoadFailedError(record.name, failures, unread=unread)
         folder, record.folder = record.folder, entry.path if entry.path in self._folders else None
@@ -114,15 +114,15 @@ class Transitions:
         return self.own(self._leave(record, leaving, self._engine.publish(record.name, opened, absent), folder))
 
     async def try_up(self, record: ModelRecord, entry: Entry, *, whole: bool) -> asyncio.Task[None] | None:
-        """Do the same. Returns: None where it cannot be done; why has been logged, for each version."""
+        """Do the same as `bring_up`, but return None if it fails. The reasons are logged for each version."""
         with suppress(LoadFailedError):
             return await self.bring_up(record, entry, whole=whole)
         return None
 
     async def _resize(self, record: ModelRecord, entry: Entry, contents: bytes) -> asyncio.Task[None] | None:
-        """Have what serves get other Instances, if nothing else has changed and that can be done, in all versions.
+        """Give the versions that serve other Instances, if nothing else has changed and all versions support it.
 
-        Returns: the end of those that ended and were idle. Raises: LoadFailedError.
+        Returns: the end of the Instances that were removed. Raises: LoadFailedError.
         """
         same = contents and contents == record.contents and record.settled and not _mistakes(entry)
         if not same or record.served is None or not changes.only_instances(record.served, entry):
@@ -136,12 +136,12 @@ class Transitions:
             raise
         if made is None:
             return None
-        record.serve(record.ready)  # and no failure of before stands any more
+        record.serve(record.ready)  # this also drops earlier failures
         record.config, record.served = entry.config, entry
         return self.own(_all([task for change in made for task in change.commit()]))
 
     async def _changes(self, entry: Entry, models: Mapping[int, Model]) -> list[Change] | None:
-        """Make what all versions lack; None, and nothing is left behind, if one cannot. Raises: LoadFailedError."""
+        """Make the new Instances of all versions, or return None with nothing left behind. Raises: LoadFailedError."""
         made: list[Change] = []
         whole = False
         try:
@@ -162,7 +162,7 @@ class Transitions:
         return made
 
     async def _open_all(self, entry: Entry, opened: list[Model]) -> dict[int, str]:
-        """Open all versions into `opened`. Returns: the reasons of those that fail."""
+        """Open all versions into `opened`. Returns: the reasons of those that failed."""
         failures: dict[int, str] = {}
 
         async def open_one(spec: ModelSpec) -> None:
@@ -184,18 +184,18 @@ class Transitions:
         return failures
 
     def take_down(self, record: ModelRecord, reason: str = UNLOADED) -> asyncio.Task[None]:
-        """Let nothing of a model serve. Returns: the retirement of what did."""
+        """Stop serving a model. Returns: the retirement of what served."""
         leaving = record.unload()
         folder, record.folder = record.folder, None
         self._serving.pop(record.name, None)
         return self.own(self._leave(record, leaving, self._engine.publish(record.name, ()), folder, reason))
 
     def serving(self, name: str) -> Sequence[Model]:
-        """Give the versions of a model that serve."""
+        """Return the versions of a model that serve."""
         return self._serving.get(name, ())
 
     def misfit(self, record: ModelRecord) -> str:
-        """Say why an ensemble cannot go on with the models that serve now; "" if it can, or is none."""
+        """Say why an ensemble cannot continue with the models that serve now; "" if it can, or is not one."""
         for model in self.serving(record.name):
             try:
                 if model.ensemble is not None:
@@ -216,9 +216,9 @@ class Transitions:
             await self.remove(folder)
 
     async def write(self, name: str, files: Mapping[str, bytes]) -> Path:
-        """Write what a request brought. Returns: a model's folder, removed when what it holds serves no more.
+        """Write the files of a request. Returns: a model's folder, removed once its contents are no longer served.
 
-        Raises: LoadFailedError, on a disk that is full.
+        Raises: LoadFailedError, for example if the disk is full.
         """
         try:
             folder = await asyncio.to_thread(overrides.write, name, files)
@@ -230,25 +230,25 @@ class Transitions:
         return folder
 
     async def remove(self, folder: Path) -> None:
-        """Remove a folder that `write` gave."""
+        """Remove a folder returned by `write`."""
         await asyncio.to_thread(overrides.remove, folder)
         self._folders.discard(folder)
 
     # -- tasks -------------------------------------------------------------------------------------------------
 
     def own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Make a task that `stop` ends."""
+        """Make a task that `stop` cancels."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do it to the end, whatever becomes of whoever waits for it."""
+        """Run `work` to the end, even if the caller is cancelled."""
         return await asyncio.shield(self.own(work))
 
     async def stop(self) -> None:
-        """End what is under way, and remove what requests brought."""
+        """Cancel what is in progress, and remove the files that requests sent."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -266,18 +266,18 @@ def _words(error: Exception) -> str:
 
 
 def _log_failed(spec: ModelSpec, reason: str, unknown: Exception | None = None) -> None:
-    """Say in the log, once, why a version cannot be loaded; of what nobody has foreseen with its traceback."""
+    """Log why a version cannot be loaded, with the traceback if the error was unexpected."""
     about = {"model": spec.name, "version": str(spec.version)}
     text = "failed to load '%s' version %d: %s"
     logger.error(text, spec.name, spec.version, reason, exc_info=unknown, extra=about)
 
 
 def _mistakes(entry: Entry) -> dict[int, str]:
-    """Give what keeps versions of an Entry from being served; 0 for all of it."""
+    """Return what keeps versions of an Entry from being served; 0 stands for all of them."""
     reasons: dict[int, list[str]] = {}
     for finding in entry.findings:
         if finding.mistake:
-            # where each of two is, is logged
+            # the locations of duplicates are only logged
             text = TWICE if finding.message == TWICE else hidden(str(finding), entry)
             found = reasons.setdefault(finding.version, [])
             if text not in found:
@@ -286,12 +286,12 @@ def _mistakes(entry: Entry) -> dict[int, str]:
 
 
 def _keeps_unread(finding: Finding) -> bool:
-    """Whether Triton would not have found the model by what it finds here; what is wrong with a version comes later."""
+    """Return whether Triton would not have found the model because of this finding. Mistakes in versions come later."""
     return finding.mistake and not finding.version and not finding.message.startswith(NO_VERSION)
 
 
 def hidden(text: str, entry: Entry) -> str:
-    """Leave out where a model's folder is, or its one file: reasons go to clients. The log has the whole place."""
+    """Remove the location of a model from a text, since reasons are sent to clients. The log has the whole path."""
     place = re.escape(str(entry.path))
     text = re.sub(rf"{place}(?![\w.-])", lambda _: entry.name, re.sub(rf"{place}/", "", text))
     # a model that is one file has its configuration and hooks beside it

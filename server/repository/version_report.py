@@ -1,4 +1,4 @@
-"""What `penstock check` says of a version that would be served. Called by check.py."""
+"""The description that `penstock check` prints of a version that would be served. Used by check.py."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .fields.identity import PYTHON, TENSORFLOW
 from .statement import shown
 
 _UNSAID = ("worker.", "cortex_signature", CPU_FALLBACK)
-"""How options begin that are not the user's to say, or are told elsewhere."""
+"""Prefixes of options that a user cannot set, or that are printed elsewhere."""
 
 
 def described(spec: ModelSpec, invariance: str, unbatched: str) -> str:
-    """Describe a version that would be served: what is said of it, and what it was completed with."""
+    """Describe a version that would be served: its configuration and what was completed."""
     kind = "ensemble" if spec.ensemble is not None else spec.backend
     lines = [f"{spec.name} version {spec.version}, {kind}, {spec.path}"]
     if spec.signature is not None:
@@ -64,7 +64,7 @@ def _has_worker(spec: ModelSpec) -> bool:
 
 
 def _worker(worker: WorkerSpec) -> str:
-    """Say what the processes of user code run on, and their limits."""
+    """Describe the Python and the limits of the processes that run user code."""
     parts = [f"Python: {worker.interpreter or 'that of the server'}"]
     if worker.requirements is not None:
         parts.append(f"environment: {worker.requirements}")
@@ -140,5 +140,5 @@ def _padding(padded: PaddedAxis) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Write a number of things."""
+    """Format a count with its noun."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,4 +1,4 @@
-"""Versions: which version folders a model has, and which of them are served. Called by scan.py."""
+"""Versions: which version folders a model has, and which of them are served. Used by scan.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .statement import Statement
 VERSION = re.compile(r"[1-9][0-9]{0,18}")
 """The name of a version's folder."""
 KERAS_FILES = frozenset((".keras", ".h5", ".hdf5"))
-"""How the files end that `model.save` of Keras writes, which are no SavedModels."""
+"""Suffixes of files written by Keras's `model.save`, which are not SavedModels."""
 OF_KERAS = "is what Keras reads; serve what its model.export(FOLDER) makes of it (docs/tensorflow.md)"
 _NO_VERSIONS = frozenset({"__pycache__", "configs", "initial_state", "warmup"})
 
@@ -37,14 +37,14 @@ def list_versions(folder: Path, findings: list[Finding]) -> list[int]:
 
 
 def _ignored(name: str) -> str:
-    """Say why a folder is no version's. Source: Triton core, model_repository_manager.cc."""
+    """Say why a folder is not a version. Source: Triton core, model_repository_manager.cc."""
     if name.isascii() and name.isdigit() and name.startswith("0"):
         return f"ignore version directory '{name}' which contains leading zeros in its directory name"
     return f"ignore version directory '{name}' which fails to convert to integral number"
 
 
 def located(folder: Path, version: int, filename: str, findings: list[Finding]) -> Path | None:
-    """Find the file of a version. A model with weights in files of their own may be a folder."""
+    """Locate the file of a version. A model with its weights in separate files may be a folder."""
     place = folder / str(version)
     path = place / filename
     if path.is_dir():
@@ -58,15 +58,15 @@ def located(folder: Path, version: int, filename: str, findings: list[Finding]) 
 
 
 def lacking(place: Path, version: int, text: str) -> Finding:
-    """Say what a version's folder lacks; of one that holds what Keras has saved, what to make of that."""
+    """Say what a version's folder lacks, or, if it holds a model saved by Keras, what to do with it."""
     saved = sorted(other for other in place.iterdir() if other.suffix in KERAS_FILES)
     return Finding(saved[0], OF_KERAS, version=version) if saved else Finding(place, text, version=version)
 
 
 def choose(folder: Path, stated: Statement, versions: Sequence[int], findings: list[Finding]) -> list[int]:
-    """Choose those of the versions that are there which are to be served.
+    """Choose which of the existing versions to serve.
 
-    One that is named and is not there is a mistake if it leaves none; otherwise it is left out, as in Triton.
+    A version that is named but does not exist is a mistake if none is left; otherwise it is skipped, as in Triton.
     """
     policy, detail = stated.get("model.versions", ("latest", 1))
     if policy == "specific":
@@ -81,7 +81,7 @@ def choose(folder: Path, stated: Statement, versions: Sequence[int], findings: l
 
 
 def say_policy(config: Any, stated: Statement) -> None:
-    """Say the version policy in a ModelConfig, declared or not."""
+    """Set the version policy in a ModelConfig, declared or not."""
     policy, detail = stated.get("model.versions", ("latest", 1))
     if policy == "all":
         config.version_policy.all.SetInParent()

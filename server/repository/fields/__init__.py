@@ -1,4 +1,4 @@
-"""The fields of a ModelConfig, a module for each part of it. Called by model_config.py.
+"""The fields of a ModelConfig, with a module for each group. Used by model_config.py.
 
-Each module has `HONOURED`, `REFUSED`, `DOCUMENTATION` and `HINTS` where it has such fields, and `read(notes)`.
+Each module has `HONOURED`, `REFUSED`, `DOCUMENTATION` and `HINTS` if it has such fields, and `read(notes)`.
 """

@@ -1,7 +1,7 @@
-"""What the providers of ONNX Runtime take, by name and value: of config.pbtxt and of penstock.toml alike.
+"""The options of ONNX Runtime's providers, by name and value, for both config.pbtxt and penstock.toml.
 
-The names are ONNX Runtime's own, those of Triton's TensorRT parameters beside them. Source: the providers' options of
-ONNX Runtime 1.31, and the README of Triton's onnxruntime_backend.
+The names are ONNX Runtime's own, plus those of Triton's TensorRT parameters. Source: the providers' options of ONNX
+Runtime 1.31, and the README of Triton's onnxruntime_backend.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 Check = Callable[[str], str]
-"""Takes a text, returns it as ONNX Runtime reads it; raises ValueError with what it takes instead."""
+"""Converts a text to the form that ONNX Runtime reads. Raises ValueError with the accepted values."""
 
 CUDA, TENSORRT = "cuda", "tensorrt"
 TITLES = {CUDA: "CUDA", TENSORRT: "TensorRT"}
@@ -21,14 +21,14 @@ _SHAPES = re.compile(r"[^,:]+(:[^,:]+)*:\d+(x\d+)*(,[^,:]+(:[^,:]+)*:\d+(x\d+)*)
 
 
 def flag(value: str) -> str:
-    """Take a boolean."""
+    """Accept a boolean."""
     if value.lower() not in _TRUE | _FALSE:
         raise ValueError("true or false")
     return "1" if value.lower() in _TRUE else "0"
 
 
 def whole(low: int, high: int) -> Check:
-    """Take an integer."""
+    """Accept an integer."""
 
     def check(value: str) -> str:
         if not re.fullmatch(r"-?\d{1,20}", value, re.ASCII) or not low <= int(value) <= high:
@@ -39,7 +39,7 @@ def whole(low: int, high: int) -> Check:
 
 
 def one_of(*words: str) -> Check:
-    """Take one of some words."""
+    """Accept one of some words."""
 
     def check(value: str) -> str:
         if value not in words:
@@ -89,7 +89,7 @@ CUDA_OPTIONS: Mapping[str, Check] = MappingProxyType({
     "use_ep_level_unified_stream": flag,
     "use_tf32": flag,
 })  # fmt: skip
-"""`enable_cuda_graph` is said to the Binding, which has a graph for each number of rows."""
+"""`enable_cuda_graph` is passed to the Binding, which has a graph for each number of rows."""
 
 TENSORRT_OPTIONS: Mapping[str, Check] = MappingProxyType({
     "trt_auxiliary_streams": whole(-1, 2**31 - 1),
@@ -136,23 +136,23 @@ TENSORRT_OPTIONS: Mapping[str, Check] = MappingProxyType({
 })  # fmt: skip
 
 OPTIONS: Mapping[str, Mapping[str, Check]] = MappingProxyType({CUDA: CUDA_OPTIONS, TENSORRT: TENSORRT_OPTIONS})
-"""By provider, what can be said of it."""
+"""The options of each provider."""
 PRECISION = "precision_mode"
 PRECISIONS: Mapping[str, str] = MappingProxyType({
     "FP32": "", "FP16": "trt_fp16_enable", "BF16": "trt_bf16_enable", "INT8": "trt_int8_enable",
 })  # fmt: skip
-"""Triton's parameter, and the option that each of its values switches on."""
+"""Triton's parameter, and the option that each of its values enables."""
 TRITON_NAMES: Mapping[str, str] = MappingProxyType({
     "max_workspace_size_bytes": "trt_max_workspace_size",
     "int8_calibration_table_name": "trt_int8_calibration_table_name",
     "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
 })  # fmt: skip
-"""Triton's other names for options of TensorRT's."""
+"""Triton's alternative names for TensorRT options."""
 PLACES = frozenset({
     "trt_engine_cache_path", "trt_engine_decryption_lib_path", "trt_ep_context_file_path", "trt_extra_plugin_lib_paths",
     "trt_int8_calibration_table_name", "trt_timing_cache_path",
 })  # fmt: skip
-"""Options that name files, libraries among them, which a configuration that comes over the network may not."""
+"""Options that name files, including libraries. A configuration received over the network must not set them."""
 
 _STREAM = "the streams are the server's own"
 _ALLOCATOR = "addresses mean nothing in a file"
@@ -163,14 +163,14 @@ _OURS = {
     "trt_external_data_bytestream": _ALLOCATOR, "trt_external_data_bytestream_size": _ALLOCATOR,
     "trt_onnx_model_folder_path": "the model's folder is known",
 }  # fmt: skip
-"""Options of the providers that are not the user's to say, and why."""
+"""Provider options that a user cannot set, and why."""
 
 
 def read(provider: str, said: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Read the parameters of a provider.
 
-    Returns: of each its option's name, its value and what is wrong with it, which is "" if nothing is. What says
-    nothing, such as FP32, is left out.
+    Yields: for each, the option's name, its value, and what is wrong with it ("" if nothing is). Values without effect,
+    such as FP32, are left out.
     """
     for name, value in sorted(said.items()):
         if provider == TENSORRT and name == PRECISION:
@@ -191,7 +191,7 @@ def read(provider: str, said: Mapping[str, str]) -> Iterator[tuple[str, str, str
 
 
 def unknown(provider: str, name: str) -> str:
-    """Say that a provider has no such parameter, or none to be said here. Source: Triton's onnxruntime_backend."""
+    """Report that a provider has no such parameter, or that it cannot be set. Source: Triton's onnxruntime_backend."""
     text = f"unknown parameter '{name}' is provided for {TITLES[provider]} Execution Accelerator"
     if name in _OURS:
         return f"parameter '{name}' cannot be said for {TITLES[provider]} Execution Accelerator: {_OURS[name]}"

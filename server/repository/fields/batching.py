@@ -16,13 +16,13 @@ HONOURED = (
     "dynamic_batching.priority_queue_policy",
 )  # fmt: skip
 HOLD = "TRITONSERVER_DELAY_SCHEDULER"
-"""The environment name of Triton's tests: nothing runs until so many requests wait, once for each model."""
+"""An environment variable of Triton's tests: the number of requests that must wait before any run, once per model."""
 HELD = "batching.held"
-"""What is noted of a model that such a test means: it has a scheduler of Triton's kinds."""
+"""Recorded for the models that those tests apply to: those for which Triton has a scheduler."""
 
 
 def read(notes: Notes) -> None:
-    """Read them."""
+    """Read the fields of this module."""
     config = notes.config
     if config.max_batch_size < 0:
         notes.mistake("max_batch_size", f"'max_batch_size' must be non-negative value for {notes.name}")
@@ -48,7 +48,7 @@ def read(notes: Notes) -> None:
 
 
 def hold_requests(environ: Mapping[str, str], name: str = HOLD) -> int:
-    """Read from the environment how many requests have to wait before anything runs; 0 for none. As C's atoi does."""
+    """Return how many requests must wait before any run, from the environment; 0 for none. Parses like C's atoi."""
     text = environ.get(name, "").strip()
     return int(text) if text.isascii() and text.isdigit() else 0
 
@@ -76,13 +76,13 @@ def _policy(notes: Notes, queue: Any, field: str) -> QueuePolicy:
 
 
 def _levels(notes: Notes, batching: Any) -> None:
-    """Read the priority levels. The texts are those of Triton's ValidateModelConfig, where it has any."""
+    """Read the priority levels. The texts are those of Triton's ValidateModelConfig, if it has one."""
     levels, default, own = batching.priority_levels, batching.default_priority_level, batching.priority_queue_policy
     field, policies = "dynamic_batching.priority_levels", "dynamic_batching.priority_queue_policy"
     if not levels:
         for said, name in ((default, "default_priority_level"), (own, "priority_queue_policy")):
             if said:
-                # not refused: qa/L0_config_json has a model with policies for levels that it does not have
+                # not rejected: qa/L0_config_json has a model with policies for levels that it does not have
                 text = f"field 'dynamic_batching.{name}' means nothing without 'priority_levels' for {notes.name}"
                 notes.warn(f"dynamic_batching.{name}", text)
         return
@@ -100,7 +100,7 @@ def _levels(notes: Notes, batching: Any) -> None:
 
 
 def _order(notes: Notes, batching: Any) -> None:
-    """Read `preserve_ordering`, which contradicts whatever else changes the order."""
+    """Read `preserve_ordering`, which excludes anything else that changes the order."""
     field = "dynamic_batching.preserve_ordering"
     if batching.priority_levels > 1:
         text = f"Only one priority level is allowed when 'preserve_ordering' is true for {notes.name}"

@@ -31,14 +31,14 @@ _NOT_ITS_OWN = {
     "batch_input": "batch_input should not be specified for ensemble '{}'",
     "batch_output": "batch_output should not be specified for ensemble '{}'",
 }
-"""What means nothing for a model that runs nothing itself. The first four are Triton's, which ignores the others."""
+"""Fields that do not apply to a model that runs nothing itself. The first four are Triton's, which ignores the rest."""
 _SAID = frozenset(
     ("inputs", "outputs", "labels", "ensemble", "cached", "batching.max_batch_size", "model.versions", "metrics.tags")
 )
 
 
 def read(notes: Notes) -> None:
-    """Read them."""
+    """Read the fields of this module."""
     config, name = notes.config, notes.name
     field, is_one = "ensemble_scheduling", config.HasField("ensemble_scheduling")
     if is_one and config.platform != PLATFORM:
@@ -62,7 +62,7 @@ def _read_ensemble(notes: Notes, field: str) -> None:
 
 
 def _check_others(notes: Notes) -> None:
-    """Refuse what an ensemble cannot have: it runs nothing itself."""
+    """Reject what an ensemble cannot have, since it runs nothing itself."""
     config, name = notes.config, notes.name
     for other, text in _NOT_ITS_OWN.items():
         present = config.DESCRIPTOR.fields_by_name[other].has_presence
@@ -85,5 +85,5 @@ def _step(notes: Notes, number: int, step: Any) -> Step:
 
 
 def is_foreign(name: str) -> bool:
-    """Tell whether penstock.toml says something by this name that means nothing for an ensemble."""
+    """Return whether a key of penstock.toml has no effect on an ensemble."""
     return name not in _SAID and not name.startswith("hooks.")

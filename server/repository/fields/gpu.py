@@ -1,4 +1,4 @@
-"""What a model is told that runs on a GPU: accelerators, graphs, pinned memory, and the old `parameters` for CUDA."""
+"""Settings for models on a GPU: accelerators, graphs, pinned memory, and the older `parameters` for CUDA."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ REFUSED = ("optimization.execution_accelerators.cpu_execution_accelerator",)
 REASONS = {
     REFUSED[0]: "ONNX Runtime's OpenVINO gives wrong answers for some models; without it they run on its own operators",
 }
-"""Why, where more than the name of the field is to be said: docs/adr/0004-onnx-runtime-binding.md."""
+"""Reasons beyond the name of the field: docs/adr/0004-onnx-runtime-binding.md."""
 HINTS = {"optimization.cuda.busy_wait_events": "whoever waits for a GPU sleeps, the cores are for the front end"}
 
 
 def _numbered(*words: str) -> Callable[[str], str]:
-    """Take the number of one of some words."""
+    """Accept the number of one of some words."""
 
     def check(value: str) -> str:
         if value not in map(str, range(len(words))):
@@ -43,11 +43,11 @@ PARAMETERS: Mapping[str, Callable[[str], str]] = MappingProxyType({
     "do_copy_in_default_stream": CUDA_OPTIONS["do_copy_in_default_stream"],
     "gpu_mem_limit": CUDA_OPTIONS["gpu_mem_limit"],
 })  # fmt: skip
-"""The `parameters` for CUDA that Triton still takes, with the check of each. What they say goes to the provider."""
+"""The `parameters` for CUDA that Triton still accepts, with their checks. The values are passed to the provider."""
 
 
 def read(notes: Notes) -> None:
-    """Read it. What runs the model must have been read before."""
+    """Read the fields of this module. What runs the model must have been read before."""
     backend = notes.values.get("model.backend")
     if backend == PYTHON:
         return
@@ -64,7 +64,7 @@ def read(notes: Notes) -> None:
 
 
 def parameter(notes: Notes, name: str, text: str) -> bool:
-    """Read one of the `parameters`, if it is about GPUs. Returns: whether it is."""
+    """Read one of the `parameters` if it is about GPUs. Returns: whether it is."""
     if name not in {CPU_FALLBACK, *PARAMETERS}:
         return False
     try:
@@ -78,7 +78,7 @@ def parameter(notes: Notes, name: str, text: str) -> bool:
 
 
 def _pinned(notes: Notes) -> None:
-    """Read whether host memory may be pinned: for both sides if for both, since a permission need not be used."""
+    """Read whether host memory may be pinned: no if either side says no, since a permission need not be used."""
     for side in ("input_pinned_memory", "output_pinned_memory"):
         if not notes.config.optimization.HasField(side) or getattr(notes.config.optimization, side).enable:
             continue
@@ -90,7 +90,7 @@ def _pinned(notes: Notes) -> None:
 
 
 def _accelerator(notes: Notes, accelerator: Any) -> None:
-    """Read one of ONNX Runtime's. Source of the text: Triton's onnxruntime_backend, onnxruntime.cc."""
+    """Read an accelerator of ONNX Runtime. Source of the text: Triton's onnxruntime_backend, onnxruntime.cc."""
     name = accelerator.name
     if name not in TITLES:
         text = f"unknown Execution Accelerator '{name}' is requested, known: {', '.join(TITLES)}"
@@ -111,7 +111,7 @@ def _option(notes: Notes, provider: str, option: str, value: str, field: str) ->
 
 
 def _say(notes: Notes, name: str, value: str, field: str) -> None:
-    """Say what may be said in two places of one configuration."""
+    """Record a value that may be set in two places of one configuration."""
     if notes.values.get(name, value) != value:
         notes.mistake(field, f"{name} is said twice, and differently: {notes.values[name]} and {value}")
         return
@@ -119,7 +119,7 @@ def _say(notes: Notes, name: str, value: str, field: str) -> None:
 
 
 def _graphs(notes: Notes) -> None:
-    """Read `optimization.cuda`. Outputs are copied on a stream of their own, asked for or not."""
+    """Read `optimization.cuda`. Outputs are always copied on their own stream, requested or not."""
     cuda, field = notes.config.optimization.cuda, "optimization.cuda.graph_spec"
     _say(notes, "runtime.gpu_graphs", "1" if cuda.graphs else "0", "optimization.cuda.graphs")
     if cuda.graph_spec and not cuda.graphs:

@@ -1,4 +1,4 @@
-"""Whose configuration it is, what runs it, and which of its versions are served."""
+"""Which model a configuration is for, what runs it, and which of its versions are served."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PLATFORM, BACKEND, PYTHON = "onnxruntime_onnx", "onnxruntime", "python"
 SAVED_MODEL, GRAPHDEF, TENSORFLOW = "tensorflow_savedmodel", "tensorflow_graphdef", "tensorflow"
 
 _BACKENDS = {PLATFORM: BACKEND, SAVED_MODEL: TENSORFLOW, GRAPHDEF: TENSORFLOW}
-"""The backend of each platform that is known."""
+"""The backend of each known platform."""
 FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 _AS_SAVED_MODEL = "save the graph as a SavedModel, and say tensorflow_savedmodel (docs/tensorflow.md, GraphDefs)"
 
 
 def read(notes: Notes) -> None:
-    """Read them."""
+    """Read the fields of this module."""
     config, name = notes.config, notes.name
     if config.name not in {"", name}:
         text = f"unexpected directory name '{name}' for model '{config.name}', directory name must equal model name"
@@ -45,7 +45,7 @@ def read(notes: Notes) -> None:
 
 
 def is_platform_handler(config: Any) -> bool:
-    """Tell whether it is the Python backend's handler of SavedModels that is asked for: TensorFlow, said otherwise.
+    """Return whether the configuration names the Python backend's handler of SavedModels, which means TensorFlow.
 
     Source: the README of python_backend's platform_handlers/tensorflow_savedmodel.
     """
@@ -101,7 +101,7 @@ def _tags(notes: Notes) -> None:
 
 
 def _metrics(notes: Notes) -> None:
-    """Read the bounds of histograms; the last for a family counts. Source: Triton core, metric_model_reporter.cc."""
+    """Read the bounds of histograms; the last for a family applies. Source: Triton core, metric_model_reporter.cc."""
     for control in notes.config.model_metrics.metric_control:
         family, bounds = control.metric_identifier.family, tuple(control.histogram_options.buckets)
         if lacking := _lacks(control):
@@ -117,7 +117,7 @@ def _metrics(notes: Notes) -> None:
 
 
 def _lacks(control: Any) -> str:
-    """Say what a metric control does not say, in the words of Triton's core, model_config_utils.cc."""
+    """Describe what a metric control omits, in the words of Triton's core, model_config_utils.cc."""
     if not control.HasField("metric_identifier"):
         return "metric control must specify 'metric_identifier'"
     if not control.metric_identifier.family:

@@ -1,4 +1,4 @@
-"""How many Instances there are, on which devices, and what they need to run: `instance_group`."""
+"""The number of Instances, their devices, and what they need to run: `instance_group`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ REFUSED = ("instance_group.secondary_devices", "instance_group.profile")
 DOCUMENTATION = ("instance_group.name",)
 
 LACKING = "instances.lacking"
-"""What a Statement says where a model asks for a GPU and there is none: why, in Triton's words."""
+"""The Statement's entry if a model requests a GPU and none is present: the reason, in Triton's words."""
 ASKED = "instances.asked"
-"""What a Statement says where it names the devices, and does not leave it to what there is."""
+"""The Statement's entry if the configuration names devices instead of leaving the choice open."""
 MAX_INSTANCES = 1024
-"""Of one group, as in penstock.toml: a configuration may come over the network, and an Instance is a thread."""
+"""The limit per group, as in penstock.toml: a configuration may come over the network, and an Instance is a thread."""
 
 
 def read(notes: Notes) -> None:
-    """Read them."""
+    """Read the fields of this module."""
     groups: list[InstanceGroup] = []
     for number, group in enumerate(notes.config.instance_group):
         count = group.count or 1
@@ -48,18 +48,18 @@ def read(notes: Notes) -> None:
 
 
 def group_name(model: str, number: int, group: Any) -> str:
-    """Give the name of a group, as Triton completes it."""
+    """Return the name of a group, as Triton completes it."""
     return group.name or f"{model}_{number}"
 
 
 def _resources(stated: Iterable[Any]) -> tuple[Resource, ...]:
-    """Give what is stated; of what is stated twice the last, as in Triton."""
+    """Return the configured resources; of duplicates the last, as in Triton."""
     resources = {(each.name, getattr(each, "global")): each.count for each in stated}
     return tuple(Resource(name, count, shared) for (name, shared), count in resources.items())
 
 
 def _devices(notes: Notes, number: int, group: Any) -> list[str]:
-    """Find the devices of a group. Source of the texts: Triton core, ValidateInstanceGroup in model_config_utils.cc."""
+    """Return the devices of a group. Source of the texts: Triton core, ValidateInstanceGroup."""
     kind = enum_name(group, "kind").removeprefix("KIND_")
     title = f"instance group {group_name(notes.name, number, group)} of model {notes.name}"
     if kind == "AUTO" and not group.gpus:

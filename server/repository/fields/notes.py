@@ -16,10 +16,10 @@ _QUOTED = re.compile(r"'([^']+)'")
 
 
 class Notes:
-    """What one ModelConfig says, and every mistake in it.
+    """The settings in one ModelConfig, and every mistake in it.
 
-    `folder` is the model's, `path` the configuration's, `name` the folder's. `gpus`: those that
-    are there. `values` and `places` are those of a Statement.
+    `folder` is the model's, `path` the configuration's, `name` the folder's. `gpus`: the GPUs present. `values` and
+    `places` are those of a Statement.
     """
 
     def __init__(
@@ -36,15 +36,15 @@ class Notes:
         self._lines = lines
 
     def mistake(self, field: str, message: str) -> None:
-        """Note what is wrong with a field, or with one it is part of; of several, with that which the message names."""
+        """Record a mistake in a field or a part of it. If the message quotes one of several, its line is used."""
         self._note(field, message, mistake=True)
 
     def warn(self, field: str, message: str) -> None:
-        """Note, likewise, what is worth knowing of a field and keeps nothing from being served."""
+        """Record a warning about a field, with its line found likewise. It prevents nothing from being served."""
         self._note(field, message, mistake=False)
 
     def say(self, name: str, value: Any, field: str) -> None:
-        """Note what a field says, by its name in penstock.toml where it has one there."""
+        """Record the value of a field, by its name in penstock.toml if it has one."""
         self.values[name] = value
         self.places[name] = (self.path, self._line(field))
 
@@ -67,6 +67,6 @@ class Notes:
 
 
 def enum_name(message: Any, field: str) -> str:
-    """Give the name of an enum's value, "" for one that is unknown."""
+    """Return the name of an enum's value, or "" if it is unknown."""
     value = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number.get(getattr(message, field))
     return value.name if value else ""

@@ -1,4 +1,4 @@
-"""What the runtime is told: `optimization`, `parameters` and `model_operations`."""
+"""Settings passed to the runtime: `optimization`, `parameters` and `model_operations`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HINTS = {
 
 _NO_LIBRARIES = {TENSORFLOW: "it is honoured for ONNX models", PYTHON: "the model's own code may load libraries"}
 _PRIORITIES = {"PRIORITY_DEFAULT": 1.0, "PRIORITY_MAX": 4.0, "PRIORITY_MIN": 0.25}
-"""The weight of a model in its device's turns: so many times the time of one of the default that is as hot."""
+"""A model's weight in its device's turns: its share of time relative to a default model that is as busy."""
 _GRAPH_LEVELS = {-1: "basic", 0: "all", 1: "extended", 2: "disabled"}
 _ON, _OFF = frozenset({"true", "1", "on", "yes"}), frozenset({"false", "0", "off", "no"})
 
@@ -48,11 +48,11 @@ PARAMETERS: dict[str, tuple[str, Callable[[str], str | None]]] = {
     "enable_mem_arena": ("runtime.mem_arena", flag),
     "enable_mem_pattern": ("runtime.mem_pattern", flag),
 }
-"""The `parameters` that are honoured, each with what it says and its check."""
+"""The `parameters` that are honored, each with its setting and its check."""
 
 
 def _switch(value: str) -> str:
-    """Take what Triton takes for a boolean, and the "yes" of its own example."""
+    """Accept what Triton accepts as a boolean, and the "yes" of its own example."""
     if value.lower() not in _ON | _OFF:
         raise ValueError("true or false")
     return "1" if value.lower() in _ON else "0"
@@ -69,23 +69,23 @@ TENSORFLOW_PARAMETERS: dict[str, tuple[str, Callable[[str], str | None]]] = {
     "TF_NUM_INTER_THREADS": ("runtime.inter_op_threads", _thread_count),
     "TF_USE_PER_SESSION_THREADS": ("runtime.session_threads", _switch),
 }
-"""The `parameters` of a TensorFlow model that are honoured. Source: tensorflow_backend's README."""
+"""The `parameters` of a TensorFlow model that are honored. Source: tensorflow_backend's README."""
 SHARE_COUNT, INIT_OPS = "MAX_SESSION_SHARE_COUNT", "TF_INIT_OPS_FILE"
-"""Two more: how many instances share a session, which here all of a device do; and what a GraphDef needs run first."""
+"""Two more: how many instances share a session (here all of a device do), and what a GraphDef must run first."""
 ENVIRONMENT = "EXECUTION_ENV_PATH"
 """The parameter of a Python model that names its packed environment."""
 MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"
-"""What stands for the model's folder there. Source: python_backend's README."""
+"""A placeholder for the model's folder in that parameter. Source: python_backend's README."""
 ENTRIES = ("session.use_device_allocator_for_initializers", "memory.enable_memory_arena_shrinkage")
-"""The `parameters` that are handed to ONNX Runtime as they are."""
+"""The `parameters` that are passed to ONNX Runtime unchanged."""
 _RESERVED = ("penstock.", "TRITON_")
-"""How names begin that are ours, and Triton's own: those mean something, such as TRITON_BATCH_STRATEGY_PATH."""
+"""Prefixes of our own names and Triton's: those have a meaning, such as TRITON_BATCH_STRATEGY_PATH."""
 _LIKENESS = 0.8
-"""From here on a name is one that is known, mistyped, and not one of the user's own."""
+"""From this similarity, a name is taken for a misspelled known one, not for one of the user's own."""
 
 
 def read(notes: Notes) -> None:
-    """Read them."""
+    """Read the fields of this module."""
     optimization, backend = notes.config.optimization, notes.values.get("model.backend")
     if notes.config.platform == ENSEMBLE:
         for name in sorted(notes.config.parameters):
@@ -124,7 +124,7 @@ def _priority(notes: Notes) -> None:
 
 
 def _libraries(notes: Notes) -> None:
-    """Read the libraries of custom operators. Where they are is found later, for each version (libraries.py)."""
+    """Read the libraries of custom operators. They are located later, for each version (libraries.py)."""
     backend, said = notes.values.get("model.backend", ""), notes.config.model_operations.op_library_filename
     if said and backend in _NO_LIBRARIES:
         kind = {TENSORFLOW: "TensorFlow", PYTHON: "Python"}[backend]
@@ -135,7 +135,7 @@ def _libraries(notes: Notes) -> None:
 
 
 def _xla(notes: Notes) -> None:
-    """Read a TensorFlow model's level, which is XLA's: -1 off, 0 as TensorFlow has it, which is off, above on."""
+    """Read a TensorFlow model's level, which is XLA's: -1 is off, 0 is TensorFlow's default (off), above 0 is on."""
     level, field = notes.config.optimization.graph.level, "optimization.graph.level"
     if level not in {-1, 0}:
         text = "XLA would compile the graph anew for each number of rows"
@@ -143,14 +143,14 @@ def _xla(notes: Notes) -> None:
 
 
 def _environment(notes: Notes) -> None:
-    """Read the parameters of a Python model that are the server's; the others are the model's own."""
+    """Read the parameters of a Python model that are meant for the server. The others are the model's own."""
     if CPU_FALLBACK in notes.config.parameters:
         gpu.parameter(notes, CPU_FALLBACK, notes.config.parameters[CPU_FALLBACK].string_value)
     name = notes.config.parameters[ENVIRONMENT].string_value if ENVIRONMENT in notes.config.parameters else ""
     if not name:
         return
     path = Path(name.replace(MODEL_FOLDER, str(notes.folder)))
-    if not path.is_absolute():  # in Triton it starts where the server was started
+    if not path.is_absolute():  # in Triton, relative to where the server was started
         path = notes.folder / path if is_there(notes.folder / path) else path.absolute()
     if not is_there(path):
         notes.mistake("parameters", f"parameter '{ENVIRONMENT}': '{name}' is not there")
@@ -202,7 +202,7 @@ def _parameters(notes: Notes) -> None:
 
 
 def _own(notes: Notes, name: str, whose: str, known: tuple[str, ...]) -> None:
-    """Take a parameter that nothing here reads: clients do, from the configuration (Ultralytics' `metadata`)."""
+    """Accept a parameter that nothing here reads, since clients may read it (Ultralytics' `metadata`)."""
     every = (*known, *PARAMETERS, *TENSORFLOW_PARAMETERS, INIT_OPS, ENVIRONMENT)
     like = difflib.get_close_matches(name.lower(), map(str.lower, every), 1, _LIKENESS)
     if like or name.startswith(_RESERVED):

@@ -24,16 +24,16 @@ HONOURED = (
 REFUSED = ("sequence_batching.state.use_growable_memory",)
 
 HOLD_BACKLOG = "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
-"""The environment name of Triton's tests, beside that of batching.py: so many have to wait for a place, too."""
+"""Like HOLD in batching.py, an environment variable of Triton's tests: how many must also wait for a place."""
 INITIAL_STATE = "initial_state"
-"""The folder in a model's own that has the files of initial states."""
+"""The folder within the model's that holds the files of initial states."""
 DEFAULT_IDLE_US = 1_000_000
 _PREFIX = "CONTROL_SEQUENCE_"
 _VALUES = {"int32_false_true": "INT32", "fp32_false_true": "FP32", "bool_false_true": "BOOL"}
 
 
 def read(notes: Notes) -> None:
-    """Read them."""
+    """Read the fields of this module."""
     config = notes.config
     if not config.HasField("sequence_batching"):
         return
@@ -65,7 +65,7 @@ def read(notes: Notes) -> None:
 
 
 def report(config: Any, max_batch_rows: int) -> None:
-    """Complete what a ModelConfig says of sequences. Source: NormalizeModelConfig of Triton's core."""
+    """Complete a ModelConfig's settings of sequences. Source: NormalizeModelConfig of Triton's core."""
     batching = config.sequence_batching
     batching.max_sequence_idle_microseconds = batching.max_sequence_idle_microseconds or DEFAULT_IDLE_US
     if batching.HasField("oldest") and not batching.oldest.preferred_batch_size and max_batch_rows:
@@ -163,7 +163,7 @@ def _states(notes: Notes, states: Any) -> Iterator[State]:
 
 
 def _with_initial(notes: Notes, said: Any, state: State) -> State:
-    """Read what a state begins with."""
+    """Read the initial value of a state."""
     if not said.initial_state:
         return state
     initial = said.initial_state[0]

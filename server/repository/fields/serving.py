@@ -1,4 +1,4 @@
-"""What happens around a run: `model_warmup`, `response_cache`, `model_transaction_policy`."""
+"""Settings around a run: `model_warmup`, `response_cache`, `model_transaction_policy`."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _MOST_ROWS = 1 << 20
 
 
 def read(notes: Notes) -> None:
-    """Read them."""
+    """Read the fields of this module."""
     config = notes.config
     if config.model_transaction_policy.decoupled:
         notes.say("decoupled", True, "model_transaction_policy.decoupled")
     if config.response_cache.enable:
         _cache(notes)
     if config.model_warmup:
-        # of a sample without rows nothing is run, as in Triton
+        # a sample without rows is not run, as in Triton
         samples = [_sample(notes, sample) for sample in config.model_warmup if sample.batch_size]
         notes.say("samples", tuple(samples), "model_warmup")
 
 
 def _cache(notes: Notes) -> None:
-    """Source: Triton's docs/user_guide/response_cache.md for what cannot be remembered."""
+    """Read `response_cache`. Source of what cannot be cached: Triton's docs/user_guide/response_cache.md."""
     field, config = "response_cache.enable", notes.config
     text = f"Response Cache does not currently support model {notes.name} with"
     if config.model_transaction_policy.decoupled:
@@ -60,9 +60,9 @@ def _input(notes: Notes, name: str, given: Any) -> SampleInput:
 
 
 def _source(notes: Notes, name: str, given: Any) -> Any:
-    """Give "zero", "random" or the file that holds the values."""
+    """Return "zero", "random", or the file that holds the values."""
     kind = given.WhichOneof("input_data_type")
-    if kind in {"zero_data", "random_data"}:  # whatever it says: in Triton `false` is as good as `true`
+    if kind in {"zero_data", "random_data"}:  # whatever its value: in Triton `false` counts as `true`
         return str(kind).removesuffix("_data")
     if kind == "input_data_file" and given.input_data_file:
         path = inside(notes.folder / FILES, given.input_data_file)

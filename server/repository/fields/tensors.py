@@ -26,7 +26,7 @@ DOCUMENTATION = ("input.format",)
 
 
 def read(notes: Notes) -> None:
-    """Read them."""
+    """Read the fields of this module."""
     for kind, tensors in (("input", notes.config.input), ("output", notes.config.output)):
         specs = [spec for tensor in tensors if (spec := _tensor(notes, kind, tensor))]
         twice = [name for name, times in Counter(spec.name for spec in specs).items() if times > 1]
@@ -46,7 +46,7 @@ def read(notes: Notes) -> None:
 
 
 def _check_ensemble(notes: Notes) -> None:
-    """Refuse what has no meaning where no model of its own runs: requests go to the steps as they came."""
+    """Reject what only applies to a model that runs, since an ensemble passes requests to its steps unchanged."""
     config = notes.config
     given = {"input.allow_ragged_batch": any(tensor.allow_ragged_batch for tensor in config.input)}
     given |= {field: bool(getattr(config, field)) for field in ("batch_input", "batch_output")}
@@ -59,7 +59,7 @@ def _tensor(notes: Notes, kind: str, tensor: Any) -> TensorSpec | None:
         notes.mistake(f"{kind}.name", f"model {kind} must specify 'name' for {notes.name}")
         return None
     datatype = BY_CONFIG_NAME.get(enum_name(tensor, "data_type"))
-    # of such a model it is completed (batching/loading/autofill.py)
+    # a TensorFlow model's tensors are completed (batching/loading/autofill.py)
     completed = notes.values.get("model.backend") == TENSORFLOW
     if datatype is None and (tensor.data_type or not completed):
         notes.mistake(kind, f"model {kind} '{tensor.name}' must specify 'data_type' for {notes.name}")
