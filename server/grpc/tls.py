@@ -21,9 +21,9 @@ def context_for(settings: GrpcSettings) -> ssl.SSLContext | None:
     if not settings.grpc_use_ssl and not settings.grpc_use_ssl_mutual:
         return None
     if not settings.grpc_server_cert or not settings.grpc_server_key:
-        raise TlsError("--grpc-use-ssl needs --grpc-server-cert and --grpc-server-key")
+        raise TlsError("--grpc-use-ssl requires --grpc-server-cert and --grpc-server-key")
     if settings.grpc_use_ssl_mutual and not settings.grpc_root_cert:
-        raise TlsError("--grpc-use-ssl-mutual needs --grpc-root-cert")
+        raise TlsError("--grpc-use-ssl-mutual requires --grpc-root-cert")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     # RFC 9113 9.2: TLS 1.2 at least, no compression; a client that offers no h2 gets as far as its preface
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -42,4 +42,4 @@ def context_for(settings: GrpcSettings) -> ssl.SSLContext | None:
 
 def _no_passphrase() -> str:
     """Stand in for OpenSSL's own question, for which a server would wait at whatever terminal it has."""
-    raise OSError("the key has a passphrase, which nobody is here to give: take it off with `openssl pkey`")
+    raise OSError("the key has a passphrase: remove it with `openssl pkey`")

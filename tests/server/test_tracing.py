@@ -150,7 +150,7 @@ def test_what_opentelemetry_s_own_names_say_of_batches_gives_way_to_the_flag(mon
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "x")
 
     assert parse([]) == TraceConfig()  # they are of no account in the other mode
-    with pytest.raises(ValueError, match="OTEL_BSP_MAX_QUEUE_SIZE: got 'x'"):
+    with pytest.raises(ValueError, match="OTEL_BSP_MAX_QUEUE_SIZE must be a whole number, not 'x'"):
         parse(["mode=opentelemetry"])
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "8")
     assert dict(parse(["mode=opentelemetry", "opentelemetry,bsp_max_queue_size=7"]).batching) == {

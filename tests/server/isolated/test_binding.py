@@ -197,7 +197,7 @@ class TestFailures:
         assert ask(bound(backend), row(1))[0].tolist() == [[2]]
 
     def test_more_rows_than_its_capacity_are_refused(self, backend: IsolatedBackend) -> None:
-        with pytest.raises(ValueError, match="9 rows, capacity is 8"):
+        with pytest.raises(ValueError, match="9 rows exceed the capacity of 8"):
             bound(backend).lend(9, [(9, 1)])
 
     def test_nothing_runs_that_was_not_lent(self, backend: IsolatedBackend) -> None:
