@@ -243,7 +243,7 @@ class Server:
 
     def hang_up(self) -> None:
         """Say that one process cannot be replaced by another without a moment in which nobody serves."""
-        logger.warning("SIGHUP: nothing is done, only a server with --http-workers replaces its processes")
+        logger.warning("SIGHUP ignored: only a server with --http-workers replaces its processes")
 
     def force(self) -> None:
         """Kill the workers. They would end with this process; what user code has started there would not."""

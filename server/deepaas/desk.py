@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.server.workers.worker import Worker
 
 WAIT_S = 5.0
-"""For how long who asks waits for a worker that is started again."""
+"""For how long who asks waits for a worker that is being restarted."""
 LIMIT_S = 60.0
 """How long an answer may take, uploads included, before the worker is ended: others wait for theirs."""
 
@@ -57,18 +57,18 @@ class Desk:
             async with asyncio.timeout(WAIT_S):
                 worker = await self._worker()
         except TimeoutError:
-            raise InferError(Code.NOT_READY, f"{self.order.label} is started again") from None
+            raise InferError(Code.NOT_READY, f"{self.order.label} is being restarted") from None
         try:
             answer, _ = await worker.call(kind, body, limit_s=LIMIT_S)
         except NotBegunError:
-            raise InferError(Code.NOT_READY, f"{self.order.label} is started again") from None
+            raise InferError(Code.NOT_READY, f"{self.order.label} is being restarted") from None
         self._kept.proved()
         return answer
 
     async def _worker(self) -> Worker:
         while (worker := self._kept.worker) is None or not worker.serves:
             if self._kept.closing:
-                raise InferError(Code.NOT_READY, f"{self.order.label} is ended")
+                raise InferError(Code.NOT_READY, f"{self.order.label} is stopped")
             self._there.clear()
             await self._there.wait()
         return worker

@@ -22,7 +22,7 @@ class Native:
     def __init__(self, described: Described) -> None:
         self._signature = described.signature
         # who has Nodes has hooks, and is given what pre_inference has returned; others are given what a client has sent
-        self._said = "pre_inference returned what the model cannot take: " if described.inputs else ""
+        self._said = "pre_inference returned a value that the model cannot take: " if described.inputs else ""
         self.signatures: tuple[Any, Any] = (list(described.inputs), list(described.outputs))
 
     def inputs(self, value: Any, _: Mapping[str, Any]) -> list[Array | None]:

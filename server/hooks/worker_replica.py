@@ -142,7 +142,7 @@ class WorkerReplica:
 
     def kill(self) -> None:
         """End the process here and now."""
-        self._worker.kill(f"{self._worker.order.label} were ended before they had finished")
+        self._worker.kill(f"{self._worker.order.label} were stopped before they had finished")
 
     def watch(self, now_ns: int) -> int:
         """End the process if its hook is past the limit by `now_ns`.
@@ -245,7 +245,7 @@ class WorkerReplica:
             try:
                 error = self._read(call, body, arrays)
             except Exception as wrong:
-                text = f"{call.hook} of model '{self._model.name}' gave an answer that cannot be read"
+                text = f"{call.hook} of model '{self._model.name}' returned an answer that cannot be read"
                 logger.exception("%s", text)
                 error = InferError(Code.INTERNAL, f"{text}: {wrong!r}")
                 self._worker.kill(text)

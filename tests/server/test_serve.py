@@ -448,7 +448,7 @@ def test_a_signal_ends_the_process_with_status_0(number: int) -> None:
         assert server.line_with("serving") == "ready, serving iris/1"
         server.signal(number)
 
-        assert server.line_with("stopped") == "stopped: all that was accepted is finished, exit status 0"
+        assert server.line_with("stopped") == "stopped: all accepted requests are finished, exit status 0"
         assert server.status() == 0
 
 

@@ -332,7 +332,7 @@ def test_who_does_not_take_traces_is_told_of_at_the_end_and_not_waited_for_longe
     tracer.record(model, batch_of(fake_request(model)), 1_070)
     tracer.stop()
 
-    assert caplog.messages == ["traces are lost: x has not taken them within 0.01 s"]
+    assert caplog.messages == ["traces are lost: x did not accept them within 0.01 s"]
     over.set()
 
 

@@ -63,7 +63,7 @@ def test_prints_what_would_be_served(tmp_path: Path) -> None:
         "  instances  1 on cpu\n"
         "  runtime    intra_op_thread_count 2\n"
         f"  hooks      {tmp_path.resolve()}/m/handler.py (pre_inference), timeout: 30 s\n"
-        "             replicas: one instance for all requests, no globals are written\n"
+        "             replicas: one instance for all requests: globals are never written\n"
         "\n"
         "1 version would be served, 0 mistakes"
     )
