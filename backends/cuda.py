@@ -296,14 +296,14 @@ def _look() -> CudaRuntime | str:
     try:
         ctypes.CDLL(DRIVER)
     except OSError as error:
-        return f"no NVIDIA driver is to be seen here ({error})"
+        return f"no NVIDIA driver was found ({error})"
     said = ""
     for name in _candidates():
         try:
             return CudaRuntime(name, DRIVER)
         except (OSError, AttributeError) as error:
             said = said or str(error)
-    return f"no CUDA runtime library can be loaded ({said})"
+    return f"no CUDA runtime library could be loaded ({said})"
 
 
 def _candidates() -> Iterator[str]:

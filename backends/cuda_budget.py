@@ -34,7 +34,7 @@ class Budget:
         """Parse a model's options. Raises: InferError (INVALID)."""
         said = options.get(BYTES, "0")
         if not (said.isascii() and said.isdecimal()):
-            raise InferError(Code.INVALID, f"option '{BYTES}' is '{said}', expected bytes")
+            raise InferError(Code.INVALID, f"option '{BYTES}' must be a number of bytes, not '{said}'")
         return cls(device, int(said), _limit(options.get(LIMIT, ""), device))
 
     def check_before(self, runtime: Runtime, weight_bytes: int) -> int:
@@ -47,24 +47,26 @@ class Budget:
         except CudaError as error:
             raise refusal(error) from error
         needs = self.budget_bytes or weight_bytes
-        what = "its memory budget is" if self.budget_bytes else "its weights have"
+        what = "its memory budget is" if self.budget_bytes else "its weights take"
         if self.budget_bytes and weight_bytes > self.budget_bytes:
-            text = f"its weights have {_mib(weight_bytes)}, more than {_mib(self.budget_bytes)}"
-            raise InferError(Code.OVERLOADED, f"the model cannot fit its memory budget: {text}", -1)
+            text = f"its weights take {_mib(weight_bytes)}, more than {_mib(self.budget_bytes)}"
+            raise InferError(Code.OVERLOADED, f"the model does not fit in its memory budget: {text}", -1)
         if needs > free:
-            text = f"{what} {_mib(needs)}, and {_mib(free)} of {_mib(total)} are free"
+            text = f"{what} {_mib(needs)}, but only {_mib(free)} of {_mib(total)} are free"
             advice = "unload another model, give this one fewer instances, or choose another GPU"
-            raise InferError(Code.OVERLOADED, f"no room on cuda:{self.device}: {text}; {advice}", RETRY_AFTER_NS)
+            raise InferError(
+                Code.OVERLOADED, f"not enough memory on cuda:{self.device}: {text}; {advice}", RETRY_AFTER_NS
+            )
         if total - free >= self.limit * total:
             used = f"{_mib(total - free)} of {_mib(total)} are in use"
-            text = f"no room on cuda:{self.device}: {used}, and from {self.limit:.0%} on nothing is loaded"
+            text = f"not enough memory on cuda:{self.device}: {used}, and the limit for loading is {self.limit:.0%}"
             raise InferError(Code.OVERLOADED, f"{text} (model-load-gpu-limit)", RETRY_AFTER_NS)
         return free
 
     def check_after(self, taken_bytes: int) -> None:
         """Reject a model that has exceeded its budget. Raises: InferError (OVERLOADED)."""
         if self.budget_bytes and taken_bytes > self.budget_bytes:
-            text = f"the model takes {_mib(taken_bytes)} on cuda:{self.device}, and its memory budget is"
+            text = f"the model takes {_mib(taken_bytes)} on cuda:{self.device}, but its memory budget is"
             raise InferError(Code.OVERLOADED, f"{text} {_mib(self.budget_bytes)}", -1)
 
 
@@ -75,7 +77,7 @@ def _limit(said: str, device: int) -> float:
         try:
             found, value = int(number), float(part)
         except ValueError:
-            raise InferError(Code.INVALID, f"option '{LIMIT}' is '{said}', expected such as '0:0.8'") from None
+            raise InferError(Code.INVALID, f"option '{LIMIT}' must look like '0:0.8', not '{said}'") from None
         if found == device:
             return value
     return 1.0

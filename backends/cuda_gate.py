@@ -50,7 +50,7 @@ class Gate:
     def alone(self) -> Iterator[None]:
         """Be the only user; waits until nothing is inside. Raises: RuntimeError if this thread is."""
         if self.inside:
-            raise RuntimeError("a capture in the middle of something else")
+            raise RuntimeError("a capture was started while other work was in progress")
         with self._moved:
             self._waiting += 1
             self._moved.wait_for(lambda: not self._long and not self._taken and not self._closing)

@@ -99,12 +99,12 @@ class Holdings:
 
     def _too_big(self, size: int, pinned: bool) -> str:
         if pinned:
-            return f"{size} bytes of pinned host memory cannot be had"
+            return f"{size} bytes of pinned host memory cannot be allocated"
         try:
             free, total = self._runtime.memory(self._device)
         except CudaError:
-            return f"{size} bytes do not fit the memory of cuda:{self._device}"
-        return f"{size} bytes do not fit the memory of cuda:{self._device}: {free} of its {total} bytes are free"
+            return f"{size} bytes do not fit in the memory of cuda:{self._device}"
+        return f"{size} bytes do not fit in the memory of cuda:{self._device}: {free} of its {total} bytes are free"
 
     def _try(self, free: Callable[[], None]) -> None:
         with suppress(CudaError):

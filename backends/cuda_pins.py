@@ -72,7 +72,9 @@ class Pins:
             except CudaError as error:
                 # as text: a logged exception would hold the memory for as long as the record exists
                 why = str(error)
-                logger.warning("shared memory of %d bytes cannot be pinned, so the host copies it: %s", size, why)
+                logger.warning(
+                    "%d bytes of shared memory cannot be pinned and are copied by the host instead: %s", size, why
+                )
                 size = 0
         # weak references run before the memory's own members, including the one that unmaps it, are released
         weakref.finalize(memory, self._forget, pointer, start, device).atexit = False

@@ -89,10 +89,10 @@ class DeviceArray:
     def __getitem__(self, rows: slice) -> DeviceArray:
         """Return a contiguous range of its rows, in place. Raises: TypeError, ValueError."""
         if not isinstance(rows, slice):
-            raise TypeError("a tensor on a device is cut by rows only")
+            raise TypeError("a tensor on a device can be sliced by rows only")
         start, stop, step = rows.indices(len(self))
         if step != 1:
-            raise ValueError("rows of a tensor on a device are taken one after another")
+            raise ValueError("the rows of a tensor on a device must be sliced with a step of 1")
         count = max(stop - start, 0)
         row_bytes = self.nbytes // len(self) if len(self) else 0
         return DeviceArray(self.memory, self.offset + start * row_bytes, (count, *self.shape[1:]), self.dtype)
@@ -115,7 +115,7 @@ class DeviceArray:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """Copy it to the host. Raises: InferError (INVALID); ValueError if no copy is allowed."""
         if copy is False:
-            raise ValueError("a tensor on a device has no values on the host without a copy")
+            raise ValueError("a tensor on a device must be copied to the host before its values can be read")
         host: Array = np.empty(self.shape, self.dtype)
         if host.nbytes:
             self.read(host)

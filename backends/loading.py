@@ -31,7 +31,7 @@ def load_onnx(path: Path, device: str, options: Mapping[str, str]) -> Backend:
         text = f"ONNX Runtime is not installed: pip install penstock[{extra}] (or penstock[{other}])"
         raise InferError(Code.UNSUPPORTED, text) from error
     except ImportError as error:
-        raise InferError(Code.UNSUPPORTED, f"ONNX Runtime cannot be imported: {error}") from error
+        raise InferError(Code.UNSUPPORTED, f"ONNX Runtime could not be imported: {error}") from error
     return onnx.load(path, device, options)
 
 
@@ -55,7 +55,7 @@ def load_tensorflow(path: Path, device: str, options: Mapping[str, str]) -> Back
         text = "TensorFlow is not installed: pip install penstock[tensorflow]"
         raise InferError(Code.UNSUPPORTED, text) from error
     except ImportError as error:
-        raise InferError(Code.UNSUPPORTED, f"TensorFlow cannot be imported: {error}") from error
+        raise InferError(Code.UNSUPPORTED, f"TensorFlow could not be imported: {error}") from error
     return tensorflow.load(path, device, options)
 
 

@@ -120,12 +120,12 @@ def _register(made: Any, options: Mapping[str, str]) -> None:
     Raises: InferError (INVALID), with the paths of folders removed from the text.
     """
     for library in map(Path, said_to(options, f"{_LIBRARY}.").values()):
-        logger.info("custom operators are from %s", library)
+        logger.info("loaded custom operators from %s", library)
         try:
             made.register_custom_ops_library(str(library))
         except Exception as error:
             why = _FOLDERS.sub("", words(error, library))
-            text = f"option '{_LIBRARY}': '{library.name}' cannot be registered: {why}"
+            text = f"option '{_LIBRARY}': '{library.name}' could not be registered: {why}"
             raise InferError(Code.INVALID, text) from error
 
 
@@ -134,7 +134,7 @@ def _model(path: Path, options: Mapping[str, str], made: Any) -> tuple[str | byt
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        text = "ONNX Runtime opens only what is named in UTF-8, and the path of the model is not"
+        text = "ONNX Runtime requires a UTF-8 path, and the path of the model is not UTF-8"
         raise InferError(Code.INVALID, text) from None
     if options.get(FREE_ROWS) != "1":
         return str(path), frozenset()
@@ -222,14 +222,14 @@ def run_options(options: Mapping[str, str]) -> Any:
 def _count(options: Mapping[str, str], name: str) -> int:
     value = options.get(name, "0")
     if not value.isdecimal():
-        raise InferError(Code.INVALID, f"option '{name}' is '{value}', expected a number of threads")
+        raise InferError(Code.INVALID, f"option '{name}' must be a number of threads, not '{value}'")
     return int(value)
 
 
 def _choice(options: Mapping[str, str], name: str, choices: Mapping[str, Any], default: str) -> Any:
     value = options.get(name, default)
     if value not in choices:
-        raise InferError(Code.INVALID, f"option '{name}' is '{value}', expected one of {', '.join(choices)}")
+        raise InferError(Code.INVALID, f"option '{name}' must be one of {', '.join(choices)}, not '{value}'")
     return choices[value]
 
 
@@ -245,7 +245,10 @@ def _graph(session: Any) -> Signature:
     strings = any(spec.datatype == "BYTES" for spec in inputs)
     for spec in outputs:
         if strings and spec.datatype == "BF16":
-            text = f"output '{spec.name}' is BF16, which ONNX Runtime's Python API cannot give out for string inputs"
+            text = (
+                f"output '{spec.name}' is BF16, which ONNX Runtime's Python API cannot return for a model with "
+                "string inputs"
+            )
             raise InferError(Code.UNSUPPORTED, text)
     return Signature((*inputs, *overridable), tuple(outputs))
 
@@ -254,7 +257,7 @@ def _input(node: Any) -> TensorSpec:
     match = _OPTIONAL.match(node.type)
     row = BY_ONNX_NAME.get(match[1] if match else node.type)
     if row is None:
-        raise InferError(Code.UNSUPPORTED, f"input '{node.name}' is {node.type}, which Penstock cannot carry")
+        raise InferError(Code.UNSUPPORTED, f"input '{node.name}' is {node.type}, which Penstock does not support")
     return TensorSpec(node.name, row.name, _shape(node), optional=bool(match), axes=_axes(node))
 
 
@@ -263,7 +266,7 @@ def _output(node: Any) -> TensorSpec:
     if row is not None:
         return TensorSpec(node.name, row.name, _shape(node), axes=_axes(node))
     if not node.type.startswith(("seq(", "map(", "optional(")):
-        raise InferError(Code.UNSUPPORTED, f"output '{node.name}' is {node.type}, which Penstock cannot carry")
+        raise InferError(Code.UNSUPPORTED, f"output '{node.name}' is {node.type}, which Penstock does not support")
     return TensorSpec(node.name, node.type, ())
 
 

@@ -187,7 +187,7 @@ class OnnxBinding:
 
     def _make_plan(self, rows: int, shapes: tuple[tuple[int, ...] | None, ...]) -> RunPlan:
         if rows > self.capacity_rows:
-            raise ValueError(f"{rows} rows, capacity is {self.capacity_rows}")
+            raise ValueError(f"{rows} rows exceed the capacity of {self.capacity_rows}")
         if self.never_empty:
             self._refuse_empty(shapes)
         buffers: list[Array | None] = []
@@ -215,7 +215,7 @@ class OnnxBinding:
         for (spec, _), shape in zip(self._inputs, shapes, strict=True):
             if shape is not None and 0 in shape:
                 text = f"input '{spec.name}' has no elements: got {list(shape)}"
-                text += f", and the model has the operator {self.never_empty}, which ONNX Runtime cannot run on nothing"
+                text += f", but ONNX Runtime cannot run the model's operator {self.never_empty} on empty tensors"
                 raise InferError(Code.INVALID, text)
 
     def _new_slab(self, spec: TensorSpec, size: int) -> Array:
@@ -310,7 +310,7 @@ class OnnxBinding:
             try:
                 found = self._session.run(names, feeds, self._run_options)
             except UnicodeDecodeError as error:
-                text = "the model made a string that is not UTF-8, which ONNX Runtime's Python API cannot give out"
+                text = "the model returned a string that is not UTF-8, which ONNX Runtime's Python API cannot return"
                 raise InferError(Code.UNSUPPORTED, text) from error
             except Exception as error:
                 raise run_error(error, on_gpu=self._on_gpu) from error

@@ -108,10 +108,10 @@ def _check_device(runtime: Runtime, device: int) -> None:
     except CudaError as error:
         if error.status == OUT_OF_MEMORY or error.status in LOST - ABSENT:
             raise refusal(error) from error
-        raise InferError(Code.UNSUPPORTED, f"CUDA says: {error.text} ({error.call}, error {error.status})") from error
+        raise InferError(Code.UNSUPPORTED, f"CUDA error {error.status} in {error.call}: {error.text}") from error
     if device >= count:
         has = f"there are {count} GPUs" if count != 1 else "there is one GPU, 'cuda:0'"
-        raise InferError(Code.UNSUPPORTED, f"{has} (CUDA_VISIBLE_DEVICES decides which a process sees)")
+        raise InferError(Code.UNSUPPORTED, f"{has} (CUDA_VISIBLE_DEVICES determines which GPUs a process sees)")
 
 
 class _Load:
@@ -231,7 +231,7 @@ def _wishes(options: Mapping[str, str], provider: str) -> Wishes:
     try:
         buckets = tuple(sorted(int(each) for each in rows.split(","))) if rows else ()
     except ValueError:
-        raise InferError(Code.INVALID, f"option '{ROWS}' is '{rows}', expected such as '1,2,4'") from None
+        raise InferError(Code.INVALID, f"option '{ROWS}' must look like '1,2,4', not '{rows}'") from None
     pinned = options.get("penstock.pinned", "1") != "0"
     return Wishes("" if graphs == "0" else graphs, buckets, pinned, options.get(SHRINKAGE, ""))
 
@@ -240,12 +240,12 @@ def _graphs(options: Mapping[str, str], provider: str) -> str:
     """Return "0", "1" or "auto". Raises: InferError (INVALID)."""
     graphs = options.get(GRAPHS) or options.get("cuda.enable_cuda_graph", "0")
     if graphs not in ("0", "1", "auto"):
-        raise InferError(Code.INVALID, f"option '{GRAPHS}' is '{graphs}', expected 0, 1 or auto")
+        raise InferError(Code.INVALID, f"option '{GRAPHS}' must be 0, 1 or auto, not '{graphs}'")
     why = ""
     if provider == TENSORRT:
-        why = "with TensorRT, 'tensorrt.trt_cuda_graph_enable' is what captures"
+        why = "with TensorRT, use 'tensorrt.trt_cuda_graph_enable' instead"
     elif "gpu" in options.get(SHRINKAGE, ""):
-        why = f"'{SHRINKAGE}' gives back the memory that graphs use"
+        why = f"'{SHRINKAGE}' releases the memory that graphs use"
     if why and graphs == "1":
         raise InferError(Code.INVALID, f"option '{GRAPHS}': {why}")
     return "0" if why else graphs
@@ -263,5 +263,5 @@ def _cpu_nodes(session: Any) -> tuple[str, ...] | None:
     if found:
         named = ", ".join(found[:_NAMED]) + (", ..." if len(found) > _NAMED else "")
         every = sum(len(nodes) for _, nodes in parts)
-        logger.info("%d of %d nodes run on the CPU, as ONNX Runtime has it: %s", len(found), every, named)
+        logger.info("ONNX Runtime placed %d of %d nodes on the CPU: %s", len(found), every, named)
     return found

@@ -319,7 +319,8 @@ class CudaBinding(DeviceSlabs):
                 if rows.nbytes != target.nbytes:
                     name = self._outputs[position][0].name
                     raise InferError(
-                        Code.INVALID, f"output '{name}' has another shape than shared memory was given for"
+                        Code.INVALID,
+                        f"output '{name}' does not have the shape that its shared memory was registered for",
                     )
                 try:
                     self._runtime.write(target.pointer, self.device, rows.tobytes())

@@ -129,7 +129,7 @@ class CudaSession:
 
     def _may_do_without(self, why: str) -> None:
         if self.wishes.graphs != "auto":
-            raise InferError(Code.INVALID, f"CUDA graphs were asked for, but {why}")
+            raise InferError(Code.INVALID, f"CUDA graphs are enabled, but {why}")
 
     def shrinking_options(self) -> Any:
         """Make the options of a run after which the arena releases what it does not use."""

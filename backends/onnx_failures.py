@@ -83,7 +83,7 @@ def advice(text: str) -> str:
     """Return advice to append to ONNX Runtime's text, if it has none of its own; else ""."""
     if _UNREGISTERED in text:
         setting = "runtime.custom_op_libraries in penstock.toml"
-        return f"; if it is no operator of ONNX Runtime's, name the library that has it: {setting}"
+        return f"; if it is a custom operator, set {setting} to the library that defines it"
     return ""
 
 

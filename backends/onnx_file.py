@@ -38,13 +38,13 @@ def remark(path: Path) -> str:
     try:
         with path.open("rb") as file:
             if file.read(len(_POINTER)) == _POINTER:
-                return " The file is a pointer of Git LFS: `git lfs pull` fetches the model"
+                return " The file is a Git LFS pointer: fetch the model with `git lfs pull`"
             size = file.seek(0, os.SEEK_END)
     except PermissionError:
-        return f": {path}: permission denied to the user with id {os.geteuid()}"
+        return f": {path}: permission denied for user id {os.geteuid()}"
     except OSError:
         return ""
-    return "" if _read(path) is not None and size else f" {path} has {size} bytes: it is cut short, or no ONNX model"
+    return "" if _read(path) is not None and size else f" {path} has {size} bytes: it is truncated or not an ONNX model"
 
 
 def weight_bytes(path: Path) -> int:

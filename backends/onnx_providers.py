@@ -29,8 +29,8 @@ _SHARED_LIBRARY = "libonnxruntime_providers_shared.so"
 _FATAL = 4
 OURS = ("device_id", "user_compute_stream", "has_user_compute_stream", "enable_cuda_graph")
 _ADVICE = {
-    CUDA: "pip install penstock[gpu] brings the libraries of CUDA and cuDNN",
-    TENSORRT: "TensorRT comes apart from ONNX Runtime: pip install tensorrt",
+    CUDA: "pip install penstock[gpu] installs the CUDA and cuDNN libraries",
+    TENSORRT: "TensorRT is not part of ONNX Runtime: pip install tensorrt",
 }
 _CUDA_DEFAULTS = {
     # EXHAUSTIVE, ONNX Runtime's default, tries every algorithm for every new shape: a stall of seconds each time
@@ -58,9 +58,9 @@ def cuda_options(
     said = said_to(options, "cuda.")
     for name in OURS:
         if name in said and name != "enable_cuda_graph":
-            raise InferError(Code.INVALID, f"option 'cuda.{name}' is Penstock's to set")
+            raise InferError(Code.INVALID, f"option 'cuda.{name}' cannot be set: Penstock sets it itself")
     if said.get("do_copy_in_default_stream", "1") != "1":
-        raise InferError(Code.INVALID, "option 'cuda.do_copy_in_default_stream': 0 gives wrong results")
+        raise InferError(Code.INVALID, "option 'cuda.do_copy_in_default_stream' must be 1: 0 gives wrong results")
     made = dict(_CUDA_DEFAULTS)
     # powers of two waste memory if shapes are few and known, and save allocations otherwise
     made["arena_extend_strategy"] = "kSameAsRequested" if options.get(ROWS) else "kNextPowerOfTwo"
@@ -72,7 +72,7 @@ def cuda_options(
 def ready(provider: str) -> None:
     """Load pip's CUDA libraries, once. Raises: InferError (UNSUPPORTED) if this build lacks the provider."""
     if provider not in onnxruntime.get_available_providers():
-        text = f"the onnxruntime {onnxruntime.__version__} here has no {_short(provider)}"
+        text = f"the installed onnxruntime {onnxruntime.__version__} has no {_short(provider)}"
         advice = "pip install penstock[gpu]" if provider == CUDA else "install onnxruntime-gpu"
         raise InferError(Code.UNSUPPORTED, f"{text}{_both_installed()}: {advice}")
     _preload()
@@ -94,7 +94,7 @@ def check_cudnn(options: Mapping[str, str]) -> None:
             said = said or str(error)
         else:
             return
-    advice = f"{_ADVICE[CUDA]}; a model that does without: option 'cuda.enable_cudnn' 0"
+    advice = f"{_ADVICE[CUDA]}; for a model that does not need it, set option 'cuda.enable_cudnn' to 0"
     raise InferError(Code.UNSUPPORTED, f"{said} ({advice})")
 
 
@@ -106,7 +106,7 @@ def why_not_started(provider: str) -> str:
         ctypes.CDLL(str(folder / _LIBRARIES[provider]))
     except OSError as error:
         return f"{str(error).replace(f'{folder}/', '')} ({_ADVICE[provider]}){_both_installed()}"
-    return f"it has not said why{_both_installed()}"
+    return f"it gave no reason{_both_installed()}"
 
 
 def said_to(options: Mapping[str, str], prefix: str) -> dict[str, str]:
@@ -130,7 +130,10 @@ def _both_installed() -> str:
             importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             return ""
-    return "; onnxruntime and onnxruntime-gpu are both installed and spoil each other: uninstall both, install one"
+    return "; onnxruntime and onnxruntime-gpu are both installed and overwrite each other: uninstall both, then "
+
+
+"install one"
 
 
 @cache

@@ -33,7 +33,7 @@ def with_free_rows(model: bytes) -> tuple[bytes, frozenset[str]]:
     values = [value for value in made.graph.input if value.name not in weights]
     freed = frozenset(_freed([*values, *made.graph.output]))
     if not freed:
-        raise InferError(Code.INVALID, "no tensor has its first axis fixed to 1")
+        raise InferError(Code.INVALID, "no tensor has a first axis fixed at 1")
     made.graph.ClearField("seen")  # shapes inside the graph, which are no longer true, and which nothing needs
     return made.SerializeToString(), freed
 

@@ -35,7 +35,7 @@ def tensorrt_options(
     said = said_to(options, "tensorrt.")
     for name in OURS:
         if name in said:
-            raise InferError(Code.INVALID, f"option 'tensorrt.{name}' is Penstock's to set")
+            raise InferError(Code.INVALID, f"option 'tensorrt.{name}' cannot be set: Penstock sets it itself")
     made = {"trt_engine_cache_enable": "1", "trt_timing_cache_enable": "1"}
     if unsaid := [name for name in _PATHS if name not in said]:
         made |= dict.fromkeys(unsaid, str(_folder(options) / engine_key(path, device, runtime)))
@@ -50,7 +50,7 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise InferError(Code.INVALID, f"TensorRT's engines cannot be kept in {folder}: {error.strerror}") from error
+        raise InferError(Code.INVALID, f"TensorRT engines cannot be stored in {folder}: {error.strerror}") from error
 
 
 def engine_key(path: Path, device: int, runtime: Runtime) -> str:
@@ -93,8 +93,8 @@ def _folder(options: Mapping[str, str]) -> Path:
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "tensorrt"
     except RuntimeError as error:
-        text = "TensorRT's engines cannot be kept: the user has no home folder; say where with XDG_CACHE_HOME"
-        raise InferError(Code.INVALID, f"{text}, or with {' and '.join(_PATHS)}") from error
+        text = "TensorRT engines cannot be stored: the user has no home folder; set XDG_CACHE_HOME"
+        raise InferError(Code.INVALID, f"{text}, or {' and '.join(_PATHS)}") from error
 
 
 def _version() -> str:

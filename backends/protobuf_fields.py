@@ -48,4 +48,4 @@ def _read_varint(message: bytes | memoryview, at: int) -> tuple[int, int]:
             return number, at
         shift += 7
         if shift > _MOST_SHIFT:
-            raise IndexError("a number that does not end")
+            raise IndexError("an unterminated varint")

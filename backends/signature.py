@@ -8,8 +8,8 @@ from functools import cached_property
 from .datatypes import DATATYPES, Datatype
 
 ZIPMAP = (
-    "a ZipMap: skl2onnx exports a tensor in its place with options={'zipmap': False}, and onnxmltools' "
-    "convert_lightgbm with zipmap=False"
+    "a ZipMap: to export a tensor in its place, pass options={'zipmap': False} to skl2onnx, or "
+    "zipmap=False to onnxmltools' convert_lightgbm"
 )
 
 

@@ -59,7 +59,7 @@ def load(path: Path, device: str, options: Mapping[str, str]) -> TensorflowBacke
     """
     config = session_config(device, options)
     if not any((path / name).is_file() for name in _GRAPH_FILES):
-        raise InferError(Code.NOT_FOUND, f"there is no SavedModel: '{path.name}' has no {_GRAPH_FILES[0]}")
+        raise InferError(Code.NOT_FOUND, f"'{path.name}' is not a SavedModel: it has no {_GRAPH_FILES[0]}")
     tf_logging.get_logger().setLevel("ERROR")  # it logs every restored variable
     return TensorflowBackend(path, config, options, on_gpu=device != "cpu")
 
@@ -89,7 +89,7 @@ def session_config(device: str, options: Mapping[str, str]) -> Any:
         return config
     seen = len(devices.list_physical_devices("GPU"))
     if number >= seen:
-        text = f"device '{device}' was asked for, but the TensorFlow {versions.VERSION} here sees {seen or 'no'} GPU"
+        text = f"device '{device}' is configured, but TensorFlow {versions.VERSION} sees {seen or 'no'} GPU"
         raise InferError(Code.UNSUPPORTED, text if seen else f"{text}: pip install tensorflow[and-cuda]")
     config.gpu_options.visible_device_list = str(number)
     return config
@@ -291,7 +291,7 @@ def _threads(options: Mapping[str, str], *names: str) -> int:
         if not value:
             continue
         if not value.isdecimal():
-            raise InferError(Code.INVALID, f"option '{name}' is '{value}', expected a number of threads")
+            raise InferError(Code.INVALID, f"option '{name}' must be a number of threads, not '{value}'")
         if int(value):
             return int(value)
     return 0
@@ -304,7 +304,7 @@ def _flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
     if value in _FALSE:
         return False
     if value:
-        raise InferError(Code.INVALID, f"option '{name}' is '{options[name]}', expected 1 or 0")
+        raise InferError(Code.INVALID, f"option '{name}' must be 1 or 0, not '{options[name]}'")
     return default
 
 
@@ -315,5 +315,5 @@ def _fraction(options: Mapping[str, str], name: str) -> float:
     except ValueError:
         fraction = -1.0
     if not 0 <= fraction <= 1:
-        raise InferError(Code.INVALID, f"option '{name}' is '{value}', expected a number from 0 to 1")
+        raise InferError(Code.INVALID, f"option '{name}' must be a number from 0 to 1, not '{value}'")
     return fraction

@@ -79,7 +79,7 @@ class TensorflowBinding:
     def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
         """Return the input buffers for a run; the same ones for the same shapes."""
         if rows > self.capacity_rows:
-            raise ValueError(f"{rows} rows, capacity is {self.capacity_rows}")
+            raise ValueError(f"{rows} rows exceed the capacity of {self.capacity_rows}")
         key = tuple(shapes)
         buffers = self._plans.get(key)
         if buffers is None:
@@ -191,4 +191,4 @@ def _dtype(spec: TensorSpec, bfloat16: Any) -> Any:
 
 
 def _stopped() -> RunStopped:
-    return RunStopped(Code.EXPIRED, "the run was ended because it took too long")
+    return RunStopped(Code.EXPIRED, "the run was terminated because it took too long")

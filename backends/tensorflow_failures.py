@@ -60,8 +60,8 @@ def run_error(error: Exception, *, on_gpu: bool = False) -> InferError:
     if on_gpu and _LOST.search(text):
         return DeviceLost(Code.NOT_READY, text)
     if _NO_PYTHON in text:
-        text = "the model calls a function of Python (tf.py_function, tf.numpy_function)"
-        return InferError(Code.INTERNAL, f"{text}, which a SavedModel does not hold")
+        text = "the model calls a Python function (tf.py_function, tf.numpy_function)"
+        return InferError(Code.INTERNAL, f"{text}, which a SavedModel does not contain")
     return InferError(Code.INVALID if code in {INVALID_ARGUMENT, OUT_OF_RANGE} else Code.INTERNAL, text)
 
 

@@ -26,7 +26,7 @@ def with_free_rows(graph: Signature) -> tuple[Signature, frozenset[str]]:
         if not spec.shape or spec.shape[0] not in {1, -1}:
             raise InferError(Code.INVALID, f"'{spec.name}' has no first axis of length 1")
     if all(spec.shape[0] == -1 for spec in tensors):
-        raise InferError(Code.INVALID, "no tensor has its first axis fixed to 1")
+        raise InferError(Code.INVALID, "no tensor has a first axis fixed at 1")
     fixed = frozenset(spec.name for spec in graph.inputs if spec.shape[0] == 1)
     inputs, outputs = (tuple(map(_free, specs)) for specs in (graph.inputs, graph.outputs))
     return Signature(inputs, outputs, graph.batched), fixed

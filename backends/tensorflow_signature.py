@@ -80,11 +80,11 @@ def choose_key(signatures: _Description, asked: str, *, cortex: bool = False) ->
             raise InferError(Code.INVALID, f"the model has no signature '{asked}': {there}")
         return asked
     if not keys:
-        raise InferError(Code.INVALID, "the model has no signature, which says what it takes and gives")
+        raise InferError(Code.INVALID, "the model has no signature, which defines its inputs and outputs")
     if not cortex:
         return DEFAULT_KEY if DEFAULT_KEY in keys else keys[0]
     if len(keys) > 1 and CORTEX_KEY not in keys:
-        raise InferError(Code.INVALID, f"the model has several signatures, say which one to serve: {there}")
+        raise InferError(Code.INVALID, f"the model has several signatures, so one must be selected: {there}")
     return keys[0] if len(keys) == 1 else CORTEX_KEY
 
 
@@ -103,7 +103,7 @@ def read_signature(signatures: _Description, key: str, order: Mapping[str, int])
     for name, tensor in _ordered(described.get("inputs", {}), order):
         obstacle = _obstacle(tensor)
         if obstacle:
-            raise InferError(Code.UNSUPPORTED, f"input '{name}' is {obstacle}, which Penstock cannot carry")
+            raise InferError(Code.UNSUPPORTED, f"input '{name}' is {obstacle}, which Penstock does not support")
         twin = named.setdefault(tensor["name"], name)
         if twin != name:
             text = f"inputs '{twin}' and '{name}' are the same tensor of the graph, '{tensor['name']}'"
@@ -116,10 +116,10 @@ def read_signature(signatures: _Description, key: str, order: Mapping[str, int])
         if not obstacle:
             outputs.append(_spec(name, tensor))
             continue
-        text = f"output '{name}' is {obstacle}, which Penstock cannot carry{_REMEDIES.get(obstacle, '')}"
+        text = f"output '{name}' is {obstacle}, which Penstock does not support{_REMEDIES.get(obstacle, '')}"
         if all(each for _, each in obstacles):
             raise InferError(Code.UNSUPPORTED, text)
-        logger.warning("signature '%s': %s; it is left out", key, text)
+        logger.warning("signature '%s': %s; the output is ignored", key, text)
     graph = Signature(tuple(inputs), tuple(outputs))
     ends = {("input", spec.name): described["inputs"][spec.name] for spec in graph.inputs}
     ends |= {("output", spec.name): described["outputs"][spec.name] for spec in graph.outputs}

@@ -87,7 +87,7 @@ class Alarms:
             try:
                 self._ring(model)
             except Exception:  # the other models are due as well
-                logger.exception("model %s: what was due has failed", model.name)
+                logger.exception("model %s: a scheduled callback failed", model.name)
         if self._ended or self._timer is None:
             return
         self._next_ns = 0

@@ -317,7 +317,7 @@ class Engine:
             try:
                 await asyncio.wait_for(self._idle.wait(), grace_s)
             except TimeoutError:
-                logger.warning("exit timeout expired with %d requests unfinished", self.inflight)
+                logger.warning("exit timeout expired with %d unfinished requests", self.inflight)
         dropped = self.inflight
         self._turns.alarms.clear()
         self._watchdog.stop()
@@ -346,5 +346,5 @@ class Engine:
                 waiting = model.scheduler.drain()
             let_go(model)
             if waiting:
-                text = f"Server is stopping, model '{model.name}' drops what waits"
+                text = f"Server is stopping, model '{model.name}' drops its queued requests"
                 self._turns.fail(model, waiting, Code.NOT_READY, text)

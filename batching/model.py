@@ -335,7 +335,7 @@ class Model:
                         ns = batch.exec_end_ns - (batch.free_ns or batch.exec_start_ns)
                         self.scheduler.learn(batch.key, batch.rows, ns, now_ns, min(batch.handling_ns, ns))
         except Exception:  # the requests have run and must still be answered
-            logger.exception("model %s: nothing was learned from a run", self.name)
+            logger.exception("model %s: its run times could not be learned from a run", self.name)
 
 
 def _said_by(backends: Sequence[Backend]) -> tuple[Sequence[Any], Sequence[Any], Mapping[str, Any]]:

@@ -83,7 +83,7 @@ def _give(requests: Sequence[InferRequest]) -> None:
     try:
         requests[0].sink.deliver(requests)
     except Exception:  # a violation of its contract; the other sinks of this turn must still be called
-        logger.exception("model %s: answers could not be handed out", requests[0].model.name)
+        logger.exception("model %s: answers could not be delivered", requests[0].model.name)
 
 
 def withdraw(request: InferRequest) -> None:

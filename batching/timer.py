@@ -65,7 +65,7 @@ class KernelTimer:
         self._loop = loop
         self._file = libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_FLAGS)
         if self._file < 0:
-            raise OSError(ctypes.get_errno(), "no timer to be had")
+            raise OSError(ctypes.get_errno(), "no timer was created")
         self._end = weakref.finalize(self, os.close, self._file)
         self._when = _Itimerspec()
         self._value = self._when.value

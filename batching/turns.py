@@ -138,7 +138,7 @@ class Turns:
         try:
             begin()
         except Exception:  # as above
-            logger.exception("what came in this turn could not begin")
+            logger.exception("the requests of this turn of the event loop could not be started")
 
     def _serve(self, model: Model) -> None:
         """Let a model run once in this turn, and again in the next if it has more to run.
@@ -199,7 +199,7 @@ class Turns:
                 if not ran and not model.dirty:
                     self.mark(model)
             except Exception:  # the runs queued behind it must still be delivered
-                logger.exception("model %s: a run could not be delivered as it should", model.name)
+                logger.exception("model %s: the answers of a run could not be delivered", model.name)
             if finished and time.monotonic_ns() > began_ns + GOES_ON_NS:
                 # large answers take longer to write than to compute: another would always be finished by then
                 self._delivery_due = True
@@ -214,12 +214,12 @@ class Turns:
             try:
                 self._count(model, batch, now_ns)
             except Exception:  # its requests, and the runs behind it, must still be answered
-                logger.exception("model %s: a run was not counted", model.name)
+                logger.exception("model %s: the statistics of a run were lost", model.name)
             self._left(model, len(requests))
             try:
                 hand_out(requests)
             except Exception:
-                logger.exception("model %s: a run was not handed out in its order", model.name)
+                logger.exception("model %s: the answers of a run could not be delivered in order", model.name)
                 to_sinks(requests)
             if requests[0].target_ns:
                 model.scheduler.delivered(requests[0], time.monotonic_ns())

@@ -66,16 +66,16 @@ def parse(rules: Iterable[str]) -> Rates:
             else:
                 shares[REQUESTS[REQUESTS.index(name)]] = _number(value, 1.0)
         except (ValueError, KeyError):
-            raise ValueError(f"got {rule!r}, wanted {_WANTED}") from None
+            raise ValueError(f"must be {_WANTED}, not {rule!r}") from None
     return Rates({name: rate for name, rate in per_s.items() if rate}, shares["fail"], shares["slow"], slow_ms, seed)
 
 
 def lacks(rules: Sequence[str], *, allowed: bool, fronts: bool) -> str:
     """Return an error if --chaos cannot be used with the other settings, "" if it can."""
     if rules and not allowed:
-        return "--chaos makes requests and processes fail, for tests: it needs --allow-chaos too"
+        return "--chaos makes requests and processes fail, for tests: it requires --allow-chaos"
     far = [] if fronts else [rule for rule in rules if rule.strip().startswith(FAR)]
-    return f"--chaos: got '{far[0]}', and there is no such process without --http-workers" if far else ""
+    return f"--chaos '{far[0]}' requires --http-workers: there is no such process without it" if far else ""
 
 
 def _number(text: str, most: float) -> float:

@@ -176,7 +176,7 @@ def _installed(word: str, words: Sequence[str]) -> int:
 
     for found in entry_points(group="penstock.commands", name=word):
         return int(found.load()(words))
-    print(f"penstock: the command {word} is not installed: install penstock again", file=sys.stderr)
+    print(f"penstock: the command {word} is not installed: reinstall penstock", file=sys.stderr)
     return USAGE_STATUS
 
 
@@ -239,7 +239,7 @@ def _completed(words: Sequence[str], parser: argparse.ArgumentParser) -> list[st
             continue
         bare = not word.startswith("-") and not set(word) & set("/=:")
         if bare and not os.path.exists(word):  # noqa: PTH110 - as above
-            parser.error(f"{flag}: got {word!r}, wanted true or false; and there is no PATH of that name")
+            parser.error(f"{flag} must be true or false, not {word!r}, and there is no PATH of that name")
     return with_values(words)
 
 
@@ -304,7 +304,7 @@ def _told(text: str, status: int) -> int:
     except BrokenPipeError:
         pass
     except OSError as error:
-        print(f"penstock: the report cannot be written: {error.strerror}", file=sys.stderr)
+        print(f"penstock: the report could not be written: {error.strerror}", file=sys.stderr)
         status = 1
     else:
         return status

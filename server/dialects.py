@@ -75,7 +75,7 @@ class Dialect:
     """
 
     nothing = (
-        "nothing to serve: give the PATH of a model repository, of an .onnx file or of a SavedModel; "
+        "nothing to serve: pass the PATH of a model repository, an .onnx file or a SavedModel; "
         "with --dialect cortex, a project's folder"
     )
     alone = ""

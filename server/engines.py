@@ -38,5 +38,5 @@ def served(engine: Serves, name: str, said: str) -> Model:
     try:
         return engine.model(name)
     except InferError:
-        text = f"{said} is not ready: it is being loaded, or the log says why it cannot be"
+        text = f"{said} is not ready: it is being loaded, or it failed to load (see the log)"
         raise InferError(Code.NOT_READY, text) from None

@@ -56,7 +56,7 @@ class Faults:
     def begin(self) -> None:
         """Log that faults are injected on purpose, and start causing process faults."""
         if self._rates:
-            logger.warning("--chaos is on, faults are made on purpose: %s", self._rates)
+            logger.warning("--chaos is on, faults are injected: %s", self._rates)
         if math.isfinite(self._chaos.next_ns) and self._making is None:
             self._chaos.begin(time.monotonic_ns())
             self._making = asyncio.ensure_future(make_faults(self._chaos, self._victims))
@@ -124,7 +124,7 @@ class ChaoticEngine(Engine):
         fails, late_s = self._chaos.spoil()
         if fails:
             self._chaos.count("fail")
-            raise InferError(Code.NOT_READY, "this request fails, as --chaos says")
+            raise InferError(Code.NOT_READY, "this request fails because of --chaos")
         if not late_s:
             super().submit(request)
             return

@@ -132,7 +132,7 @@ def run(settings: Settings) -> int:
         logs.start()
         loop = new_loop()
     except RuntimeError as error:
-        sys.stderr.write(f"penstock: {error}: the limit of processes and threads is too low (pids.max, ulimit -u)\n")
+        sys.stderr.write(f"penstock: {error}: the limit on processes and threads is too low (pids.max, ulimit -u)\n")
         return 1
     prepare()
     try:
@@ -166,7 +166,7 @@ class _Process:
         serving = asyncio.ensure_future(self._serve(server))
         if await first(serving, self._forced.wait()):
             return serving.result()
-        logger.critical("forced to stop: what was under way is lost")
+        logger.critical("forced to stop: requests in flight are lost")
         server.force()
         return 1
 
@@ -188,7 +188,7 @@ class _Process:
                 self._forced.set()
             return
         self._asked_s = now
-        logger.info("%s: finishing what was accepted; again to force", signal.Signals(number).name)
+        logger.info("%s: finishing the accepted requests; repeat the signal to force", signal.Signals(number).name)
         self._asked.set()
 
     async def _serve(self, server: Servable) -> int:
@@ -202,9 +202,9 @@ class _Process:
         dropped = await server.drain()
         await server.close()
         if dropped:
-            logger.critical("exit timeout: %d requests or connections were unfinished and are dropped", dropped)
+            logger.critical("exit timeout: %d unfinished requests or connections are dropped", dropped)
         status = 1 if dropped or failed else 0
-        left = f"{dropped} requests or connections dropped" if dropped else "all that was accepted is finished"
+        left = f"{dropped} requests or connections dropped" if dropped else "all accepted requests are finished"
         logger.info("stopped: %s, exit status %d", left, status)
         return status
 
@@ -221,7 +221,7 @@ class _Process:
             self._tell_places(server)
         logger.info("%s", server.serves)
         if self._settings.exit_on_error and reasons:
-            logger.critical("stopping, as --exit-on-error says: %s", "; ".join(reasons))
+            logger.critical("stopping because of --exit-on-error: %s", "; ".join(reasons))
             return True
         if self._settings.dialect == DIALECTS[0]:
             for line in as_triton_says(server.places or {}):

@@ -89,11 +89,11 @@ class Restricted:
             key, equals, value = rest.partition("=")
             key, value = key.strip().lower(), value.strip()
             if not (colon and equals and key and value):
-                raise ValueError(f"got '{names}:{key}...', wanted {_FORM}")
+                raise ValueError(f"'{names}:{key}...' must have the form {_FORM}")
             if not (value.isascii() and value.isprintable()):
-                raise ValueError(f"the value of header '{key}' has characters that no header can carry")
+                raise ValueError(f"the value of header '{key}' has characters that a header cannot contain")
             if not _TOKEN.fullmatch(key):
-                raise ValueError(f"'{key}' is not the name of a header")
+                raise ValueError(f"'{key}' is not a valid header name")
             for name in names.split(","):
                 name = name.strip()
                 if name not in CATEGORIES:

@@ -242,7 +242,7 @@ class Server:
 
     def hang_up(self) -> None:
         """Log that a single process cannot be replaced without downtime."""
-        logger.warning("SIGHUP: nothing is done, only a server with --http-workers replaces its processes")
+        logger.warning("SIGHUP ignored: only a server with --http-workers replaces its processes")
 
     def force(self) -> None:
         """Kill the workers. They would end with this process; processes started by user code would not."""

@@ -211,10 +211,10 @@ def _checked(known: Setting, value: Any, where: str) -> Any:
 
 
 def _refused(known: Setting, value: object, where: str) -> SettingError:
-    given = "thousands of digits"  # repr fails for such an integer, which a file may contain in hexadecimal
+    given = "a number of thousands of digits"  # repr fails for such an integer, which a file may contain in hexadecimal
     with suppress(ValueError):
         given = repr(value)
-    return SettingError(f"{where}: got {given}, wanted {known.wanted}")
+    return SettingError(f"{where} must be {known.wanted}, not {given}")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

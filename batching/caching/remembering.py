@@ -62,7 +62,7 @@ class Owner(Protocol):
 def remember(cache: Cache | None, model: Model, engine: Owner, loop: asyncio.AbstractEventLoop) -> None:
     """Cache a model's answers from now on, if there is a cache."""
     if cache is None:
-        text = "model %s enables its response cache, and the server has none: --cache-config local,size=BYTES"
+        text = "model %s enables the response cache, but the server has none: set --cache-config local,size=BYTES"
         logger.warning(text, model.name)
         return
     model.cache = Remembering(cache, model, engine, loop)
@@ -185,7 +185,11 @@ class Remembering:
             request.error = error
             hand_out([request])
         except Exception as error:
-            logger.exception("model %s: no key could be made", self._model.name, extra={"request_id": request.id})
+            logger.exception(
+                "model %s: the cache key of a request could not be computed",
+                self._model.name,
+                extra={"request_id": request.id},
+            )
             request.error = InferError(
                 Code.INTERNAL, f"inference failed in '{self._model.name}': {type(error).__name__}"
             )
@@ -217,8 +221,8 @@ class Remembering:
         self._model.statistics.record_miss(miss.lookup_ns, end_ns - start_ns, end_ns)
         if not kept and not self._warned:
             self._warned = True
-            text = "model %s: Failed to insert key %s into response cache: the answer does not fit %d bytes, or is no "
-            text += "tensor; others like it are not logged"
+            text = "model %s: Failed to insert key %s into response cache: the answer does not fit in %d bytes or is "
+            text += "not a tensor; further failures are not logged"
             logger.warning(text, self._model.name, miss.key.hex(), self._cache.size_bytes)
 
     async def forget(self) -> None:

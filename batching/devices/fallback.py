@@ -29,7 +29,7 @@ def falls_back(spec: ModelSpec, error: InferError) -> bool:
 
 def on_cpu(spec: ModelSpec, reason: str) -> ModelSpec:
     """Move a model configured for a GPU to the CPU, and log why."""
-    logger.warning("model '%s' runs on the CPU: %s", spec.name, reason)
+    logger.warning("model '%s' falls back to the CPU: %s", spec.name, reason)
     return moved(spec, reason)
 
 

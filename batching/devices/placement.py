@@ -54,7 +54,7 @@ class Devices(dict[str, Device]):
         with self._lock:
             first, self.lost = not self.lost, self.lost or why
         if first:
-            logger.critical("%s; nothing runs there again in this process, it has to be started anew", why)
+            logger.critical("%s; this process cannot use the device again and must be restarted", why)
             if self.tell_lost is not None:
                 self.tell_lost()
 

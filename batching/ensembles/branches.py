@@ -78,7 +78,7 @@ class Branches:
         Raises: InferError (INTERNAL: it does not match the model's configuration; OVERLOADED: too much waits).
         """
         if sum(stretch.nbytes for stretch in self._stretches.values()) > MOST_BYTES:
-            raise InferError(Code.OVERLOADED, "the answers of a request wait for the steps that take them")
+            raise InferError(Code.OVERLOADED, "too many answers of a request wait for the steps that consume them")
         root = self.root
         passage = Passage(root.ensemble, root.parent, root.links, course, _tensors(step, told))
         _check(passage, step, told)

@@ -52,8 +52,8 @@ class Ensemble:
         if self._links is None:
             links = link(self.model.spec, self.model.bound, self._engine.model)
             if links.decoupled != self.model.spec.decoupled:
-                text = f"ensemble '{self.model.name}' must be loaded anew: one of its steps"
-                became = "has become decoupled" if links.decoupled else "is decoupled no more"
+                text = f"ensemble '{self.model.name}' must be reloaded: one of its steps"
+                became = "has become decoupled" if links.decoupled else "is no longer decoupled"
                 raise InferError(Code.NOT_READY, f"{text} {became}")
 
     def links(self) -> Links:

@@ -89,7 +89,7 @@ class Ensembles:
         model = parent.model
         ensemble = model.ensemble
         if ensemble is None:
-            raise ValueError(f"'{model.name}' is no ensemble")
+            raise ValueError(f"'{model.name}' is not an ensemble")
         try:
             # the steps of an accepted request are finished even then
             if (self._engine.stopping or model.closing) and not is_step(parent):
@@ -209,7 +209,7 @@ class Ensembles:
                 try:
                     together = len(live) > 1 and self._engine.submit_together(model, live)
                 except Exception:  # each is submitted alone instead, and gets its own error if it fails
-                    logger.exception("model %s: steps could not be put in its queue together", model.name)
+                    logger.exception("model %s: the steps of a batch could not be queued together", model.name)
                     together = False
                 if not together:
                     for request in live:
@@ -295,8 +295,8 @@ class Ensembles:
         passage = passage.root
         parent = passage.parent
         if not isinstance(error, InferError):
-            logger.error("ensemble %s: a request could not be carried on", parent.model.name, exc_info=error)
-            error = InferError(Code.INTERNAL, "the request could not be carried on")
+            logger.error("ensemble %s: a request could not be continued", parent.model.name, exc_info=error)
+            error = InferError(Code.INTERNAL, "the request could not be continued")
         if parent not in passage.ensemble.passages:  # it had already ended
             return
         text = f"in ensemble '{parent.model.name}', {error.message}"
@@ -309,7 +309,7 @@ class Ensembles:
         try:
             self._end(passage)
         except Exception:
-            logger.exception("ensemble %s: not all that a request had could be let go", parent.model.name)
+            logger.exception("ensemble %s: the resources of a request could not all be released", parent.model.name)
         raised = passage.opening and parent.error is not None
         if not raised:
             self._done.append(parent)
@@ -326,7 +326,7 @@ class Ensembles:
                 if trace is not None:
                     trace(parent.model, batch, now_ns)
         except Exception:
-            logger.exception("ensemble %s: a request was not counted", parent.model.name)
+            logger.exception("ensemble %s: the statistics of a request were lost", parent.model.name)
 
     def _end(self, passage: Passage) -> None:
         """End a request; `passage` is its first one."""

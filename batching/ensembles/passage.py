@@ -184,7 +184,7 @@ def _handed(array: Array | None, way: int) -> Any:
         return array[None]
     if not array.shape or len(array) != 1:
         rows = len(array) if array.shape else "no"
-        text = f"a tensor of {rows} rows goes where there is no axis for rows: it must have one"
+        text = f"a tensor that is passed to a model without a batch axis must have one row, not {rows}"
         raise InferError(Code.INVALID, text)
     return array[0]
 

@@ -33,7 +33,7 @@ def check_flow(name: str, inputs: Iterable[str], outputs: Iterable[str], steps: 
     there = set(inputs)
     for tensor in sorted(there):
         if tensor in made:
-            raise _invalid(f"ensemble input '{tensor}' for ensemble '{name}' is made by step {made[tensor]} too")
+            raise _invalid(f"ensemble input '{tensor}' for ensemble '{name}' is also written by step {made[tensor]}")
         if tensor not in used:
             raise _invalid(f"ensemble input '{tensor}' for ensemble '{name}' is not used")
     left = list(steps)
@@ -122,7 +122,7 @@ def _agree(dims: tuple[int, ...], others: tuple[int, ...]) -> bool:
 def link(spec: ModelSpec, signature: Signature, find: Find) -> Links:
     """Look up an ensemble's models, and check that they fit each other and the ensemble. Raises: InferError."""
     if spec.ensemble is None:
-        raise ValueError(f"'{spec.name}' is no ensemble")
+        raise ValueError(f"'{spec.name}' is not an ensemble")
     steps = spec.ensemble.steps
     check_flow(spec.name, signature.input, signature.output, steps)
     known = {each.name: EnsembleTensor.told(spec.name, each, signature) for each in signature.inputs}

@@ -26,8 +26,8 @@ def agreed(spec: ModelSpec, said: TensorSpec, tensor: TensorSpec, batched: bool,
     Shapes: the declared dims omit the rows; the result includes them. Raises: InferError (INVALID).
     """
     if not tensor.is_tensor:
-        text = f"model '{spec.name}': {kind} '{said.name}' is {tensor.datatype}, no tensor"
-        raise _invalid(f"{text}; leave it out of the configuration, hooks get it all the same")
+        text = f"model '{spec.name}': {kind} '{said.name}' is {tensor.datatype}, which is not a tensor"
+        raise _invalid(f"{text}; remove it from the configuration, hooks receive it in any case")
     if said.datatype != tensor.datatype:
         text = f"unable to load model '{spec.name}', configuration expects datatype {said.type.config_name} for {kind}"
         raise _invalid(f"{text} '{said.name}', model provides TYPE_{tensor.datatype}")
@@ -84,11 +84,13 @@ def _values(spec: ModelSpec, said: TensorSpec, tensor: TensorSpec) -> TensorSpec
     if said.datatype not in ("INT32", "INT64") or said.reshape is not None or said.ragged:
         raise _invalid(f"{place}: it must be TYPE_INT32 or TYPE_INT64, and neither ragged nor with a reshape")
     if len(said.shape) != 1 or len(tensor.shape) != 1:
-        text = f"must be a list of values, the model has {dims_text(tensor.shape)} and the configuration"
+        text = f"must be a list of values, but the model has {dims_text(tensor.shape)} and the configuration"
         raise _invalid(f"{place}: it {text} {dims_text(said.shape)}")
     if tensor.shape[0] not in (-1, said.shape[0] + 1) or (said.shape[0] == -1 and tensor.shape[0] != -1):
-        text = f"the model takes {tensor.shape[0]} values, one of them for the batch size, the configuration expects"
-        raise _invalid(f"{place}: {text} {said.shape[0]} and one for the batch size")
+        text = (
+            f"the model takes {tensor.shape[0]} values, one of them for the batch size, but the configuration expects"
+        )
+        raise _invalid(f"{place}: {text} {said.shape[0]} plus one for the batch size")
     return replace(said, shape=(-1, *said.shape))
 
 

@@ -30,5 +30,5 @@ def patiently(name: str, devices: Collection[str], end: Callable[[], None]) -> N
         return
     ending.join(PATIENCE_S)
     if ending.is_alive():
-        text = "model %s: its device has not answered for %.0f s, what it holds there is freed only when it does"
+        text = "model %s: its device has not responded for %.0f s, and its memory there cannot be freed until it does"
         logger.error(text, name, PATIENCE_S)

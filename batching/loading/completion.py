@@ -21,7 +21,7 @@ from penstock.batching.spec import ModelSpec
 from . import autofill
 from .agreement import TENSORFLOW, agreed, check_row_axis, has_row_axis, model_dims
 
-UNSAID_ROWS = "max_batch_size is not said, or 0"
+UNSAID_ROWS = "max_batch_size is unset or 0"
 """The reason when only the configuration keeps a model from having rows."""
 
 
@@ -76,9 +76,9 @@ def why_unbatched(spec: ModelSpec, graph: Signature) -> str:
     """Say why `complete` gives a model no rows: one of its tensors, its configuration, or the default; else ""."""
     obstacle = _obstacle(spec, graph)
     if obstacle is not None:
-        text = "the model has no axis for rows"
+        text = "the model has no batch axis"
         if spec.frees_rows and any(tensor.shape[:1] == (1,) for tensor in graph.inputs):
-            return f"{text}, unless running it shows that its 1 is one"
+            return f"{text}, unless a trial run shows that its first axis of 1 is one"
         shape = list(obstacle.shape) if obstacle.is_tensor else obstacle.datatype
         return f"{text}: '{obstacle.name}' is {shape}"
     policy = spec.policy
@@ -89,7 +89,7 @@ def why_unbatched(spec: ModelSpec, graph: Signature) -> str:
     otherwise = replace(spec, policy=replace(policy, default_max_batch_rows=1))
     if _max_batch_rows(otherwise, graph):
         return "default-max-batch-size is 0"
-    return "the dims that are declared hold every axis" if _declares_row_axis(spec, graph) else ""
+    return "the declared dims include every axis" if _declares_row_axis(spec, graph) else ""
 
 
 def _obstacle(spec: ModelSpec, graph: Signature) -> TensorSpec | None:
@@ -112,12 +112,12 @@ def _allowed_rows(spec: ModelSpec, rows: int) -> int:
         return rows
     name = f"model '{spec.name}', batching.allowed_sizes"
     if not rows:
-        raise _invalid(f"{name}: the model has no axis for rows")
+        raise _invalid(f"{name}: the model has no batch axis")
     if allowed[0] < 1 or any(after <= before for before, after in pairwise(allowed)):
-        raise _invalid(f"{name}: {dims_text(allowed)} must ascend from 1 or more")
+        raise _invalid(f"{name}: {dims_text(allowed)} must be positive and ascending")
     said = spec.policy.max_batch_rows
     if said is not None and allowed[-1] > said:
-        raise _invalid(f"{name}: {allowed[-1]} is more than the max batch size, {said}")
+        raise _invalid(f"{name}: {allowed[-1]} exceeds the max batch size of {said}")
     return allowed[-1]
 
 

@@ -95,7 +95,7 @@ def choose(
             break
         best = split
     if best is None:
-        raise ValueError("nothing to choose from")
+        raise ValueError("there are no candidates to choose from")
     return best, tried
 
 
@@ -333,9 +333,9 @@ def count_instances(
 def evidence(split: Split, tried: Sequence[Trial], rows: int) -> str:
     """Say in one line what was chosen and why."""
     if not tried:
-        return f"{_words(split)}, since it cannot be measured"
+        return f"{_words(split)} (throughput could not be measured)"
     seen = ", ".join(f"{_words(trial.split)} {trial.rows_per_s:.0f} rows/s" for trial in tried)
-    return f"{_words(split)}, of {seen}, in batches of {rows}"
+    return f"{_words(split)}, chosen from {seen}, in batches of {rows}"
 
 
 def _words(split: Split) -> str:

@@ -55,12 +55,14 @@ def freed(spec: ModelSpec, loader: Loader, device: str, backend: Backend) -> tup
         _log(spec, reason)
         return spec, backend
     backend.close()
-    logger.info("model %s: its graph fixes one row; requests share batches, which changes no answer", spec.name)
+    logger.info(
+        "model %s: its graph is fixed to one row, but requests can share batches without changing any answer", spec.name
+    )
     return replace(spec, options=options), other
 
 
 def _log(spec: ModelSpec, reason: str) -> None:
-    logger.info("model %s: its graph fixes one row, and requests run one by one: %s", spec.name, reason)
+    logger.info("model %s: its graph is fixed to one row, and requests run one at a time: %s", spec.name, reason)
 
 
 def _takes_one(graph: Signature) -> bool:
@@ -73,8 +75,8 @@ def obstacle(alone: Backend, together: Backend) -> str:
     """Say why rows may not share a run of `together`; "" if all trials gave the answers of `alone`."""
     for spec in alone.graph.inputs:
         if spec.datatype == "BYTES":
-            return f"input '{spec.name}' is BYTES, for which nothing can be drawn"
-    reason = "it does not run on drawn rows"
+            return f"input '{spec.name}' is BYTES, for which no random values can be generated"
+    reason = "it does not run on random rows"
     compared = False
     for length in LENGTHS if _has_free_axes(alone.graph) else LENGTHS[:1]:
         found = _compared(alone, together, length)
@@ -136,7 +138,7 @@ def _differs(one: Signature, lender: Binding, sharer: Binding, batch: Inputs) ->
         shared = _run(one, sharer, batch)
     except Exception as error:  # noqa: BLE001 - usually the graph fixes its rows inside
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return f"{size} rows do not run: {first:.200}"
+        return f"a run of {size} rows fails: {first:.200}"
     for row in range(size):
         try:
             single = _run(one, lender, [array[row : row + 1] for array in batch])

@@ -57,14 +57,14 @@ class Probed:
         if self.reason:
             return f"not probed: {self.reason}"
         if not self.natural:
-            itself = "not by itself"
+            itself = "not invariant"
         elif self.natural == self.tried:
-            itself = f"by itself in all batches tried: {_listed(self.natural)}"
+            itself = f"invariant in all batches tried: {_listed(self.natural)}"
         else:
-            itself = f"by itself only in batches of {_listed(self.natural)}"
+            itself = f"invariant only in batches of {_listed(self.natural)}"
         if not self.fixed:
-            return f"{itself}; at no fixed size that was tried: strict, each request would run alone"
-        return f"{itself}; at a fixed size of {_listed(tuple(sorted(self.fixed)))}"
+            return f"{itself}, and at no fixed size tried: with strict invariance, each request would run alone"
+        return f"{itself}; invariant at a fixed size of {_listed(tuple(sorted(self.fixed)))}"
 
 
 def settle(spec: ModelSpec, backends: Sequence[Backend]) -> ModelSpec:
@@ -84,11 +84,11 @@ def settle(spec: ModelSpec, backends: Sequence[Backend]) -> ModelSpec:
         fixed = found.fixed if fixed is None else {size: ns for size, ns in fixed.items() if size in found.fixed}
     took_ms = (time.monotonic_ns() - start_ns) // 1_000_000
     if not fixed:
-        why = reason or "no size was found in time at which its answers do not change with who shares their batch"
+        why = reason or "no batch size was found in time at which answers do not depend on other requests"
         logger.info("model %s: each request runs alone: %s (probed in %d ms)", spec.name, why, took_ms)
         return replace(spec, policy=replace(policy, cap_rows=1, preferred_rows=(), max_queue_delay_us=0))
     size = _best(fixed)
-    text = "model %s: every batch runs at %d rows, where answers do not depend on who shares it (probed in %d ms)"
+    text = "model %s: every batch runs at %d rows, where answers do not depend on its other requests (probed in %d ms)"
     logger.info(text, spec.name, size, took_ms)
     settled = replace(policy, max_batch_rows=size, cap_rows=size, allowed_rows=(size,), preferred_rows=(), split=True)
     return replace(spec, policy=settled)
@@ -117,7 +117,7 @@ def probe(spec: ModelSpec, backend: Backend, *, natural: bool = True) -> Probed:
         try:
             _run(signature, binding, [array[:2] for array in rows])
         except Exception as error:  # noqa: BLE001 - drawn numbers may not be valid indices
-            reason = f"it does not run on drawn rows: {error}"
+            reason = f"it does not run on random rows: {error}"
             continue
         run = _Run(signature, binding, span)
         sizes = [size for size in spec.policy.allowed_rows or (*SIZES, most) if 1 < size <= most]
@@ -131,14 +131,14 @@ def probe(spec: ModelSpec, backend: Backend, *, natural: bool = True) -> Probed:
 
 def _obstacle(spec: ModelSpec, signature: Signature | None) -> str:
     if signature is None or not signature.batched:
-        return "it has no axis for rows, so nothing is shared"
+        return "it has no batch axis, so requests never share a batch"
     if derived_names(spec) or any(each.ragged or each.is_shape for each in (*signature.inputs, *signature.outputs)):
-        return "a run of it is more than rows: it has inputs of its batch, ragged ones, or values that rows share"
+        return "it has inputs that describe the batch, ragged tensors, or values that rows share"
     for each in signature.inputs:
         if each.datatype == "BYTES":
-            return f"input '{each.name}' is BYTES, for which nothing can be drawn"
+            return f"input '{each.name}' is BYTES, for which no random values can be generated"
         if -1 in each.shape[1:]:
-            return f"input '{each.name}' has a free axis, and a proof for one length is none for another"
+            return f"input '{each.name}' has a free axis, and a result for one length does not hold for another"
     return ""
 
 
@@ -157,7 +157,7 @@ class _Run:
 def _run(signature: Signature, binding: Binding, rows: Inputs) -> Answers:
     outputs = drawn.run(binding, rows, tuple(range(len(signature.outputs))))
     if any(len(output) != len(rows[0]) for output in outputs):
-        raise ValueError("its outputs have other rows than its inputs")
+        raise ValueError("its outputs do not have as many rows as its inputs")
     return list(zip(*[map(_bytes, output) for output in outputs], strict=True))
 
 

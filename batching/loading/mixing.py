@@ -102,7 +102,7 @@ def _tried(model: Model, binding: Binding, rows: Inputs) -> str:
     changed = _changed(model, [each[order] if isinstance(each, np.ndarray) else each for each in before], after)
     if changed and _changed(model, before, _run(model, binding, rows)):
         return ""  # it draws random numbers itself
-    return changed and f"rows of output '{changed}' change with how often others are in their batch"
+    return changed and f"rows of output '{changed}' depend on the other rows in their batch"
 
 
 def _two(signature: Signature, length: int, texts: tuple[bytes, bytes], *, zeros: bool) -> Inputs:

@@ -71,7 +71,9 @@ def open_model(
         close_model(model)
         raise
     if obstacle and left_to_us(said):
-        logger.info("model %s: its first axes are no rows, and requests run one by one: %s", spec.name, obstacle)
+        logger.info(
+            "model %s: its first axis is not a batch axis, and requests run one at a time: %s", spec.name, obstacle
+        )
         close_model(model)
         return open_model(without_rows(said), loaders, finished, devices)
     # an Instance does this itself when idle, the loop never does
@@ -91,7 +93,7 @@ def complete_ensemble(spec: ModelSpec) -> ModelSpec:
         if not tensor.is_tensor:
             raise InferError(Code.INVALID, f"tensor '{tensor.name}' of ensemble '{spec.name}' has no datatype")
     if not spec.inputs or not spec.outputs:
-        raise InferError(Code.INVALID, f"ensemble '{spec.name}' must say its inputs and its outputs")
+        raise InferError(Code.INVALID, f"ensemble '{spec.name}' must declare its inputs and outputs")
     signature = said_signature(spec)
     policy = replace(spec.policy, max_batch_rows=spec.policy.max_batch_rows or 0)
     return replace(spec, signature=signature, bound=reshaped_signature(signature), policy=policy, instances=())

@@ -51,7 +51,9 @@ def prepare(model: Model, bindings: Sequence[Binding]) -> None:
                 except InferError:
                     raise
                 except Exception as error:
-                    text = f"model '{model.name}' cannot be prepared for {rows} rows: {type(error).__name__}: {error}"
+                    text = (
+                        f"model '{model.name}' could not be prepared for {rows} rows: {type(error).__name__}: {error}"
+                    )
                     raise InferError(Code.INTERNAL, text) from error
 
 
@@ -61,7 +63,7 @@ def rest(model: Model, bindings: Sequence[Any]) -> None:
         try:
             binding.rest()
         except Exception as error:  # noqa: BLE001 - if something is wrong there, the next run finds it
-            logger.warning("model %s: what its device keeps is not given back: %s", model.name, error)
+            logger.warning("model %s: the memory that its device caches could not be released: %s", model.name, error)
     give_back()
 
 

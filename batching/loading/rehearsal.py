@@ -29,7 +29,7 @@ class _NoSink:
     """The sink of requests that nothing waits for."""
 
     def deliver(self, requests: Sequence[InferRequest]) -> None:
-        raise ValueError("a rehearsal has no answers")
+        raise ValueError("a rehearsal produces no answers")
 
 
 def smallest_tails(spec: ModelSpec) -> list[tuple[int, ...]]:

@@ -76,7 +76,7 @@ class Change:
                 self._place(model)
             if model.scheduler.live:
                 model.wake_one()  # an Instance that was woken for waiting requests may be one that ends
-        text = "model %s version %s: %d instances stay, %d are added, %d end"
+        text = "model %s version %s: %d instances kept, %d added, %d removed"
         logger.info(text, model.name, model.version, len(staying), len(self.added), len(self.ended))
         tasks = [asyncio.ensure_future(_end(model, instance, over)) for instance, over in ends]
         for task in tasks:
@@ -342,6 +342,6 @@ async def close(model: Model) -> None:
     for tell in () if sequences is None else [*sequences.vacated.values()]:
         tell()
     for error in filter(None, await asyncio.gather(*model.leaving, return_exceptions=True)):
-        logger.error("model %s: an instance could not be ended", model.name, exc_info=error)
+        logger.error("model %s: an instance could not be removed", model.name, exc_info=error)
     await asyncio.to_thread(close_model, model)
     await close_outsides(model)

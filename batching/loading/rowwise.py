@@ -41,10 +41,10 @@ class Evidence:
         for spec, output, tail, known in zip(self._outputs, outputs, tails, before, strict=True):
             made = rows_of(output)
             if made != rows:
-                has = f"{made} rows" if made >= 0 else "no axis for rows"
+                has = f"{made} rows" if made >= 0 else "no batch axis"
                 self.reason = f"output '{spec.name}' has {has} for {rows} {self._what}"
             elif tail != known:
-                self.reason = f"rows of output '{spec.name}' are {dims_text(tail)} in a batch of {rows}, else "
+                self.reason = f"rows of output '{spec.name}' are {dims_text(tail)} in a batch of {rows}, otherwise "
                 self.reason += dims_text(known)
             if self.reason:
                 return
@@ -54,7 +54,7 @@ class Evidence:
         """Record a failed run: two rows that do not run where one does are not rows."""
         lasting = type(error) is InferError  # excludes passing failures such as lack of memory
         if lasting and rows == 2 and self._tails is not None and not self.reason:
-            self.reason = f"2 rows of zeros do not run, one does: {str(error).splitlines()[0]:.200}"
+            self.reason = f"a run of 2 rows of zeros fails, a run of one does not: {str(error).splitlines()[0]:.200}"
 
 
 def left_to_us(spec: ModelSpec) -> bool:

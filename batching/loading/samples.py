@@ -242,7 +242,7 @@ def _strings(name: str, raw: bytes, count: int, file: str) -> Array:
     """Read length-prefixed elements."""
     elements, end = strings_in(raw)
     if end != len(raw) or len(elements) != count:
-        text = f"warmup setting expects {count} strings for input '{name}', each with its length in 4 bytes before it"
+        text = f"warmup setting expects {count} strings for input '{name}', each preceded by its length in 4 bytes"
         raise InferError(
             Code.INVALID, f"{text}, but the data provided from {file} has {len(elements)} in {len(raw)} bytes"
         )

@@ -71,7 +71,7 @@ def _sweep_shape(model: Model, binding: Binding, tails: Tails, deadline_ns: int)
         try:
             runs = _time(model, binding, rows, tails, deadline_ns, evidence)
         except Exception as error:  # noqa: BLE001 - requests may not fail as zeros do
-            text = "model %s is not warmed up: it does not run on %d rows of zeros of %s: %s"
+            text = "model %s is not warmed up: a run of %d rows of zeros with shapes %s fails: %s"
             logger.info(text, model.name, rows, tails, error)
             evidence.fail(rows, error)
             break

@@ -289,7 +289,7 @@ class ThreadInstance:
 
     def _replace(self, cause: InferError) -> bool:
         model = self._model
-        logger.warning("model %s lost its device, it is loaded again: %s", model.name, cause.message)
+        logger.warning("model %s lost its device and is being reloaded: %s", model.name, cause.message)
         try:
             self.bindings = model.replace_backend(self.place, self.bindings)
             self.binding = self.bindings[0]
@@ -328,7 +328,7 @@ class ThreadInstance:
             return
         homes.tell(self._model, self, runs=False)
         wait_ns = self._attempts.failed(time.monotonic_ns())
-        logger.error("%s; it is loaded again in %.0f s", self.failure.message, wait_ns / 1e9)
+        logger.error("%s; it is reloaded in %.0f s", self.failure.message, wait_ns / 1e9)
 
     def _recover(self) -> bool:
         """Retry if it is time; until then leave requests to the others, or reject them if there are none."""

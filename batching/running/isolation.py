@@ -127,7 +127,7 @@ def refuse(batch: Batch, error: InferError) -> list[Batch]:
 
 def give_up(model: Model, error: Exception) -> None:
     """Reject everything that waits for a Model after choosing its next Batch failed. Any thread."""
-    logger.error("model %s: choosing what runs next has failed, what waits is refused", model.name, exc_info=error)
+    logger.error("model %s: scheduling failed, all queued requests are rejected", model.name, exc_info=error)
     with model.lock:
         waiting = model.scheduler.drain()
     if waiting:
@@ -138,8 +138,8 @@ def give_up(model: Model, error: Exception) -> None:
 
 def settled(model: Model, batch: Batch, error: Exception) -> list[Batch]:
     """Answer the unanswered requests of a Batch after an unexpected error. Returns: as `execute`."""
-    logger.error("model %s: a batch could not be brought to its end", model.name, exc_info=error)
-    told = InferError(Code.INTERNAL, f"model '{model.name}': the request could not be brought to its end")
+    logger.error("model %s: a batch could not be completed", model.name, exc_info=error)
+    told = InferError(Code.INTERNAL, f"model '{model.name}': the request could not be completed")
     for request in batch.requests:
         if request.outputs is None and request.error is None:
             _fail(request, told)
@@ -169,7 +169,7 @@ def _attempt(model: Model, binding: Binding, batch: Batch) -> Exception | None:
             watchdog.begin(binding, model.spec.policy.run_limit_us * 1000, time.monotonic_ns())
         run_batch(model, binding, batch)
     except MemoryError:
-        text = f"model '{model.name}': no memory for a batch of {batch.rows} rows"
+        text = f"model '{model.name}': not enough memory for a batch of {batch.rows} rows"
         return OutOfMemory(Code.OVERLOADED, text, RETRY_AFTER_NS)
     except BaseException as error:  # noqa: BLE001 - returned, and answered or logged by code that knows the request
         return as_failure(error)

@@ -162,7 +162,7 @@ class OutsideInstance:
                     ns = batch.exec_end_ns - batch.exec_start_ns
                     model.scheduler.learn(batch.key, batch.rows, ns, batch.exec_end_ns)
         except Exception:  # as in Model.learn
-            logger.exception("model %s: nothing was learned from a run", model.name)
+            logger.exception("model %s: its run times could not be learned from a run", model.name)
         self._end_turn(more=model.scheduler.live > 0 and not self.stopping)
         if answered:
             model.hand_over(parted(batch, answered))

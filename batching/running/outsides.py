@@ -167,7 +167,7 @@ async def close_outsides(model: Model) -> None:
     """End the processes that run a model's Batches, if any."""
     closing = [each.close() for each in model.outsides]
     for error in filter(None, await asyncio.gather(*closing, return_exceptions=True)):
-        logger.error("model %s: what runs it could not be ended", model.name, exc_info=error)
+        logger.error("model %s: its executor could not be stopped", model.name, exc_info=error)
 
 
 def active(spec: ModelSpec) -> list[InstanceGroup]:
@@ -189,7 +189,7 @@ def complete_outside(spec: ModelSpec) -> ModelSpec:
     rows = spec.policy.max_batch_rows or 0
     if not spec.inputs and not spec.outputs:
         who = "its configuration, or the model itself,"
-        raise InferError(Code.INVALID, f"model '{spec.name}' has neither inputs nor outputs: {who} must say them")
+        raise InferError(Code.INVALID, f"model '{spec.name}' has neither inputs nor outputs: {who} must declare them")
     signature = said_signature(spec)
     if max(spec.policy.preferred_rows, default=0) > rows:
         raise InferError(Code.INVALID, spec.too_preferred)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.batching")
 
-_SHARED = Exception("some of its requests are known to fail, and run apart from the others")
+_SHARED = Exception("some of its requests are known to fail and run separately")
 LOOKS = 8
 LEAST_LOOK_NS, MOST_LOOK_NS = 300_000, 2_000_000
 """How often a run is polled for its end before it is due: otherwise its answers would wait for what comes next."""
@@ -50,7 +50,7 @@ def bind(model: Model, place: Placement) -> list[Binding]:
     try:
         return [first, place.bind(model.bound, model.max_rows)]
     except OutOfMemory as error:
-        text = "model %s: no memory to have a second batch under way, so batches follow one another: %s"
+        text = "model %s: not enough memory for two batches in flight, so batches run one at a time: %s"
         logger.warning(text, model.name, error.message)
         return [first]
 
@@ -256,7 +256,7 @@ class Overlap:
             if following.error is None:
                 self._watch(following.binding, 1)
         except Exception:  # it keeps running
-            logger.exception("model %s: the time limit of a run is too late by that of another", self._model.name)
+            logger.exception("model %s: a run may exceed its time limit by that of the previous run", self._model.name)
 
     def _deliver(self, begun: _Begun, *, followed: bool) -> None:
         batch, runner, ran = begun.batch, self._runner, [begun.batch]

@@ -55,7 +55,7 @@ class Stay:
         if cpu_ns > HELD_NS:
             if self._away_ns == MOST_AWAY_NS and self._is_soon(now_ns):
                 self.away_until_ns = FOREVER_NS
-                return f"{held}: it runs on threads from now on"
+                return f"{held}: it runs on a thread from now on"
             # once is no proof: while a virtual machine is suspended, its threads' CPU time may advance
             return self._leave(held, now_ns, MOST_AWAY_NS)
         if cpu_ns <= LONG_NS:
@@ -65,7 +65,7 @@ class Stay:
         if self._owed_ns <= OWED_NS:
             return ""
         owed_ns, self._owed_ns = self._owed_ns, 0
-        return self._leave(f"held the event loop with long batches, for {owed_ns / 1e6:.0f} ms", now_ns)
+        return self._leave(f"held the event loop with long batches for {owed_ns / 1e6:.0f} ms", now_ns)
 
     def _is_soon(self, now_ns: int) -> bool:
         return now_ns < self.away_until_ns + self._away_ns
@@ -74,7 +74,7 @@ class Stay:
         self._away_ns = max(min(2 * self._away_ns, MOST_AWAY_NS) if self._is_soon(now_ns) else 0, least_ns)
         self.away_until_ns = now_ns + self._away_ns
         self._watch(self.away_until_ns + WATCHED_NS)
-        return f"{why}: it runs on threads for {self._away_ns / 1e9:.0f} s"
+        return f"{why}: it runs on a thread for {self._away_ns / 1e9:.0f} s"
 
     def _watch(self, until_ns: int) -> None:
         self._watched_until_ns = max(self._watched_until_ns, until_ns)

@@ -105,7 +105,7 @@ class Watchdog:
         except Exception:  # other runs, current and future, have limits too
             if binding not in self._told:
                 self._told.add(binding)
-                logger.exception("a run that is over its limit could not be stopped, it is tried again")
+                logger.exception("a run that exceeded its limit could not be stopped, trying again")
 
     def _main(self) -> None:
         with self._changed:

@@ -95,7 +95,7 @@ class Arrivals:
         try:
             together = not requests or add_together(model, requests, requests[0].queue_ns)
         except Exception:  # each is submitted alone instead, and gets its own error if it fails
-            logger.exception("model %s: requests could not be put in their queue together", model.name)
+            logger.exception("model %s: a group of requests could not be queued", model.name)
             together = False
         if not together:
             self._submit(model, requests)
@@ -111,7 +111,7 @@ class Arrivals:
             except InferError as error:
                 request.error = error
             except Exception:  # the requests after it must still be queued
-                logger.exception("model %s: a request could not be put in its queue", model.name)
+                logger.exception("model %s: a request could not be queued", model.name)
                 request.error = InferError(Code.INTERNAL, f"model '{model.name}': the request could not be scheduled")
             # `add` already counted it as accepted
             self._left(model, 1)

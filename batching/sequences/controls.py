@@ -95,7 +95,7 @@ def check_sequence(spec: ModelSpec, graph: Signature) -> None:
     clients = {each.name for each in spec.inputs}
     for name in (*(control.name for control in sequence.controls), *(state.input for state in sequence.states)):
         if name in clients:
-            raise _invalid(f"model '{spec.name}', input '{name}' is a control or a state, which no client sends")
+            raise _invalid(f"model '{spec.name}', input '{name}' is a control or a state, which clients must not send")
 
 
 def _check_together(spec: ModelSpec) -> None:
@@ -105,7 +105,7 @@ def _check_together(spec: ModelSpec) -> None:
         raise _invalid(f"{text} Please disable the response cache.")
     for name, wanted in _unfit(spec):
         if wanted:
-            raise _invalid(f"model '{spec.name}', {name}: it cannot be had together with sequence_batching")
+            raise _invalid(f"model '{spec.name}', {name}: cannot be combined with sequence_batching")
     sizes = policy.preferred_rows
     if sizes and max(sizes) > (policy.max_batch_rows or 0):
         raise _invalid(f"sequence batching preferred batch size must be <= max batch size for {spec.name}")

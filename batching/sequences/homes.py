@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 AWAY = (
     "inference request for sequence {} to model '{}' must specify the START flag on the first request of the sequence: "
-    "the instance that had begun it was lost, with what it remembered"
+    "the instance that ran it was lost, with its state"
 )
 
-LOST = "the instance of model '{}' that had begun the request was lost, with what it remembered"
+LOST = "the instance of model '{}' that ran the request was lost, with its state"
 """The same, if each request is its own sequence."""
 
 

@@ -133,7 +133,7 @@ def _check_batch_tensors(spec: ModelSpec, signature: Signature) -> None:
         seen.add(each.name)
         place = f"model '{spec.name}', batch output '{each.name}'"
         if output.reshape is not None:
-            raise _invalid(f"{place}: it cannot have a reshape, since its shape is that of '{source.name}'")
+            raise _invalid(f"{place}: it cannot have a reshape, since it takes its shape from '{source.name}'")
         rank = 1 + len(source.shape[1:] if source.reshape is None else source.reshape)
         if any(dim < 0 and axis >= rank for axis, dim in enumerate(output.shape)):
             text = f"{dims_text(output.shape)} has a variable-size dimension where '{source.name}' has none"
@@ -167,7 +167,7 @@ def _check_together(spec: ModelSpec, signature: Signature, *, apart: bool) -> No
     ):
         other = next((name for name, there in against.items() if there), None)
         if given and other is not None:
-            raise _invalid(f"model '{spec.name}', {field}: it cannot be had together with {other}")
+            raise _invalid(f"model '{spec.name}', {field}: cannot be combined with {other}")
 
 
 def _invalid(message: str) -> InferError:

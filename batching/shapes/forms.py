@@ -42,7 +42,7 @@ def rows_of(output: Any) -> int:
 def wrong_rows(model: str, output: str, got: Any, ran_rows: int) -> InferError:
     """Make the error for an output whose rows are not those of the batch."""
     rows = rows_of(got)
-    has = f"{rows} rows" if rows >= 0 else "no axis for rows"
+    has = f"{rows} rows" if rows >= 0 else "no batch axis"
     return InferError(Code.INTERNAL, f"model '{model}': output '{output}' has {has} for a batch of {ran_rows}")
 
 
@@ -117,7 +117,7 @@ class Rows:
             return output.reshape((*shape[: self._batched], *self._reshape.outside(shape[self._batched :])))
         except ValueError as error:
             text = f"model '{model}': output '{self._name}' has shape {list(shape)}, which cannot be reshaped"
-            raise InferError(Code.INTERNAL, f"{text} as its configuration says: {error}") from error
+            raise InferError(Code.INTERNAL, f"{text} as configured: {error}") from error
 
     def cut(self, model: str, output: Any, batch: Batch) -> list[Any]:
         """Return each request's rows of an output. Ownership: views. Raises: InferError (INTERNAL)."""

@@ -109,7 +109,7 @@ class Padding:
             if mine is not None and theirs is not None and mine[axis - 1] != theirs[twin - 1]:
                 first, second = self._signature.inputs[place], self._signature.inputs[other]
                 text = f"input '{first.name}' has {mine[axis - 1]} on axis {axis} and input '{second.name}' has"
-                text += f" {theirs[twin - 1]} on axis {twin}, which must be as long for model '{name}'"
+                text += f" {theirs[twin - 1]} on axis {twin}, but model '{name}' requires equal lengths"
                 raise InferError(Code.INVALID, text)
         padded = list(key)
         for place, axes in self._axes.items():
@@ -161,7 +161,7 @@ class Padding:
                 if axis >= len(shape) or shape[axis] != ran:
                     name, model = self._signature.outputs[position].name, batch.requests[0].model.name
                     text = f"model '{model}': output '{name}' has shape {list(shape)}, expected {ran} on axis {axis}"
-                    raise InferError(Code.INTERNAL, f"{text}, as long as its padded input ran")
+                    raise InferError(Code.INTERNAL, f"{text}, the length of its padded input")
 
     def trim(self, requests: Sequence[InferRequest]) -> None:
         """Trim the outputs of each request to its own lengths. Ownership: trimmed outputs are copies."""
@@ -194,7 +194,7 @@ def element(spec: TensorSpec, value: float) -> Any:
     """
     if spec.datatype == "BYTES":
         if value:
-            raise ValueError("BYTES are filled with empty strings")
+            raise ValueError("BYTES can only be padded with empty strings")
         return b""
     if spec.datatype == "BF16":
         return np.array(value, np.float32).view(np.uint32).item() >> 16
@@ -202,6 +202,6 @@ def element(spec: TensorSpec, value: float) -> Any:
     if dtype.kind in "iub":
         low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype.str).min, np.iinfo(dtype.str).max)
         if value % 1 or not low <= value <= high:
-            raise ValueError(f"{spec.datatype} does not hold {value:g}")
+            raise ValueError(f"{spec.datatype} cannot represent {value:g}")
         return int(value)
     return value

@@ -23,7 +23,7 @@ def check_padding(spec: ModelSpec, signature: Signature) -> Signature:
     for padded in spec.padding:
         _check_axis(spec, signature, padded)
         if (padded.input, padded.axis) in seen:
-            raise _wrong(spec, padded, "axis", f"{padded.axis} is there twice")
+            raise _wrong(spec, padded, "axis", f"axis {padded.axis} is declared twice")
         seen.add((padded.input, padded.axis))
         if padded.mask:
             _check_mask(spec, signature, padded)
@@ -38,17 +38,17 @@ def check_padding(spec: ModelSpec, signature: Signature) -> Signature:
 def _check_axis(spec: ModelSpec, signature: Signature, padded: PaddedAxis) -> None:
     tensor = signature.input.get(padded.input)
     if tensor is None:
-        raise _wrong(spec, padded, "", f"the model has no such input, but {_names(signature.input)}")
+        raise _wrong(spec, padded, "", f"the model has no such input, its inputs are {_names(signature.input)}")
     if not signature.batched:
-        raise _wrong(spec, padded, "", "the model has no axis for rows, so requests share no batches")
+        raise _wrong(spec, padded, "", "the model has no batch axis, so requests never share a batch")
     dims = tensor.shape[1:]
     if not 0 <= padded.axis < len(dims):
-        raise _wrong(spec, padded, "axis", f"{padded.axis} is not there, dims after the rows are {list(dims)}")
+        raise _wrong(spec, padded, "axis", f"there is no axis {padded.axis}, the dims after the rows are {list(dims)}")
     if dims[padded.axis] != -1:
-        text = f"{padded.axis} is fixed at {dims[padded.axis]}, and only a free axis can be padded"
+        text = f"axis {padded.axis} is fixed at {dims[padded.axis]}, and only a free axis can be padded"
         raise _wrong(spec, padded, "axis", text)
     if any(size < 1 for size in padded.buckets) or any(b <= a for a, b in pairwise(padded.buckets)):
-        raise _wrong(spec, padded, "buckets", f"{list(padded.buckets)} must ascend from 1 or more")
+        raise _wrong(spec, padded, "buckets", f"{list(padded.buckets)} must be positive and ascending")
     try:
         element(tensor, padded.value)
     except (ValueError, OverflowError) as error:
@@ -58,7 +58,9 @@ def _check_axis(spec: ModelSpec, signature: Signature, padded: PaddedAxis) -> No
 def _check_mask(spec: ModelSpec, signature: Signature, padded: PaddedAxis) -> None:
     mask = signature.input.get(padded.mask)
     if mask is None:
-        raise _wrong(spec, padded, "mask", f"the model has no input '{padded.mask}', but {_names(signature.input)}")
+        raise _wrong(
+            spec, padded, "mask", f"the model has no input '{padded.mask}', its inputs are {_names(signature.input)}"
+        )
     if padded.mask == padded.input:
         raise _wrong(spec, padded, "mask", "an input cannot be its own mask")
     if mask.datatype not in MASK_DATATYPES:
@@ -72,7 +74,7 @@ def _check_mask(spec: ModelSpec, signature: Signature, padded: PaddedAxis) -> No
         if other is not padded and other.mask == padded.mask:
             named = name and axis_name(signature.input[other.input], other.axis) == name
             if not named:
-                text = f"'{padded.mask}' is the mask of '{other.input}' too, whose axis has not the same name"
+                text = f"'{padded.mask}' is also the mask of '{other.input}', whose axis does not have the same name"
                 raise _wrong(spec, padded, "mask", text)
 
 
@@ -81,20 +83,24 @@ def _check_outputs(spec: ModelSpec, signature: Signature, padded: PaddedAxis) ->
         named = axis_name(signature.input[padded.input], padded.axis)
         free = [output.name for output in signature.outputs if -1 in output.shape[1:]]
         if free and not named:
-            text = f"the model has no name for this axis; say which axis of {', '.join(free)} is as long as it, or {{}}"
+            text = f"the model does not name this axis; set which axis of {', '.join(free)} is as long as it, or {{}}"
             raise _wrong(spec, padded, "outputs", text)
         own = _own_axes(signature)
         if own and all(other.outputs is None for other in spec.padding):
-            text = f"{', '.join(own)}: a free axis that no input has; say it if it is as long as a padded one, or {{}}"
+            text = (
+                f"{', '.join(own)}: has a free axis of no input; name it if it is as long as a padded axis, or set {{}}"
+            )
             raise _wrong(spec, padded, "outputs", text)
         return
     for name, axis in padded.outputs.items():
         output = signature.output.get(name)
         if output is None or not output.is_tensor:
-            raise _wrong(spec, padded, "outputs", f"the model has no output '{name}', but {_names(signature.output)}")
+            raise _wrong(
+                spec, padded, "outputs", f"the model has no output '{name}', its outputs are {_names(signature.output)}"
+            )
         dims = output.shape[1:]
         if not 0 <= axis < len(dims) or dims[axis] != -1:
-            text = f"axis {axis} of '{name}' is no free axis, dims after the rows are {list(dims)}"
+            text = f"axis {axis} of '{name}' is not free, the dims after the rows are {list(dims)}"
             raise _wrong(spec, padded, "outputs", text)
 
 
@@ -115,13 +121,13 @@ def _check_twins(spec: ModelSpec, signature: Signature, padded: PaddedAxis) -> N
     for tensor, axis in same_axes(signature, padded):
         other = others.get((tensor.name, axis))
         if other is None and tensor.name not in masks:
-            text = f"{padded.axis} must be as long as axis {axis} of '{tensor.name}', which is not padded"
-            cure = f"it needs a [padding.{tensor.name}] too"
+            text = f"axis {padded.axis} must be as long as axis {axis} of '{tensor.name}', which is not padded"
+            cure = f"add [padding.{tensor.name}]"
             if tensor.name == padded.input:
-                cure = "only one axis of an input can be"
+                cure = "only one axis of an input can be padded"
             raise _wrong(spec, padded, "axis", f"{text}: {cure}")
         if other is not None and other.buckets != padded.buckets:
-            text = f"{list(padded.buckets)} are not those of '{tensor.name}', which must be as long"
+            text = f"{list(padded.buckets)} must equal those of '{tensor.name}', which must have the same length"
             raise _wrong(spec, padded, "buckets", text)
 
 

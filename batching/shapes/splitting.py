@@ -26,7 +26,9 @@ def add_parts(model: Model, whole: InferRequest, cancel: Callable[[InferRequest]
     with model.lock:
         most_bytes = model.scheduler.room.bytes_for(whole)
     if whole.nbytes > most_bytes:
-        text = f"request of {whole.nbytes} bytes for '{model.name}', whose queue holds {most_bytes}"
+        text = (
+            f"request of {whole.nbytes} bytes for '{model.name}' exceeds the {most_bytes} bytes that its queue may hold"
+        )
         raise InferError(Code.INVALID, text)
     parts = split(whole, model.max_rows, cancel)
     try:
@@ -108,7 +110,7 @@ def _join(whole: InferRequest, parts: Sequence[InferRequest]) -> None:
     try:
         whole.outputs = [_joined(pieces) for pieces in zip(*[part.outputs or [] for part in parts], strict=True)]
     except ValueError as error:
-        text = f"the outputs of '{whole.model.name}' for parts of {whole.rows} rows do not fit together: {error}"
+        text = f"the outputs of '{whole.model.name}' for the parts of {whole.rows} rows cannot be joined: {error}"
         whole.error = InferError(Code.INTERNAL, text)
 
 

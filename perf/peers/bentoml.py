@@ -36,5 +36,5 @@ PEER = Peer(
     wires=(own_json("/predict", "x", batched=True),),
     fresh=True,  # after 32 concurrent requests it delays a single one to wait for more, for minutes
     configuration="1 worker, batchable, max_batch_size 32, max_latency_ms 1000 (it batches what is queued and learns), "
-    "metrics and access log off. Started anew for each turn, lightest load first.",
+    "metrics and access log off. Restarted for each turn, lightest load first.",
 )

@@ -15,5 +15,5 @@ PEER = Peer(
     ),
     ready="/v2/models/{model}/ready",
     wires=(V2_JSON, V2_BINARY, V2_GRPC),
-    configuration="Default settings: nothing but the ports is said, and the models have no config.pbtxt.",
+    configuration="Default settings except for the ports; the models have no config.pbtxt.",
 )  # fmt: skip

@@ -15,8 +15,8 @@ WIN = "*"
 _HEADS = ("at once", "server", "wire", *(figure.title for figure in FIGURES), "to Penstock")
 _NAMES = 3
 _LEGEND = (
-    f"{WIN}: better than Penstock under the same load. to Penstock: requests/s, Penstock's = 1. CPU is the server's, "
-    "with all processes that it has started; memory is what these hold together (PSS)."
+    f"{WIN}: better than Penstock under the same load. to Penstock: requests/s, Penstock's = 1. "
+    "CPU is that of the server and all processes that it started; memory is their total (PSS)."
 )
 
 
@@ -72,7 +72,7 @@ def notes(results: Results) -> Iterator[str]:
     disturbed = results.disturbed()
     if disturbed:
         most = max(cell.median("others") for cell in disturbed)
-        yield f"Others used the machine during {len(disturbed)} cells, up to {most:.2f} cores: measure these again."
+        yield f"Other processes used the machine in {len(disturbed)} cells, up to {most:.2f} cores: repeat these."
     if results.interrupted:
         yield "Interrupted: not all rounds were run."
 

@@ -240,7 +240,7 @@ def _value(kind: Any, value: Any, where: str) -> Any:
     return value
 
 
-_WORDS = {list: "a list", dict: "an object", str: "a text", int: "a whole number", bool: "true or false"}
+_WORDS = {list: "a list", dict: "an object", str: "a string", int: "a whole number", bool: "true or false"}
 
 
 def _number(value: Any, where: str) -> float:
@@ -257,4 +257,4 @@ def _at(where: str, name: str) -> str:
 
 
 def _wrong(where: str, wanted: str, found: Any) -> str:
-    return f"{where}: got {json.dumps(found)[:60]}, wanted {wanted}"
+    return f"{where} must be {wanted}, not {json.dumps(found)[:60]}"

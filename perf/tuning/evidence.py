@@ -51,7 +51,7 @@ class Evidence:
 def unit(tuning: Tuning) -> str:
     """Describe the score."""
     if tuning.target_ms is not None:
-        what = "requests/s at the most requests under way" if tuning.closed else "greatest rate, requests/s,"
+        what = "requests/s at the highest concurrency" if tuning.closed else "highest rate in requests/s"
         return f"{what} with p{tuning.percentile} within {tuning.target_ms:g} ms"
     if tuning.closed:
         return "requests/s"
@@ -91,7 +91,7 @@ def _nothing(found: Found) -> str:
     settings = f"{tried} other setting{'s' * (tried > 1)}"
     if found.ended:
         return f"{settings} tried, none of which had won by then."
-    return f"Nothing was measurably better than the configuration as it is; {settings} tried."
+    return f"Nothing was measurably better than the current configuration; {settings} tried."
 
 
 def table(found: Found) -> list[tuple[str, ...]]:
@@ -147,7 +147,7 @@ def markdown(evidence: Evidence, command: str) -> str:
     tuning, protocol = evidence.tuning, "gRPC" if evidence.tuning.options.grpc else "HTTP"
     rows = [[cell.replace("|", "/").replace("\n", " ") or " " for cell in row] for row in table(evidence.found)]
     head = [
-        f"# What `penstock perf tune` found of model `{evidence.model.name}`",
+        f"# What `penstock perf tune` found about model `{evidence.model.name}`",
         "",
         conclusion(evidence),
         "",
@@ -155,7 +155,7 @@ def markdown(evidence: Evidence, command: str) -> str:
         f"- Score: {unit(tuning)}.",
         *(f"- {note}" for note in evidence.notes if note),
         *([f"- Sharing: {evidence.sharing}."] if evidence.sharing else []),
-        "- Again: `" + command + "`",
+        "- To repeat: `" + command + "`",
         "",
     ]
     body = [f"| {' | '.join(row)} |" for row in rows]
@@ -163,7 +163,7 @@ def markdown(evidence: Evidence, command: str) -> str:
     return "\n".join((*head, *body, "", _LEGEND, ""))
 
 
-_LEGEND = """`looks`: short measurements beside the incumbent's, as shares of it; what gave no hope went no further.
+_LEGEND = """`looks`: short measurements relative to the incumbent's; settings without prospect were dropped.
 `rounds`, `ratio`: of a duel, both loaded anew and measured in turns in the same minutes; the median of the challenger's
 score as a share of the incumbent's. A challenger is kept that is ahead in all of 7 rounds, in all but one of 11, two of
 14 or three of 17, and by 3% in the median: one that is no different passes the first of these once in 60 times. The

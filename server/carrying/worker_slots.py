@@ -187,7 +187,9 @@ class WorkerSlot:
         unbegun, self._unbegun, self._batch = self._unbegun, [], None
         if self._host.kept.closing:
             for request in unbegun:
-                request.error = InferError(Code.NOT_READY, f"{self._host.order.label} is ended: the server stops")
+                request.error = InferError(
+                    Code.NOT_READY, f"{self._host.order.label} is stopped: the server is stopping"
+                )
             self._host.crew.done(unbegun)
             takes.freed(batch, unbegun)
             return

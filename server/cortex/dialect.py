@@ -15,7 +15,7 @@ from .service import CortexService
 class Cortex(Dialect):
     """One server's parts."""
 
-    nothing = "nothing to serve: give the PATH of a project, the folder with its cortex.yaml"
+    nothing = "nothing to serve: pass the PATH of a project, the folder with its cortex.yaml"
     alone = "API"
     loud = True
     _service: CortexService

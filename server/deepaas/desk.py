@@ -58,18 +58,18 @@ class Desk:
             async with asyncio.timeout(WAIT_S):
                 worker = await self._worker()
         except TimeoutError:
-            raise InferError(Code.NOT_READY, f"{self.order.label} is started again") from None
+            raise InferError(Code.NOT_READY, f"{self.order.label} is being restarted") from None
         try:
             answer, _ = await worker.call(kind, body, limit_s=LIMIT_S)
         except NotBegunError:
-            raise InferError(Code.NOT_READY, f"{self.order.label} is started again") from None
+            raise InferError(Code.NOT_READY, f"{self.order.label} is being restarted") from None
         self._kept.proved()
         return answer
 
     async def _worker(self) -> Worker:
         while (worker := self._kept.worker) is None or not worker.serves:
             if self._kept.closing:
-                raise InferError(Code.NOT_READY, f"{self.order.label} is ended")
+                raise InferError(Code.NOT_READY, f"{self.order.label} is stopped")
             self._there.clear()
             await self._there.wait()
         return worker

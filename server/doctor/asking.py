@@ -80,7 +80,7 @@ def answer(asked: ProbeProcess) -> Mapping[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise AskError(f"the answer is not to be read: {text[-_LAST:]!r}")
+        raise AskError(f"the answer cannot be parsed: {text[-_LAST:]!r}")
     return found
 
 

@@ -20,7 +20,7 @@ def needed(file: BinaryIO) -> tuple[str, ...]:
     """Return the libraries that a library needs (DT_NEEDED), in its order. Raises: ValueError for any other file."""
     head = _at(file, 0, _HEADER_BYTES)
     if not head.startswith(_MAGIC):
-        raise ValueError("is no ELF file of 64 bits")
+        raise ValueError("is not a 64-bit ELF file")
     (table,), (size, count) = struct.unpack_from("<Q", head, 32), struct.unpack_from("<HH", head, 54)
     if size != _SEGMENT_BYTES or count > _MOST_SEGMENTS:
         raise ValueError("has a broken ELF header")

@@ -21,8 +21,8 @@ _PACKAGES = {
 """The PyPI packages of the libraries; those for CUDA 12 end in -cu12, and cuDNN's always in its CUDA's version."""
 _WITHOUT = {
     AT_LOAD: (ERROR, "them the CUDA provider does not load"),
-    CUDNN: (ERROR, "it no ONNX model is loaded on a GPU that does not say enable_cudnn = false"),
-    LATER: (WARNING, "it models fail that need it (Fourier transforms)"),
+    CUDNN: (ERROR, "it only ONNX models with enable_cudnn = false load on a GPU"),
+    LATER: (WARNING, "it models that need it (Fourier transforms) fail"),
     TENSORRT: (NOTE, "them models whose execution_accelerators name tensorrt do not load"),
 }
 """How serious missing libraries are, and what fails without them."""
@@ -37,7 +37,7 @@ def judge_gpus(facts: Facts) -> Iterator[Diagnosis]:
     missing = ERROR if asked else NOTE
     for name in (name for name in LOADED if name in facts.failures):
         level = ERROR if asked or name == "runtime" else WARNING
-        remedy = "see what `python -c 'import onnxruntime'` says, and install it again" if name == "runtime" else _HANGS
+        remedy = "see what `python -c 'import onnxruntime'` says, and reinstall it" if name == "runtime" else _HANGS
         yield Diagnosis(level, name, f"could not be examined: {facts.failures[name]}", remedy)
     yield from _runtime(facts, missing)
     yield from _driver(facts, missing)
@@ -61,7 +61,7 @@ def _runtime(facts: Facts, missing: str) -> Iterator[Diagnosis]:
     if len(installed) > 1:
         yield Diagnosis(
             ERROR, "ONNX Runtime", f"{' and '.join(f'{name} {facts.packages[name]}' for name in installed)} are both "
-            "installed: of the folder that they share, one's files replace the other's",
+            "installed: they share a folder and overwrite each other's files",
             f"pip uninstall -y {_CPU} {_GPU}; pip install '{_GPU}[cuda,cudnn]', or {_CPU} for CPUs alone",
         )  # fmt: skip
     runtime = facts.runtime
@@ -88,7 +88,7 @@ def _driver(facts: Facts, missing: str) -> Iterator[Diagnosis]:
     if driver is None:
         return
     there = (
-        f"; {', '.join(files)} {'is' if len(files) == 1 else 'are'} there" if files else "; no /dev/nvidia* is there"
+        f"; {', '.join(files)} {'is' if len(files) == 1 else 'are'} there" if files else "; there is no /dev/nvidia*"
     )
     if not driver.loaded:
         text = f"none: {driver.error or 'its library cannot be loaded'}{there}"
@@ -97,7 +97,7 @@ def _driver(facts: Facts, missing: str) -> Iterator[Diagnosis]:
         yield Diagnosis(missing, "driver", text, f"only to use a GPU: {remedy}" if missing == NOTE else remedy)
         return
     version = facts.nvml.version if facts.nvml is not None else ""
-    runs = "runs CUDA up to {}.{}".format(*driver.cuda) if driver.cuda else "does not tell its version"
+    runs = "runs CUDA up to {}.{}".format(*driver.cuda) if driver.cuda else "does not report its version"
     if driver.error:
         yield Diagnosis(
             missing, "driver", f"{version or DRIVER} does not start: {driver.error}{there}", _restart(driver)
@@ -109,7 +109,7 @@ def _driver(facts: Facts, missing: str) -> Iterator[Diagnosis]:
         remedy = "install a newer driver (CUDA 13: 580 or newer; 12: 525), or an ONNX Runtime for the older CUDA"
         yield Diagnosis(ERROR, "driver", text, remedy)
     if facts.nvml is not None and facts.nvml.error:
-        text = f"NVML does not answer: {facts.nvml.error}; the metrics page has no GPUs"
+        text = f"NVML does not respond: {facts.nvml.error}; the metrics page has no GPUs"
         yield Diagnosis(WARNING, "driver", text, "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility")
 
 
@@ -130,7 +130,7 @@ def _gpus(facts: Facts) -> Iterator[Diagnosis]:
         least = _LEAST_CAPABILITY.get(facts.cuda_major)
         if least and device.capability and device.capability < least:
             text = f"cuda:{number} is older than CUDA {facts.cuda_major} runs on ({least[0]}.{least[1]} at least)"
-            yield Diagnosis(ERROR, "GPUs", text, "take another GPU, or an ONNX Runtime for an older CUDA")
+            yield Diagnosis(ERROR, "GPUs", text, "use another GPU, or an ONNX Runtime for an older CUDA")
     for gpu in seen:
         if not gpu.present:
             yield Diagnosis(ERROR, "GPUs", f"{gpu.name or '?'} is lost", "reset it (nvidia-smi -r), or restart")
@@ -139,10 +139,12 @@ def _gpus(facts: Facts) -> Iterator[Diagnosis]:
             yield Diagnosis(ERROR, "GPUs", f"{gpu.name or '?'} is in MIG mode and has no MIG device", remedy)
         elif gpu.mig:
             text = f"{gpu.name or '?'} has {gpu.mig} MIG devices; a process sees one"
-            yield Diagnosis(NOTE, "GPUs", text, "choose by CUDA_VISIBLE_DEVICES=MIG-...; its utilization is not told")
+            yield Diagnosis(
+                NOTE, "GPUs", text, "select one with CUDA_VISIBLE_DEVICES=MIG-...; its utilization is not reported"
+            )
         elif gpu.memory_bytes and gpu.used_bytes is not None and gpu.used_bytes > gpu.memory_bytes // 2:
             text = f"{gpu.name or '?'}: {size(gpu.used_bytes)} of {size(gpu.memory_bytes)} is in use"
-            yield Diagnosis(NOTE, "GPUs", text, "nvidia-smi says by whom")
+            yield Diagnosis(NOTE, "GPUs", text, "nvidia-smi shows by which processes")
     if len(seen) > len(driver.devices) and driver.loaded and not any(gpu.mig for gpu in seen):
         hidden = facts.environment.get("CUDA_VISIBLE_DEVICES")
         text = f"CUDA sees {len(driver.devices)} of {len(seen)} GPUs"
@@ -188,9 +190,9 @@ def _provider(facts: Facts) -> Iterator[Diagnosis]:
     if runtime.provider_error is None:
         return
     if not runtime.provider_error:
-        yield Diagnosis(OK, "CUDA provider", "its library loads, with all that it needs")
+        yield Diagnosis(OK, "CUDA provider", "its library and all of its dependencies load")
     elif DRIVER in runtime.provider_error:
-        remedy = "see what is said of the driver"
+        remedy = "see the finding about the driver"
         yield Diagnosis(ERROR, "CUDA provider", f"does not load: {runtime.provider_error}", remedy)
     else:
         text = f"does not load: {runtime.provider_error}"

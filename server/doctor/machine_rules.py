@@ -31,8 +31,8 @@ def judge_machine(facts: Facts) -> Iterator[Diagnosis]:
     for port in facts.ports:
         place = f"{port.name} port {port.address}:{port.port}"
         if port.taken:
-            remedy = f"end what listens there, or give another --{port.name.lower()}-port"
-            yield Diagnosis(WARNING, "ports", f"{place} cannot be had: {port.taken}", remedy)
+            remedy = f"stop the process that listens there, or choose another --{port.name.lower()}-port"
+            yield Diagnosis(WARNING, "ports", f"{place} cannot be used: {port.taken}", remedy)
         else:
             yield Diagnosis(OK, "ports", f"{place} is {'shared with other servers' if port.shared else 'free'}")
 
@@ -43,17 +43,18 @@ def _versions(facts: Facts) -> Iterator[Diagnosis]:
     if machine.slow_python:
         yield Diagnosis(
             NOTE, "software", "this Python was compiled without optimizations: requests take a tenth more CPU, or more",
-            "one of a distribution or image; PYTHON_CONFIGURE_OPTS='--enable-optimizations --with-lto' pyenv install",
+            "use one from a distribution or image; PYTHON_CONFIGURE_OPTS='--enable-optimizations "
+"--with-lto' pyenv install",
         )  # fmt: skip
     named = [f"{name} {packages[name]}" for name in ("penstock", "numpy", "tritonclient") if name in packages]
-    yield Diagnosis(OK, "software", ", ".join(named) or "no package has told its version")
+    yield Diagnosis(OK, "software", ", ".join(named) or "no package reports its version")
     found = [f"{name} {packages[name]}" for name in TENSORFLOW if name in packages]
     if found:
         yield Diagnosis(OK, "software", f"{', '.join(found)}: SavedModels are served")
     else:
         yield Diagnosis(
             NOTE, "software", "TensorFlow is not installed: no SavedModel is served",
-            "only where there are any: pip install 'penstock[tensorflow]'",
+            "if you have any: pip install 'penstock[tensorflow]'",
         )  # fmt: skip
     onnx = [f"{name} {packages[name]}" for name in ONNX if name in packages]
     if not onnx and not found and "packages" not in facts.failures:
@@ -71,12 +72,12 @@ def _cpus(machine: Machine) -> Iterator[Diagnosis]:
     yield Diagnosis(OK, "CPUs", f"{threads}: {', '.join(part for part in parts if part)}")
     if machine.quota_cpus is not None and machine.quota_cpus < 1:
         yield Diagnosis(
-            WARNING, "CPUs", f"the quota of {machine.quota_cpus:.3g} CPUs stops every thread for most of the time",
+            WARNING, "CPUs", f"the quota of {machine.quota_cpus:.3g} CPUs stops every thread most of the time",
             "give at least 1 CPU (--cpus, resources.limits.cpu), or only a request for CPUs and no limit",
         )  # fmt: skip
     elif machine.quota_cpus is not None and machine.quota_cpus != int(machine.quota_cpus):
         text = f"of {machine.quota_cpus:.3g} CPUs the part beyond {int(machine.quota_cpus)} serves the front alone"
-        yield Diagnosis(NOTE, "CPUs", text, "a whole number of CPUs is used best")
+        yield Diagnosis(NOTE, "CPUs", text, "use a whole number of CPUs")
 
 
 def _memory(machine: Machine) -> Iterator[Diagnosis]:
@@ -86,7 +87,7 @@ def _memory(machine: Machine) -> Iterator[Diagnosis]:
     limited = f", {size(limit)} of it for this container" if limit is not None else ""
     told = f"{size(machine.memory_bytes)}{limited}" + (f"; {size(free)} free" if free is not None else "")
     if free is not None and free < _LEAST_FREE_BYTES:
-        remedy = "end what takes the memory, or raise the container's limit"
+        remedy = "free memory, or raise the container's limit"
         yield Diagnosis(WARNING, "memory", told, remedy)
     else:
         yield Diagnosis(OK, "memory", told)
@@ -95,7 +96,7 @@ def _memory(machine: Machine) -> Iterator[Diagnosis]:
 def _shared_memory(machine: Machine) -> Iterator[Diagnosis]:
     total, free = machine.shm_bytes, machine.shm_free_bytes
     if total is None or free is None:
-        text = "it is not there: no shared memory between clients, workers and server"
+        text = "it does not exist: no shared memory between clients, workers and server"
         yield Diagnosis(WARNING, _SHM, text, "mount a tmpfs there; in Kubernetes an emptyDir of medium Memory")
         return
     told = f"{size(total)}, {size(free)} free"
@@ -116,7 +117,7 @@ def _limits(machine: Machine) -> Iterator[Diagnosis]:
         yield Diagnosis(OK, "limits", told)
     backlog = machine.somaxconn
     if backlog is not None and backlog < _LEAST_BACKLOG:
-        text = f"net.core.somaxconn is {backlog}: when many clients connect at once, some are turned away"
+        text = f"net.core.somaxconn is {backlog}: when many clients connect at once, some are rejected"
         yield Diagnosis(WARNING, "limits", text, "sysctl -w net.core.somaxconn=4096 (docker run --sysctl, too)")
     elif backlog is not None:
         yield Diagnosis(OK, "limits", f"net.core.somaxconn {backlog}")

@@ -25,7 +25,7 @@ def judge_models(facts: Facts) -> Iterator[Diagnosis]:
         if device.startswith(_CUDA) and not (number.isascii() and number.isdecimal() and int(number) < len(devices)):
             told = f"the last one here is cuda:{len(devices) - 1}" if devices else "there is none"
             text = f"{', '.join(names)}: asks for {device}, and {told}"
-            remedy = "see what is said of the driver; or let it run on CPUs: KIND_CPU, or cpu_fallback (docs/gpu.md)"
+            remedy = "see the finding about the driver, or use CPUs: KIND_CPU, or cpu_fallback (docs/gpu.md)"
             yield Diagnosis(ERROR, "models", text, remedy)
         else:
             yield Diagnosis(OK, "models", f"on {device}: {', '.join(names)}")

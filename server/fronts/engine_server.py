@@ -161,7 +161,7 @@ class Front:
             try:
                 self._take_other(kind, number, body, arrays)
             except Exception:
-                logger.exception("a front end has said what cannot be (kind %d)", kind)
+                logger.exception("a front end sent an invalid message (kind %d)", kind)
 
     def _take_other(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
         if kind in {ASK, LEAVE, TAKEN}:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.fronts")
 
-_NO_FORM = "a request of a kind that was not told"
+_NO_FORM = "a request of an unknown kind"
 MOST_UNSENT_BYTES = 256 << 20
 """The limit of unsent data for a front end that does not read; above it, a request with several answers fails."""
 ENOUGH_BYTES = 1 << 20
@@ -93,7 +93,7 @@ class EngineService:
             try:
                 take(number, body)
             except Exception:
-                logger.exception("a front end has said what cannot be (kind %d)", kind)
+                logger.exception("a front end sent an invalid message (kind %d)", kind)
         return others
 
     def _submit(self, number: int, body: bytes, arrays: list[Array | None]) -> None:

@@ -242,7 +242,7 @@ class FrontServer:
                 elif kind == STATE:
                     self._state.take(link, number, body, descriptors)
             except Exception:
-                logger.exception("the engine has said what cannot be (kind %d)", kind)
+                logger.exception("the engine sent an invalid message (kind %d)", kind)
 
     def _count(self) -> None:
         self._clock = self._loop.call_later(COUNT_S, self._count)

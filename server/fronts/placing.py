@@ -129,7 +129,7 @@ class FrontModelTable:
         try:
             model = read_model(written)
         except Exception as error:
-            logger.exception("a model that the engine told of cannot be made")
+            logger.exception("a model announced by the engine could not be created")
             self._link.send(ACKNOWLEDGED, 0, json.dumps({key: ["INTERNAL", str(error), 0]}).encode())
             return
         counted = model.statistics = PendingStatistics(partial(self._changed, key))

@@ -205,7 +205,9 @@ class PublishedEngine:
     async def _retire(self, models: tuple[Model, ...], told: int) -> None:
         if not await self._until(lambda: self._acknowledged(told), PLACED_WITHIN_S):
             late = sum(told in front.waiting for front in self._fronts.values())
-            logger.warning("%d front ends have not answered within %g s: what they serve is old", late, PLACED_WITHIN_S)
+            logger.warning(
+                "%d front ends did not respond within %g s: they serve an outdated state", late, PLACED_WITHIN_S
+            )
         await asyncio.gather(*map(self._retire_one, models))
 
     async def _retire_one(self, model: Model) -> None:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.fronts")
 
 NO_ENGINE = "the engine is not running, try again soon"
-LOST = "the engine has ended with this request, try again soon"
-UNREADABLE = "the engine has answered what cannot be read"
+LOST = "the engine ended while it had this request, try again soon"
+UNREADABLE = "the engine sent an answer that cannot be read"
 RETRY_NS = 1_000_000_000
 """When to retry after the engine has ended: it is restarted at once."""
 MOST_UNSENT_BYTES = 64 << 20

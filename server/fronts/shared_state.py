@@ -93,7 +93,7 @@ class SharedState:
                     await change.settled.wait()
         except TimeoutError:
             late = len({link for change in changes for link in change.pending})
-            logger.warning("%d front ends have not answered to a change within %g s", late, self._patience_s)
+            logger.warning("%d front ends did not respond to a change within %g s", late, self._patience_s)
         for change in changes:
             if change.failed:
                 raise InferError(Code.INVALID, change.failed)
@@ -121,7 +121,7 @@ class SharedState:
             return
         if body and not change.failed:
             change.failed = body.decode("utf-8", "replace")
-            logger.error("a front end can not take part in a change, which is undone: %s", change.failed)
+            logger.error("a front end rejected a change, which is rolled back: %s", change.failed)
             if change.undo is not None:
                 change.undo()
         self._answered(link, number)

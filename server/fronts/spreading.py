@@ -264,12 +264,12 @@ class ConnectionSpread:
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as error:
-                logger.error("connections of other front ends cannot be taken: %s", error.strerror)  # noqa: TRY400
+                logger.error("connections cannot be taken over from other front ends: %s", error.strerror)  # noqa: TRY400
                 break
             if not body:  # shut down
                 break
             if not descriptors:
-                logger.error("too many open files to take a connection of another front end: it is lost")
+                logger.error("too many open files to take over a connection from another front end: it is lost")
                 self._board.says(self._place, takes=False)
             for descriptor in descriptors:
                 os.set_inheritable(descriptor, False)  # as for an accepted socket; recv_fds takes no flags (3.11)

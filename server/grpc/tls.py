@@ -21,9 +21,9 @@ def context_for(settings: GrpcSettings) -> ssl.SSLContext | None:
     if not settings.grpc_use_ssl and not settings.grpc_use_ssl_mutual:
         return None
     if not settings.grpc_server_cert or not settings.grpc_server_key:
-        raise TlsError("--grpc-use-ssl needs --grpc-server-cert and --grpc-server-key")
+        raise TlsError("--grpc-use-ssl requires --grpc-server-cert and --grpc-server-key")
     if settings.grpc_use_ssl_mutual and not settings.grpc_root_cert:
-        raise TlsError("--grpc-use-ssl-mutual needs --grpc-root-cert")
+        raise TlsError("--grpc-use-ssl-mutual requires --grpc-root-cert")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     # RFC 9113 9.2: TLS 1.2 or later, no compression; a client that does not offer h2 is rejected at its preface
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -42,4 +42,4 @@ def context_for(settings: GrpcSettings) -> ssl.SSLContext | None:
 
 def _no_passphrase() -> str:
     """Replace OpenSSL's passphrase prompt, at which a server would wait on whatever terminal it has."""
-    raise OSError("the key has a passphrase, which nobody is here to give: take it off with `openssl pkey`")
+    raise OSError("the key has a passphrase: remove it with `openssl pkey`")

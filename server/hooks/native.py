@@ -22,7 +22,7 @@ class Native:
     def __init__(self, described: Described) -> None:
         self._signature = described.signature
         # if there are Nodes there are hooks, and the value comes from pre_inference; otherwise it comes from a client
-        self._said = "pre_inference returned what the model cannot take: " if described.inputs else ""
+        self._said = "pre_inference returned a value that the model cannot take: " if described.inputs else ""
         self.signatures: tuple[Any, Any] = (list(described.inputs), list(described.outputs))
 
     def inputs(self, value: Any, _: Mapping[str, Any]) -> list[Array | None]:

@@ -74,7 +74,7 @@ class HookPlacement:
             reason = decided.reason
             if first.swift:
                 swift = " and ".join(sorted(first.swift, reverse=True))
-                reason += f"; by the event loop for small requests, since they only compute: {swift}"
+                reason += f"; on the event loop for small requests, since they cannot block: {swift}"
         logger.info("hooks of %s: %s", self._model.name, reason, extra={"model": self._model.name})
         self._replicas.leave(first)
         return first
@@ -118,9 +118,9 @@ class HookPlacement:
     def _found(self, hook: str, computed_ns: int, late_ns: int) -> None:
         count = self._sensible()
         # projects of other dialects have no penstock.toml
-        way = f". hooks.workers = {count} in penstock.toml has them there from the start, 0 keeps them"
+        way = f". hooks.workers = {count} in penstock.toml starts them there, 0 keeps them in the server"
         logger.warning(
-            "%s of model '%s' computes for %.1f ms a call, and holds up the server's event loop by %.1f ms: the hooks "
+            "%s of model '%s' computes for %.1f ms per call and delays the server's event loop by %.1f ms: the hooks "
             "move to %d worker %s%s",
             hook, self._model.name, computed_ns / 1e6, late_ns / 1e6, count, "processes" if count > 1 else "process",
             "" if self._spec.dialect else way, extra={"model": self._model.name},
@@ -142,7 +142,7 @@ class HookPlacement:
         except Exception as error:  # noqa: BLE001 - nobody waits for this task
             text = error.message if isinstance(error, InferError) else brief(error)
             logger.warning(
-                "the hooks of model '%s' stay where they are: %s", self._model.name, text,
+                "the hooks of model '%s' are not moved: %s", self._model.name, text,
                 extra={"model": self._model.name},
             )  # fmt: skip
             return

@@ -65,16 +65,16 @@ def plan(spec: HookSpec) -> ReplicaPlan:
     except (OSError, ValueError) as error:
         raise InferError(Code.INVALID, f"hooks file {spec.path}: {error}") from error
     if not writes:
-        reason = "one instance for all requests, no globals are written"
+        reason = "one instance for all requests: globals are never written"
         return ReplicaPlan(1, shared=True, reason=reason, light=LIGHT_REPLICAS, constant=True)
     listed = ", ".join(map(str, writes[:5])) + (f" and {len(writes) - 5} more" if len(writes) > 5 else "")
     reaches = {write.reach for write in writes} - {INSTANCE} if spec.dialect else set()
     if reaches:
         # separate instances in one process would not isolate it; separate processes would, if it stays within them
-        reason = f"one request at a time in each process, what others see is written: {listed}"
+        reason = f"one request at a time in each process: shared state is written: {listed}"
         return ReplicaPlan(1, shared=False, reason=reason, alone=MACHINE in reaches)
     light = LIGHT_REPLICAS if spec.dialect else DEFAULT_REPLICAS
-    reason = f"up to {light} instances, globals are written: {listed}"
+    reason = f"up to {light} instances: globals are written: {listed}"
     together = not knows_threads(spec)
     return ReplicaPlan(DEFAULT_REPLICAS, shared=False, reason=reason, light=light, together=together)
 

@@ -295,7 +295,7 @@ class Replicas:
         text = f"{len(self._hanging)} hooks of model '{self._model.name}' hang past their limit"
         if not self._refusing:
             self._refusing = True
-            logger.error("%s; no fresh replica is made until one ends", text, extra={"model": self._model.name})
+            logger.error("%s; no new replica is created until one ends", text, extra={"model": self._model.name})
         if not self._live:
             self._refuse(InferError(Code.OVERLOADED, text))
 

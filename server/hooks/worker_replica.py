@@ -141,7 +141,7 @@ class WorkerReplica:
 
     def kill(self) -> None:
         """Kill the process now."""
-        self._worker.kill(f"{self._worker.order.label} were ended before they had finished")
+        self._worker.kill(f"{self._worker.order.label} were stopped before they had finished")
 
     def watch(self, now_ns: int) -> int:
         """End the process if its hook has exceeded the limit at `now_ns`.
@@ -244,7 +244,7 @@ class WorkerReplica:
             try:
                 error = self._read(call, body, arrays)
             except Exception as wrong:
-                text = f"{call.hook} of model '{self._model.name}' gave an answer that cannot be read"
+                text = f"{call.hook} of model '{self._model.name}' returned an answer that cannot be read"
                 logger.exception("%s", text)
                 error = InferError(Code.INTERNAL, f"{text}: {wrong!r}")
                 self._worker.kill(text)

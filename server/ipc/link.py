@@ -153,7 +153,7 @@ class Link:
         try:
             data, descriptors = receive_once(self._sock, self._buffer)
             if not data:
-                self._fail("the process has gone")
+                self._fail("the process is gone")
                 return 0
             messages = self._wire.feed(data, descriptors)
             if self._wire.arena.dropped:
@@ -167,8 +167,8 @@ class Link:
             if messages:
                 self._take(messages)
         except Exception:
-            logger.exception("what another process has sent cannot be taken")
-            self._fail("it has sent what cannot be taken")
+            logger.exception("a message from another process could not be handled")
+            self._fail("it sent a message that could not be handled")
         finally:
             if self._wire.claimed:
                 self._wire.close_claimed()

@@ -48,5 +48,5 @@ def receive_once(sock: socket.socket, buffer: bytearray) -> tuple[memoryview, li
     if flags & socket.MSG_CTRUNC:
         for descriptor in descriptors:
             os.close(descriptor)
-        raise WireError("too many open files to take what was sent")
+        raise WireError("too many open files to receive a message")
     return memoryview(buffer)[:nbytes], descriptors

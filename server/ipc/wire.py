@@ -210,7 +210,7 @@ class Wire:
         if descriptors:
             self._arrived.extend(descriptors)
             if len(self._arrived) > _MOST_UNCLAIMED:
-                raise WireError("descriptors that nobody claims")
+                raise WireError("descriptors that belong to no message")
         if self._rest:
             self._rest += data
             view = memoryview(self._rest)
@@ -241,7 +241,7 @@ class Wire:
             start = position + header_bytes
             if start + size > end:
                 if body_bytes > size or kind > LAST_KIND or (layout and layout not in known):
-                    raise WireError("a frame that cannot be")  # do not wait for its end
+                    raise WireError("an impossible frame")  # do not wait for its end
                 break
             position = start + size
             if body_bytes > size or count > len(self._arrived):
@@ -283,7 +283,7 @@ class Wire:
         self, layout: Layout | None, number: int, data: memoryview | bytes, start: int, end: int
     ) -> list[Array | None]:
         if layout is None:
-            raise WireError(f"layout {number} was not told")
+            raise WireError(f"layout {number} was not announced")
         try:
             if layout.strings:
                 return read_strings(layout, memoryview(data)[start:end], self.mirror)

@@ -101,7 +101,7 @@ class IsolatedBackend:
         try:
             mine, theirs = socket.socketpair()
         except OSError as error:
-            text = f"{self.label}: no socket can be made for it: {error.strerror}"
+            text = f"{self.label}: no socket could be created for it: {error.strerror}"
             raise InferError(Code.NOT_READY, text) from error
         channel = LendingChannel(mine)
         try:
@@ -130,7 +130,7 @@ class IsolatedBackend:
                 return
             if kind == FAILED:
                 raise read_failure(body)
-        self.kill(f"a Binding was not there within {BIND_LIMIT_S:g} s")
+        self.kill(f"a Binding was not created within {BIND_LIMIT_S:g} s")
         raise DeviceLost(Code.NOT_READY, self.lost())
 
     def check(self) -> None:
@@ -141,7 +141,7 @@ class IsolatedBackend:
     def lost(self) -> str:
         """Return why the worker has ended; kill it if it has not, since communication with it failed."""
         if not self._gone.wait(REASON_S):
-            self.kill("it cannot be spoken with")
+            self.kill("it cannot be reached")
             self._gone.wait(REASON_S)
         return self._worker.why or f"{self.label} has ended"
 
@@ -152,7 +152,7 @@ class IsolatedBackend:
 
     def kill_now(self, why: str) -> None:
         """Kill the worker. Threads: its loop."""
-        self._worker.kill(f"{self.label} was ended: {why}")
+        self._worker.kill(f"{self.label} was killed: {why}")
 
     def soon(self, function: Callable[..., Any], *args: Any) -> None:
         """Schedule a call on the worker's loop."""

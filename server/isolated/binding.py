@@ -54,7 +54,7 @@ class IsolatedBinding:
     def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
         """Return buffers in shared memory; small buffers, and those of strings, are ordinary memory."""
         if rows > self.capacity_rows:
-            raise ValueError(f"{rows} rows, capacity is {self.capacity_rows}")
+            raise ValueError(f"{rows} rows exceed the capacity of {self.capacity_rows}")
         self._backend.check()
         if self._lent is not None:
             self._channel.take_back(self._lent)
@@ -98,14 +98,14 @@ class IsolatedBinding:
                 return outputs
             if kind == FAILED:
                 raise read_failure(body)
-        self._backend.kill("it has answered what was not asked")
+        self._backend.kill("it answered a call that was not made")
         raise self._loss()
 
     def _loss(self) -> InferError:
         """Return the error of a run whose worker has ended."""
         why = self._backend.lost()
         if self._stopped == self._run:
-            return RunStopped(Code.EXPIRED, "the run was stopped, and its process with it")
+            return RunStopped(Code.EXPIRED, "the run was stopped together with its process")
         return (DeviceTaken if self._backend.taken else DeviceLost)(Code.NOT_READY, why)
 
     def stop(self) -> None:
@@ -124,4 +124,4 @@ class IsolatedBinding:
         """Kill the worker if the run is still in progress. Threads: the worker's loop."""
         with self._lock:
             if self._running and self._run == run:
-                self._backend.kill_now("a run did not stop when it was told to")
+                self._backend.kill_now("a run did not stop when requested")

@@ -64,7 +64,7 @@ class EitherLoader:
         if options.get(APART, "0") != "1":
             return self._here(path, device, options)
         if device != "cpu":
-            text = f"runtime.isolated is for models on the CPU, and this one would be on {device}"
+            text = f"runtime.isolated requires a model on the CPU, but this one would run on {device}"
             raise InferError(Code.UNSUPPORTED, text)
         return self._apart(path, device, {name: value for name, value in options.items() if name != APART})
 
@@ -112,7 +112,7 @@ async def _opened(order: Order, keeper: Keeper, limit_s: float) -> IsolatedBacke
         backend = IsolatedBackend(worker, keeper, body, limit_s)
         backend.watch()
     except BaseException as error:
-        worker.kill(f"{order.label} is not wanted any more")
+        worker.kill(f"{order.label} is no longer needed")
         await worker.ended
         if isinstance(error, NotBegunError):
             raise InferError(Code.NOT_READY, worker.why) from error
@@ -141,7 +141,7 @@ def _number(said: Mapping[str, str], name: str, label: str) -> float:
     except ValueError:
         number = -1.0
     if not 0.0 <= number < float("inf"):
-        raise InferError(Code.INVALID, f"{label}: option '{name}': got '{text}', wanted a number, at least 0")
+        raise InferError(Code.INVALID, f"{label}: option '{name}' must be a number of at least 0, not '{text}'")
     return number
 
 

@@ -111,7 +111,7 @@ class Accepting:
                 continue
             except OSError as error:
                 self._tally.exhausted()
-                logger.error("no connection can be accepted: %s", error.strerror)  # noqa: TRY400 - no traceback
+                logger.error("connections cannot be accepted: %s", error.strerror)  # noqa: TRY400 - no traceback
                 self._loop.remove_reader(listening)
                 self._loop.call_later(AGAIN_S, self._resume, listening)
                 return

@@ -45,7 +45,7 @@ async def bind_all(
     try:
         found = await loop.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except UnicodeError as error:
-        raise ListenError(f"cannot listen for {name} on {address}, port {port}: that is no name of a host") from error
+        raise ListenError(f"cannot listen for {name} on {address}, port {port}: not a valid host name") from error
     except socket.gaierror as error:
         raise refused(name, address, asked, error) from error
     sockets: list[socket.socket] = []

@@ -154,7 +154,7 @@ class Port:
             self._full = True
             self.tally.exhausted()
             if not was_full:
-                logger.error("%s: no connection can be accepted: %s", self.name, error.strerror)  # noqa: TRY400
+                logger.error("%s: connections cannot be accepted: %s", self.name, error.strerror)  # noqa: TRY400
 
     def each_second(self) -> None:
         """Do what is due every second, with or without connections."""

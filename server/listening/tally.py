@@ -34,7 +34,7 @@ class Tally:
         """Count and log a connection that is turned away because too many are open."""
         self._refused("limit")
         setting = f"--{self.protocol}-max-connections"
-        logger.warning("a connection is turned away: %d are open, which is all that %s allows", most, setting)
+        logger.warning("a connection is rejected: %d are open, the limit of %s", most, setting)
 
     def exhausted(self) -> None:
         """Count a second in which no connection could be accepted; the number of attempts is unknown."""

@@ -89,10 +89,10 @@ class Untaken:
                 try:
                     holder.give_up()
                 except Exception:  # the others must still be dropped
-                    logger.exception("what a client does not take could not be dropped")
+                    logger.exception("the unread answers of a client could not be dropped")
         logger.warning(
-            "answers that have not left pass the %d bytes of --write-memory-bytes: dropped %d of them, or sent them as "
-            "they are if they waited to be compressed",
+            "unsent answers exceed the %d bytes of --write-memory-bytes: dropped %d of them, or sent them uncompressed "
+            "if they waited to be compressed",
             self.most_bytes,
             dropped,
         )

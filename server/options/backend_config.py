@@ -14,13 +14,13 @@ OTHERS = frozenset({
 })  # fmt: skip
 """Triton's backends whose models are not served here, and python, whose models need no such setting."""
 _HINTS = {
-    f"{ONNX},enable-global-threadpool": "each session has threads of its own",
-    f"{ONNX},intra_op_thread_count": "it is for that pool; config.pbtxt says a model's own",
-    f"{ONNX},inter_op_thread_count": "it is for that pool; config.pbtxt says a model's own",
-    "python,shm-default-byte-size": "shared memory grows by itself",
-    "python,shm-growth-byte-size": "shared memory grows by itself",
-    "python,shm-region-prefix-name": "shared memory has no name",
-    "python,stub-timeout-seconds": "a model may take 300 s to open",
+    f"{ONNX},enable-global-threadpool": "each session has its own threads",
+    f"{ONNX},intra_op_thread_count": "it applies to that pool only; set a model's threads in its config.pbtxt",
+    f"{ONNX},inter_op_thread_count": "it applies to that pool only; set a model's threads in its config.pbtxt",
+    "python,shm-default-byte-size": "shared memory grows as needed",
+    "python,shm-growth-byte-size": "shared memory grows as needed",
+    "python,shm-region-prefix-name": "shared memory is unnamed",
+    "python,stub-timeout-seconds": "the time limit for opening a model is 300 s",
 }
 _MOST_ROWS = 2**20
 
@@ -35,19 +35,19 @@ def parse(rules: Sequence[str]) -> dict[str, dict[str, str]]:
         named, equals, value = rule.partition("=")
         backend, _, setting = named.rpartition(",")
         if not equals or not setting:
-            raise ValueError(f"got {rule!r}, wanted [BACKEND,]SETTING=VALUE")
+            raise ValueError(f"{rule!r} must have the form [BACKEND,]SETTING=VALUE")
         if named in _HINTS or backend in OTHERS:
             continue
         if backend not in found:
             known = f"'{ONNX}' and '{TENSORFLOW}'"
-            raise ValueError(f"{rule!r}: there is no backend '{backend}' with such settings, only {known}")
+            raise ValueError(f"{rule!r}: backend '{backend}' has no such settings, only {known} have")
         checks = {SETTING: _rows} | (_TENSORFLOW if backend == TENSORFLOW else {})
         if setting not in checks:
             raise ValueError(f"{rule!r}: '{setting}' cannot be set, only {_listed(checks)}")
         if (problem := checks[setting](value)) is not None:
-            raise ValueError(f"{rule!r}: got {value!r}, {problem}")
+            raise ValueError(f"{rule!r}: the value must be {problem}, not {value!r}")
         if found[backend].setdefault(setting, value) != value:
-            raise ValueError(f"{rule!r}: said twice, and differently")
+            raise ValueError(f"{rule!r}: set twice with different values")
     return found
 
 
@@ -57,7 +57,7 @@ def without_effect(rules: Sequence[str]) -> list[str]:
     for name in (rule.partition("=")[0] for rule in rules):
         backend = name.partition(",")[0]
         if name in _HINTS or backend in OTHERS:
-            why = _HINTS.get(name, f"there is nothing to set of the backend {backend}")
+            why = _HINTS.get(name, f"backend {backend} has no settings")
             found.append(f"--backend-config {name} has no effect: {why}")
     return found
 
@@ -79,7 +79,7 @@ def tensorflow_options(rules: Sequence[str]) -> Mapping[str, str]:
 
 def _rows(value: str) -> str | None:
     fits = value.isascii() and value.isdigit() and int(value) <= _MOST_ROWS
-    return None if fits else f"wanted a whole number from 0 to {_MOST_ROWS}"
+    return None if fits else f"a whole number from 0 to {_MOST_ROWS}"
 
 
 def _fraction(value: str) -> str | None:
@@ -87,15 +87,15 @@ def _fraction(value: str) -> str | None:
         fits = 0 <= float(value) <= 1
     except ValueError:
         fits = False
-    return None if fits else "wanted a number from 0 to 1"
+    return None if fits else "a number from 0 to 1"
 
 
 def _placement(value: str) -> str | None:
-    return None if value.lower() in {"true", "on", "1"} else "wanted true: TensorFlow 2 always places softly"
+    return None if value.lower() in {"true", "on", "1"} else "true, since TensorFlow 2 always uses soft placement"
 
 
 def _version(value: str) -> str | None:
-    return None if value == "2" else "wanted 2: SavedModels of TensorFlow 1 are served, by TensorFlow 2"
+    return None if value == "2" else "2, which also serves SavedModels of TensorFlow 1"
 
 
 _TENSORFLOW: dict[str, Callable[[str], str | None]] = {

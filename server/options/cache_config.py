@@ -22,17 +22,19 @@ def parse(entries: Iterable[str]) -> int:
         name, comma, setting = (part.strip() for part in entry.partition(","))
         key, equals, value = (part.strip() for part in setting.partition("="))
         if not (name and comma and key and equals and value):
-            raise ValueError(f"got '{entry}', wanted {LOCAL},size=BYTES")
+            raise ValueError(f"'{entry}' must have the form {LOCAL},size=BYTES")
         names.add(name)
         if len(names) > 1:
-            raise ValueError(f"multiple cache configurations ({', '.join(sorted(names))}): there is one cache")
+            raise ValueError(
+                f"multiple cache configurations ({', '.join(sorted(names))}), but only one cache is supported"
+            )
         if name != LOCAL:
-            raise ValueError(f"got '{entry}': there is no cache '{name}', known: {LOCAL}")
+            raise ValueError(f"'{entry}': unknown cache '{name}', known: {LOCAL}")
         if key != "size":
-            raise ValueError(f"got '{entry}': the cache '{LOCAL}' has no '{key}', known: size")
+            raise ValueError(f"'{entry}': unknown setting '{key}' of cache '{LOCAL}', known: size")
         if size_bytes:
-            raise ValueError(f"got '{entry}', and a size before")
+            raise ValueError(f"'{entry}': the size is set twice")
         if not value.isascii() or not value.isdigit() or not LEAST_BYTES <= int(value) <= MOST_BYTES:
-            raise ValueError(f"got '{entry}', wanted a size from {LEAST_BYTES} to {MOST_BYTES}")
+            raise ValueError(f"'{entry}': the size must be from {LEAST_BYTES} to {MOST_BYTES} bytes")
         size_bytes = int(value)
     return size_bytes

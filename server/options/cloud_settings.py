@@ -85,9 +85,9 @@ class CloudSettings:
             return ""
         flag = "--allow-sagemaker" if self.allow_sagemaker else "--allow-vertex-ai"
         if fronts:
-            return f"--http-workers: one process takes the requests of {flag}: leave one of the two out"
+            return f"--http-workers and {flag} are mutually exclusive: remove one of them"
         if dialect != DIALECTS[0]:
-            return f"{flag}: it is for model repositories, there is none with --dialect {dialect}"
+            return f"{flag} requires a model repository and cannot be used with --dialect {dialect}"
         return ""
 
 
@@ -112,7 +112,7 @@ def parse_range(text: str) -> tuple[int, int] | None:
     """
     found = _RANGE.fullmatch(text)
     if found is None and text:
-        raise ValueError(f"got {text!r}, wanted the first port and the last, such as 8081-9000")
+        raise ValueError(f"must be the first and the last port, such as 8081-9000, not {text!r}")
     return (int(found[1]), int(found[2])) if found else None
 
 

@@ -70,9 +70,9 @@ class DialectSettings:
 def lacks(dialect: str, *, fronts: bool) -> str:
     """Say what a dialect does not support of what was requested, or "". `fronts`: --http-workers was given."""
     if dialect == "cortex" and fronts:
-        return "--http-workers: Cortex projects are served by one process: leave it out"
+        return "--http-workers cannot be used with --dialect cortex: Cortex projects are served by one process"
     if dialect == "seldon" and fronts:
-        return "--http-workers: one process takes the requests of Seldon components: give them --seldon-workers"
+        return "--http-workers cannot be used with --dialect seldon: use --seldon-workers instead"
     if dialect in ("deepaas", "abeja") and fronts:
-        return f"--http-workers: one process takes all requests here: give the model --{dialect}-workers"
+        return f"--http-workers cannot be used with --dialect {dialect}: use --{dialect}-workers instead"
     return ""

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from .setting import FALSE_WORDS, TRUE_WORDS
 
-_NO_POOL = "there is no such pool: calls are answered on one event loop"
+_NO_POOL = "there is no such pool: an event loop answers all calls"
 _NO_LIBRARIES = "there are no libraries to load: backends are part of Penstock"
 _BARE = ("--enable-peer-access",)
 """Boolean flags, which may be given without a value."""
@@ -25,18 +25,18 @@ FOREIGN: Mapping[str, str] = MappingProxyType({
 SWITCHES = ("--model-namespacing",)
 """Those of them that may be given as off."""
 WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType({
-    "--enable-peer-access": "every instance keeps to its own GPU, so none reads another's memory",
-    "--http-thread-count": "HTTP is served on one event loop",
+    "--enable-peer-access": "every instance uses its own GPU and never reads the memory of another",
+    "--http-thread-count": "HTTP is served by one event loop",
     "--grpc-infer-thread-count": _NO_POOL,
     "--grpc-infer-allocation-pool-size": _NO_POOL,
     "--grpc-max-response-pool-size": _NO_POOL,
     "--backend-directory": _NO_LIBRARIES,
     "--repoagent-directory": "there are no repository agents",
     "--cache-directory": _NO_LIBRARIES,
-    "--pinned-memory-pool-byte-size": "pinned memory belongs to each instance's buffers: there is no pool",
-    "--cuda-memory-pool-byte-size": "GPU memory is the runtime's: there is no pool",
-    "--cuda-virtual-address-size": "GPU memory is the runtime's: there is no pool",
-    "--buffer-manager-thread-count": "tensors are gathered by each instance's own thread",
+    "--pinned-memory-pool-byte-size": "there is no pool: each instance allocates its own pinned buffers",
+    "--cuda-memory-pool-byte-size": "there is no pool: the runtime manages GPU memory",
+    "--cuda-virtual-address-size": "there is no pool: the runtime manages GPU memory",
+    "--buffer-manager-thread-count": "each instance gathers tensors on its own thread",
 })  # fmt: skip
 """Flags that change no answer, so the server starts with them."""
 _CACHE_BYTES = "--response-cache-byte-size"
@@ -95,7 +95,7 @@ def sifted(words: Iterable[str]) -> tuple[list[str], list[str]]:
             newer = OLDER_WAYS[flag].format(left.popleft() if follows else value)
             if (flag, newer[-2:]) != (_CACHE_BYTES, "=0"):  # 0 means no cache in Triton
                 older.append(newer)
-                said.append(f"{flag} is deprecated in Triton: use {newer}, which it is here")
+                said.append(f"{flag} is deprecated in Triton and treated as {newer}: use that instead")
         elif flag in SWITCHES and (left[0] if follows else value).lower() in FALSE_WORDS:
             if follows:
                 left.popleft()
@@ -117,5 +117,5 @@ def foreign(word: str) -> str | None:
     """Say why a flag of Triton is not accepted, or what value it lacks. None for other arguments."""
     flag = word.partition("=")[0]
     if flag in OLDER_WAYS:
-        return f"{flag} needs a value: it is {OLDER_WAYS[flag].format('VALUE')} here"
-    return f"{flag} is a flag of Triton's that Penstock does not have: {FOREIGN[flag]}" if flag in FOREIGN else None
+        return f"{flag} needs a value, as in {OLDER_WAYS[flag].format('VALUE')}"
+    return f"{flag} is a Triton flag that Penstock does not support: {FOREIGN[flag]}" if flag in FOREIGN else None

@@ -47,7 +47,7 @@ def parse_devices(text: str) -> tuple[str, ...]:
     if words == (AUTO,):
         return ()
     if len(set(words)) < len(words) or not all(_DEVICE.fullmatch(word) for word in words):
-        raise ValueError(f"got {text!r}, wanted auto, cpu, or devices such as cuda:0,cuda:1, each once")
+        raise ValueError(f"must be auto, cpu, or distinct devices such as cuda:0,cuda:1, not {text!r}")
     return words
 
 

@@ -18,17 +18,17 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Settings], bool], str], ...] = (
     (
         ("grpc_root_cert",),
         lambda settings: settings.grpc_use_ssl_mutual or not settings.grpc_use_ssl,
-        "--grpc-use-ssl-mutual: no client is asked for a certificate",
+        "--grpc-use-ssl-mutual: client certificates are not requested",
     ),
     (
         ("rate_limit_resource",),
         lambda settings: settings.rate_limit == "execution_count",
-        "--rate-limit=execution_count: nothing is limited",
+        "--rate-limit=execution_count: the rate limiter is off",
     ),
     (
         ("repository_poll_secs",),
         lambda settings: settings.model_control_mode == "poll",
-        "--model-control-mode=poll: the files are not looked at",
+        "--model-control-mode=poll: the repository is not polled",
     ),
 )
 """Settings, the condition under which they count, and what is missing otherwise."""

@@ -56,7 +56,7 @@ def parse(entries: Iterable[str]) -> MetricsConfig:
             switches[name] = _WORDS[text.lower()]
         else:
             wanted = f"{'|'.join(_SWITCHES)}=true|false or summary_quantiles=QUANTILE:ERROR,..."
-            raise ValueError(f"got '{entry}', wanted {wanted}")
+            raise ValueError(f"'{entry}' must have the form {wanted}")
     return MetricsConfig(**switches, quantiles=quantiles)
 
 
@@ -70,7 +70,7 @@ def _quantiles(text: str) -> tuple[tuple[str, float], ...]:
         except ValueError:
             good = False
         if not good or quantile in quantiles:
-            raise ValueError(f"summary_quantiles: got '{pair}', wanted such as 0.5:0.05")
+            raise ValueError(f"summary_quantiles must look like 0.5:0.05, not '{pair}'")
         quantiles[quantile] = allowed
     return tuple(quantiles.items())
 

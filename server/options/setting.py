@@ -58,7 +58,7 @@ class Setting:
         if self.bounds:
             kind = "a whole number" if isinstance(self.default, int) else "a number"
             return f"{kind} from {shown(self.bounds[0])} to {shown(self.bounds[1])}"
-        return "a list of texts" if isinstance(self.default, tuple) else "a text"
+        return "a list of strings" if isinstance(self.default, tuple) else "a string"
 
 
 def shown(value: object) -> str:

@@ -66,9 +66,9 @@ def parse_host_policies(entries: Iterable[str], nodes: Path = NODES) -> dict[str
         if not (name and comma and key and equals and value):
             raise ValueError(f"--host-policy option format is '<policy name>,<setting>=<value>'. Got {entry}")
         if key not in {"cpu-cores", "numa-node"}:
-            raise ValueError(f"got '{entry}': the setting '{key}' is not supported, known: cpu-cores, numa-node")
+            raise ValueError(f"'{entry}': the setting '{key}' is not supported, known: cpu-cores, numa-node")
         if not hasattr(os, "sched_setaffinity"):
-            raise ValueError(f"got '{entry}': this system cannot keep a thread to some CPUs")
+            raise ValueError(f"'{entry}': this system cannot bind threads to CPUs")
         if key == "cpu-cores":
             policies[name] = frozenset(_cpus(value))
         else:
@@ -83,7 +83,7 @@ def _of_node(value: str, nodes: Path) -> frozenset[int]:
     except OSError:
         told = None
     if told is None:
-        raise ValueError(f"the NUMA node '{value}' is not there: {nodes} has no such node")
+        raise ValueError(f"the NUMA node '{value}' does not exist in {nodes}")
     parts = [part if "-" in part else f"{part}-{part}" for part in told.strip().split(",") if part]
     return frozenset(_cpus(",".join(parts))) if parts else frozenset()
 

@@ -26,9 +26,12 @@ def obstacles(settings: Settings) -> list[str]:
     """Say why a server with these settings would not start. Opens no port; reads the certificates."""
     found = [*_of_models(settings), *_of_ports(settings), *_of_clouds(settings), *_of_traces(settings)]
     if settings.http_workers and not hasattr(os, "pidfd_open"):
-        found.append("--http-workers needs Linux")
+        found.append("--http-workers requires Linux")
     if settings.http_workers and (settings.reuse_http_port or settings.reuse_grpc_port):
-        found.append("--http-workers and --reuse-http-port or --reuse-grpc-port: its processes keep others from a port")
+        found.append(
+            "--http-workers cannot be combined with --reuse-http-port or --reuse-grpc-port: its processes own "
+            "their ports"
+        )
     if settings.allow_grpc:
         try:
             context_for(settings)
@@ -39,9 +42,9 @@ def obstacles(settings: Settings) -> list[str]:
 
 def _of_models(settings: Settings) -> Iterator[str]:
     if settings.load_model and settings.model_control_mode != "explicit":
-        yield "--load-model needs --model-control-mode explicit"
+        yield "--load-model requires --model-control-mode explicit"
     if EVERY in settings.load_model and len(settings.load_model) > 1:
-        yield f"--load-model {EVERY} loads every model: it can not be given with another --load-model"
+        yield f"--load-model {EVERY} loads every model and cannot be combined with another --load-model"
 
 
 def _of_traces(settings: Settings) -> Iterator[str]:

@@ -102,7 +102,7 @@ class PythonModels:
         except NotBegunError as error:
             raise InferError(Code.NOT_READY, f"{order.label} has ended") from error
         except asyncio.CancelledError:
-            worker.kill(f"{order.label} is not wanted any more")
+            worker.kill(f"{order.label} is no longer needed")
             raise
         finally:
             worker.stop()

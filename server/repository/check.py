@@ -189,7 +189,8 @@ def _invariance(done: ModelSpec, backend: Backend, probed: Probed | None) -> str
     shared = operator and not done.policy.invariant and (done.policy.max_batch_rows or 0) > 1
     if shared and (probed is None or probed.reason):
         return (
-            f"not by itself: {operator} takes its scale from all rows of a batch; max_batch_size = 1 keeps them apart"
+            f"not invariant: {operator} takes its scale from all rows of a batch; max_batch_size = 1 keeps "
+            "requests apart"
         )
     return "" if probed is None else str(probed)
 
@@ -231,7 +232,9 @@ def _find_interpreter(spec: ModelSpec) -> None:
     tables = {"worker": spec.worker} | ({"hooks": spec.hooks.worker} if spec.hooks is not None else {})
     for table, worker in tables.items():
         if worker.interpreter and shutil.which(worker.interpreter) is None:
-            text = f"model '{spec.name}', {table}.interpreter: '{worker.interpreter}' is not there, or may not be run"
+            text = (
+                f"model '{spec.name}', {table}.interpreter: '{worker.interpreter}' does not exist or is not executable"
+            )
             raise InferError(Code.INVALID, text)
 
 

@@ -341,7 +341,7 @@ class ModelControl:
 
     async def _forget(self, name: str) -> None:
         async with self._locks.setdefault(name, asyncio.Lock()):
-            logger.info("model %s: is no longer there", name)
+            logger.info("model %s: no longer in the repository", name)
             await self._transitions.take_down(self._repository.record(name))
             del self._repository.records[name]
 

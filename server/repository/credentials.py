@@ -87,7 +87,7 @@ def _section(file: Path, scheme: str) -> dict[str, Any]:
     except MistakeError as error:
         raise CredentialError(str(error)) from None
     except (ValueError, RecursionError) as error:
-        raise CredentialError(f"{file}: is no JSON: {error}") from None
+        raise CredentialError(f"{file}: not valid JSON: {error}") from None
     section = content.get(scheme, {}) if isinstance(content, dict) else None
     if not isinstance(section, dict):
         raise CredentialError(f"{file}: {scheme if isinstance(content, dict) else 'it'} must be an object")
@@ -100,14 +100,14 @@ def _mistakes(scheme: str, name: str, entry: Any) -> list[str]:
     """Describe the mistakes in an entry without quoting from it."""
     place = _place(scheme, name)
     if scheme == "gs":
-        return [] if isinstance(entry, str) else [f"{place}: must be a text, the path of Google's file of credentials"]
+        return [] if isinstance(entry, str) else [f"{place}: must be a string, the path of a Google credentials file"]
     if not isinstance(entry, dict):
         return [f"{place}: must be an object with {', '.join(_KEYS[scheme])}"]
-    found = [f"{place}, {key}: must be a text" for key in _KEYS[scheme] if not isinstance(entry.get(key) or "", str)]
+    found = [f"{place}, {key}: must be a string" for key in _KEYS[scheme] if not isinstance(entry.get(key) or "", str)]
     if not found and (entry.get("auth_type") or "") not in _AUTH_TYPES and scheme == "as":
         found.append(f"{place}, auth_type: {_unknown_type()}")
     if not found and scheme == "s3" and bool(entry.get("key_id")) != bool(entry.get("secret_key")):
-        found.append(f"{place}: key_id and secret_key must both be said, or neither")
+        found.append(f"{place}: key_id and secret_key must be set together")
     return found
 
 
@@ -125,12 +125,12 @@ def _filed(file: Path, scheme: str, url: str) -> Credentials:
     section = _section(file, scheme)
     name = longest(section, url)
     if name is None:
-        raise CredentialError(f'{file}: {scheme}: has no entry that this URL begins with, nor one by the name ""')
+        raise CredentialError(f'{file}: {scheme}: has no entry that is a prefix of this URL, and none named ""')
     entry = section[name]
     if scheme == "gs":
         content = _googles(entry) if entry else b""
         if content is None:
-            text = "must be the path of Google's file of a service account or a user, or empty"
+            text = "must be empty or the path of a Google credentials file of a service account or a user"
             raise CredentialError(f"{file}: {_place(scheme, name)}: {text}")
         return Credentials({_PATH: entry, _CONTENT: hashlib.sha256(content).hexdigest()}, filed=True)
     said = {key: entry.get(key) or "" for key in _KEYS[scheme]}

@@ -49,7 +49,7 @@ class Depot:
         if credentials == self._credentials:
             return
         if credentials.unknown:
-            logger.warning("%s: what is no credential is ignored: %s", self._asked, "; ".join(credentials.unknown))
+            logger.warning("%s: ignoring unknown keys: %s", self._asked, "; ".join(credentials.unknown))
         self.address = credentialed(self._asked, credentials)
         # fsspec's instance cache would keep a client after its credentials have been withdrawn
         own = {"skip_instance_cache": True} if credentials.filed else {}
@@ -72,7 +72,7 @@ class Depot:
             return False
         from fsspec.core import url_to_fs
 
-        logger.warning("%s: no credentials are found; what anybody may read is read", self.address)
+        logger.warning("%s: no credentials found, using anonymous access", self.address)
         self.files, _ = url_to_fs(self.address.url, **{**self.address.options, "anon": True})
         return True
 
@@ -87,7 +87,7 @@ class Depot:
             if self.files is None:
                 raise
             if str(error) != self._unread:
-                logger.warning("%s: %s; what was said before holds", self.address, error)
+                logger.warning("%s: %s; the previous credentials stay in use", self.address, error)
             self._unread = str(error)
         else:
             self._unread = ""

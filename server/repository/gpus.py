@@ -119,13 +119,14 @@ class Gpus:
         if backend == BACKEND and not self._machine.with_cuda():
             if self._machine.shown():
                 logger.warning(
-                    "there is a GPU here, and the onnxruntime installed is one for CPUs: ONNX models run on the CPU. "
-                    "To use it: pip install penstock[gpu]; to say that this is meant: --default-device cpu"
+                    "there is a GPU, but the installed onnxruntime supports CPUs only: ONNX models run on the CPU. "
+                    "To use the GPU: pip install penstock[gpu]; to keep the CPU without this warning: "
+                    "--default-device cpu"
                 )
             return _CPU
         if not self.numbers and self.why and backend == BACKEND:
-            text = "the onnxruntime installed is one for GPUs, and none can be used: %s. "
-            text += "Models that name none run on the CPU"
+            text = "the installed onnxruntime supports GPUs, but none can be used: %s. "
+            text += "Models that do not name a GPU run on the CPU"
             logger.warning(text, self.why)
         return tuple(f"cuda:{number}" for number in self.numbers or ()) or _CPU
 
@@ -143,8 +144,8 @@ class Gpus:
         asking.join(self._patience_s)
         found = next(iter(answers), None)
         if found is None:
-            why = f"the NVIDIA driver has not answered for {self._patience_s:g} s"
-            logger.error("%s: no GPU is used until the server is started again", why)
+            why = f"the NVIDIA driver has not responded for {self._patience_s:g} s"
+            logger.error("%s: no GPU is used until the server is restarted", why)
             return UsableGpus((), why)
         if found.numbers and found.why:
             logger.warning("%s", found.why)
@@ -163,13 +164,13 @@ class Gpus:
             try:
                 capability = runtime.capability(number)
             except Exception as error:  # noqa: BLE001 - nor does one that is broken take the others along
-                unfit[number] = f"GPU {number} does not answer: {_text(error)}"
+                unfit[number] = f"GPU {number} does not respond: {_text(error)}"
                 continue
             if _version(capability) < _version(self.least):
-                text = f"GPU {number} has compute capability {capability}, and {self.least:g} is the least that is used"
+                text = f"GPU {number} has compute capability {capability}, below the minimum of {self.least:g}"
                 unfit[number] = text
         found = tuple(number for number in range(count) if number not in unfit)
-        return UsableGpus(found, "; ".join(unfit.values()) or ("" if found else "CUDA finds no GPU"))
+        return UsableGpus(found, "; ".join(unfit.values()) or ("" if found else "CUDA found no GPU"))
 
 
 def _text(error: Exception) -> str:

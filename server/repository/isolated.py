@@ -54,9 +54,9 @@ def _wrong(stated: Statement) -> Iterator[tuple[str, str]]:
         whose = "Python and TensorFlow models"
         if name in _LIMITS:
             whose += f", and ONNX models with {ISOLATED}"
-        yield name, f"{name} is for {whose}; those of hooks are said as hooks.{name.partition('.')[2]}"
+        yield name, f"{name} is for {whose}; for hooks, set hooks.{name.partition('.')[2]}"
     if isolated and stated.get("batching.executor") == "loop":
         yield (
             "batching.executor",
-            f"batching.executor means nothing with {ISOLATED}: the event loop cannot wait for that",
+            f"batching.executor does not apply with {ISOLATED}: the event loop cannot wait for the model's process",
         )

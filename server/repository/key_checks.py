@@ -28,7 +28,7 @@ def integer(low: int, high: int = _INT64) -> Check:
 
     def check(value: Any) -> int:
         if type(value) is not int or not low <= value <= high:
-            raise ValueError(f"an integer, {low} or more" if high == _INT64 else f"an integer from {low} to {high}")
+            raise ValueError(f"an integer of at least {low}" if high == _INT64 else f"an integer from {low} to {high}")
         return value
 
     return check

@@ -34,7 +34,7 @@ def with_libraries(
             name: [path for folder in folders if is_there(path := folder / name) and path.is_file()] for name in names
         }
         for name in (name for name in names if not places[name]):
-            shown = f"'{Path(name).name}' is not there"
+            shown = f"'{Path(name).name}' does not exist"
             if not Path(name).is_absolute():
                 shown = f"'{name}' is neither in the model's folder nor in its version's"
             finding = stated.mistake(LIBRARIES, f"the library of custom operators {shown}")

@@ -32,7 +32,7 @@ class Looks:
         changes = {name: self._changes.get(name, 0) + 1 for name in prints if before.get(name) != prints[name]}
         restless = {name for name, count in changes.items() if count >= RESTLESS_LOOKS}
         for name in sorted(restless - self.restless):
-            text = "model %s: its files were different at each of %d looks; it is loaded once two looks see the same"
+            text = "model %s: its files have changed at each of the last %d polls; it is loaded once two polls agree"
             logger.warning(text, name, RESTLESS_LOOKS, extra={"model": name})
         self._changes, self.restless = changes, restless
         return [name for name in prints if name not in changes]

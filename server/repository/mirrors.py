@@ -79,7 +79,7 @@ class Mirrors:
             if not path.exists():
                 return Finding(path, "no such file or folder")
             if not path.is_dir() and path.suffix != ".onnx" and path.name != CORTEX_FILE:
-                hint = "; of Seldon Core? Say --dialect seldon" if path.suffix in _SELDON_FILES else ""
+                hint = "; for a Seldon Core graph, set --dialect seldon" if path.suffix in _SELDON_FILES else ""
                 return Finding(path, f"neither a model repository nor an .onnx file{hint}")
         return self.project()
 
@@ -118,7 +118,7 @@ class Mirrors:
             try:
                 reasons = remote.refresh_all()
             except RemoteError as error:
-                stray.append(Finding(remote.root, f"cannot be brought up to date: {error}", whole=True))
+                stray.append(Finding(remote.root, f"could not be synchronized: {error}", whole=True))
             else:
                 failures |= {name: _failure(remote, name, reason) for name, reason in reasons.items()}
         return failures, stray
@@ -212,7 +212,7 @@ class MirroredRepository(Repository):
 
 
 def _failure(remote: Remote, name: str, reason: str) -> Finding:
-    return Finding(remote.root / name, f"cannot be copied: {reason}", model=name)
+    return Finding(remote.root / name, f"could not be copied: {reason}", model=name)
 
 
 def _unread(name: str, finding: Finding) -> Entry:

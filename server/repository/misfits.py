@@ -28,7 +28,7 @@ def misfits(spec: ModelSpec, stated: Statement) -> list[Finding]:
 def _foreign(stated: Statement) -> list[Finding]:
     """Find settings in an ensemble's penstock.toml that have no effect on ensembles."""
     return [
-        stated.mistake(name, f"{name} means nothing for an ensemble")
+        stated.mistake(name, f"{name} does not apply to an ensemble")
         for name in stated.values
         if is_foreign(name) and stated.places.get(name, (stated.path, 0))[0].name == NATIVE_FILE
     ]
@@ -43,7 +43,7 @@ def oversized(spec: ModelSpec, stated: Statement) -> list[Finding]:
         "batching.cap": spec.policy.cap_rows or 0,
         "batching.allowed_sizes": max(spec.policy.allowed_rows, default=0),
     }
-    more = f"is more than the max batch size, {most}"
+    more = f"exceeds the max batch size of {most}"
     texts = {name: f"{name}: {size} {more}" for name, size in sizes.items() if size > most}
     if max(spec.policy.preferred_rows, default=0) > most:
         texts["batching.preferred"] = spec.too_preferred

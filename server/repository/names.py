@@ -37,15 +37,15 @@ def bad_single(path: Path) -> str | None:
 
 def one_version(path: Path) -> str:
     """Say which path to give instead of a version's folder."""
-    return f"is one version of a model; give the folder that holds the model's: {path.parent.parent}"
+    return f"is one version of a model; pass the folder that contains the model's folder: {path.parent.parent}"
 
 
 def no_path(path: Path) -> str:
     """Say why a path cannot be served."""
     if not path.exists():
-        return f"is a link to what is not there: {path.readlink()}" if path.is_symlink() else "is not there"
+        return f"is a broken link to {path.readlink()}" if path.is_symlink() else "does not exist"
     if path.name in tensorflow.GRAPH_FILES:
-        return f"is a part of a SavedModel; give the folder: {path.parent}"
+        return f"is a part of a SavedModel; pass the folder: {path.parent}"
     if path.suffix in KERAS_FILES:
         return OF_KERAS
     return "is neither a folder nor an .onnx file"
@@ -54,5 +54,5 @@ def no_path(path: Path) -> str:
 def no_model(path: Path) -> str:
     """Say why a folder of a repository is not a model."""
     if is_single(path):
-        return "is a SavedModel without a version: its files belong in a folder 1 in it"
-    return "is no model: it has neither a version folder (1, 2, ...) nor a configuration"
+        return "is a SavedModel without a version: move its files to a subfolder 1"
+    return "is not a model: it has neither a version folder (1, 2, ...) nor a configuration"

@@ -49,9 +49,9 @@ def check_files(model: str, files: Mapping[str, bytes]) -> None:
         if len(parts) > PATH_PARTS or not all(map(is_component, parts)) or any(part.startswith(".") for part in parts):
             raise _wrong_file(model, name, "must be a path inside the model's folder, such as 1/model.onnx")
         if name in folders:
-            raise _wrong_file(model, name, "is a folder by the name of another file")
+            raise _wrong_file(model, name, "is also the name of a folder in another file's path")
         if name == CONFIG_FILE or parts[0] == "configs":
-            raise _wrong_file(model, name, "is given as the parameter 'config'")
+            raise _wrong_file(model, name, "must be passed as the parameter 'config'")
         if name == NATIVE_FILE:
             # its hooks would run in the server itself, while a model.py runs in its own process, as in Triton
             raise _wrong_file(model, name, "cannot be given with a request")
@@ -76,7 +76,7 @@ def read_config(model: str, text: str) -> Any:
         # protobuf lists the available fields, by names that no configuration uses
         said = " ".join(str(error).partition(" Available Fields")[0].split())[:_TEXT_CHARS]
         # one of Triton's example clients looks for "failed to load"
-        wrong = f"failed to load '{model}': load parameter 'config' is no JSON of a ModelConfig: {said}"
+        wrong = f"failed to load '{model}': load parameter 'config' is not a ModelConfig in JSON: {said}"
         raise InferError(Code.INVALID, wrong) from error
     return config
 

@@ -38,7 +38,7 @@ def parse(path: Path) -> tuple[Any, dict[str, int]]:
     except text_format.ParseError as error:
         message = re.sub(r"^(\d+:)*\d* ?: ?", "", str(error))
         if _QUOTED_ENUM.search(message):
-            message = f"{message.rstrip('.')}: the values of an enum have no quotes"
+            message = f"{message.rstrip('.')}: enum values must not be quoted"
         raise MistakeError(Finding(path, message, error.GetLine() or 0)) from error
     except (ValueError, RecursionError) as error:
         raise MistakeError(Finding(path, str(error))) from error
@@ -68,7 +68,7 @@ def _text(path: Path) -> str:
         text = _TOKEN.sub(lambda piece: _NOT_UTF8.sub("?", piece[0]) if piece[0][0] == "#" else piece[0], text)
     if wrong := _NOT_UTF8.search(text):
         line = text.count("\n", 0, wrong.start()) + 1
-        raise MistakeError(Finding(path, "is not UTF-8: only comments may be in another encoding", line))
+        raise MistakeError(Finding(path, "is not UTF-8: only comments may use another encoding", line))
     return text
 
 
@@ -80,7 +80,7 @@ def message_of(text: str | bytes) -> Any:
     try:
         json_format.Parse(text, config)
     except json_format.ParseError as error:
-        raise InferError(Code.INVALID, f"a configuration that cannot be read: {error}") from error
+        raise InferError(Code.INVALID, f"the configuration cannot be read: {error}") from error
     return config
 
 

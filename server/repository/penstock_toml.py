@@ -110,7 +110,7 @@ def read_toml(path: Path) -> tuple[Statement, list[Finding]]:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also raised for an integer with thousands of digits
         place = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        raise MistakeError(Finding(path, f"is not TOML: {error}", int(place[1]) if place else 0)) from error
+        raise MistakeError(Finding(path, f"is not valid TOML: {error}", int(place[1]) if place else 0)) from error
     lines = key_lines(text)
     values: dict[str, Any] = {}
     findings: list[Finding] = []
@@ -137,7 +137,7 @@ def _entries(document: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
         elif table not in KEYS:
             yield table, None, _unknown("", table)
         elif not isinstance(content, dict):
-            yield table, None, f"{table}: got {_given(content)}, takes a table: [{table}]"
+            yield table, None, f"{table} must be a table, [{table}], not {_given(content)}"
         else:
             yield from _table_entries(table, table, content)
 
@@ -147,11 +147,11 @@ def _padding_entries(content: Any) -> Iterator[tuple[str, Any, str]]:
     for tensor, keys in tables.items():
         name = f"padding.{tensor}" if tensor else "padding"
         if not isinstance(keys, dict):
-            yield name, None, f"{name}: got {_given(keys)}, takes a table per input: [{PADDING}]"
+            yield name, None, f"{name} must be a table per input, [{PADDING}], not {_given(keys)}"
         else:
             yield from _table_entries(PADDING, name, keys)
             if "axis" not in keys:
-                yield name, None, f"[{name}] must say its axis"
+                yield name, None, f"[{name}] must set axis"
 
 
 def _table_entries(table: str, place: str, content: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
@@ -168,13 +168,13 @@ def _table_entries(table: str, place: str, content: dict[str, Any]) -> Iterator[
         try:
             yield name, check(value), ""
         except ValueError as error:
-            yield name, None, f"{name}: got {_given(value)}, takes {error}"
+            yield name, None, f"{name} must be {error}, not {_given(value)}"
 
 
 def _provider_entries(name: str, content: Any) -> Iterator[tuple[str, Any, str]]:
     """Check the table of a provider. Its presence alone enables the provider."""
     if not isinstance(content, dict):
-        yield name, None, f"{name}: got {_given(content)}, takes a table: [{name}]"
+        yield name, None, f"{name} must be a table, [{name}], not {_given(content)}"
         return
     yield name, True, ""
     yield from _table_entries(name, name, content)
@@ -205,7 +205,7 @@ def _given(value: Any) -> str:
     try:
         text = f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
     except ValueError:  # Python does not print an integer with that many digits
-        text = "thousands of digits"
+        text = "a number of thousands of digits"
     return f"{text[:60]}{'...' if len(text) > 60 else ''} ({kinds.get(type(value), 'date or time')})"
 
 
@@ -218,7 +218,7 @@ def _composed(statement: Statement, findings: list[Finding]) -> Statement:
         values["instances"] = tuple(InstanceGroup(count, (device,)) for device in devices or (ANY_DEVICE,))
         values |= {ASKED: True} if devices else {}
     if "instances.memory_budget_mb" in values and count != 0:
-        text = 'instances.memory_budget_mb is for instances.count = "auto"'
+        text = 'instances.memory_budget_mb requires instances.count = "auto"'
         findings.append(statement.mistake("instances.memory_budget_mb", text))
     if padding := _padding(values):
         values["padding"] = padding
@@ -226,17 +226,17 @@ def _composed(statement: Statement, findings: list[Finding]) -> Statement:
         name = values["worker.requirements"]
         values["worker.requirements"] = found = statement.path.parent / name
         if not is_there(found):
-            findings.append(statement.mistake("worker.requirements", f"worker.requirements: '{name}' is not there"))
+            findings.append(statement.mistake("worker.requirements", f"worker.requirements: '{name}' does not exist"))
     if "hooks.file" in values:
         name = values.pop("hooks.file")
         path = inside(statement.path.parent, name)
         if path is None or not is_there(path) or not path.is_file():
-            where = "lies outside the model's folder" if path is None else "is not there"
+            where = "is outside the model's folder" if path is None else "does not exist"
             findings.append(statement.mistake("hooks.file", f"hooks.file: '{name}' {where}"))
         else:
             values["hooks.file"] = path
     elif any(name.startswith("hooks.") for name in values) and not findings:
-        findings.append(statement.mistake("hooks", "[hooks] must name a file"))
+        findings.append(statement.mistake("hooks", "[hooks] must set file"))
     findings += _workers(statement, values)
     return Statement(statement.path, values, statement.places)
 
@@ -246,14 +246,16 @@ def _workers(statement: Statement, values: dict[str, Any]) -> Iterator[Finding]:
     workers, replicas = values.get("hooks.workers"), values.get("hooks.replicas", "shared")
     for key in ("interpreter", "requirements", "worker_memory_mb"):
         if f"hooks.{key}" in values and not workers:
-            yield statement.mistake(f"hooks.{key}", f"hooks.{key} is for hooks that run in hooks.workers, 1 or more")
+            yield statement.mistake(f"hooks.{key}", f"hooks.{key} requires hooks.workers of at least 1")
     if workers and replicas not in {"shared", workers}:
-        text = f"hooks.replicas is {replicas}, and each of the {workers} hooks.workers is one: leave one of them out"
+        text = (
+            f"hooks.replicas is {replicas}, but each of the {workers} hooks.workers is a replica: remove one of the two"
+        )
         yield statement.mistake("hooks.replicas", text)
     if (name := values.get("hooks.requirements")) is not None:
         values["hooks.requirements"] = path = statement.path.parent / name
         if not is_there(path):
-            yield statement.mistake("hooks.requirements", f"hooks.requirements: '{name}' is not there")
+            yield statement.mistake("hooks.requirements", f"hooks.requirements: '{name}' does not exist")
 
 
 def _padding(values: dict[str, Any]) -> tuple[PaddedAxis, ...]:

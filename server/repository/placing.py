@@ -40,7 +40,7 @@ _PASSED = {
     "runtime.pinned": "penstock.pinned", f"runtime.{TENSORRT}": "penstock.tensorrt",
 }  # fmt: skip
 """The settings about GPUs that are passed to a Loader, and the names of its options."""
-_WAY_OUT = "; --cpu-fallback=true would serve it on the CPU"
+_WAY_OUT = "; set --cpu-fallback=true to serve it on the CPU"
 
 
 def resolve(stated: Statement, backend: str, gpus: Gpus) -> Statement:
@@ -56,12 +56,13 @@ def without_places(stated: Statement) -> tuple[Statement, list[Finding]]:
 
     Returns: the rest, and a mistake for each. penstock.toml's value for the same key is not reported beside it.
     """
-    text = "names a place on the server's machine, and cannot be given with a request"
+    text = "names a path on the server's machine and cannot be set by a request"
     found = {
         name: f"parameter '{option}' {text}" for name in stated.values if (option := name.rpartition(".")[2]) in PLACES
     }
     if LIBRARIES in stated.values:
-        found[LIBRARIES] = f"field 'model_operations' {text}: penstock.toml in the model's folder may say {LIBRARIES}"
+        text = f"{text}: set {LIBRARIES} in penstock.toml in the model's folder instead"
+        found[LIBRARIES] = f"field 'model_operations' {text}"
     left = {name: value for name, value in stated.values.items() if name not in found}
     return replace(stated, values=left), [stated.mistake(name, wrong) for name, wrong in found.items()]
 
@@ -79,7 +80,7 @@ def _lacking(groups: tuple[InstanceGroup, ...], gpus: Gpus) -> str:
         return ""
     there = [f"cuda:{number}" for number in gpus.numbers]
     absent = next((device for device in wanted if device not in there), "")
-    text = f"device '{absent}' is not there: there is {', '.join(there) or 'no GPU'}"
+    text = f"device '{absent}' does not exist: there is {', '.join(there) or 'no GPU'}"
     return text + (f": {gpus.why}" if gpus.why else "") if absent else ""
 
 
@@ -103,7 +104,7 @@ def place(spec: ModelSpec, stated: Statement, defaults: Defaults) -> tuple[Model
     allowed = stated.get("runtime.cpu_fallback", "1" if defaults.cpu_fallback or left_open else "0") == "1"
     if not on_gpu and asking:
         why = f": {gpus.why}" if gpus.why else ""
-        lacking = f"{_ASKS[asking]} needs an instance_group with a GPU{why}"
+        lacking = f"{_ASKS[asking]} requires an instance_group with a GPU{why}"
     if not lacking:
         if on_gpu:
             return replace(spec, options=_options(spec, stated, defaults, allowed)), []

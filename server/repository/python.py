@@ -24,16 +24,16 @@ from .versions import VERSION
 PYTHON_FILE, ONNX_FILE = "model.py", "model.onnx"
 
 _FOREIGN = {
-    "hooks.file": "user code of its own stands around its run already",
-    "padding": "the model is given each request's tensors as they are",
-    "batching.allowed_sizes": "nothing is gathered, so that nothing can be filled up",
-    "batching.split": "the parts of a request would be requests of their own to the model",
-    "batching.invariance": "only the model itself can see to that",
-    "batching.run_limit_ms": "say [worker] timeout_s",
-    "instances.memory_budget_mb": "say [worker] memory_mb",
-    "batch_inputs": "the model is given each request by itself",
-    "batch_outputs": "the model answers each request by itself",
-    "device_priority": "its processes take no turns on a device",
+    "hooks.file": "the model's own code can do the same",
+    "padding": "the model receives each request's tensors unchanged",
+    "batching.allowed_sizes": "requests are not gathered into batches that could be padded",
+    "batching.split": "the model would see the parts of a request as separate requests",
+    "batching.invariance": "only the model itself can guarantee it",
+    "batching.run_limit_ms": "set [worker] timeout_s",
+    "instances.memory_budget_mb": "set [worker] memory_mb",
+    "batch_inputs": "the model receives each request separately",
+    "batch_outputs": "the model answers each request separately",
+    "device_priority": "its processes do not take turns on a device",
 }
 """Settings that have no effect on a Python model, and why."""
 
@@ -52,7 +52,7 @@ def lacks_backend(config: Any, folder: Path) -> bool:
 
 def mistakes(stated: Statement) -> list[Finding]:
     """Find settings that have no effect on a Python model."""
-    return [stated.mistake(name, f"{name} means nothing for a Python model: {why}") for name, why in _wrong(stated)]
+    return [stated.mistake(name, f"{name} does not apply to a Python model: {why}") for name, why in _wrong(stated)]
 
 
 def _wrong(stated: Statement) -> Iterator[tuple[str, str]]:
@@ -60,16 +60,16 @@ def _wrong(stated: Statement) -> Iterator[tuple[str, str]]:
         if name in _FOREIGN:
             yield name, _FOREIGN[name]
         elif name.startswith("runtime.") and name != "runtime.cpu_fallback":
-            yield name, "no runtime of the server's runs it"
+            yield name, "it does not run in one of the server's runtimes"
     if stated.get("batching.executor", "auto") != "auto":
-        yield "batching.executor", "it runs in processes of its own"
+        yield "batching.executor", "it runs in its own processes"
     if any(not group.count for group in stated.get("instances", ())):
-        yield "instances", 'count = "auto" is for models that the server can run by itself'
+        yield "instances", 'count = "auto" is for models that the server runs itself'
     sequence = stated.get("sequence")
     if sequence is not None and sequence.states:
-        yield "sequence", "sequence_batching.state is kept for it by nobody: it can keep its own"
+        yield "sequence", "sequence_batching.state is not kept for it: it can keep its own state"
     if any(tensor.is_shape for tensor in stated.get("inputs", ())):
-        yield "inputs", "is_shape_tensor is for runtimes that know shape tensors"
+        yield "inputs", "is_shape_tensor requires a runtime that supports shape tensors"
 
 
 def as_python(spec: ModelSpec, stated: Statement, config: Any) -> ModelSpec:

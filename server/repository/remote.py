@@ -94,7 +94,7 @@ class Remote:
             except ModuleNotFoundError as error:
                 if (error.name or "").partition(".")[0] != "fsspec":
                     raise
-                raise RemoteError(f"{self.address}: remote repositories need fsspec: {INSTALL}") from None
+                raise RemoteError(f"{self.address}: remote repositories require fsspec: {INSTALL}") from None
             if self.address.url.startswith("http") and "?" in self.address.url:
                 raise RemoteError(f"{self.address}: a URL with a query names one file, not the folder of a repository")
             if self._lacking:
@@ -102,8 +102,8 @@ class Remote:
             self._depot.reach()
             self._callback = Callback(hooks={"closed": lambda *_, **__: self._refuse_if_closed()})
             if CONFIG_FILE in self._depot.asked(lambda: self._listed("")):
-                raise RemoteError(f"{self.address}: is the folder of one model; give the folder that holds it")
-        logger.info("%s is copied to %s", self.address, self.root)
+                raise RemoteError(f"{self.address}: is the folder of one model; pass the folder that contains it")
+        logger.info("%s was copied to %s", self.address, self.root)
 
     def close(self) -> None:
         """Remove the copy. Copying that is in progress ends with RemoteError."""
@@ -158,7 +158,7 @@ class Remote:
         if name not in self._refused:
             self._refused.add(name)
             place = f"{self.address}/{inner}".rstrip("/")
-            logger.warning("%s: %s is ignored: it is no name of a file there", place, self.address.clean(ascii(name)))
+            logger.warning("%s: ignoring %s: not a valid file name", place, self.address.clean(ascii(name)))
 
     def _is_folder(self, entry: Entry) -> bool:
         if entry["type"] not in {"file", "directory"}:
@@ -234,7 +234,7 @@ class Remote:
             self._depot.files.get_file(entry["name"], str(file), callback=self._callback)
             size = entry.get("size")
             if size is not None and file.stat().st_size != size:
-                raise RemoteError(f"{place}: {file.stat().st_size} bytes came of {size}")
+                raise RemoteError(f"{place}: {file.stat().st_size} of {size} bytes were received")
             # a new modification time alone would cause a reload of the model
             same = known.is_file() and filecmp.cmp(known, file, shallow=False)
             fetched[place] = None if same else file, stamp
@@ -321,9 +321,9 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "no such file or folder"
     if isinstance(error, NotADirectoryError):
-        return "is no folder"
+        return "is not a folder"
     if isinstance(error, PermissionError):
         return f"permission denied: {said}" if said else "permission denied"
     if isinstance(error, TimeoutError):
-        return "no answer in time"
+        return "timed out"
     return said if isinstance(error, ImportError) and said else f"{type(error).__name__}: {said}"

@@ -20,7 +20,7 @@ from .states import ModelRecord, ModelState
 
 logger = logging.getLogger("penstock.repository")
 
-RESTLESS = "its files are different at each look"
+RESTLESS = "its files change at every poll"
 
 
 class Repository:
@@ -70,7 +70,7 @@ class Repository:
         """
         prints, unread = self._looked()
         for place in unread.keys() - self._unread:
-            logger.error("%s: cannot be read: %s; what is served of it stays as it is", place, unread[place])
+            logger.error("%s: cannot be read: %s; its models stay as they are", place, unread[place])
         self._unread = unread
         return prints
 
@@ -90,7 +90,9 @@ class Repository:
         away = {name for path in empty for name in self._held.get(path, ())}
         for path in empty:
             if self._held.get(path):
-                logger.warning("%s: holds no models any more; if the next look finds none, they are unloaded", path)
+                logger.warning(
+                    "%s: contains no models any more; they are unloaded if the next poll finds none either", path
+                )
         self._held = {path: self._held.get(path, []) if path in unseen else names for path, names in found.items()}
         return away
 

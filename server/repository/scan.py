@@ -136,7 +136,7 @@ def read_model(paths: Iterable[Path], name: str, defaults: Defaults, config: Any
             found = read_folder(place, defaults, config)
             entries += [found] if found else []
         elif config is not None:
-            text = "takes no configuration: give a model repository that holds the model as a folder"
+            text = "cannot be configured: use a model repository that contains the model as a folder"
             entries.append(Entry(name, place, findings=(Finding(place, text, model=name),)))
         else:
             entries += _single(place, defaults)[0]
@@ -162,7 +162,7 @@ def _repository(root: Path, defaults: Defaults) -> tuple[list[Entry], list[Findi
     known = ("*.onnx", python.PYTHON_FILE, tensorflow.SAVED_MODEL_FILE, *tensorflow.GRAPH_FILES)
     inside = [path for name in known for path in root.glob(f"*/{name}")]
     if (root / CONFIG_FILE).is_file() or any(VERSION.fullmatch(path.parent.name) for path in inside):
-        text = f"is the folder of one model; give the folder that holds it: {root.parent}"
+        text = f"is the folder of one model; pass the folder that contains it: {root.parent}"
         return [], [Finding(root, text, whole=True)]
     entries: list[Entry] = []
     findings: list[Finding] = []
@@ -190,7 +190,9 @@ def _beside_models(path: Path) -> Iterator[Finding]:
     if path.is_symlink() and not path.exists():
         yield Finding(path, no_path(path), mistake=False)
     elif path.suffix == ".onnx":
-        text = f"is not served: in a repository a model is <name>/<version>/{MODEL_FILE}; PATH may be the file, too"
+        text = (
+            f"is not served: in a repository a model is <name>/<version>/{MODEL_FILE}; PATH may also be the file itself"
+        )
         yield Finding(path, text, mistake=False)
 
 
@@ -198,7 +200,7 @@ def _without_models(root: Path, known: Iterable[str], findings: list[Finding]) -
     """Say why a repository is empty, in addition to `findings`; it may be a version's folder."""
     if VERSION.fullmatch(root.name) and any(path for name in known for path in root.glob(name)):
         return [Finding(root, one_version(root), whole=True)]
-    return [*findings, Finding(root, "holds no models", mistake=False)]
+    return [*findings, Finding(root, "contains no models", mistake=False)]
 
 
 def _single(path: Path, defaults: Defaults) -> tuple[list[Entry], list[Finding]]:

@@ -88,7 +88,7 @@ def located(folder: Path, version: int, filename: str, findings: list[Finding]) 
         return found
     inside = place / filename
     if inside.is_dir():
-        text = f"{filename} is no SavedModel: there is no {GRAPH_FILES[0]} in it ({_listed(inside)} is there)"
+        text = f"{filename} is not a SavedModel: there is no {GRAPH_FILES[0]} in it ({_listed(inside)} is there)"
     else:
         text = f"there is no SavedModel: neither {SAVED_MODEL_FILE} nor {GRAPH_FILES[0]} ({_listed(place)} is there)"
         if filename not in {SAVED_MODEL_FILE, *GRAPH_FILES}:
@@ -111,7 +111,7 @@ def _listed(place: Path) -> str:
 
 def mistakes(stated: Statement) -> list[Finding]:
     """Find settings that have no effect on a TensorFlow model."""
-    return [stated.mistake(name, f"{name} means nothing for a TensorFlow model: {why}") for name, why in _wrong(stated)]
+    return [stated.mistake(name, f"{name} does not apply to a TensorFlow model: {why}") for name, why in _wrong(stated)]
 
 
 def _wrong(stated: Statement) -> Iterator[tuple[str, str]]:
@@ -119,7 +119,7 @@ def _wrong(stated: Statement) -> Iterator[tuple[str, str]]:
         if name in _FOREIGN:
             yield name, "it is for ONNX Runtime"
     if stated.get("batching.executor") == "loop":
-        yield "batching.executor", "it runs in a process of its own, and the event loop cannot wait for that"
+        yield "batching.executor", "it runs in its own process, which the event loop cannot wait for"
 
 
 def foreign_runtime(stated: Statement) -> list[Finding]:

@@ -223,7 +223,7 @@ class Transitions:
         try:
             folder = await asyncio.to_thread(overrides.write, name, files)
         except OSError as error:
-            reason = f"the files cannot be written: {error.strerror}"
+            reason = f"the files could not be written: {error.strerror}"
             logger.error("model %s: %s", name, reason)  # noqa: TRY400 - that is all
             raise LoadFailedError(name, {0: reason}, unread=True) from None
         self._folders.add(folder)

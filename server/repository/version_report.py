@@ -26,13 +26,13 @@ def described(spec: ModelSpec, invariance: str, unbatched: str) -> str:
         lines += _columns("outputs", [_tensor(tensor) for tensor in spec.signature.outputs])
         lines += _columns("batching", [_batching(spec, unbatched)])
     elif spec.backend == PYTHON:
-        lines += _columns("inputs", ["as its auto_complete_config says, which is not run here;"])
-        lines += _columns("", ["likewise outputs and batching"])
+        lines += _columns("inputs", ["set by its auto_complete_config, which is not run here;"])
+        lines += _columns("", ["so are outputs and batching"])
     lines += [line for axis in spec.padding for line in _columns("padding", [_padding(axis)])]
     if spec.sequence is not None:
         lines += _columns("sequences", [_sequences(spec.sequence)])
     if spec.cached or spec.decoupled:
-        lines += _columns("answers", ["remembered, with --cache-config" if spec.cached else "any number to a request"])
+        lines += _columns("answers", ["cached, with --cache-config" if spec.cached else "any number per request"])
     if invariance:
         lines += _columns("invariance", [invariance])
     if spec.ensemble is not None:
@@ -91,7 +91,7 @@ def _batching(spec: ModelSpec, unbatched: str) -> str:
     if not policy.max_batch_rows:
         if spec.ensemble is not None or spec.backend == PYTHON:
             unbatched = UNSAID_ROWS
-        return f"none: {unbatched or 'the model has no axis for rows'}"
+        return f"none: {unbatched or 'the model has no batch axis'}"
     parts = [f"up to {count(policy.max_batch_rows, 'row')}"]
     if spec.ensemble is not None:
         return parts[0]
@@ -110,7 +110,7 @@ def _terms(policy: BatchPolicy) -> list[str]:
     if policy.priority_levels:
         parts.append(f"{count(policy.priority_levels, 'level')}, {policy.default_priority} by default")
     if policy.preserve_ordering:
-        parts.append("answers in the order of requests")
+        parts.append("answers in request order")
     if policy.split:
         parts.append("larger requests are split")
     if policy.invariant:
@@ -125,7 +125,7 @@ def _terms(policy: BatchPolicy) -> list[str]:
 def _sequences(said: SequenceSpec) -> str:
     parts = ["direct" if said.direct else "oldest", f"forgotten after {said.idle_us / 1e6:g} s"]
     if said.iterative:
-        parts.append("a request each, run until the model is done with it")
+        parts.append("one request each, run until the model is done with it")
     if said.controls:
         parts.append(f"told {', '.join(control.name for control in said.controls)}")
     if said.states:

@@ -16,7 +16,7 @@ VERSION = re.compile(r"[1-9][0-9]{0,18}")
 """The name of a version's folder."""
 KERAS_FILES = frozenset((".keras", ".h5", ".hdf5"))
 """Suffixes of files written by Keras's `model.save`, which are not SavedModels."""
-OF_KERAS = "is what Keras reads; serve what its model.export(FOLDER) makes of it (docs/tensorflow.md)"
+OF_KERAS = "is a Keras file; serve the SavedModel that its model.export(FOLDER) writes (docs/tensorflow.md)"
 _NO_VERSIONS = frozenset({"__pycache__", "configs", "initial_state", "warmup"})
 
 
@@ -25,7 +25,7 @@ def list_versions(folder: Path, findings: list[Finding]) -> list[int]:
     versions: list[int] = []
     for path in sorted(folder.iterdir()):
         if VERSION.fullmatch(path.name) and path.is_symlink() and not path.exists():
-            text = f"is ignored: a link to what is not there: {path.readlink()}"
+            text = f"is ignored: a broken link to {path.readlink()}"
             findings.append(Finding(path, text, mistake=False))
         if not path.is_dir() or path.name.startswith(".") or path.name in _NO_VERSIONS:
             continue
@@ -52,7 +52,7 @@ def located(folder: Path, version: int, filename: str, findings: list[Finding]) 
     if path.is_file() and path.suffix not in KERAS_FILES:
         return path
     there = ", ".join(sorted(other.name for other in place.iterdir())[:8]) or "nothing"
-    text = f"there is no {filename} ({there} is there); default_model_filename or [model] file may name another"
+    text = f"there is no {filename} (found {there}); default_model_filename or [model] file can name another"
     findings.append(lacking(place, version, text))
     return None
 
@@ -72,7 +72,7 @@ def choose(folder: Path, stated: Statement, versions: Sequence[int], findings: l
     if policy == "specific":
         chosen = [version for version in versions if version in detail]
         for version in sorted(set(detail) - set(versions)):
-            finding = stated.mistake("model.versions", f"version {version} of model '{folder.name}' is not there")
+            finding = stated.mistake("model.versions", f"version {version} of model '{folder.name}' does not exist")
             findings.append(replace(finding, version=version, mistake=not chosen))
         return chosen
     if not versions:

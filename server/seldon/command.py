@@ -57,7 +57,7 @@ class _Environment:
         try:
             return int(text)
         except ValueError:
-            raise SettingError(f"{name}: got {text!r}, wanted a whole number") from None
+            raise SettingError(f"{name} must be a whole number, not {text!r}") from None
 
     def truth(self, name: str, *, default: bool = False) -> bool:
         said = truth(self.environ, name)
@@ -218,7 +218,7 @@ def _number(annotations: Mapping[str, str], name: str) -> int:
     try:
         return int(annotations[name])
     except ValueError:
-        raise SettingError(f"annotation {name}: got {annotations[name]!r}, wanted a whole number") from None
+        raise SettingError(f"annotation {name} must be a whole number, not {annotations[name]!r}") from None
 
 
 def _tell(text: str) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Seldon(Dialect):
     """One server's parts. `models` opens the components, `exposition` holds their metrics."""
 
-    nothing = "nothing to serve: give the PATH of a component, its folder or its Name.py, or of a graph"
+    nothing = "nothing to serve: pass the PATH of a component, its folder or its Name.py, or of a graph"
     alone = "component"
     late = loud = True
     metrics_type = "text/plain; version=0.0.4; charset=utf-8"

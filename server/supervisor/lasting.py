@@ -125,7 +125,7 @@ class Lasting:
             else:
                 self._put_back_region(server, key.removeprefix(_REGION), said, descriptors)
         except (InferError, OSError) as error:
-            logger.error("%s is not as it was asked for any more: %s", key, error)  # noqa: TRY400 - the reason is all
+            logger.error("%s could not be restored: %s", key, error)  # noqa: TRY400 - the reason is all
         finally:
             self._under_way.discard(key)
 
@@ -133,7 +133,7 @@ class Lasting:
         if "unload" in how:
             await server.server.control.unload(name, dependents=how["unload"])
         elif how["files"]:
-            logger.error("model %s came with a request, and has to be loaded again by one", name)
+            logger.error("model %s was loaded from files in a request and must be loaded again by a request", name)
         else:
             await server.server.control.load(name, how["config"])
 

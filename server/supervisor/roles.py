@@ -75,7 +75,7 @@ class FrontProcess:
         self._server = FrontServer(settings, self._lost, told.logs.apply, self._spread)
 
     def _lost(self, why: str) -> None:
-        logger.warning("the engine has gone: %s", why)
+        logger.warning("the engine is gone: %s", why)
         self._told.unlinked()
 
     async def answer(self) -> None:
@@ -183,7 +183,7 @@ class EngineProcess:
         for each in either:
             each.cancel()
         if not done:
-            logger.warning("front ends are still there")
+            logger.warning("front ends are still connected")
         return await self._server.drain()
 
     async def close(self) -> None:

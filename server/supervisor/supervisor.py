@@ -89,7 +89,7 @@ class Supervisor:
     async def open(self) -> None:
         """Reserve the ports, start everything, and wait until front ends answer. Raises: StartError."""
         if not hasattr(os, "pidfd_open"):
-            raise StartError("--http-workers needs Linux")
+            raise StartError("--http-workers requires Linux")
         self._settings = await self._ports.hold_for(self._settings)
         self._clock = asyncio.ensure_future(self._keep_time())
         self.fleet.begin()
@@ -116,7 +116,7 @@ class Supervisor:
     def hang_up(self) -> None:
         """Replace every process without interrupting service."""
         if not self._whole or not self.fleet.replace():
-            logger.warning("SIGHUP: nothing is done, processes are starting or ending")
+            logger.warning("SIGHUP ignored: processes are starting or ending")
             return
         logger.info("SIGHUP: replacing every process")
 
@@ -132,7 +132,7 @@ class Supervisor:
             async with asyncio.timeout(limit_s):
                 await self._until(lambda: not self._children and not self._spare)
         except TimeoutError:
-            logger.critical("%d processes have not ended, and are killed", len(self._children))
+            logger.critical("%d processes did not end in time and are killed", len(self._children))
             self._dropped += len(self._children)
         return self._dropped
 
@@ -191,7 +191,7 @@ class Supervisor:
                 self._neighbours.enter(number, child)
             child.assign(assignment)
         except OSError as error:
-            logger.error("%s cannot be started: %s", member.name, error)  # noqa: TRY400 - the system's reason is all
+            logger.error("%s could not be started: %s", member.name, error)  # noqa: TRY400 - the system's reason is all
             if number in self._children:
                 self._children[number].kill()  # it has no assignment
             else:
@@ -207,7 +207,7 @@ class Supervisor:
                 if member.number in self._children:
                     self._children[member.number].tell(ATTACH, self._last_pairing, descriptors=[end.fileno()])
         except OSError as error:
-            logger.error("%s cannot be joined to the engine: %s", front.name, error)  # noqa: TRY400 - likewise
+            logger.error("%s could not be connected to the engine: %s", front.name, error)  # noqa: TRY400 - likewise
             self._loop.call_later(LOOK_S, self._unlinked, front.number, self._last_pairing)
         finally:
             for end in ends:
@@ -260,7 +260,7 @@ class Supervisor:
         state, member = said["state"], self.fleet.members[number]
         if state == FAILED:
             if self._whole:
-                logger.error("%s cannot start: %s", member.name, said["why"])
+                logger.error("%s failed to start: %s", member.name, said["why"])
             else:
                 self._failed = said["why"]
         elif state == UNLINKED:
@@ -273,7 +273,7 @@ class Supervisor:
             generation = self.fleet.generation
             self.fleet.said(number, state, self._loop.time())
             if self.fleet.generation != generation:
-                logger.info("every process has been replaced: the old ones finish what they have")
+                logger.info("every process has been replaced: the old ones finish their requests")
             if state == READY:
                 self._tell_counts()
             if self._broken_s is not None and self.fleet.reached(READY):
@@ -289,12 +289,12 @@ class Supervisor:
         self._unbegun.discard(number)
         self._say_ended(child, member, self._killed.pop(number, "") or told_end(status), good=good)
         if not self._whole and status > 0:
-            self._failed = self._failed or f"{member.name} has ended: {told_end(status)}"
+            self._failed = self._failed or f"{member.name} ended: {told_end(status)}"
             self.fleet.draining = True
         following = self.fleet.following
         self.fleet.ended(number, self._loop.time())
         if following is not None and self.fleet.following is None and member.role == ENGINE:
-            logger.error("processes are not replaced: the new engine has ended; the old ones go on")
+            logger.error("processes are not replaced: the new engine ended, and the old processes continue")
         self._tell_counts()
         self._changed.set()
 
@@ -303,7 +303,7 @@ class Supervisor:
             logger.debug("%s (process %d) has finished", member.name, child.pid)
         elif member.state == DRAINING:
             self._dropped += 1
-            logger.error("%s (process %d) has dropped what it had accepted: %s", member.name, child.pid, why)
+            logger.error("%s (process %d) ended and lost unfinished requests: %s", member.name, child.pid, why)
         elif not self.fleet.draining and not self._failed:
             logger.error("%s (process %d) has ended: %s", member.name, child.pid, why)
             self._broken_s = self._broken_s or self._loop.time()

@@ -46,9 +46,9 @@ class ProcessWatch:
         if self._stopped_s >= STOPPED_S:
             return "it was stopped"
         if min(self._silent_s, self._idle_s) >= HANGS_S:
-            return f"it has done nothing for {HANGS_S:g} s, and does not answer"
+            return f"it has been idle for {HANGS_S:g} s and does not respond"
         if self._silent_s >= HOLDS_S:
-            return f"its event loop has been held for {HOLDS_S:g} s"
+            return f"its event loop has been blocked for {HOLDS_S:g} s"
         return ""
 
 

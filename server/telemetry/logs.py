@@ -229,7 +229,7 @@ class Logs:
         while (record := self._next()) is not None:
             self._write(record)
             if (dropped := self.dropped) > told:
-                message = f"{dropped - told} log records dropped: more was logged than could be written"
+                message = f"{dropped - told} log records dropped: they could not be written fast enough"
                 self._write(logging.makeLogRecord({"name": "penstock.logs", "levelname": "WARNING", "msg": message}))
                 told = dropped
         if self._file is not None:
@@ -265,15 +265,13 @@ class Logs:
             return self._formatter.format(record)
         except Exception as error:  # noqa: BLE001 - __str__ may be user code
             kept = {name: value for name, value in vars(record).items() if name in _STANDARD or isinstance(value, str)}
-            kept["msg"] = f"{record.msg} (what it is about cannot be written: {type(error).__name__})"
+            kept["msg"] = f"{record.msg} (the details cannot be formatted: {type(error).__name__})"
             return self._formatter.format(logging.makeLogRecord(kept))
 
     def _tell_lost(self, error: OSError | ValueError) -> None:
         """Report on the stream why the file cannot be written; a failure of the stream itself cannot be reported."""
         if self._file is not None and isinstance(error, OSError):
-            text = (
-                f"penstock: --log-file {self._file.path}: {error.strerror}; what is logged is lost until that is mended"
-            )
+            text = f"penstock: --log-file {self._file.path}: {error.strerror}; log records are lost until this is fixed"
             with contextlib.suppress(OSError, ValueError):
                 self._beside.write(f"{text}\n")
                 self._beside.flush()

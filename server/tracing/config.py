@@ -85,7 +85,7 @@ def parse(entries: Iterable[str]) -> TraceConfig:
     if reason:
         raise ValueError(reason)
     if config.mode == OPENTELEMETRY and not _has_exporter():
-        raise ValueError("mode opentelemetry needs a package that is not installed: pip install 'penstock[otel]'")
+        raise ValueError("mode opentelemetry requires a package that is not installed: pip install 'penstock[otel]'")
     return config
 
 
@@ -99,7 +99,7 @@ def _has_exporter() -> bool:
 def _pair(entry: str, text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise ValueError(f"got '{entry}', wanted {_FORM}")
+        raise ValueError(f"'{entry}' must have the form {_FORM}")
     return name.strip(), value.strip()
 
 
@@ -108,9 +108,9 @@ def whole(name: str, text: str, low: int, high: int) -> int:
     try:
         value = int(text)
     except ValueError:
-        raise ValueError(f"{name}: got '{text}', wanted a whole number") from None
+        raise ValueError(f"{name} must be a whole number, not '{text}'") from None
     if not low <= value <= high:
-        raise ValueError(f"{name}: got {value}, wanted a whole number from {low} to {high}")
+        raise ValueError(f"{name} must be a whole number from {low} to {high}, not {value}")
     return value
 
 
@@ -129,18 +129,18 @@ class _Said:
         if name == "level":
             level = _LEVELS_SAID.get(value.lower())
             if level is None:
-                raise ValueError(f"level: got '{value}', wanted one of {OFF}, {', '.join(LEVELS)}")
+                raise ValueError(f"level must be one of {OFF}, {', '.join(LEVELS)}, not '{value}'")
             self.level.append(level)
         elif name == "mode":
             if value.lower() not in MODES:
-                raise ValueError(f"mode: got '{value}', wanted one of {', '.join(MODES)}")
+                raise ValueError(f"mode must be one of {', '.join(MODES)}, not '{value}'")
             self.texts["mode"] = value.lower()
         elif name == "rate":
             self.numbers["rate"] = whole(name, value, 0, UINT32_MAX)
         elif name == "count":
             self.numbers["count"] = whole(name, value, -1, INT32_MAX)
         else:
-            raise ValueError(f"unknown setting '{name}', known: {', '.join(_GLOBAL)}, and those of a mode")
+            raise ValueError(f"unknown setting '{name}', known: {', '.join(_GLOBAL)}, and those of each mode")
 
     def own(self, mode: str, name: str, value: str) -> None:
         """Add a setting of one mode."""
@@ -161,7 +161,7 @@ class _Said:
     def config(self) -> TraceConfig:
         """Return the complete configuration."""
         if OFF in self.level and len(self.level) > 1:
-            raise ValueError(f"level: {OFF} stands alone")
+            raise ValueError(f"level: {OFF} cannot be combined with other levels")
         level = tuple(name for name in LEVELS if name in self.level)
         batching = _BATCHING | (_environment() if self.texts.get("mode") == OPENTELEMETRY else {}) | self.batching
         return TraceConfig(
@@ -187,8 +187,8 @@ def _url(text: str) -> str:
     """Check a collector's URL."""
     parts = urlsplit(TraceConfig(url=text).endpoint)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError(f"url: got '{text}', wanted such as http://localhost:4318/v1/traces")
+        raise ValueError(f"url must look like http://localhost:4318/v1/traces, not '{text}'")
     if parts.username or parts.password:
         # the settings can be read over the network
-        raise ValueError("url: has a password in it; give it as a header in OTEL_EXPORTER_OTLP_HEADERS")
+        raise ValueError("url must not contain a password: set a header in OTEL_EXPORTER_OTLP_HEADERS instead")
     return text

@@ -217,7 +217,7 @@ class Tracer:
             self._writer.join(max(0.0, deadline_s - time.monotonic()))
             if self._writer.is_alive():
                 place = self._config.endpoint if self._propagates else self._config.file
-                logger.warning("traces are lost: %s has not taken them within %g s", place, STOP_TIMEOUT_S)
+                logger.warning("traces are lost: %s did not accept them within %g s", place, STOP_TIMEOUT_S)
             self._writer = None
 
     # -- the thread --------------------------------------------------------------------------------------------
@@ -235,12 +235,12 @@ class Tracer:
             open_ = traces[-1] is not None
             lost = _write(sink, [trace for trace in traces if trace is not None], lost)
             if self.dropped > told:
-                logger.warning("%d traces dropped: more came than could be written", self.dropped - told)
+                logger.warning("%d traces dropped: they could not be written fast enough", self.dropped - told)
                 told = self.dropped
         try:
             sink.close()
         except Exception:
-            logger.exception("traces were not written to the end")
+            logger.exception("not all traces could be written")
 
     def _next(self) -> list[Trace | None]:
         """Wait for traces, and return those available; None is the last."""

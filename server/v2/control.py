@@ -30,7 +30,7 @@ from . import openapi
 from .metadata import counted_models, model_metadata, model_statistics, run_times
 from .routes import JSON, Route, asked, json_answer
 
-SPENT = "A GPU is lost for this process: it has to be started anew"
+SPENT = "A GPU is lost for this process, which must be restarted"
 # The supported extensions, in Triton's order; a client may rely on each of them.
 EXTENSIONS = (
     "classification", "sequence", "model_repository", "model_repository(unload_dependents)",

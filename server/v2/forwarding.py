@@ -30,7 +30,7 @@ class Forwarding:
             exact = pattern.startswith(_EXACT)
             self._pattern = re.compile(pattern.removeprefix(_EXACT), 0 if exact else re.IGNORECASE)
         except re.error as error:
-            raise ValueError(f"got {pattern!r}, wanted a regular expression: {error}") from None
+            raise ValueError(f"{pattern!r} is not a valid regular expression: {error}") from None
 
     @classmethod
     def of(cls, pattern: str) -> Forwarding | None:

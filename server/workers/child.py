@@ -172,7 +172,7 @@ def main(words: list[str]) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, b"worker", 0, 0, 0)  # for ps
     die_with(int(parent))
     if sys.version_info < _OLDEST:
-        unfit(f"is {sys.version_info[0]}.{sys.version_info[1]}, and workers need 3.10 or later")
+        unfit(f"is {sys.version_info[0]}.{sys.version_info[1]}, but workers require 3.10 or later")
     if (asked := json.loads(mounts)) and may_mount(asked):
         mount(asked)
         die_with(int(parent))  # a change of credentials may have reset it
@@ -188,7 +188,7 @@ def main(words: list[str]) -> None:
         from penstock.server.ipc.channel import Channel
         from penstock.server.workers.service import CallQueue
     except ModuleNotFoundError as error:
-        unfit(f"has no module '{error.name}', which workers need")
+        unfit(f"has no module '{error.name}', which workers require")
     try:
         CallQueue(Channel(socket.socket(fileno=int(sock))), memory).serve()
     except ConnectionError:

@@ -128,7 +128,7 @@ def ending_of(order: Order, ended: int | OSError | None, last: str | None) -> tu
     status = f"exit status {ended}" if ended is None or ended >= 0 else f"signal {-ended} ({_signal_name(-ended)})"
     if last is not None:
         last = "" if last.startswith(_CRASHED) else last
-        text = f"{order.label} ended while it was opened: {status}"
+        text = f"{order.label} ended while it was starting: {status}"
         return "open", f"{text}: {last}" if last else text, Code.NOT_READY
     reason = "signal" if ended is not None and ended < 0 else "exit"
     return reason, f"{order.label} ended: {status}", Code.NOT_READY
@@ -147,7 +147,7 @@ def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal
-        return "no name"
+        return "unnamed"
 
 
 def _kill_group(pid: int) -> None:

@@ -115,7 +115,7 @@ class RestartingWorker:
                 raise NotBegunError
         except BaseException as error:
             self._tenant.moved_out()
-            worker.kill(f"{self.order.label} is not wanted any more")
+            worker.kill(f"{self.order.label} is no longer needed")
             await asyncio.shield(worker.ended)  # `close` may wait for it too
             self._starting = None
             if isinstance(error, NotBegunError):
@@ -134,13 +134,13 @@ class RestartingWorker:
                 await self._restarting
         starting, self._starting = self._starting, None
         if starting is not None:  # the task that started it may have been cancelled before it ended
-            starting.kill(f"{self.order.label} is not wanted any more")
+            starting.kill(f"{self.order.label} is no longer needed")
             await starting.ended
         worker, self.worker = self.worker, None
         if worker is None:
             return
         if kill:
-            worker.kill(f"{self.order.label} is ended: the server stops")
+            worker.kill(f"{self.order.label} is stopped: the server is stopping")
         worker.stop()
         try:
             await worker.ended
@@ -165,7 +165,7 @@ class RestartingWorker:
             return
         self.worker = None
         self._tenant.moved_out()
-        self._tenant.lost(WorkerLost(f"{self.order.label} has ended: it is started again"))
+        self._tenant.lost(WorkerLost(f"{self.order.label} ended and is being restarted"))
         if not self.closing:
             self._restarting = self._loop.create_task(self._restart())
 
@@ -177,7 +177,7 @@ class RestartingWorker:
             except Exception as error:  # the next start may succeed, whatever the error
                 text = error.message if isinstance(error, InferError) else type(error).__name__
                 unknown = None if isinstance(error, InferError) else error
-                logger.log(logging.ERROR, "%s cannot be started again: %s", self.order.label, text, exc_info=unknown)
+                logger.log(logging.ERROR, "%s could not be restarted: %s", self.order.label, text, exc_info=unknown)
                 self._tenant.hopeless(InferError(Code.NOT_READY, text))
                 continue
             self._tenant.back()

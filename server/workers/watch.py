@@ -74,11 +74,11 @@ class WorkerWatch:
         self._silent_s = _longer(self._silent_s, had_s, so=pinged)
         if self._memory_bytes and seen.own_bytes > self._memory_bytes:
             limit, own = self._memory_bytes >> 20, seen.own_bytes >> 20
-            return "memory", f"took {own} MiB of memory, more than its limit of {limit} MiB"
+            return "memory", f"used {own} MiB of memory, more than its limit of {limit} MiB"
         if self._stopped_s > STOPPED_S:
             return "stopped", f"was stopped for more than {STOPPED_S:g} s"
         if self._silent_s > SILENT_S:
-            return "silent", f"gave no sign of life for {SILENT_S:g} s"
+            return "silent", f"did not respond for {SILENT_S:g} s"
         return None
 
 

@@ -95,7 +95,7 @@ class Worker:
         try:
             self._spawn(order)
         except (OSError, RuntimeError) as error:
-            raise InferError(Code.NOT_READY, f"{order.label}: no worker can be started: {error}") from error
+            raise InferError(Code.NOT_READY, f"{order.label}: no worker could be started: {error}") from error
         order.count(STARTED)
         self.ready = self.call(OPEN, opening, limit_s=order.open_limit_s)
         _ignore(self.ready)
@@ -124,7 +124,7 @@ class Worker:
     def pid(self) -> int:
         """The process id. Raises: RuntimeError before the process is spawned; it is spawned once `ready` is done."""
         if not self._process.pid:
-            raise RuntimeError("the worker is not there yet")
+            raise RuntimeError("the worker has not started yet")
         return self._process.pid
 
     @property
@@ -202,8 +202,8 @@ class Worker:
             self._take_each(messages)
         except Exception:
             # user code may write to any descriptor
-            logger.exception("%s has said what cannot be", self.order.label, extra=dict(self.order.about))
-            self.kill(f"{self.order.label} has said what cannot be")
+            logger.exception("%s sent an invalid message", self.order.label, extra=dict(self.order.about))
+            self.kill(f"{self.order.label} sent an invalid message")
 
     def _take_each(self, messages: list[Message]) -> None:
         now_s = time.monotonic()
@@ -213,7 +213,7 @@ class Worker:
                     self._said(kind, number, body, arrays)
                 continue
             if not self._calls or self._calls[0][0] != number:
-                self.kill(f"{self.order.label} answered what was not asked")
+                self.kill(f"{self.order.label} answered a call that was not made")
                 return
             error = read_error(body) if kind == ERROR else None
             _, answered, _ = self._calls.popleft()
@@ -223,7 +223,7 @@ class Worker:
                 continue
             answered(b"", [], error)
             if number == _FIRST:
-                self.kill(f"{self.order.label} could not be opened: {error.message}", reason="open")
+                self.kill(f"{self.order.label} could not be started: {error.message}", reason="open")
 
     # -- supervision -----------------------------------------------------------------------------------------------
 
@@ -279,7 +279,7 @@ class Worker:
             self._end_timer = self._loop.call_later(END_S, self._cut_off, why)
 
     def _cut_off(self, why: str) -> None:
-        self.kill(f"{self.order.label} cannot be spoken with: {why}", reason="silent")
+        self.kill(f"{self.order.label} cannot be reached: {why}", reason="silent")
 
     def _exited(self, ended: int | OSError) -> None:
         self._exit = ended

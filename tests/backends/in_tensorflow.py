@@ -159,7 +159,7 @@ class TestSignatures:
     def test_several_without_predict_are_too_many_for_cortex(self, savedmodels: Path) -> None:
         error = refusal(savedmodels / "left_right", cortex_signature="1")
 
-        assert error.message == "the model has several signatures, say which one to serve: it has 'left', 'right'"
+        assert error.message == "the model has several signatures, so one must be selected: it has 'left', 'right'"
 
     def test_the_one_that_is_chosen_is_run(self, savedmodels: Path) -> None:
         x = np.zeros((1, 2), np.float32)
@@ -274,10 +274,10 @@ class TestTensors:
     def test_an_input_that_nobody_can_carry_is_named(self, savedmodels: Path) -> None:
         error = refusal(savedmodels / "complex_input")
         assert error.code is Code.UNSUPPORTED
-        assert error.message == "input 'x' is DT_COMPLEX64, which Penstock cannot carry"
+        assert error.message == "input 'x' is DT_COMPLEX64, which Penstock does not support"
 
         assert refusal(savedmodels / "sparse_input").message == (
-            "input 'x' is a sparse tensor, which Penstock cannot carry"
+            "input 'x' is a sparse tensor, which Penstock does not support"
         )
 
     @pytest.mark.parametrize(("name", "left_out"), [("complex_output", "odd"), ("sparse_output", "thin")])
@@ -332,7 +332,7 @@ class TestFreedRows:
         assert obstacle(alone, together)
 
     def test_one_that_has_none_to_free_is_refused(self, savedmodels: Path) -> None:
-        assert refusal(savedmodels / "mlp", **{FREE_ROWS: "1"}).message == "no tensor has its first axis fixed to 1"
+        assert refusal(savedmodels / "mlp", **{FREE_ROWS: "1"}).message == "no tensor has a first axis fixed at 1"
         assert refusal(savedmodels / "scalar_output", **{FREE_ROWS: "1"}).code is Code.INVALID
 
 
@@ -468,7 +468,7 @@ class TestFailures:
         for name in ("empty_folder", "nowhere"):
             error = refusal(savedmodels / name)
             assert error.code is Code.NOT_FOUND
-            assert error.message == f"there is no SavedModel: '{name}' has no saved_model.pb"
+            assert error.message == f"'{name}' is not a SavedModel: it has no saved_model.pb"
 
     @pytest.mark.parametrize(
         ("name", "words"),
@@ -576,14 +576,14 @@ class TestOptions:
         ],
     )
     def test_one_that_makes_no_sense_is_refused(self, name: str, value: str) -> None:
-        with pytest.raises(InferError, match=f"option '{name}' is '{value}', expected") as caught:
+        with pytest.raises(InferError, match=f"option '{name}' must be .*, not '{value}'") as caught:
             session_config("cpu", {name: value})
         assert caught.value.code is Code.INVALID
 
     def test_a_device_that_is_not_there_is_refused(self, savedmodels: Path) -> None:
         error = refusal(savedmodels / "mlp", "cuda:99")
         assert error.code is Code.UNSUPPORTED
-        assert error.message.startswith("device 'cuda:99' was asked for, but the TensorFlow 2.")
+        assert error.message.startswith("device 'cuda:99' is configured, but TensorFlow 2.")
 
         assert refusal(savedmodels / "mlp", "tpu:0").code is Code.INVALID
 

@@ -188,7 +188,7 @@ class TestFinding:
         monkeypatch.setattr(cuda, "DRIVER", "libnothing.so.1")
 
         assert find_runtime() is None
-        assert why_none().startswith("no NVIDIA driver is to be seen here (libnothing.so.1: ")
+        assert why_none().startswith("no NVIDIA driver was found (libnothing.so.1: ")
 
     def test_no_runtime_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cuda, "DRIVER", "libc.so.6")
@@ -197,7 +197,7 @@ class TestFinding:
         monkeypatch.setattr(sys, "path", [])
 
         assert find_runtime() is None
-        assert why_none().startswith("no CUDA runtime library can be loaded (libnothing.so: ")
+        assert why_none().startswith("no CUDA runtime library could be loaded (libnothing.so: ")
 
     def test_what_the_process_has_comes_first_and_what_pip_has_last(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -87,9 +87,9 @@ def test_what_would_be_a_copy_on_the_device_is_refused() -> None:
     array, memory = of(np.zeros((4, 2), np.int8))
     with pytest.raises(TypeError, match="rows only"):
         array[0]  # type: ignore[index]
-    with pytest.raises(ValueError, match="one after another"):
+    with pytest.raises(ValueError, match="a step of 1"):
         array[::2]
-    with pytest.raises(ValueError, match="without a copy"):
+    with pytest.raises(ValueError, match="must be copied to the host"):
         np.asarray(array, copy=False)
     with pytest.raises(TypeError, match="unsized"):
         len(DeviceArray(memory, 0, (), np.dtype(np.int8)))

@@ -63,7 +63,7 @@ def test_a_loader_refuses_with_an_infer_error(tmp_path: Path) -> None:
             True,
         ),
         ("E0000 00:00:1795379460.931690    4087 util.cc:131] oneDNN supports DT_HALF only on platforms", False),
-        ("signature 'serving_default': output 'r' is a composite tensor, which Penstock cannot carry", False),
+        ("signature 'serving_default': output 'r' is a composite tensor, which Penstock does not support", False),
     ],
 )
 def test_what_tensorflow_writes_with_every_load_is_noise_and_nothing_else(line: str, noise: bool) -> None:

@@ -205,7 +205,7 @@ class TestABackend:
         caplog.set_level("INFO", "penstock.backends")
 
         assert load_on_gpu(path, 0, {}, FakeGround(runtime, cpu_nodes={"Mul"})).cpu_nodes == ("Mul",)
-        assert "1 of 2 nodes run on the CPU, as ONNX Runtime has it: Mul" in caplog.text
+        assert "ONNX Runtime placed 1 of 2 nodes on the CPU: Mul" in caplog.text
         assert load_on_gpu(path, 0, {}, FakeGround(runtime)).cpu_nodes == ()
 
     def test_leaves_nothing_after_many_loads(self, runtime: FakeRuntime, path: Path) -> None:
@@ -351,7 +351,9 @@ class TestFaults:
         backend = load_on_gpu(path, 0, {}, FakeGround(runtime))
         before = runtime.alive
 
-        with pytest.raises(OutOfMemory, match=r"160000 bytes do not fit the memory of cuda:0: \d+ of its 100000 bytes"):
+        with pytest.raises(
+            OutOfMemory, match=r"160000 bytes do not fit in the memory of cuda:0: \d+ of its 100000 bytes"
+        ):
             backend.bind(batched(backend.graph), 10_000)
         gc.collect()
         assert runtime.alive == before
@@ -448,7 +450,7 @@ class TestALoad:
         error = refusal(path, FakeGround(runtime))
 
         assert error.code is Code.UNSUPPORTED
-        assert "cannot be used: CUDA says: said by the fake device (cudaGetDeviceCount, error 35)" in error.message
+        assert "cannot be used: CUDA error 35 in cudaGetDeviceCount: said by the fake device" in error.message
 
     @pytest.mark.parametrize(
         ("status", "code"), [(35, Code.UNSUPPORTED), (46, Code.UNSUPPORTED), (805, Code.UNSUPPORTED),
@@ -510,7 +512,7 @@ class TestALoad:
         backend = load_on_gpu(path, 0, {"penstock.gpu_memory_bytes": "4096"}, ground)
 
         assert ground.providers[0][0][1]["gpu_mem_limit"] == "4096"
-        with pytest.raises(InferError, match="and its memory budget is 4096 bytes") as caught:
+        with pytest.raises(InferError, match="but its memory budget is 4096 bytes") as caught:
             backend.bind(batched(backend.graph), 1000)
         assert caught.value.code is Code.OVERLOADED
         bound(backend)

@@ -325,7 +325,7 @@ def test_a_model_whose_outputs_are_fed_is_not_captured_and_not_loaded_twice(
     assert infer(binding, [float_rows(4)])[0].tolist() == (2 * float_rows(4)).tolist()
     assert len(ground.providers) == 1
     _, binding = loaded(path, ground, "1")
-    with pytest.raises(InferError, match="CUDA graphs were asked for, but a tensor of the model is not bound"):
+    with pytest.raises(InferError, match="CUDA graphs are enabled, but a tensor of the model is not bound"):
         prepare(binding, 4)
 
 
@@ -376,13 +376,13 @@ def test_memory_is_not_given_back_that_graphs_use_where_every_run_is_to_give_it_
     check(binding, 4)
 
     assert session_of(ground).captures == []
-    with pytest.raises(InferError, match="gives back the memory that graphs use"):
+    with pytest.raises(InferError, match="releases the memory that graphs use"):
         load_on_gpu(path, 0, {"penstock.gpu_graphs": "1", **shrinks}, ground)
 
 
 def test_options_that_say_nothing_sensible_are_refused(runtime: FakeRuntime, path: Path) -> None:
     for said in ({"penstock.gpu_graphs": "yes"}, {"penstock.gpu_graphs": "1", "penstock.rows": "1,two"}):
-        with pytest.raises(InferError, match=r"option 'penstock\.\w+' is '") as caught:
+        with pytest.raises(InferError, match=r"option 'penstock\.\w+' must ") as caught:
             load_on_gpu(path, 0, said, FakeGround(runtime))
         assert caught.value.code is Code.INVALID
     with pytest.raises(InferError, match="with TensorRT"):

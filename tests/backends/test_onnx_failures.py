@@ -206,7 +206,7 @@ def test_a_path_that_is_not_utf_8_is_said_to_be_so(tmp_path: Path, options: dict
     x, y = value("x", FLOAT, ["N"]), value("y", FLOAT, ["N"])
     save(tmp_path / "model.onnx", [node("Identity", ["x"], ["y"])], [x], [y]).rename(model)
 
-    with pytest.raises(InferError, match=r"^ONNX Runtime opens only what is named in UTF-8") as caught:
+    with pytest.raises(InferError, match=r"^ONNX Runtime requires a UTF-8 path") as caught:
         load(model, "cpu", options)
 
     assert caught.value.code is Code.INVALID

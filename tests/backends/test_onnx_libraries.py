@@ -62,7 +62,7 @@ def test_one_that_cannot_be_registered_is_told_without_its_folder(path: Path, li
 
     assert error.code is Code.INVALID
     assert error.message.startswith(
-        f"option 'custom_op_library': '{name}' cannot be registered: onnx runtime error 1: {why}"
+        f"option 'custom_op_library': '{name}' could not be registered: onnx runtime error 1: {why}"
     )
     assert "/" not in error.message
 
@@ -77,6 +77,6 @@ def test_an_operator_that_none_has_is_told_with_where_to_name_its_library(tmp_pa
         load_onnx(tmp_path / "model.onnx", "cpu", {})
 
     assert caught.value.message.endswith(
-        "ai.onnx.contrib:StringLower(-1) is not a registered function/op; if it is no operator of ONNX Runtime's, "
-        "name the library that has it: runtime.custom_op_libraries in penstock.toml"
+        "ai.onnx.contrib:StringLower(-1) is not a registered function/op; if it is a custom operator, "
+        "set runtime.custom_op_libraries in penstock.toml to the library that defines it"
     )

@@ -72,7 +72,9 @@ class TestCuda:
         error = refused(onnx_providers.ready, "NoExecutionProvider")
 
         assert error.code is Code.UNSUPPORTED
-        assert error.message.startswith(f"the onnxruntime {onnxruntime.__version__} here has no NoExecutionProvider")
+        assert error.message.startswith(
+            f"the installed onnxruntime {onnxruntime.__version__} has no NoExecutionProvider"
+        )
 
     @pytest.mark.skipif(CUDA in onnxruntime.get_available_providers(), reason="CUDA is here")
     def test_of_this_machine_is_refused_where_there_is_none(self) -> None:
@@ -90,7 +92,7 @@ class TestCuda:
 
         assert error.code is Code.UNSUPPORTED
         assert error.message.startswith("libnothing.so.9: cannot open shared object file")
-        assert "'cuda.enable_cudnn' 0" in error.message
+        assert "'cuda.enable_cudnn' to 0" in error.message
         check_cudnn({"enable_cudnn": "0"})
         monkeypatch.setattr(onnx_providers, "_CUDNN", ("libnothing.so.9", "libc.so.6"))
         check_cudnn({})
@@ -127,7 +129,7 @@ class TestTensorrt:
         assert Path(made["trt_timing_cache_path"]).is_dir()
         error = refused(tensorrt_options, path, 0, {"penstock.engine_cache": str(path)}, 77, FakeRuntime())
         assert error.code is Code.INVALID
-        assert "engines cannot be kept in" in error.message
+        assert "engines cannot be stored in" in error.message
 
     def test_is_wanted_by_a_word_or_an_option(self) -> None:
         assert wants_tensorrt({"penstock.tensorrt": "1"})
@@ -213,13 +215,14 @@ class TestBudgets:
         assert Budget(0).check_before(runtime, 10) == 60 << 20
         error = refused(Budget(0, 61 << 20).check_before, runtime, 10)
         assert error.message.startswith(
-            "no room on cuda:0: its memory budget is 61 MiB, and 60 MiB of 100 MiB are free; unload another model"
+            "not enough memory on cuda:0: its memory budget is 61 MiB, but only 60 MiB of 100 MiB are "
+            "free; unload another "
         )
         assert error.code is Code.OVERLOADED
-        assert "its weights have 61 MiB" in refused(Budget(0).check_before, runtime, 61 << 20).message
+        assert "its weights take 61 MiB" in refused(Budget(0).check_before, runtime, 61 << 20).message
         error = refused(Budget(0, limit=0.3).check_before, runtime, 10)
-        assert "40 MiB of 100 MiB are in use, and from 30% on nothing is loaded" in error.message
-        assert "cannot fit its memory budget" in refused(Budget(0, 5).check_before, runtime, 6).message
+        assert "40 MiB of 100 MiB are in use, and the limit for loading is 30%" in error.message
+        assert "does not fit in its memory budget" in refused(Budget(0, 5).check_before, runtime, 6).message
 
     def test_that_are_exceeded_are_refused(self) -> None:
         Budget(0, 100).check_after(100)

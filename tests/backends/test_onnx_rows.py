@@ -58,7 +58,7 @@ def test_weights_that_are_listed_among_the_inputs_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "reason"), [(2, "'x' has no first axis of length 1"), ("N", "no tensor has its first axis fixed to 1")]
+    ("rows", "reason"), [(2, "'x' has no first axis of length 1"), ("N", "no tensor has a first axis fixed at 1")]
 )
 def test_what_has_no_axis_fixed_to_one_is_refused(rows: int | str, reason: str) -> None:
     with pytest.raises(InferError, match=reason):

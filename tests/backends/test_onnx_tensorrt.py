@@ -41,6 +41,6 @@ def test_who_has_no_home_is_told_so_unless_it_is_said_where(tmp_path: Path, monk
     said = {f"tensorrt__{name}": str(tmp_path / "said") for name in PATHS}
 
     assert paths(tmp_path, **said) == {"said"}
-    with pytest.raises(InferError, match="TensorRT's engines cannot be kept: the user has no home folder; ") as caught:
+    with pytest.raises(InferError, match="TensorRT engines cannot be stored: the user has no home folder; ") as caught:
         paths(tmp_path)
     assert caught.value.code is Code.INVALID

@@ -127,7 +127,7 @@ def test_what_nobody_can_carry_is_refused_as_an_input_and_left_out_as_an_output(
 def test_an_only_output_that_is_ragged_is_refused_with_what_to_do() -> None:
     output = {"compositeTensor": {"typeSpec": {"typeSpecClass": "RAGGED_TENSOR_SPEC"}}}
 
-    with pytest.raises(InferError, match=r"cannot carry; have the model return its \.to_tensor\(\)$"):
+    with pytest.raises(InferError, match=r"does not support; have the model return its \.to_tensor\(\)$"):
         read_signature(one({}, {"y": output}), "k", {})
 
 

@@ -403,7 +403,7 @@ async def test_an_answer_that_could_not_be_carried_on_ends_its_request_and_no_ot
         monkeypatch.setattr(of, name, fail_once)
         many.tell(asked[0], 10)
 
-        with pytest.raises(InferError, match="in ensemble 'spread', the request could not be carried on"):
+        with pytest.raises(InferError, match="in ensemble 'spread', the request could not be continued"):
             await guilty.task
         many.end(asked[0])
         many.tell(asked[1], 20)
@@ -539,7 +539,7 @@ async def test_answers_that_nobody_can_keep_end_the_request(monkeypatch: pytest.
         (asked,) = await many.holds(1)
         many.tell(asked, *range(10))
 
-        with pytest.raises(InferError, match="wait for the steps that take them") as refused:
+        with pytest.raises(InferError, match="wait for the steps that consume them") as refused:
             await client.task
         assert refused.value.code is Code.OVERLOADED
         many.end(asked)
@@ -640,5 +640,5 @@ async def test_it_does_not_go_on_when_a_step_begins_to_give_any_number_of_answer
         ensemble.check()
         await kept.engine.load(told_spec("plus"))
 
-        with pytest.raises(InferError, match=r"'plain' must be loaded anew: one of its steps has become decoupled$"):
+        with pytest.raises(InferError, match=r"'plain' must be reloaded: one of its steps has become decoupled$"):
             ensemble.check()

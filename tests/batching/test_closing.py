@@ -30,7 +30,7 @@ def test_a_kernel_that_hangs_holds_up_nobody_who_closes_the_model(caplog: pytest
         house.model.close()
 
         assert not stream.closed
-        assert "has not answered" in caplog.text
+        assert "has not responded" in caplog.text
         stream.let_end()
         house.next()
         for thread in threading.enumerate():

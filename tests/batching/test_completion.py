@@ -234,7 +234,7 @@ class TestWithDeclaration:
     def test_an_output_that_is_no_tensor_cannot_be_declared(self) -> None:
         said = spec((X,), (replace(Y, name="p"),))
 
-        assert "leave it out of the configuration" in refusal(said, Signature((X,), (Y, ZIPMAP)))
+        assert "remove it from the configuration" in refusal(said, Signature((X,), (Y, ZIPMAP)))
 
 
 DIMS = st.lists(st.sampled_from([-1, 1, 2, 5]), max_size=4).map(tuple)
@@ -295,17 +295,17 @@ class TestAllowedSizes:
     @pytest.mark.parametrize(
         ("allowed", "text"),
         [
-            ((4, 16), "16 is more than the max batch size, 8"),
-            ((4, 2), "[4,2] must ascend from 1 or more"),
-            ((2, 2), "[2,2] must ascend from 1 or more"),
-            ((0, 4), "[0,4] must ascend from 1 or more"),
+            ((4, 16), "16 exceeds the max batch size of 8"),
+            ((4, 2), "[4,2] must be positive and ascending"),
+            ((2, 2), "[2,2] must be positive and ascending"),
+            ((0, 4), "[0,4] must be positive and ascending"),
         ],
     )
     def test_nonsense_is_refused(self, allowed: tuple[int, ...], text: str) -> None:
         assert refusal(spec(rows=8, allowed_rows=allowed), self.GRAPH) == f"model 'm', batching.allowed_sizes: {text}"
 
     def test_a_model_without_rows_has_no_sizes(self) -> None:
-        text = "model 'm', batching.allowed_sizes: the model has no axis for rows"
+        text = "model 'm', batching.allowed_sizes: the model has no batch axis"
         assert refusal(spec(rows=0, allowed_rows=(1,)), self.GRAPH) == text
 
     def test_a_preferred_size_must_be_possible_still(self) -> None:

@@ -245,7 +245,7 @@ class TestChecks:
             ),
             (
                 {"inputs": (TensorSpec("start", "INT32", (1,)),)},
-                "'start' is a control or a state, which no client sends",
+                "'start' is a control or a state, which clients must not send",
             ),
         ],
     )

@@ -268,7 +268,7 @@ class TestCountInstances:
         with caplog.at_level(logging.INFO):
             count_instances(SPEC, "cpu", Loads(), None)
 
-        line = "model m on cpu: 2 instances x 3 threads, of 1 instance x 4 threads 100 rows/s, "
+        line = "model m on cpu: 2 instances x 3 threads, chosen from 1 instance x 4 threads 100 rows/s, "
         line += "2 instances x 3 threads 190 rows/s, 4 instances x 1 thread 191 rows/s, in batches of 16"
         assert caplog.messages == [line]
 
@@ -280,7 +280,7 @@ class TestCountInstances:
             split, _, tried = count_instances(SPEC, "cpu", Loads(), None)
 
         assert (split, tried) == (Split(1, 4), [])
-        assert "since it cannot be measured" in caplog.text
+        assert "throughput could not be measured" in caplog.text
 
     def test_a_session_that_cannot_be_opened_again_is_the_callers_to_know(
         self, monkeypatch: pytest.MonkeyPatch

@@ -321,7 +321,7 @@ class TestWhatRunsAModelBeforeThereAreRequests:
         spec = complete(said, graph)
         backend = FakeBackend(graph, strict)
 
-        assert "a run of it is more than rows" in probe(spec, backend).reason
+        assert "it has inputs that describe the batch" in probe(spec, backend).reason
         assert settle(spec, [backend]).policy.cap_rows == 1
 
     def test_a_reshaped_model_is_proved_in_its_own_shape(self) -> None:

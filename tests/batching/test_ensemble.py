@@ -338,7 +338,9 @@ class TestRows:
         async with served() as kept:
             await kept.serve("row", double, graph=self.ROW, max_batch_rows=0)
             await kept.engine.load(lone)
-            with pytest.raises(InferError, match="in ensemble 'lone', a tensor of 2 rows goes where") as refused:
+            with pytest.raises(
+                InferError, match="in ensemble 'lone', a tensor that is passed to a model without a batch axis"
+            ) as refused:
                 kept.submit("lone", 3, rows=2)
 
             assert (refused.value.code, kept.at_rest()) == (Code.INVALID, True)
@@ -873,7 +875,10 @@ class TestWhatDoesNotFit:
                 ["in", "more"], ["out"], [step("m", "x=in", "y=out")],
                 "ensemble input 'more' for ensemble 'e' is not used",
             ),
-            (["in"], ["in"], [step("m", "x=in", "y=in")], "ensemble input 'in' for ensemble 'e' is made by step 0 too"),
+            (
+                ["in"], ["in"], [step("m", "x=in", "y=in")],
+                "ensemble input 'in' for ensemble 'e' is also written by step 0",
+            ),
             (["in"], ["out"], [step("m", "x=in", "y=mid")], "ensemble output 'out' for ensemble 'e' is not used"),
             (
                 ["in"], ["out"], [step("m", "x=in", "y=mid"), step("n", "x=mdi", "y=out")],

@@ -108,9 +108,9 @@ class TestWrongOutputs:
         [
             (np.zeros((3, 4), np.float32), "3 rows"),
             (np.zeros((0, 4), np.float32), "0 rows"),
-            (np.zeros((), np.float32), "no axis for rows"),
-            (np.float32(1), "no axis for rows"),
-            (7, "no axis for rows"),
+            (np.zeros((), np.float32), "no batch axis"),
+            (np.float32(1), "no batch axis"),
+            (7, "no batch axis"),
             ([{0: 1.0}], "1 rows"),
         ],
     )

@@ -205,7 +205,7 @@ async def test_a_sequence_whose_instance_was_lost_is_told_to_begin_again() -> No
 
     text = (
         "inference request for sequence {} to model 'm' must specify the START flag on the first request of the "
-        "sequence: the instance that had begun it was lost, with what it remembered"
+        "sequence: the instance that ran it was lost, with its state"
     )
     assert said == [1, 2, text.format(1), text.format(2), 4, 9, 6]
 

@@ -113,8 +113,8 @@ def test_a_model_whose_rows_depend_on_their_company_or_place_holds_nowhere(name:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("strings", "input 'x' is BYTES, for which nothing can be drawn"),
-        ("free", "input 'x' has a free axis, and a proof for one length is none for another"),
+        ("strings", "input 'x' is BYTES, for which no random values can be generated"),
+        ("free", "input 'x' has a free axis, and a result for one length does not hold for another"),
     ],
 )
 def test_what_cannot_be_probed_says_why_and_runs_alone(name: str, reason: str, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_model_that_no_drawn_row_suits_says_so() -> None:
     signature = Signature((TensorSpec("x", "FP32", (-1, 2)),), (TensorSpec("y", "FP32", (-1, 2)),), batched=True)
     spec = ModelSpec("m", 1, Path("m"), policy=BatchPolicy(max_batch_rows=4, invariant=True), signature=signature)
 
-    assert probe(spec, FakeBackend(signature, picky)).reason == "it does not run on drawn rows: never"
+    assert probe(spec, FakeBackend(signature, picky)).reason == "it does not run on random rows: never"
 
 
 def test_a_model_too_slow_to_be_tried_often_enough_holds_nowhere(
@@ -199,7 +199,10 @@ def test_what_was_settled_is_one_line_in_the_log(tmp_path: Path, caplog: pytest.
     shared, alone = (record.getMessage() for record in caplog.records)
 
     assert shared.startswith("model m: every batch runs at ")
-    text = "model m: each request runs alone: no size was found in time at which its answers do not change"
+    text = (
+        "model m: each request runs alone: no batch size was found in time at which answers do not depend on "
+        "other requests"
+    )
     assert alone.startswith(text)
 
 
@@ -267,9 +270,18 @@ def anyio_backend() -> str:
 def test_what_was_found_is_said_in_a_line() -> None:
     every = tuple(range(2, 9))
     for found, text in (
-        (Probed({8: 1}, every, every), "by itself in all batches tried: 2 to 8 rows; at a fixed size of 8 rows"),
-        (Probed({8: 1, 4: 1}, (2,), every), "by itself only in batches of 2 rows; at a fixed size of 4, 8 rows"),
-        (Probed({}, (), every), "not by itself; at no fixed size that was tried: strict, each request would run alone"),
+        (
+            Probed({8: 1}, every, every),
+            "invariant in all batches tried: 2 to 8 rows; invariant at a fixed size of 8 rows",
+        ),
+        (
+            Probed({8: 1, 4: 1}, (2,), every),
+            "invariant only in batches of 2 rows; invariant at a fixed size of 4, 8 rows",
+        ),
+        (
+            Probed({}, (), every),
+            "not invariant, and at no fixed size tried: with strict invariance, each request would run alone",
+        ),
         (Probed({}, reason="it is so"), "not probed: it is so"),
     ):
         assert str(found) == text
@@ -284,12 +296,14 @@ def test_check_says_what_holds_of_each_model(tmp_path: Path, capsys: pytest.Capt
     assert cli.main(["check", "--invariance", str(tmp_path), "--default-max-batch-size", "8"]) == 0
     said = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  invariance")]
     assert len(said) == 2
-    assert "; at a fixed size of 2, 4, 8 rows" in said[0]
-    assert said[1] == "invariance not by itself; at no fixed size that was tried: strict, each request would run alone"
+    assert "; invariant at a fixed size of 2, 4, 8 rows" in said[0]
+    assert said[1] == (
+        "invariance not invariant, and at no fixed size tried: with strict invariance, each request would run alone"
+    )
 
     assert cli.main(["check", str(tmp_path)]) == 0
     (known,) = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  invariance")]
-    assert known.startswith("invariance not by itself: DynamicQuantizeLinear takes its scale from all rows of a batch")
+    assert known.startswith("invariance not invariant: DynamicQuantizeLinear takes its scale from all rows of a batch")
 
 
 def test_a_policy_of_another_kind_is_kept(tmp_path: Path) -> None:

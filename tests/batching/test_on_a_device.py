@@ -297,7 +297,7 @@ class TestFallback:
                 (1, ("cpu",), 1), (3, ("cpu",), 2),
             ]  # fmt: skip
             assert await asked(engine, model, [1]) == [2]
-            assert "model 'm' runs on the CPU: no driver" in caplog.text
+            assert "model 'm' falls back to the CPU: no driver" in caplog.text
             assert loads.streams[0].closed
 
     @pytest.mark.parametrize(

@@ -347,7 +347,7 @@ def test_requests_that_run_again_are_answered_whatever_happens_to_who_runs_them(
     run(outsides, scene, sequence=sequence)
 
     assert len(ledger.ends) == 40
-    ends = {end for (end,) in ledger.ends.values() if "that had begun the request was lost" not in end}
+    ends = {end for (end,) in ledger.ends.values() if "that ran the request was lost" not in end}
     assert ends <= {"right", "failed", "died"}
     assert [each.strangers for each in outsides] == [[]] * len(outsides)
 

@@ -290,7 +290,7 @@ class TestTwoOnTheDevice:
 
             assert names(house) == [("begin", 0), ("end", 0), ("begin", 0), ("end", 0)]
             assert answers([*first, *second]) == [1, 2, 3]
-        assert "model m: no memory to have a second batch under way" in caplog.text
+        assert "model m: not enough memory for two batches in flight" in caplog.text
 
     def test_all_is_done_on_one_thread(self) -> None:
         with opened(Stream(ROWS, list)) as house:

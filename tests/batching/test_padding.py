@@ -39,7 +39,7 @@ MASK = TensorSpec("mask", "INT32", (-1, -1), axes=NAMES)
 SAME = TensorSpec("same", "INT64", (-1, -1), axes=NAMES)
 GRAPH = Signature((IDS, MASK), (SAME, TensorSpec("sum", "INT64", (-1,))))
 PADDED = PaddedAxis("ids", 0, buckets=(4, 8), value=7.0, mask="mask")
-LONE = "0 must be as long as axis 0 of 'mask', which is not padded: it needs a [padding.mask] too"
+LONE = "axis 0 must be as long as axis 0 of 'mask', which is not padded: add [padding.mask]"
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ class TestKeys:
         with pytest.raises(InferError) as caught:
             request_of(model, ones(1, 5), ones(1, 6))
 
-        text = "input 'ids' has 5 on axis 1 and input 'mask' has 6 on axis 1, which must be as long for model 'm'"
+        text = "input 'ids' has 5 on axis 1 and input 'mask' has 6 on axis 1, but model 'm' requires equal lengths"
         assert (caught.value.code, caught.value.message) == (Code.INVALID, text)
 
     def test_only_the_mask_may_be_left_out(self) -> None:
@@ -205,7 +205,7 @@ class TestRuns:
         with pytest.raises(InferError) as caught:
             run(model, backend, request)
 
-        text = "model 'm': output 'same' has shape [1, 3], expected 4 on axis 1, as long as its padded input ran"
+        text = "model 'm': output 'same' has shape [1, 3], expected 4 on axis 1, the length of its padded input"
         assert (caught.value.code, caught.value.message) == (Code.INTERNAL, text)
         assert request.outputs is None
 
@@ -265,20 +265,23 @@ class TestWhatIsRefusedAtLoad:
     @pytest.mark.parametrize(
         ("padded", "text"),
         [
-            (PaddedAxis("x", 0), "padding.x: the model has no such input, but ids, mask"),
-            (PaddedAxis("ids", 1), "padding.ids.axis: 1 is not there, dims after the rows are [-1]"),
-            (PaddedAxis("ids", -1), "padding.ids.axis: -1 is not there, dims after the rows are [-1]"),
-            (replace(PADDED, buckets=(8, 4)), "padding.ids.buckets: [8, 4] must ascend from 1 or more"),
-            (replace(PADDED, buckets=(0, 4)), "padding.ids.buckets: [0, 4] must ascend from 1 or more"),
-            (replace(PADDED, value=0.5), "padding.ids.value: INT64 does not hold 0.5"),
-            (replace(PADDED, value=float("inf")), "padding.ids.value: INT64 does not hold inf"),
-            (replace(PADDED, mask="m"), "padding.ids.mask: the model has no input 'm', but ids, mask"),
+            (PaddedAxis("x", 0), "padding.x: the model has no such input, its inputs are ids, mask"),
+            (PaddedAxis("ids", 1), "padding.ids.axis: there is no axis 1, the dims after the rows are [-1]"),
+            (PaddedAxis("ids", -1), "padding.ids.axis: there is no axis -1, the dims after the rows are [-1]"),
+            (replace(PADDED, buckets=(8, 4)), "padding.ids.buckets: [8, 4] must be positive and ascending"),
+            (replace(PADDED, buckets=(0, 4)), "padding.ids.buckets: [0, 4] must be positive and ascending"),
+            (replace(PADDED, value=0.5), "padding.ids.value: INT64 cannot represent 0.5"),
+            (replace(PADDED, value=float("inf")), "padding.ids.value: INT64 cannot represent inf"),
+            (replace(PADDED, mask="m"), "padding.ids.mask: the model has no input 'm', its inputs are ids, mask"),
             (replace(PADDED, mask="ids"), "padding.ids.mask: an input cannot be its own mask"),
             (replace(PADDED, mask=""), f"padding.ids.axis: {LONE}"),
-            (replace(PADDED, outputs={"y": 0}), "padding.ids.outputs: the model has no output 'y', but same, sum"),
+            (
+                replace(PADDED, outputs={"y": 0}),
+                "padding.ids.outputs: the model has no output 'y', its outputs are same, sum",
+            ),
             (
                 replace(PADDED, outputs={"sum": 0}),
-                "padding.ids.outputs: axis 0 of 'sum' is no free axis, dims after the rows are []",
+                "padding.ids.outputs: axis 0 of 'sum' is not free, the dims after the rows are []",
             ),
         ],
     )
@@ -288,7 +291,7 @@ class TestWhatIsRefusedAtLoad:
     def test_a_fixed_axis(self) -> None:
         fixed = replace(GRAPH, inputs=(replace(IDS, shape=(-1, 4)), MASK))
 
-        text = "model 'm', padding.ids.axis: 0 is fixed at 4, and only a free axis can be padded"
+        text = "model 'm', padding.ids.axis: axis 0 is fixed at 4, and only a free axis can be padded"
         assert refusal(PADDED, graph=fixed) == text
 
     def test_a_mask_that_cannot_be_one(self) -> None:
@@ -301,22 +304,22 @@ class TestWhatIsRefusedAtLoad:
 
     def test_a_mask_of_two_axes(self) -> None:
         graph = replace(GRAPH, inputs=(IDS, TensorSpec("other", "INT64", (-1, -1), axes=("N", "M")), MASK))
-        text = "padding.ids.mask: 'mask' is the mask of 'other' too, whose axis has not the same name"
+        text = "padding.ids.mask: 'mask' is also the mask of 'other', whose axis does not have the same name"
 
         assert refusal(PADDED, replace(PADDED, input="other"), graph=graph) == f"model 'm', {text}"
 
     def test_an_axis_twice(self) -> None:
-        assert refusal(PADDED, PADDED) == "model 'm', padding.ids.axis: 0 is there twice"
+        assert refusal(PADDED, PADDED) == "model 'm', padding.ids.axis: axis 0 is declared twice"
 
     def test_buckets_that_differ_where_lengths_may_not(self) -> None:
         graph = replace(GRAPH, inputs=(IDS, KIND, MASK))
         other = PaddedAxis("kind", 0, buckets=(16,))
 
-        text = "model 'm', padding.ids.buckets: [4, 8] are not those of 'kind', which must be as long"
+        text = "model 'm', padding.ids.buckets: [4, 8] must equal those of 'kind', which must have the same length"
         assert refusal(PADDED, other, graph=graph) == text
 
     def test_a_model_without_rows(self) -> None:
-        text = "model 'm', padding.ids: the model has no axis for rows, so requests share no batches"
+        text = "model 'm', padding.ids: the model has no batch axis, so requests never share a batch"
 
         assert refusal(PADDED, max_batch_rows=0) == text
 
@@ -324,14 +327,15 @@ class TestWhatIsRefusedAtLoad:
         square = Signature((TensorSpec("x", "FP32", (-1, -1, -1), axes=("N", "S", "S")),), (GRAPH.outputs[1],))
 
         text = (
-            "padding.x.axis: 0 must be as long as axis 1 of 'x', which is not padded: only one axis of an input can be"
+            "padding.x.axis: axis 0 must be as long as axis 1 of 'x', which is not padded: only one axis "
+            "of an input can be padded"
         )
         assert refusal(PaddedAxis("x", 0), graph=square) == f"model 'm', {text}"
 
     def test_an_output_whose_free_axis_no_input_has_must_be_spoken_of(self) -> None:
         graph = Signature(GRAPH.inputs, (replace(SAME, axes=("N", "Castsame_dim_1")), GRAPH.outputs[1]))
 
-        text = "same: a free axis that no input has; say it if it is as long as a padded one, or {}"
+        text = "same: has a free axis of no input; name it if it is as long as a padded axis, or set {}"
         assert refusal(PADDED, graph=graph) == f"model 'm', padding.ids.outputs: {text}"
         for outputs in ({"same": 0}, {}):
             assert spec_of(replace(PADDED, outputs=outputs), graph=graph).signature is not None
@@ -340,7 +344,7 @@ class TestWhatIsRefusedAtLoad:
         nameless = Signature((replace(IDS, axes=()),), (replace(SAME, axes=()),))
         padded = PaddedAxis("ids", 0)
 
-        text = "model 'm', padding.ids.outputs: the model has no name for this axis; say which axis of same is as long"
+        text = "model 'm', padding.ids.outputs: the model does not name this axis; set which axis of same is as long"
         assert refusal(padded, graph=nameless) == f"{text} as it, or {{}}"
         assert spec_of(replace(padded, outputs={"same": 0}), graph=nameless).signature is not None
 

@@ -277,22 +277,22 @@ class TestWhatIsRefused:
             (
                 spec_of(padding=(PaddedAxis("r", 0),)),
                 graph_of(),
-                "model 'm', padding: it cannot be had together with allow_ragged_batch",
+                "model 'm', padding: cannot be combined with allow_ragged_batch",
             ),
             (
                 spec_of(policy=BatchPolicy(max_batch_rows=8, allowed_rows=(4, 8))),
                 graph_of(),
-                "model 'm', batching.allowed_sizes: it cannot be had together with allow_ragged_batch",
+                "model 'm', batching.allowed_sizes: cannot be combined with allow_ragged_batch",
             ),
             (
                 spec_of(policy=BatchPolicy(max_batch_rows=8, split=True)),
                 graph_of(),
-                "model 'm', batching.split: it cannot be had together with allow_ragged_batch",
+                "model 'm', batching.split: cannot be combined with allow_ragged_batch",
             ),
             (
                 spec_of(sequence=SequenceSpec(direct=True)),
                 graph_of(),
-                "model 'm', sequence_batching.direct: it cannot be had together with allow_ragged_batch",
+                "model 'm', sequence_batching.direct: cannot be combined with allow_ragged_batch",
             ),
         ],
     )

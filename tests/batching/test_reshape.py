@@ -88,7 +88,7 @@ class TestWhatMayBeDeclared:
 
     def test_padding_is_refused_beside_it(self) -> None:
         padding = (PaddedAxis("x", 0),)
-        with pytest.raises(InferError, match="padding: it cannot be had together with reshape"):
+        with pytest.raises(InferError, match="padding: cannot be combined with reshape"):
             completed((-1, 4), (-1, 2, 2), (-1, -1, 2, 2), padding=padding)
 
 

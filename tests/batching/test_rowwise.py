@@ -122,7 +122,10 @@ def test_the_log_says_what_showed_it(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "penstock.batching"):
         rows_of(found)
 
-    text = "model m: its first axes are no rows, and requests run one by one: output 'y' has 0 rows for 1 of zeros"
+    text = (
+        "model m: its first axis is not a batch axis, and requests run one at a time: output 'y' has 0 rows "
+        "for 1 of zeros"
+    )
     assert text in caplog.messages
 
 

@@ -165,7 +165,7 @@ class TestJoining:
         assert sink.requests == [whole]
         assert whole.error is not None
         assert whole.error.code is Code.INTERNAL
-        assert whole.error.message.startswith("the outputs of 'm' for parts of 6 rows do not fit together: ")
+        assert whole.error.message.startswith("the outputs of 'm' for the parts of 6 rows cannot be joined: ")
 
 
 @pytest.mark.anyio
@@ -217,7 +217,7 @@ class TestServing:
                 await place.engine.infer(place.model, [np.ones((9, 4), np.float32)])
 
             assert caught.value.code is Code.INVALID
-            assert caught.value.message == "request of 144 bytes for 'm', whose queue holds 100"
+            assert caught.value.message == "request of 144 bytes for 'm' exceeds the 100 bytes that its queue may hold"
 
     async def test_without_the_policy_the_bound_is_the_batch(self) -> None:
         backend = FakeBackend(GRAPH, same)

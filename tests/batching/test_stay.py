@@ -44,7 +44,7 @@ class TestStay:
 
         said = [loop.batch(NOW + i * 200 * MS, 25 * MS, 25 * MS) for i in range(3)]
 
-        text = "held the event loop with long batches, for 55 ms: it runs on threads for 5 s"
+        text = "held the event loop with long batches for 55 ms: it runs on a thread for 5 s"
         assert said == ["", "", text]
         assert loop.stay.away_until_ns == NOW + 400 * MS + AWAY_NS
 
@@ -89,10 +89,10 @@ class TestStay:
         loop = Loop()
 
         said = loop.batch(NOW, HELD_NS + 1, HELD_NS + 1)
-        assert said == "held the event loop for 250 ms: it runs on threads for 600 s"
+        assert said == "held the event loop for 250 ms: it runs on a thread for 600 s"
         assert loop.stay.away_until_ns == NOW + MOST_AWAY_NS
         said = loop.batch(loop.stay.away_until_ns + S, HELD_NS + 1, HELD_NS + 1)
-        assert said == "held the event loop for 250 ms: it runs on threads from now on"
+        assert said == "held the event loop for 250 ms: it runs on a thread from now on"
         assert loop.stay.away_until_ns == FOREVER_NS
 
     @pytest.mark.parametrize(("used_ns", "away_ns"), [(40_000, 0), (2 * HELD_NS, MOST_AWAY_NS)])

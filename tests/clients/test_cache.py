@@ -465,16 +465,16 @@ class TestSetting:
     @pytest.mark.parametrize(
         ("rules", "why"),
         [
-            (("redis,host=localhost",), "there is no cache 'redis', known: local"),
+            (("redis,host=localhost",), "unknown cache 'redis', known: local"),
             (("local,size=1024", "redis,host=x"), "multiple cache configurations"),
-            (("local,size=0",), "wanted a size from 1"),
-            (("local,size=-1",), "wanted a size from 1"),
-            (("local,size=1e6",), "wanted a size from 1"),
-            (("local,size",), "wanted local,size=BYTES"),
-            (("local",), "wanted local,size=BYTES"),
-            (("size=1024",), "wanted local,size=BYTES"),
-            (("local,bytes=1024",), "has no 'bytes', known: size"),
-            (("local,size=1024", "local,size=2048"), "a size before"),
+            (("local,size=0",), "the size must be from 1"),
+            (("local,size=-1",), "the size must be from 1"),
+            (("local,size=1e6",), "the size must be from 1"),
+            (("local,size",), "must have the form local,size=BYTES"),
+            (("local",), "must have the form local,size=BYTES"),
+            (("size=1024",), "must have the form local,size=BYTES"),
+            (("local,bytes=1024",), "unknown setting 'bytes' of cache 'local', known: size"),
+            (("local,size=1024", "local,size=2048"), "the size is set twice"),
         ],
     )
     def test_a_rule_that_means_nothing_stops_the_start(self, rules: tuple[str, ...], why: str) -> None:

@@ -93,6 +93,6 @@ class TestTheLimitOfLoads:
             with Asking(live, triton, "second") as asking:
                 assert answers([asking.ask()])[0].error == ""
 
-        assert "no room on cuda:0" in found.pop("first")
+        assert "not enough memory on cuda:0" in found.pop("first")
         assert found == {"second": ""}
         assert sessions(ground) == ["1"]

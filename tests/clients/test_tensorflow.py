@@ -190,7 +190,7 @@ class TestWhatIsTold:
         assert states["wrong_key", "1"][1] == "the model has no signature 'nope': it has 'predict'"
         assert "variables" in states["no_variables", "1"][1]
         assert "saved_model.pb" in states["corrupt", "1"][1]
-        assert "model.savedmodel is no SavedModel: there is no saved_model.pb in it" in str(
+        assert "model.savedmodel is not a SavedModel: there is no saved_model.pb in it" in str(
             [reason for (name, _), (_, reason) in states.items() if name == "empty"]
         )
         assert states["plus", "1"][0] == states["types", "1"][0] == "READY"
@@ -394,7 +394,7 @@ def test_a_sequence_whose_process_has_ended_must_begin_again(live: Live, triton:
             os.kill(pid, signal.SIGKILL)
             until(lambda pid=pid: pid not in workers())  # type: ignore[misc]
         for number in (101, 102):
-            with pytest.raises(InferenceServerException, match="the instance that had begun it was lost"):
+            with pytest.raises(InferenceServerException, match="the instance that ran it was lost"):
                 ask(number)
         assert [ask(number, sequence_start=True) for number in (101, 102)] == [1, 1]
         assert [ask(number, sequence_end=True) for number in (101, 102)] == [2, 2]

@@ -183,8 +183,8 @@ def test_a_sample_of_no_rows_is_skipped(tmp_path: Path, caplog: pytest.LogCaptur
         (warmup(data(ZERO, datatype="TYPE_INVALID")), "warmup setting expects input 'x' to have data_type set"),
         (warmup(data(FILE)), "warmup setting expects 12 bytes, but the data provided from raw only has 5 bytes"),
         (warmup(data('input_data_file: "gone"')), "failed to open text file for read warmup/gone: No such file"),
-        (warmup(data('input_data_file: "../config.pbtxt"')), "'../config.pbtxt' lies outside the model's folder"),
-        (warmup(data('input_data_file: "/etc/hostname"')), "'/etc/hostname' lies outside the model's folder warmup"),
+        (warmup(data('input_data_file: "../config.pbtxt"')), "'../config.pbtxt' is outside the model's folder"),
+        (warmup(data('input_data_file: "/etc/hostname"')), "'/etc/hostname' is outside the model's folder warmup"),
     ],
 )  # fmt: skip
 def test_a_sample_that_does_not_fit_keeps_the_model_from_being_served(tmp_path: Path, sample: str, why: str) -> None:

@@ -34,20 +34,20 @@ def test_what_tensorflow_is_told_besides_goes_to_its_loader() -> None:
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ("default-max-batch-size", "wanted [BACKEND,]SETTING=VALUE"),
-        ("=3", "wanted [BACKEND,]SETTING=VALUE"),
+        ("default-max-batch-size", "must have the form [BACKEND,]SETTING=VALUE"),
+        ("=3", "must have the form [BACKEND,]SETTING=VALUE"),
         ("cmdline-unknown=1", "'cmdline-unknown' cannot be set"),
         ("onnxruntime,gpu-memory-fraction=0.5", "'gpu-memory-fraction' cannot be set"),
         ("tensorflow,memory-limit-mb=0:20", "'memory-limit-mb' cannot be set, only 'default-max-batch-size', 'gpu-"),
-        ("tensorflow,gpu-memory-fraction=2", "got '2', wanted a number from 0 to 1"),
-        ("tensorflow,gpu-memory-fraction=nan", "got 'nan', wanted a number from 0 to 1"),
-        ("tensorflow,allow-soft-placement=false", "got 'false', wanted true"),
-        ("tensorflow,version=1", "got '1', wanted 2"),
-        ("pythn,shm-region-prefix-name=x", "there is no backend 'pythn' with such settings"),
-        ("python", "wanted [BACKEND,]SETTING=VALUE"),
-        ("default-max-batch-size=1048577", "got '1048577', wanted a whole number from 0 to 1048576"),
-        ("default-max-batch-size=x", "got 'x', wanted a whole number"),
-        ("default-max-batch-size=-4", "got '-4', wanted a whole number"),
+        ("tensorflow,gpu-memory-fraction=2", "must be a number from 0 to 1, not '2'"),
+        ("tensorflow,gpu-memory-fraction=nan", "must be a number from 0 to 1, not 'nan'"),
+        ("tensorflow,allow-soft-placement=false", "must be true, since TensorFlow 2"),
+        ("tensorflow,version=1", "must be 2, which also serves"),
+        ("pythn,shm-region-prefix-name=x", "backend 'pythn' has no such settings"),
+        ("python", "must have the form [BACKEND,]SETTING=VALUE"),
+        ("default-max-batch-size=1048577", "must be a whole number from 0 to 1048576, not '1048577'"),
+        ("default-max-batch-size=x", "must be a whole number from 0 to 1048576, not 'x'"),
+        ("default-max-batch-size=-4", "must be a whole number from 0 to 1048576, not '-4'"),
     ],
 )
 def test_anything_else_is_refused_by_its_name(rule: str, message: str) -> None:
@@ -60,9 +60,12 @@ def test_anything_else_is_refused_by_its_name(rule: str, message: str) -> None:
     [
         ("python,shm-default-byte-size=1048576", "python,shm-default-byte-size has no effect: shared memory grows"),
         ("onnxruntime,enable-global-threadpool=1", "onnxruntime,enable-global-threadpool has no effect: each session"),
-        ("onnxruntime,intra_op_thread_count=4", "onnxruntime,intra_op_thread_count has no effect: it is for that pool"),
-        ("onnxruntime,inter_op_thread_count=1,", "inter_op_thread_count has no effect: it is for that pool; config"),
-        ("tensorrt,coalesce-request-input=true", "has no effect: there is nothing to set of the backend tensorrt"),
+        ("onnxruntime,intra_op_thread_count=4", "onnxruntime,intra_op_thread_count has no effect: it applies"),
+        (
+            "onnxruntime,inter_op_thread_count=1,",
+            "inter_op_thread_count has no effect: it applies to that pool only; set",
+        ),
+        ("tensorrt,coalesce-request-input=true", "has no effect: backend tensorrt"),
     ],
 )
 def test_what_is_of_how_triton_goes_about_it_changes_nothing_and_is_told_of(rule: str, why: str) -> None:
@@ -71,5 +74,5 @@ def test_what_is_of_how_triton_goes_about_it_changes_nothing_and_is_told_of(rule
 
 
 def test_the_same_thing_said_differently_is_refused() -> None:
-    with pytest.raises(ValueError, match="said twice, and differently"):
+    with pytest.raises(ValueError, match="set twice with different values"):
         parse(("default-max-batch-size=1", "default-max-batch-size=2"))

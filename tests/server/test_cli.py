@@ -13,7 +13,7 @@ from penstock.server import cli
 from penstock.server.settings import Settings, known_settings
 
 NOTHING = (
-    "nothing to serve: give the PATH of a model repository, of an .onnx file or of a SavedModel; "
+    "nothing to serve: pass the PATH of a model repository, an .onnx file or a SavedModel; "
     "with --dialect cortex, a project's folder"
 )
 
@@ -110,16 +110,16 @@ def test_paths_on_the_command_line_replace_those_of_the_environment(
     [
         (["serve"], NOTHING),
         (["serve", "a", "--htp-port=3"], "unknown argument --htp-port=3; did you mean '--http-port'?"),
-        (["serve", "a", "--http-port", "x"], "--http-port: got 'x', wanted a whole number from 0 to 65535"),
+        (["serve", "a", "--http-port", "x"], "--http-port must be a whole number from 0 to 65535, not 'x'"),
         (["serve", "a", "--http-port"], "argument --http-port: expected one argument"),
         (
             ["serve", "a", "--allow-http", "maybe"],
-            "--allow-http: got 'maybe', wanted true or false; and there is no PATH of that name",
+            "--allow-http must be true or false, not 'maybe', and there is no PATH of that name",
         ),
         (["check"], NOTHING),
         (
             ["check", "--dialect", "cortex"],
-            "nothing to serve: give the PATH of a project, the folder with its cortex.yaml",
+            "nothing to serve: pass the PATH of a project, the folder with its cortex.yaml",
         ),
     ],
 )
@@ -171,10 +171,10 @@ def test_check_of_what_is_not_there_is_a_mistake_and_status_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["check", str(tmp_path / "absent")]) == 1
-    assert f"{tmp_path / 'absent'}: is not there" in capsys.readouterr().out
+    assert f"{tmp_path / 'absent'}: does not exist" in capsys.readouterr().out
 
 
-NEEDS = "--grpc-use-ssl needs --grpc-server-cert and --grpc-server-key"
+NEEDS = "--grpc-use-ssl requires --grpc-server-cert and --grpc-server-key"
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ NEEDS = "--grpc-use-ssl needs --grpc-server-cert and --grpc-server-key"
         (["--grpc-use-ssl"], [NEEDS]),
         (["--grpc-use-ssl", "--allow-grpc=0"], []),
         (["--grpc-use-ssl", "--grpc-server-cert=no.pem", "--grpc-server-key=no.key"], ["no.pem"]),
-        (["--load-model=iris"], ["--load-model needs --model-control-mode explicit"]),
+        (["--load-model=iris"], ["--load-model requires --model-control-mode explicit"]),
         (["--model-control-mode=explicit", "--load-model=*", "--load-model=iris"], ["loads every model"]),
         (["--grpc-port=8000", "--grpc-use-ssl"], ["HTTP and gRPC cannot both be served on port 8000", NEEDS]),
         (["--metrics-port=8001", "--metrics-address=0.0.0.0"], ["gRPC and metrics cannot both be served on port 8001"]),
@@ -256,7 +256,11 @@ class Gone(io.StringIO):
     ("error", "status", "told"),
     [
         (BrokenPipeError(errno.EPIPE, "Broken pipe"), 0, ""),
-        (OSError(errno.ENOSPC, "No space left on device"), 1, "the report cannot be written: No space left on device"),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            1,
+            "the report could not be written: No space left on device",
+        ),
     ],
     ids=["penstock check | head", "a full disk"],
 )

@@ -45,7 +45,7 @@ def test_requests_fail_as_it_says_and_the_metrics_tell(root: Path) -> None:
         answer = httpx.post(f"{live.url}/v2/models/same/infer", json=document(ONE))
         page = httpx.get(f"{live.url}/metrics").text
 
-    assert (answer.status_code, answer.json()) == (503, {"error": "this request fails, as --chaos says"})
+    assert (answer.status_code, answer.json()) == (503, {"error": "this request fails because of --chaos"})
     assert "\npenstock_chaos_faults_total 1\n" in page
 
 
@@ -77,7 +77,7 @@ def test_workers_are_killed_and_the_server_lives(tmp_path: Path, caplog: pytest.
         assert client.get("/v2/health/live").status_code == 200
 
     assert own_workers() == []
-    assert "--chaos is on, faults are made on purpose: kill-worker=50 a second, seed=0" in caplog.messages
+    assert "--chaos is on, faults are injected: kill-worker=50 a second, seed=0" in caplog.messages
     assert any(message.startswith("chaos: kill-worker: process ") for message in caplog.messages)
 
 

@@ -52,7 +52,7 @@ def test_a_flag_of_triton_s_is_refused_with_its_reason(flag: str, capsys: pytest
 
     assert ended.value.code == 2
     assert capsys.readouterr().err == (
-        f"penstock: {flag} is a flag of Triton's that Penstock does not have: {FOREIGN[flag]}\n"
+        f"penstock: {flag} is a Triton flag that Penstock does not support: {FOREIGN[flag]}\n"
     )
 
 
@@ -95,7 +95,7 @@ def test_an_older_way_of_triton_s_is_the_newer_one(flag: str, words: list[str]) 
     asked = ["serve", *(word.format(flag) for word in words), "models"]
 
     assert sifted(asked) == (
-        ["serve", "models", newer], [f"{flag} is deprecated in Triton: use {newer}, which it is here"],
+        ["serve", "models", newer], [f"{flag} is deprecated in Triton and treated as {newer}: use that instead"],
     )  # fmt: skip
 
 
@@ -104,7 +104,11 @@ def test_triton_s_older_flags_trace_and_remember(tmp_path: Path, capsys: pytest.
 
     assert cli.main(["check", *traced, "--response-cache-byte-size=1024", str(tmp_path)]) == 0
     assert cli.main(["check", "--trace-rate=often", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith("penstock: --trace-config: rate: got 'often'")
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .startswith("penstock: --trace-config: rate must be a whole number, not 'often'")
+    )
 
 
 def test_the_newer_way_to_trace_counts_where_both_are_said_and_off_is_off() -> None:
@@ -125,7 +129,7 @@ def test_an_older_way_without_a_value_is_told_with_the_newer_one(
         cli.main(["serve", "models", flag, *behind])
 
     assert ended.value.code == 2
-    assert capsys.readouterr().err == f"penstock: {flag} needs a value: it is {OLDER_WAYS[flag].format('VALUE')} here\n"
+    assert capsys.readouterr().err == f"penstock: {flag} needs a value, as in {OLDER_WAYS[flag].format('VALUE')}\n"
 
 
 def test_a_cache_of_no_bytes_is_none() -> None:

@@ -233,7 +233,7 @@ def test_that_no_connection_can_be_accepted_is_said_once_each_time_it_begins(
             assert sum(listener.tally.totals.values()) == 3
 
     run(main)
-    assert caplog.messages == ["test: no connection can be accepted: Too many open files"] * 2
+    assert caplog.messages == ["test: connections cannot be accepted: Too many open files"] * 2
 
 
 def test_a_port_that_closes_is_no_lack_of_descriptors(caplog: pytest.LogCaptureFixture) -> None:

@@ -175,7 +175,7 @@ def test_logging_never_waits_for_the_stream_and_tells_what_it_dropped() -> None:
     messages = [json.loads(line)["msg"] for line in stream.getvalue().splitlines()]
     assert dropped == 7
     assert len(messages) == QUEUE_RECORDS + 2
-    assert messages[1] == "7 log records dropped: more was logged than could be written"
+    assert messages[1] == "7 log records dropped: they could not be written fast enough"
 
 
 def test_a_closed_stream_does_not_end_the_writer() -> None:
@@ -202,7 +202,7 @@ def test_what_has_no_text_ends_neither_the_writer_nor_the_record(log_format: str
 
     first, second = logged(say, Settings(log_format=log_format)).splitlines()
 
-    assert "first (what it is about cannot be written: " in first
+    assert "first (the details cannot be formatted: " in first
     assert "iris" in first
     assert "second" in second
 
@@ -304,7 +304,7 @@ def test_a_full_disk_is_told_once_on_stderr_and_the_log_goes_on_when_there_is_sp
     words = [sys.executable, "-c", FULL, str(path)]
     said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stderr
 
-    text = f"penstock: --log-file {path}: File too large; what is logged is lost until that is mended\n"
+    text = f"penstock: --log-file {path}: File too large; log records are lost until this is fixed\n"
     assert said == text
     # 5 is the one that was torn
     lines = [line.partition(": ")[2].split(" x")[0] for line in path.read_text().splitlines()]

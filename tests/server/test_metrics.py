@@ -196,7 +196,7 @@ def test_time_on_devices_is_shown_of_models_that_have_run_on_one() -> None:
 
 def test_a_model_on_the_cpu_that_asked_for_a_gpu_is_shown() -> None:
     model = fake_model("iris")
-    model.spec = replace(model.spec, fallback="no NVIDIA driver is to be seen here")
+    model.spec = replace(model.spec, fallback="no NVIDIA driver was found")
 
     assert _values(_page(model, fake_model("other")), "penstock_model_cpu_fallback") == {
         '{model="iris",version="1"}': "1"

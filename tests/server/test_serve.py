@@ -349,7 +349,7 @@ def test_a_path_that_cannot_be_served_is_one_clear_line(tmp_path: Path, name: st
 def test_all_models_and_one_of_them_cannot_both_be_asked_for(tmp_path: Path) -> None:
     async def main() -> None:
         server = Server(settings_for(tmp_path, model_control_mode="explicit", load_model=("*", "a")))
-        with pytest.raises(StartError, match="loads every model: it can not be given with another --load-model"):
+        with pytest.raises(StartError, match="loads every model and cannot be combined with another --load-model"):
             await server.open()
         await server.close()
 
@@ -448,7 +448,7 @@ def test_a_signal_ends_the_process_with_status_0(number: int) -> None:
         assert server.line_with("serving") == "ready, serving iris/1"
         server.signal(number)
 
-        assert server.line_with("stopped") == "stopped: all that was accepted is finished, exit status 0"
+        assert server.line_with("stopped") == "stopped: all accepted requests are finished, exit status 0"
         assert server.status() == 0
 
 

@@ -63,12 +63,12 @@ class TestHostPolicies:
 
     @pytest.mark.parametrize("node", ["7", "x", "-1", "1/../node1"])
     def test_a_node_that_is_not_there_stops_the_start(self, tmp_path: Path, node: str) -> None:
-        with pytest.raises(ValueError, match=f"the NUMA node '{re.escape(node)}' is not there"):
+        with pytest.raises(ValueError, match=f"the NUMA node '{re.escape(node)}' does not exist"):
             parse_host_policies([f"cpu,numa-node={node}"], tmp_path)
 
     def test_a_system_that_cannot_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delattr(os, "sched_setaffinity")
-        with pytest.raises(ValueError, match="this system cannot keep a thread to some CPUs"):
+        with pytest.raises(ValueError, match="this system cannot bind threads to CPUs"):
             parse_host_policies(["cpu,cpu-cores=0-1"])
 
 

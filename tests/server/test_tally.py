@@ -106,9 +106,7 @@ def test_what_can_be_no_request_is_counted_and_so_is_a_connection_too_many(caplo
         }
 
     run(main)
-    assert caplog.messages == [
-        "a connection is turned away: 1 are open, which is all that --http-max-connections allows"
-    ]
+    assert caplog.messages == ["a connection is rejected: 1 are open, the limit of --http-max-connections"]
 
 
 def test_a_grpc_connection_too_many_is_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -116,7 +114,7 @@ def test_a_grpc_connection_too_many_is_counted(caplog: pytest.LogCaptureFixture)
     wire.connect()
 
     assert wire.shared.tally.totals == {'penstock_connections_refused_total{protocol="grpc",reason="limit"}': 1}
-    assert caplog.messages[0].endswith("all that --grpc-max-connections allows")
+    assert caplog.messages[0].endswith("the limit of --grpc-max-connections")
 
 
 def test_a_call_that_has_ended_is_no_error_once_more() -> None:

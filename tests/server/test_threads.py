@@ -72,7 +72,7 @@ def test_one_that_gets_not_even_one_says_so_and_ends(
         no_more_threads(patch)
         assert run(Settings()) == 1
 
-    assert "can't start new thread: the limit of processes and threads is too low" in capsys.readouterr().err
+    assert "can't start new thread: the limit on processes and threads is too low" in capsys.readouterr().err
 
 
 def test_locks_by_name_are_the_same_few_whatever_names_there_are() -> None:

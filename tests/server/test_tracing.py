@@ -150,7 +150,7 @@ def test_what_opentelemetry_s_own_names_say_of_batches_gives_way_to_the_flag(mon
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "x")
 
     assert parse([]) == TraceConfig()  # they are of no account in the other mode
-    with pytest.raises(ValueError, match="OTEL_BSP_MAX_QUEUE_SIZE: got 'x'"):
+    with pytest.raises(ValueError, match="OTEL_BSP_MAX_QUEUE_SIZE must be a whole number, not 'x'"):
         parse(["mode=opentelemetry"])
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "8")
     assert dict(parse(["mode=opentelemetry", "opentelemetry,bsp_max_queue_size=7"]).batching) == {
@@ -332,7 +332,7 @@ def test_who_does_not_take_traces_is_told_of_at_the_end_and_not_waited_for_longe
     tracer.record(model, batch_of(fake_request(model)), 1_070)
     tracer.stop()
 
-    assert caplog.messages == ["traces are lost: x has not taken them within 0.01 s"]
+    assert caplog.messages == ["traces are lost: x did not accept them within 0.01 s"]
     over.set()
 
 

@@ -89,7 +89,7 @@ def test_who_keeps_most_is_dropped_beyond_it_and_there_is_room_for_a_while(caplo
 
     assert stage.given_up == [large]
     assert stage.untaken.held_bytes == 601
-    assert "pass the 1000 bytes of --write-memory-bytes: dropped 1 of them" in caplog.text
+    assert "exceed the 1000 bytes of --write-memory-bytes: dropped 1 of them" in caplog.text
 
 
 def test_what_has_only_just_been_written_is_not_dropped_for_being_large() -> None:

@@ -58,13 +58,13 @@ def _text(value: str) -> str:
 def _in_turn(value: str) -> str:
     if flag(value) == "0":
         # Source: onnxruntime issue 4829
-        raise ValueError("true: copies beside the stream that computes race with it")
+        raise ValueError("true: copies on a separate stream would race with the computation")
     return "1"
 
 
 def _shapes(value: str) -> str:
     if not _SHAPES.fullmatch(value):
-        raise ValueError("shapes of inputs, such as x:1x3x224x224,y:1x8")
+        raise ValueError("input shapes, such as x:1x3x224x224,y:1x8")
     return value
 
 
@@ -154,14 +154,14 @@ PLACES = frozenset({
 })  # fmt: skip
 """Options that name files, including libraries. A configuration received over the network must not set them."""
 
-_STREAM = "the streams are the server's own"
-_ALLOCATOR = "addresses mean nothing in a file"
+_STREAM = "the server manages the streams"
+_ALLOCATOR = "an address has no meaning in a file"
 _OURS = {
-    "device_id": "instance_group says which GPUs", "has_user_compute_stream": _STREAM, "user_compute_stream": _STREAM,
+    "device_id": "instance_group selects the GPUs", "has_user_compute_stream": _STREAM, "user_compute_stream": _STREAM,
     "gpu_external_alloc": _ALLOCATOR, "gpu_external_free": _ALLOCATOR, "gpu_external_empty_cache": _ALLOCATOR,
     "trt_onnx_bytestream": _ALLOCATOR, "trt_onnx_bytestream_size": _ALLOCATOR,
     "trt_external_data_bytestream": _ALLOCATOR, "trt_external_data_bytestream_size": _ALLOCATOR,
-    "trt_onnx_model_folder_path": "the model's folder is known",
+    "trt_onnx_model_folder_path": "the server sets the model's folder",
 }  # fmt: skip
 """Provider options that a user cannot set, and why."""
 
@@ -187,14 +187,14 @@ def read(provider: str, said: Mapping[str, str]) -> Iterator[tuple[str, str, str
         try:
             yield option, check(value), ""
         except ValueError as error:
-            yield option, value, f"parameter '{name}' is '{value}', takes {error}"
+            yield option, value, f"parameter '{name}' must be {error}, not '{value}'"
 
 
 def unknown(provider: str, name: str) -> str:
     """Report that a provider has no such parameter, or that it cannot be set. Source: Triton's onnxruntime_backend."""
     text = f"unknown parameter '{name}' is provided for {TITLES[provider]} Execution Accelerator"
     if name in _OURS:
-        return f"parameter '{name}' cannot be said for {TITLES[provider]} Execution Accelerator: {_OURS[name]}"
+        return f"parameter '{name}' cannot be set for {TITLES[provider]} Execution Accelerator: {_OURS[name]}"
     known = [*OPTIONS[provider], *((PRECISION, *TRITON_NAMES) if provider == TENSORRT else ())]
     near = difflib.get_close_matches(name, known, 1, 0.6)
     return f"{text}, the nearest known is '{near[0]}'" if near else f"{text}, known: {', '.join(known)}"

@@ -83,7 +83,7 @@ def _levels(notes: Notes, batching: Any) -> None:
         for said, name in ((default, "default_priority_level"), (own, "priority_queue_policy")):
             if said:
                 # not rejected: qa/L0_config_json has a model with policies for levels that it does not have
-                text = f"field 'dynamic_batching.{name}' means nothing without 'priority_levels' for {notes.name}"
+                text = f"field 'dynamic_batching.{name}' has no effect without 'priority_levels' for {notes.name}"
                 notes.warn(f"dynamic_batching.{name}", text)
         return
     if not 0 < default <= levels:

@@ -20,10 +20,14 @@ HONOURED = (
 )  # fmt: skip
 REFUSED = ("optimization.execution_accelerators.cpu_execution_accelerator",)
 REASONS = {
-    REFUSED[0]: "ONNX Runtime's OpenVINO gives wrong answers for some models; without it they run on its own operators",
+    REFUSED[0]: "ONNX Runtime's OpenVINO provider gives wrong answers for some models; without it they use its own "
+    "operators",
 }
 """Reasons beyond the name of the field: docs/adr/0004-onnx-runtime-binding.md."""
-HINTS = {"optimization.cuda.busy_wait_events": "whoever waits for a GPU sleeps, the cores are for the front end"}
+HINTS = {
+    "optimization.cuda.busy_wait_events": "a thread that waits for a GPU sleeps, which leaves the cores to the "
+    "front end"
+}
 
 
 def _numbered(*words: str) -> Callable[[str], str]:
@@ -31,7 +35,7 @@ def _numbered(*words: str) -> Callable[[str], str]:
 
     def check(value: str) -> str:
         if value not in map(str, range(len(words))):
-            raise ValueError(", ".join(f"{number} ({word})" for number, word in enumerate(words)))
+            raise ValueError("one of " + ", ".join(f"{number} ({word})" for number, word in enumerate(words)))
         return words[int(value)]
 
     return check
@@ -73,7 +77,7 @@ def parameter(notes: Notes, name: str, text: str) -> bool:
         else:
             _option(notes, CUDA, name, PARAMETERS[name](text), "parameters")
     except ValueError as error:
-        notes.mistake("parameters", f"parameter '{name}' is '{text}', takes {error}")
+        notes.mistake("parameters", f"parameter '{name}' must be {error}, not '{text}'")
     return True
 
 
@@ -113,7 +117,7 @@ def _option(notes: Notes, provider: str, option: str, value: str, field: str) ->
 def _say(notes: Notes, name: str, value: str, field: str) -> None:
     """Record a value that may be set in two places of one configuration."""
     if notes.values.get(name, value) != value:
-        notes.mistake(field, f"{name} is said twice, and differently: {notes.values[name]} and {value}")
+        notes.mistake(field, f"{name} is set twice with different values: {notes.values[name]} and {value}")
         return
     notes.say(name, value, field)
 
@@ -127,11 +131,11 @@ def _graphs(notes: Notes) -> None:
     for spec in cuda.graph_spec:
         for part in ("input", "graph_lower_bound"):
             if spec.input if part == "input" else spec.HasField(part):
-                text = "there is a graph for each number of rows, and for the shapes that the model is warmed up with"
+                text = "there is one graph per number of rows, for the shapes that the model is warmed up with"
                 notes.warn(field, f"{field}.{part} has no effect: {text}")
         most = notes.config.max_batch_size
         if not 0 <= spec.batch_size <= max(most, 1):
-            text = f"has no effect: it is not from 0 to the max batch size, {most}"
+            text = f"has no effect: it must be from 0 to the max batch size, {most}"
             notes.warn(field, f"{field}.batch_size {spec.batch_size} {text}")
     sizes = tuple(sorted({spec.batch_size for spec in cuda.graph_spec if 0 < spec.batch_size <= max(most, 1)}))
     if sizes and cuda.graphs:
@@ -143,7 +147,7 @@ def _of_tensorflow(notes: Notes) -> None:
     for accelerator in notes.config.optimization.execution_accelerators.gpu_execution_accelerator:
         if accelerator.name in {TENSORRT, "auto_mixed_precision"}:
             text = f"execution accelerator '{accelerator.name}' is not supported for TensorFlow models"
-            notes.mistake(f"{_ACCELERATOR}.name", f"{text}: have it in the graph before it is saved")
+            notes.mistake(f"{_ACCELERATOR}.name", f"{text}: apply it to the graph before saving it")
         elif accelerator.name != "gpu_io":
             text = f"unknown Execution Accelerator '{accelerator.name}' is requested"
             notes.mistake(f"{_ACCELERATOR}.name", text)

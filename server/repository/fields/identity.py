@@ -24,7 +24,7 @@ SAVED_MODEL, GRAPHDEF, TENSORFLOW = "tensorflow_savedmodel", "tensorflow_graphde
 _BACKENDS = {PLATFORM: BACKEND, SAVED_MODEL: TENSORFLOW, GRAPHDEF: TENSORFLOW}
 """The backend of each known platform."""
 FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
-_AS_SAVED_MODEL = "save the graph as a SavedModel, and say tensorflow_savedmodel (docs/tensorflow.md, GraphDefs)"
+_AS_SAVED_MODEL = "save the graph as a SavedModel and set tensorflow_savedmodel (docs/tensorflow.md, GraphDefs)"
 
 
 def read(notes: Notes) -> None:
@@ -66,7 +66,7 @@ def _backend(notes: Notes) -> None:
     elif is_platform_handler(notes.config):
         backend = TENSORFLOW
     elif backend == PYTHON and platform:
-        notes.mistake("platform", f"platform '{platform}' has another backend than '{PYTHON}'")
+        notes.mistake("platform", f"platform '{platform}' requires a backend other than '{PYTHON}'")
     elif backend and platform in _BACKENDS and _BACKENDS[platform] != backend:
         notes.mistake("platform", f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}")
     if backend or platform not in {"", ENSEMBLE}:

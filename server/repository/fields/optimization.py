@@ -18,11 +18,11 @@ from .notes import Notes, enum_name
 
 HONOURED = ("optimization.graph.level", "optimization.priority", "parameters", "model_operations.op_library_filename")
 HINTS = {
-    "optimization.gather_kernel_buffer_threshold": "inputs are gathered in pinned memory, or by copies on the device",
+    "optimization.gather_kernel_buffer_threshold": "inputs are gathered in pinned memory or by copies on the device",
     "optimization.eager_batching": "a batch is gathered when an instance takes it",
 }
 
-_NO_LIBRARIES = {TENSORFLOW: "it is honoured for ONNX models", PYTHON: "the model's own code may load libraries"}
+_NO_LIBRARIES = {TENSORFLOW: "it is supported for ONNX models only", PYTHON: "the model's own code may load libraries"}
 _PRIORITIES = {"PRIORITY_DEFAULT": 1.0, "PRIORITY_MAX": 4.0, "PRIORITY_MIN": 0.25}
 """A model's weight in its device's turns: its share of time relative to a default model that is as busy."""
 _GRAPH_LEVELS = {-1: "basic", 0: "all", 1: "extended", 2: "disabled"}
@@ -138,7 +138,7 @@ def _xla(notes: Notes) -> None:
     """Read a TensorFlow model's level, which is XLA's: -1 is off, 0 is TensorFlow's default (off), above 0 is on."""
     level, field = notes.config.optimization.graph.level, "optimization.graph.level"
     if level not in {-1, 0}:
-        text = "XLA would compile the graph anew for each number of rows"
+        text = "XLA would recompile the graph for each number of rows"
         notes.warn(field, f"{field} {level} has no effect on a TensorFlow model: {text}")
 
 
@@ -153,7 +153,7 @@ def _environment(notes: Notes) -> None:
     if not path.is_absolute():  # in Triton, relative to where the server was started
         path = notes.folder / path if is_there(notes.folder / path) else path.absolute()
     if not is_there(path):
-        notes.mistake("parameters", f"parameter '{ENVIRONMENT}': '{name}' is not there")
+        notes.mistake("parameters", f"parameter '{ENVIRONMENT}': '{name}' does not exist")
     notes.say("worker.requirements", path, "parameters")
 
 
@@ -170,7 +170,7 @@ def _tensorflow_parameters(notes: Notes) -> None:
                 text = f"parameter '{name}' must be positive number for TensorFlow model '{notes.name}'"
                 notes.mistake("parameters", text)
         elif name == INIT_OPS:
-            text = "is for GraphDefs: a SavedModel says itself what is run first"
+            text = "is for GraphDefs: a SavedModel names its own initialization"
             notes.mistake("parameters", f"parameter '{name}' {text}")
         else:
             _own(notes, name, " for TensorFlow models", (*TENSORFLOW_PARAMETERS, SHARE_COUNT, CPU_FALLBACK))
@@ -181,7 +181,7 @@ def _parameter(notes: Notes, name: str, text: str, known: dict[str, tuple[str, C
     try:
         value = check(text)
     except ValueError as error:
-        notes.mistake("parameters", f"parameter '{name}' is '{text}', takes {error}")
+        notes.mistake("parameters", f"parameter '{name}' must be {error}, not '{text}'")
         return
     if value is not None:
         notes.say(said, value, "parameters")
@@ -212,5 +212,5 @@ def _own(notes: Notes, name: str, whose: str, known: tuple[str, ...]) -> None:
 
 
 def _note_own(notes: Notes, name: str) -> None:
-    text = "is for those who read the configuration: it changes nothing here"
+    text = "is informational: it changes nothing here"
     notes.warn("parameters", f"parameter '{name}' {text}")

@@ -59,7 +59,7 @@ def read(notes: Notes) -> None:
     )
     if batching.iterative_sequence and (config.backend != PYTHON or is_platform_handler(config)):
         field = "sequence_batching.iterative_sequence"
-        notes.mistake(field, f"field '{field}' is for Python models: no other backend has a request run again")
+        notes.mistake(field, f"field '{field}' is for Python models: no other backend can rerun a request")
     notes.say("sequence", spec, "sequence_batching")
     _oldest(notes, oldest)
 
@@ -204,9 +204,9 @@ def _initial_mistake(said: Any, initial: Any, state: State, dims: tuple[int, ...
 
 def _file_mistake(path: Path | None, name: str, state: State, dims: tuple[int, ...]) -> str | None:
     if path is None:
-        return f"'{name}' lies outside the folder '{INITIAL_STATE}'"
+        return f"'{name}' is outside the folder '{INITIAL_STATE}'"
     if not is_there(path) or not path.is_file():
-        return f"'{INITIAL_STATE}/{name}' is not there"
+        return f"'{INITIAL_STATE}/{name}' does not exist"
     wanted = prod(dims) * next(each.size_bytes for each in BY_CONFIG_NAME.values() if each.name == state.datatype)
     size = path.stat().st_size
     if size < wanted:

@@ -67,7 +67,7 @@ def _source(notes: Notes, name: str, given: Any) -> Any:
     if kind == "input_data_file" and given.input_data_file:
         path = inside(notes.folder / FILES, given.input_data_file)
         if path is None:
-            text = f"'{given.input_data_file}' lies outside the model's folder {FILES}"
+            text = f"'{given.input_data_file}' is outside the model's folder {FILES}"
             notes.mistake("model_warmup.inputs.input_data_file", text)
         return path or "zero"
     notes.mistake("model_warmup.inputs", f"warmup setting expects input '{name}' to have input_data_type set")

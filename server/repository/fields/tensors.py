@@ -51,7 +51,7 @@ def _check_ensemble(notes: Notes) -> None:
     given = {"input.allow_ragged_batch": any(tensor.allow_ragged_batch for tensor in config.input)}
     given |= {field: bool(getattr(config, field)) for field in ("batch_input", "batch_output")}
     for field in (field for field, there in given.items() if there):
-        notes.mistake(field, f"ensemble '{notes.name}' cannot have {field}: its models can")
+        notes.mistake(field, f"ensemble '{notes.name}' cannot have {field}: set it on its models")
 
 
 def _tensor(notes: Notes, kind: str, tensor: Any) -> TensorSpec | None:
@@ -101,13 +101,13 @@ def _batch_tensors(notes: Notes, field: str, said: Any, kinds: tuple[str, ...]) 
 def _labels(notes: Notes, name: str) -> tuple[str, ...]:
     path = inside(notes.folder, name)
     if path is None:
-        notes.mistake("output.label_filename", f"'{name}' lies outside the model's folder")
+        notes.mistake("output.label_filename", f"'{name}' is outside the model's folder")
         return ()
     try:
         return tuple(line.rstrip() for line in read_text(path).splitlines())
     except MistakeError as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            notes.mistake("output.label_filename", f"'{name}' is not there")
+            notes.mistake("output.label_filename", f"'{name}' does not exist")
             return ()
         notes.findings.append(error.finding)
         return ()

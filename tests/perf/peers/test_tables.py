@@ -97,7 +97,7 @@ def test_what_failed_what_disturbed_and_what_is_left_is_said() -> None:
 
     assert list(tables.notes(found)) == [
         "Not measured: kserve: no such version.",
-        "Others used the machine during 1 cells, up to 0.50 cores: measure these again.",
+        "Other processes used the machine in 1 cells, up to 0.50 cores: repeat these.",
         "Interrupted: not all rounds were run.",
     ]
 

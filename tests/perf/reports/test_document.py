@@ -76,15 +76,18 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a missing field": (lambda found: found["model"].pop("name"), "model.name: missing"),
     "a text for a number": (
         lambda found: found["levels"][0]["client"].update(requests="many"),
-        'levels[0].client.requests: got "many", wanted a whole number',
+        'levels[0].client.requests must be a whole number, not "many"',
     ),
-    "a truth for a number": (lambda found: found["levels"][0]["client"].update(seconds=True), "wanted a number"),
-    "a number beyond any": (lambda found: found["levels"][0]["client"].update(seconds=10**400), "wanted a number"),
-    "a fraction for a count": (lambda found: found["levels"][0].update(settled=1.5), "levels[0].settled: got 1.5"),
-    "null for an object": (lambda found: found.update(model=None), "model: got null, wanted an object"),
-    "an object for a list": (lambda found: found.update(levels={}), "levels: got {}, wanted a list"),
-    "a number within texts": (lambda found: found.update(command=["a", 1]), "command[1]: got 1, wanted a text"),
-    "a number for a truth": (lambda found: found.update(interrupted=0), "interrupted: got 0, wanted true or false"),
+    "a truth for a number": (lambda found: found["levels"][0]["client"].update(seconds=True), "must be a number"),
+    "a number beyond any": (lambda found: found["levels"][0]["client"].update(seconds=10**400), "must be a number"),
+    "a fraction for a count": (
+        lambda found: found["levels"][0].update(settled=1.5),
+        "levels[0].settled must be a whole number, not 1.5",
+    ),
+    "null for an object": (lambda found: found.update(model=None), "model must be an object, not null"),
+    "an object for a list": (lambda found: found.update(levels={}), "levels must be a list, not {}"),
+    "a number within texts": (lambda found: found.update(command=["a", 1]), "command[1] must be a string, not 1"),
+    "a number for a truth": (lambda found: found.update(interrupted=0), "interrupted must be true or false, not 0"),
     "another format": (lambda found: found.update(format="penstock-perf/2"), "not a report of `penstock perf`"),
 }
 

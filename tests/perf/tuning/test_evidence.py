@@ -87,7 +87,7 @@ def test_every_measurement_is_written_and_can_be_read_by_the_report(tmp_path: Pa
         (2, [{"count": 2}]),
     ]
     page = (tmp_path / "evidence.md").read_text("utf-8")
-    assert "Again: `penstock perf tune`" in page
+    assert "To repeat: `penstock perf tune`" in page
     assert "| instance_count 2 | as it is |" in page
 
 

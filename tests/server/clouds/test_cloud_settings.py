@@ -70,7 +70,7 @@ def test_sagemaker_s_environment_says_which_model_is_asked_and_how() -> None:
     ],
 )  # fmt: skip
 def test_a_mistake_there_is_told_where_it_is(variable: str, text: str, wanted: str) -> None:
-    with pytest.raises(SettingError, match=f"{variable}: got '{text}', wanted {wanted}"):
+    with pytest.raises(SettingError, match=f"{variable} must be {wanted}.*, not '{text}'"):
         resolve({}, {variable: text})
 
 
@@ -87,7 +87,12 @@ def test_front_ends_and_other_dialects_have_no_such_port(cloud: str, given: dict
 def test_a_range_has_a_first_port_and_a_last_one(text: str) -> None:
     assert parse_range("8081-9000") == (8081, 9000)
     assert parse_range("") is None
-    with pytest.raises(SettingError, match=re.escape(f"--sagemaker-safe-port-range: got '{text}'")):
+    with pytest.raises(
+        SettingError,
+        match=re.escape(
+            f"--sagemaker-safe-port-range: must be the first and the last port, such as 8081-9000, not '{text}'"
+        ),
+    ):
         Settings(sagemaker_safe_port_range=text)
 
 

@@ -86,7 +86,7 @@ def test_flags_go_before_our_variables_and_those_before_sagemaker_s() -> None:
     ("folders", "named", "told"),
     [
         ((), "", "there is no model in"), (("a", "b"), "", "must name one of the models in .*: a, b"),
-        (("a",), "b", "there is no folder .*/b"),
+        (("a",), "b", "there is not a folder .*/b"),
     ],
 )  # fmt: skip
 def test_which_model_must_be_clear(tmp_path: Path, folders: tuple[str, ...], named: str, told: str) -> None:
@@ -151,7 +151,7 @@ def test_flags_of_triton_s_that_have_no_effect_are_told_of(capsys: pytest.Captur
         "penstock sagemaker: warning: --http-thread-count",
         "penstock sagemaker: warning: --backend-config python,shm-default-byte-size",
     ]
-    with pytest.raises(SettingError, match="--model-namespacing is a flag of Triton's that Penstock does not have"):
+    with pytest.raises(SettingError, match="--model-namespacing is a Triton flag that Penstock does not support"):
         ask([], {**MULTI, "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--model-namespacing=1"})
 
 

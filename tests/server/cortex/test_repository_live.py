@@ -162,7 +162,7 @@ class TestStarting:
         assert "iris: is a Cortex project: serve it with --dialect cortex\n" in capsys.readouterr().out
 
     def test_front_ends_are_refused(self) -> None:
-        with pytest.raises(SettingError, match="--http-workers: Cortex projects are served by one process"):
+        with pytest.raises(SettingError, match="Cortex projects are served by one process"):
             Settings(dialect="cortex", http_workers=2)
 
     @pytest.mark.slow
@@ -221,7 +221,10 @@ class TestChecking:
 
         assert self.check(project.folder) == 0
         said = capsys.readouterr().out
-        assert said.count("none: the model has no axis for rows, unless running it shows that its 1 is one\n") == 1
+        assert (
+            said.count("none: the model has no batch axis, unless a trial run shows that its first axis of 1 is one\n")
+            == 1
+        )
 
     @pytest.mark.slow
     def test_says_where_a_signature_is_named_that_is_not_there(

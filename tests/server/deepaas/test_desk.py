@@ -109,7 +109,7 @@ def test_who_asks_as_it_ends_is_told_to_come_again(fake: FakeDesk) -> None:
         asking = asyncio.ensure_future(desk.ask(METADATA))
         await turns()
         fake.workers[0].end()
-        with pytest.raises(InferError, match="is started again") as told:
+        with pytest.raises(InferError, match="is being restarted") as told:
             await asking
         assert told.value.code is Code.NOT_READY
         await desk.close()
@@ -140,7 +140,7 @@ def test_who_waits_for_a_worker_that_will_not_come_is_told_at_once(fake: FakeDes
         asking = asyncio.ensure_future(desk.ask(METADATA))
         await turns()
         await desk.close()
-        with pytest.raises(InferError, match="is ended"):
+        with pytest.raises(InferError, match="is stopped"):
             await asyncio.wait_for(asking, 1)
 
     done(work())

@@ -20,8 +20,8 @@ def test_what_a_probe_writes_is_its_answer() -> None:
     [
         ("echo broken >&2; exit 3", "ended with status 3: broken"),
         ("kill -SEGV $$", "ended by signal 11"),
-        ("echo no; echo object", r"the answer is not to be read: 'no\nobject\n'"),
-        ("echo 1", r"the answer is not to be read: '1\n'"),
+        ("echo no; echo object", r"the answer cannot be parsed: 'no\nobject\n'"),
+        ("echo 1", r"the answer cannot be parsed: '1\n'"),
     ],
 )
 def test_a_probe_that_fails_says_why(script: str, why: str) -> None:

@@ -47,14 +47,14 @@ CPU: dict[str, Any] = {
     "runtime": OnnxRuntime(version="1.32.0", providers=("CPUExecutionProvider",)),
 }  # fmt: skip
 BOTH = (
-    "onnxruntime 1.32.0 and onnxruntime-gpu 1.31.1 are both installed: of the folder that they share, one's files "
-    "replace the other's"
+    "onnxruntime 1.32.0 and onnxruntime-gpu 1.31.1 are both installed: they share a folder and "
+    "overwrite each other's files"
 )
-WITHOUT_CUDNN = "without it no ONNX model is loaded on a GPU that does not say enable_cudnn = false"
+WITHOUT_CUDNN = "without it only ONNX models with enable_cudnn = false load on a GPU"
 CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "a wheel for GPUs without a driver": (
         GPU | {"driver": Driver(error="libcuda.so.1: cannot open"), "device_files": ()}, ERROR,
-        "driver: none: libcuda.so.1: cannot open; no /dev/nvidia* is there",
+        "driver: none: libcuda.so.1: cannot open; there is no /dev/nvidia*",
     ),
     "a driver without a GPU": (
         GPU | {"driver": Driver(loaded=True, cuda=(13, 0), error="cuInit: error 100")}, ERROR,
@@ -82,7 +82,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "no cuFFT": (
         GPU | {"libraries": (Library(name="libcufft.so.12", wanted=LATER),)}, WARNING,
-        "CUDA: missing: libcufft.so.12; without it models fail that need it (Fourier transforms)",
+        "CUDA: missing: libcufft.so.12; without it models that need it (Fourier transforms) fail",
     ),
     "a provider that does not load": (
         GPU | {"runtime": OnnxRuntime(version="1.31.1", provider_error="libcublas.so.13: cannot open")}, ERROR,
@@ -113,7 +113,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "half a CPU": (
         CPU | {"machine": Machine(affinity_cpus=8, usable_cpus=1, quota_cpus=0.5, **ROOM)},
-        WARNING, "CPUs: the quota of 0.5 CPUs stops every thread for most of the time",
+        WARNING, "CPUs: the quota of 0.5 CPUs stops every thread most of the time",
     ),
     "Docker's shared memory": (
         CPU | {"machine": Machine(shm_bytes=64 << 20, shm_free_bytes=64 << 20)}, WARNING,
@@ -125,7 +125,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "a port that is taken": (
         CPU | {"ports": (CheckedPort(name="HTTP", address="0.0.0.0", port=8000, taken="Address already in use"),)},
-        WARNING, "ports: HTTP port 0.0.0.0:8000 cannot be had: Address already in use",
+        WARNING, "ports: HTTP port 0.0.0.0:8000 cannot be used: Address already in use",
     ),
     "shared memory that others have filled": (
         CPU | {"machine": Machine(shm_bytes=GIB, shm_free_bytes=32 << 20)}, WARNING,
@@ -137,7 +137,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "a runtime for GPUs that no package brought": (
         GPU | {"packages": {}, "driver": Driver(error="libcuda.so.1: cannot open"), "device_files": ()}, ERROR,
-        "driver: none: libcuda.so.1: cannot open; no /dev/nvidia* is there",
+        "driver: none: libcuda.so.1: cannot open; there is no /dev/nvidia*",
     ),
     "a wheel that cannot be imported": (
         CPU | {"runtime": OnnxRuntime(error="ImportError: GLIBC_2.38 not found")}, ERROR,
@@ -201,7 +201,7 @@ def test_a_provider_that_lacks_the_driver_alone_needs_nothing_of_pip() -> None:
     lacking = OnnxRuntime(version="1.31.1", provider_error="libcuda.so.1: cannot open shared object file")
     found = [each.remedy for each in judge(Facts(**GPU | {"runtime": lacking})).diagnoses]
 
-    assert "see what is said of the driver" in found
+    assert "see the finding about the driver" in found
 
 
 def test_the_pip_line_names_the_version_and_what_it_brings() -> None:

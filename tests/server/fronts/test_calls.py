@@ -374,7 +374,7 @@ def test_an_engine_that_dies_ends_what_is_under_way_at_once() -> None:
             assert json.loads(waiting.answer) == {"error": NO_ENGINE}
             assert not begun.whole
             assert (call.status, call.text) == (Status.UNAVAILABLE, NO_ENGINE)
-            assert front.lost == ["the process has gone"]
+            assert front.lost == ["the process is gone"]
             assert not front.asking.engine
 
     uvloop.run(main())

@@ -330,10 +330,10 @@ def test_mutual_tls_lets_in_who_has_a_certificate(keys: dict[str, tuple[str, str
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"grpc_use_ssl": True}, "needs --grpc-server-cert and --grpc-server-key"),
+        ({"grpc_use_ssl": True}, "requires --grpc-server-cert and --grpc-server-key"),
         (
             {"grpc_use_ssl_mutual": True, "grpc_server_cert": "a", "grpc_server_key": "b"},
-            "--grpc-use-ssl-mutual needs --grpc-root-cert",
+            "--grpc-use-ssl-mutual requires --grpc-root-cert",
         ),
         (
             {"grpc_use_ssl": True, "grpc_server_cert": "/none", "grpc_server_key": "/none"},

@@ -227,7 +227,7 @@ class TestMoving:
             await place_of(hooks)._moving  # type: ignore[misc]
 
             assert json.loads(await hooks.predict([0] * 4)) == [os.getpid()]
-            assert "stay where they are: hooks file" in caplog.records[-1].getMessage()
+            assert "are not moved: hooks file" in caplog.records[-1].getMessage()
 
         act(scene)
 
@@ -240,7 +240,7 @@ class TestMoving:
             await place_of(hooks)._moving  # type: ignore[misc]
 
             assert json.loads(await hooks.predict([0] * 4)) == [os.getpid()]
-            assert "stay where they are: TypeError" in caplog.records[-1].getMessage()
+            assert "are not moved: TypeError" in caplog.records[-1].getMessage()
 
         act(scene)
 

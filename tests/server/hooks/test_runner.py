@@ -413,7 +413,7 @@ class TestHarm:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(source)
 
-            said = 'pre_inference returned what the model cannot take: missing key "x", found "z"'
+            said = 'pre_inference returned a value that the model cannot take: missing key "x", found "z"'
             assert await refusal(hooks.predict({"z": 1})) == (Code.INVALID, said)
             code, text = await refusal(hooks.predict([1, 2, 3, 4]))
             assert code is Code.INTERNAL
@@ -736,8 +736,8 @@ class TestLoad:
             await stage.load(PLAIN)
 
         act(scene)
-        assert "up to 8 instances, globals are written: current (hooks.py:4)" in caplog.text
-        assert "one instance for all requests, no globals are written" in caplog.text
+        assert "up to 8 instances: globals are written: current (hooks.py:4)" in caplog.text
+        assert "one instance for all requests: globals are never written" in caplog.text
 
     def test_hook_seconds_and_failures_are_counted(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:

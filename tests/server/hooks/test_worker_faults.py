@@ -74,7 +74,7 @@ ENDS = {
     "abort": (Code.NOT_READY, "signal 6"),
     "crash": (Code.NOT_READY, "signal 11"),
     "leak": (Code.NOT_READY, "memory"),
-    "wrong": (Code.INVALID, "pre_inference returned what the model cannot take: input 'x' takes FP32"),
+    "wrong": (Code.INVALID, "pre_inference returned a value that the model cannot take: input 'x' takes FP32"),
     "flood": None,
 }
 SHARED = "shared"

@@ -260,7 +260,7 @@ def test_what_was_sent_in_the_turn_of_the_end_still_leaves() -> None:
             here.link.close()
             await there.until(lambda: there.lost)
             assert there.taken[0][2] == b"last words"
-            assert there.lost == ["the process has gone"]
+            assert there.lost == ["the process is gone"]
             assert there.taken[0][3][0].sum() == 20_000  # type: ignore[union-attr]
 
     uvloop.run(main())
@@ -363,7 +363,7 @@ def test_a_frame_cut_off_by_the_end_of_its_process_is_no_message() -> None:
         other.send(struct.pack("<IHHQII", 100, FIRST_KIND, 0, 0, 100, 0) + b"half of it")
         other.close()
         await here.until(lambda: here.lost)
-        assert (here.taken, here.lost) == ([], ["the process has gone"])
+        assert (here.taken, here.lost) == ([], ["the process is gone"])
 
     uvloop.run(main())
 
@@ -384,7 +384,7 @@ def test_descriptors_that_find_no_room_end_the_conversation(monkeypatch: pytest.
         socket.send_fds(other, [b"abc"], [0, 0])
         monkeypatch.setattr(here.link, "_sock", _Instead(mine, Small.recvmsg_into))
         await here.until(lambda: here.lost)
-        assert here.lost == ["too many open files to take what was sent"]
+        assert here.lost == ["too many open files to receive a message"]
         other.close()
 
     uvloop.run(main())

@@ -59,7 +59,7 @@ def test_a_request_that_ends_its_process_is_told_and_all_others_are_served(tmp_p
 def test_it_is_refused_on_a_gpu(tmp_path: Path) -> None:
     load = with_isolated(LOADERS, own_python)["onnxruntime"]
 
-    with pytest.raises(InferError, match="for models on the CPU, and this one would be on cuda:0") as caught:
+    with pytest.raises(InferError, match="requires a model on the CPU, but this one would run on cuda:0") as caught:
         load(contract_model("rows", tmp_path / "model.onnx"), "cuda:0", {"isolated": "1"})
 
     assert caught.value.code is Code.UNSUPPORTED

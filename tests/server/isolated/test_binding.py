@@ -197,7 +197,7 @@ class TestFailures:
         assert ask(bound(backend), row(1))[0].tolist() == [[2]]
 
     def test_more_rows_than_its_capacity_are_refused(self, backend: IsolatedBackend) -> None:
-        with pytest.raises(ValueError, match="9 rows, capacity is 8"):
+        with pytest.raises(ValueError, match="9 rows exceed the capacity of 8"):
             bound(backend).lend(9, [(9, 1)])
 
     def test_nothing_runs_that_was_not_lent(self, backend: IsolatedBackend) -> None:
@@ -267,7 +267,7 @@ class TestTheEndOfAWorker:
             monkeypatch.undo()
 
             assert isinstance(error, DeviceLost)
-            assert error.message == "model 'faulty' was ended: it has answered what was not asked"
+            assert error.message == "model 'faulty' was killed: it answered a call that was not made"
 
 
 @pytest.mark.slow
@@ -307,7 +307,7 @@ class TestStopping:
 
             assert type(error) is RunStopped
             assert type(after) is DeviceLost
-            assert after.message == "model 'faulty' was ended: a run did not stop when it was told to"
+            assert after.message == "model 'faulty' was killed: a run did not stop when requested"
 
     def test_a_run_that_takes_longer_than_its_limit_ends_with_its_process(self) -> None:
         with nothing_left(), faulty(**{"worker.timeout_s": 0.2}) as backend:

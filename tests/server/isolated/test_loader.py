@@ -50,12 +50,12 @@ class TestLoading:
     def test_a_process_that_ends_in_loading_is_said_with_its_last_words(self) -> None:
         error = refusal(faulty_loader(), load=int(Fault.DIE))
 
-        assert error.message == "model 'faulty' ended while it was opened: exit status 7: this is the end"
+        assert error.message == "model 'faulty' ended while it was starting: exit status 7: this is the end"
 
     def test_a_process_that_crashes_in_loading_is_said_with_its_signal(self) -> None:
         error = refusal(faulty_loader(), load=int(Fault.CRASH))
 
-        assert error.message.startswith("model 'faulty' ended while it was opened: signal 11 (SIGSEGV)")
+        assert error.message.startswith("model 'faulty' ended while it was starting: signal 11 (SIGSEGV)")
 
     def test_one_that_takes_too_much_memory_is_ended_and_says_so(self) -> None:
         error = refusal(faulty_loader(), load=int(Fault.GROW), worker_memory_mb=200)
@@ -189,7 +189,9 @@ class TestOptions:
     @pytest.mark.parametrize("text", ["x", "-1", "nan", "inf"])
     @pytest.mark.parametrize("name", ["worker.memory_mb", "worker.timeout_s"])
     def test_a_number_that_is_none_is_refused(self, name: str, text: str) -> None:
-        with pytest.raises(InferError, match=f"model 'm': option '{name}': got '{text}', wanted a number, at least 0"):
+        with pytest.raises(
+            InferError, match=f"model 'm': option '{name}' must be a number of at least 0, not '{text}'"
+        ):
             read_place({name: text}, "model 'm'")
 
     def test_an_option_of_the_worker_that_is_unknown_is_refused(self) -> None:

@@ -57,13 +57,13 @@ def test_prints_what_would_be_served(tmp_path: Path) -> None:
         f"m version 1, onnxruntime, {tmp_path}/m/1/model.onnx\n"
         "  inputs     x: FP32 [-1, 4]\n"
         "  outputs    y: FP32 [-1, 3]\n"
-        "             maps: seq(map(int64,tensor(float))), for hooks only; a ZipMap: skl2onnx exports a tensor in its "
-        "place with options={'zipmap': False}, and onnxmltools' convert_lightgbm with zipmap=False\n"
+        "             maps: seq(map(int64,tensor(float))), for hooks only; a ZipMap: to export a tensor in its place, "
+        "pass options={'zipmap': False} to skl2onnx, or zipmap=False to onnxmltools' convert_lightgbm\n"
         "  batching   up to 8 rows, preferred 4, waits up to 50 us, capped at 6, queue of 1024 rows\n"
         "  instances  1 on cpu\n"
         "  runtime    intra_op_thread_count 2\n"
         f"  hooks      {tmp_path.resolve()}/m/handler.py (pre_inference), timeout: 30 s\n"
-        "             replicas: one instance for all requests, no globals are written\n"
+        "             replicas: one instance for all requests: globals are never written\n"
         "\n"
         "1 version would be served, 0 mistakes"
     )
@@ -130,7 +130,7 @@ def test_every_mistake_is_found_with_its_place(tmp_path: Path) -> None:
     assert f"{tmp_path}/bad_file/1/model.onnx: onnx runtime error 7: no graph" in lines
     assert f"{tmp_path}/bad_shape/config.pbtxt:1: unexpected inference input 'q', allowed inputs are: x" in lines
     assert any(line.startswith(f"{tmp_path}/bad_hook/handler.py:2: ") for line in lines)
-    assert any(line.startswith(f"{tmp_path}/notes: warning: is no model") for line in lines)
+    assert any(line.startswith(f"{tmp_path}/notes: warning: is not a model") for line in lines)
     assert lines[-1] == "0 versions would be served, 4 mistakes, 1 warning"
     assert report.status == 1
 
@@ -160,9 +160,9 @@ def test_a_mistake_that_only_the_model_shows_has_its_line_too(tmp_path: Path) ->
     other = check([tmp_path], {"onnxruntime": Loads(graph=free)})
 
     file = tmp_path / "m" / "penstock.toml"
-    text = "model 'm', padding.x.axis: 0 is fixed at 4, and only a free axis can be padded"
+    text = "model 'm', padding.x.axis: axis 0 is fixed at 4, and only a free axis can be padded"
     assert [str(finding) for finding in report.mistakes] == [f"{file}:5: {text}"]
-    text = "model 'm', padding.x.y.axis: 0 is fixed at 2, and only a free axis can be padded"
+    text = "model 'm', padding.x.y.axis: axis 0 is fixed at 2, and only a free axis can be padded"
     assert [str(finding) for finding in other.mistakes] == [f"{file}:4: {text}"]
 
 
@@ -239,7 +239,7 @@ def test_prints_what_kind_of_model_would_be_served(tmp_path: Path) -> None:
     printed = str(check([tmp_path], {"onnxruntime": lambda path, *more: loads[path.parent.parent.name](path, *more)}))
 
     assert "up to 64 rows, cap learned, 3 levels, 2 by default, queue of 4096 rows\n" in printed
-    assert "  answers    remembered, with --cache-config\n  instances  1 on cpu, passive\n" in printed
+    assert "  answers    cached, with --cache-config\n  instances  1 on cpu, passive\n" in printed
     assert "  batching   up to 4 rows\n  steps      fine latest\n" in printed
     assert "  sequences  direct, forgotten after 1 s, told z\n" in printed
 
@@ -253,8 +253,8 @@ DECLARED = (
     ("config", "toml", "rows", "why"),
     [
         (None, "[batching]\nmax_batch_size = 0\n", 4, "max_batch_size is 0"),
-        (f"max_batch_size: 0 {DECLARED}", None, 4, "max_batch_size is not said, or 0"),
-        (DECLARED.partition("output")[0], None, 4, "the dims that are declared hold every axis"),
+        (f"max_batch_size: 0 {DECLARED}", None, 4, "max_batch_size is unset or 0"),
+        (DECLARED.partition("output")[0], None, 4, "the declared dims include every axis"),
         (None, None, 0, "default-max-batch-size is 0"),
     ],
 )
@@ -288,7 +288,7 @@ def test_what_keeps_a_model_from_having_rows_is_named(
 
     printed = str(check([tmp_path], {"onnxruntime": Loads(graph=graph)}, Defaults(max_batch_rows=0)))
 
-    assert f"  batching   none: the model has no axis for rows: {which}\n" in printed
+    assert f"  batching   none: the model has no batch axis: {which}\n" in printed
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_a_model_that_was_quantised_dynamically_is_told_where_its_requests_share
 
     printed = str(check([tmp_path], {"onnxruntime": Loads(shared_scale="DynamicQuantizeLinear")}))
 
-    assert ("  invariance not by itself: DynamicQuantizeLinear takes its scale from all rows" in printed) is told
+    assert ("  invariance not invariant: DynamicQuantizeLinear takes its scale from all rows" in printed) is told
 
 
 def test_one_that_invariance_was_asked_of_and_cannot_be_tried_is_told_so_too(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_one_that_invariance_was_asked_of_and_cannot_be_tried_is_told_so_too(tmp
 
     printed = str(check([tmp_path], {"onnxruntime": loads}, invariance=True))
 
-    assert "  invariance not by itself: DynamicQuantizeLinear takes its scale from all rows" in printed
+    assert "  invariance not invariant: DynamicQuantizeLinear takes its scale from all rows" in printed
 
 
 def test_an_ensemble_without_rows_has_none_said(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_an_ensemble_without_rows_has_none_said(tmp_path: Path) -> None:
 
     printed = str(check([tmp_path], {"onnxruntime": Loads()}))
 
-    assert "  batching   none: max_batch_size is not said, or 0\n  steps      m latest\n" in printed
+    assert "  batching   none: max_batch_size is unset or 0\n  steps      m latest\n" in printed
 
 
 class NoGpu(Loads):

@@ -292,8 +292,8 @@ class TestLoading:
             assert it.rows() == ["alone"]
             await it.control.load("alone")
             assert it.rows() == ["alone 1 READY"]
-            assert "takes no configuration" in (await refusal(it.control.load("alone", "{}")))[1]
-            assert it.rows()[0].startswith("alone 1 READY alone: takes no configuration")
+            assert "cannot be configured" in (await refusal(it.control.load("alone", "{}")))[1]
+            assert it.rows()[0].startswith("alone 1 READY alone: cannot be configured")
 
     async def test_where_a_model_that_is_one_file_lies_is_not_told(self, tmp_path: Path) -> None:
         make(tmp_path, "alone.onnx")
@@ -302,7 +302,7 @@ class TestLoading:
             await refusal(it.control.load("alone"))
 
             assert it.rows() == [
-                "alone UNAVAILABLE alone.toml:2: batching.cap: got 0 (integer), takes an integer, 1 or more"
+                "alone UNAVAILABLE alone.toml:2: batching.cap must be an integer of at least 1, not 0 (integer)"
             ]
 
 
@@ -486,7 +486,7 @@ class TestStarting:
         async with house(tmp_path) as it:
             await it.control.load("a")
             monkeypatch.setattr("penstock.server.repository.overrides.write", write)
-            why = "the files cannot be written: No space left on device"
+            why = "the files could not be written: No space left on device"
             text = f"failed to load 'a', failed to poll from model repository: {why}"
             assert await refusal(it.control.load("a", "{}", {"1/model.onnx": b"x"})) == (Code.INTERNAL, text)
             assert it.rows() == ["a 1 READY"]
@@ -678,7 +678,7 @@ class TestPolling:
             await look_twice(it.control)
             assert it.rows() == ["a 1 READY"]
             assert [line for line in caplog.messages if "cannot be read" in line] == [
-                f"{root}: cannot be read: No such file or directory; what is served of it stays as it is"
+                f"{root}: cannot be read: No such file or directory; its models stay as they are"
             ]
             (tmp_path / "away").rename(root)
             shutil.rmtree(root / "a")
@@ -776,7 +776,7 @@ class TestPolling:
 
             assert it.rows() == ["a 1 READY", "new 1 READY"]
         assert [record.getMessage() for record in caplog.records if record.levelno > logging.INFO] == [
-            "model new: its files were different at each of 10 looks; it is loaded once two looks see the same"
+            "model new: its files have changed at each of the last 10 polls; it is loaded once two polls agree"
         ]
 
     async def test_a_repository_that_is_empty_all_at_once_is_believed_at_the_second_look(
@@ -800,7 +800,7 @@ class TestPolling:
             await it.control.poll()
             assert it.rows() == []
 
-        warning = f"{root}: holds no models any more; if the next look finds none, they are unloaded"
+        warning = f"{root}: contains no models any more; they are unloaded if the next poll finds none either"
         assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [warning] * 2
 
 

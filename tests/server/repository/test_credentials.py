@@ -67,7 +67,7 @@ class TestChoice:
 
         options = complete("s3://https://host:443/b/models", variables).options
         assert options["client_kwargs"] == {"endpoint_url": "https://host:443", "region_name": "r"}
-        with pytest.raises(CredentialError, match='s3: has no entry that this URL begins with, nor one by the name ""'):
+        with pytest.raises(CredentialError, match='s3: has no entry that is a prefix of this URL, and none named ""'):
             complete("s3://b/models", variables)
 
     def test_without_the_file_the_packages_look_for_themselves(self) -> None:
@@ -115,7 +115,9 @@ class TestGoogle:
     def test_a_file_that_is_none_of_googles_is_told_without_what_is_said(self, tmp_path: Path, entry: str) -> None:
         (tmp_path / "other").write_text('{"type": "external_account", "secret": "hunter2"}')
         (tmp_path / "deep").write_text("[" * 100_000)
-        with pytest.raises(CredentialError, match=r'cloud\.json: gs, "": must be the path of Google.s file') as caught:
+        with pytest.raises(
+            CredentialError, match=r'cloud\.json: gs, "": must be empty or the path of a Google credentials file'
+        ) as caught:
             complete("gs://b/m", environ(tmp_path, {"gs": {"": f"{tmp_path}/{entry}" if len(entry) < 6 else entry}}))
         assert "hunter2" not in str(caught.value)
 
@@ -174,18 +176,18 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("content", "text"),
         [
-            ("{", "is no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
-            ("[" * 100_000, "is no JSON: "),
+            ("{", "not valid JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+            ("[" * 100_000, "not valid JSON: "),
             ([], "it must be an object"),
             ({"s3": []}, "s3 must be an object"),
             (
                 {"s3": {"key_id": "k"}},
                 's3, "key_id": must be an object with secret_key, key_id, region, session_token, profile',
             ),
-            ({"s3": {"": {"key_id": 7, "secret_key": "s"}}}, 's3, "", key_id: must be a text'),
-            ({"s3": {"": {}, "s3://b": {"key_id": "k"}}}, 's3, "s3://b": key_id and secret_key must both be said'),
-            ({}, 's3: has no entry that this URL begins with, nor one by the name ""'),
-            ({"gs": {"": "x"}}, "s3: has no entry that this URL begins with"),
+            ({"s3": {"": {"key_id": 7, "secret_key": "s"}}}, 's3, "", key_id: must be a string'),
+            ({"s3": {"": {}, "s3://b": {"key_id": "k"}}}, 's3, "s3://b": key_id and secret_key must be set together'),
+            ({}, 's3: has no entry that is a prefix of this URL, and none named ""'),
+            ({"gs": {"": "x"}}, "s3: has no entry that is a prefix of this URL"),
         ],
     )
     def test_a_mistake_is_told_with_its_place(self, tmp_path: Path, content: Any, text: str) -> None:

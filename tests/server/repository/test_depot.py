@@ -131,8 +131,8 @@ class TestChanges:
         assert remote.refresh_all() == {}
 
         first, second = warnings(caplog)
-        assert first.startswith(f"{ONE}: {keys.path}: is no JSON: ")
-        assert first.endswith("; what was said before holds")
+        assert first.startswith(f"{ONE}: {keys.path}: not valid JSON: ")
+        assert first.endswith("; the previous credentials stay in use")
         assert second.startswith(f"{ONE}: {keys.path}: cannot be read: ")
 
 
@@ -143,15 +143,14 @@ class TestTelling:
             Mirrors.of([ONE]).open()
 
         assert (
-            str(caught.value)
-            == f'{ONE}: {keys.path}: s3: has no entry that this URL begins with, nor one by the name ""'
+            str(caught.value) == f'{ONE}: {keys.path}: s3: has no entry that is a prefix of this URL, and none named ""'
         )
 
     def test_check_tells_it(self, bucket: type[Guarded], keys: Keys, capsys: pytest.CaptureFixture[str]) -> None:
         keys.path.write_text('{"s3": {"": {"key_id": "hunter2"}}}')
 
         assert cli.main(["check", ONE]) == 1
-        text = f'penstock: {ONE}: {keys.path}: s3, "": key_id and secret_key must both be said, or neither\n'
+        text = f'penstock: {ONE}: {keys.path}: s3, "": key_id and secret_key must be set together\n'
         assert capsys.readouterr().err == text
 
     def test_a_name_that_means_nothing_is_told(
@@ -161,7 +160,7 @@ class TestTelling:
         keys.path.write_text('{"s3": {"": {"access_key": "hunter2"}}}')
         Remote(ONE).open()
 
-        assert f'{ONE}: what is no credential is ignored: s3, "", access_key' in warnings(caplog)
+        assert f'{ONE}: ignoring unknown keys: s3, "", access_key' in warnings(caplog)
 
 
 class TestNobody:
@@ -181,7 +180,7 @@ class TestNobody:
             assert remote.names() == ["one"]
         finally:
             remote.close()
-        assert warnings(caplog) == [f"{ONE}: no credentials are found; what anybody may read is read"]
+        assert warnings(caplog) == [f"{ONE}: no credentials found, using anonymous access"]
 
     def test_nor_does_a_public_container(self, bucket: type[Guarded]) -> None:
         bucket.lacks = self.NONE_HAD

@@ -85,8 +85,8 @@ class TestConfiguration:
                               for name in ("chunk_size", "execution_mode")))  # fmt: skip
 
         assert [(finding.mistake, finding.message.partition(":")[0]) for finding in findings] == [
-            (False, "parameter 'chunk_size' is for those who read the configuration"),
-            (False, "parameter 'execution_mode' is for those who read the configuration"),
+            (False, "parameter 'chunk_size' is informational"),
+            (False, "parameter 'execution_mode' is informational"),
         ]
         assert not [name for name in said.values if name.startswith("runtime.")]
 
@@ -105,7 +105,7 @@ class TestConfiguration:
         entry = read_folder(tmp_path / "chain", Defaults())
 
         assert entry is not None
-        assert [finding.message for finding in entry.findings] == ["batching.cap means nothing for an ensemble"]
+        assert [finding.message for finding in entry.findings] == ["batching.cap does not apply to an ensemble"]
 
 
 class TestOrder:

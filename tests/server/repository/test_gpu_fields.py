@@ -81,15 +81,15 @@ class TestAccelerators:
              "unknown parameter 'trt_fp61_enable' is provided for TensorRT Execution Accelerator, the nearest known"),
             (accelerator("tensorrt", precision_mode="FP8"), "unsupported precision mode 'FP8' is requested"),
             (accelerator("cuda", device_id="1"),
-             "parameter 'device_id' cannot be said for CUDA Execution Accelerator: instance_group says which GPUs"),
+             "parameter 'device_id' cannot be set for CUDA Execution Accelerator: instance_group selects the GPUs"),
             (accelerator("cuda", cudnn_conv_algo_search="FAST"),
-             "parameter 'cudnn_conv_algo_search' is 'FAST', takes one of EXHAUSTIVE, HEURISTIC, DEFAULT"),
+             "parameter 'cudnn_conv_algo_search' must be one of EXHAUSTIVE, HEURISTIC, DEFAULT, not 'FAST'"),
             (accelerator("cuda", do_copy_in_default_stream="0"),
-             "parameter 'do_copy_in_default_stream' is '0', takes true: copies beside the stream that computes race"),
+             "parameter 'do_copy_in_default_stream' must be true: copies on a separate stream would race"),
             (accelerator("tensorrt", max_workspace_size_bytes="1 GiB"),
-             "parameter 'max_workspace_size_bytes' is '1 GiB', takes an integer from 0 to 18446744073709551615"),
+             "parameter 'max_workspace_size_bytes' must be an integer from 0 to 18446744073709551615, not '1 GiB'"),
             (accelerator("tensorrt", trt_profile_min_shapes="1x3"),
-             "parameter 'trt_profile_min_shapes' is '1x3', takes shapes of inputs"),
+             "parameter 'trt_profile_min_shapes' must be input shapes"),
             ('optimization { execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }',
              "field 'optimization.execution_accelerators.cpu_execution_accelerator' is not supported: ONNX Runtime's"),
         ],
@@ -107,7 +107,7 @@ class TestAccelerators:
 
         assert read(accelerator("cuda", cudnn_conv_algo_search="HEURISTIC") + both)[1] == []
         assert read(accelerator("cuda", cudnn_conv_algo_search="DEFAULT") + both)[1] == [
-            "runtime.cuda.cudnn_conv_algo_search is said twice, and differently: DEFAULT and HEURISTIC"
+            "runtime.cuda.cudnn_conv_algo_search is set twice with different values: DEFAULT and HEURISTIC"
         ]
 
     @settings(max_examples=60, deadline=None)
@@ -148,7 +148,7 @@ class TestParameters:
 
     def test_a_wrong_value_is_told_what_is_taken(self) -> None:
         assert read(parameter("cudnn_conv_algo_search", "3"))[1] == [
-            "parameter 'cudnn_conv_algo_search' is '3', takes 0 (EXHAUSTIVE), 1 (HEURISTIC), 2 (DEFAULT)"
+            "parameter 'cudnn_conv_algo_search' must be one of 0 (EXHAUSTIVE), 1 (HEURISTIC), 2 (DEFAULT), not '3'"
         ]
 
 
@@ -177,9 +177,9 @@ class TestGraphs:
         [
             ("graph_spec { batch_size: 4 }", "optimization.cuda.graph_spec has no effect without optimization.cuda.gr"),
             ("graphs: true graph_spec { batch_size: 9 }",
-             "optimization.cuda.graph_spec.batch_size 9 has no effect: it is not from 0 to the max batch size, 8"),
+             "optimization.cuda.graph_spec.batch_size 9 has no effect: it must be from 0 to the max batch size, 8"),
             ("graphs: true graph_spec { batch_size: -1 }",
-             "optimization.cuda.graph_spec.batch_size -1 has no effect: it is not from 0 to the max batch size, 8"),
+             "optimization.cuda.graph_spec.batch_size -1 has no effect: it must be from 0 to the max batch size, 8"),
         ],
     )  # fmt: skip
     def test_what_they_cannot_be_is_a_hint_too(self, cuda: str, message: str) -> None:

@@ -89,7 +89,7 @@ def test_it_is_served_on_the_cpu_where_it_may(tmp_path: Path, caplog: pytest.Log
 
     assert fallback.startswith("device 'cuda:0' cannot be used")
     assert (group["kind"], group["count"], group["gpus"]) == ("KIND_CPU", 1, [])
-    assert len([record for record in caplog.records if "model 'm' runs on the CPU" in record.getMessage()]) == 1
+    assert len([record for record in caplog.records if "model 'm' falls back to the CPU" in record.getMessage()]) == 1
 
 
 class TestOfAModelThatLeavesItOpen:

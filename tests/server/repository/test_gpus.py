@@ -37,7 +37,7 @@ class TestNumbers:
         gpus = Gpus(least=8.0, machine=machine(runtime("7.5", "9.0", "10.0", "8.0")))
 
         assert gpus.numbers == (1, 2, 3)
-        assert gpus.why == "GPU 0 has compute capability 7.5, and 8 is the least that is used"
+        assert gpus.why == "GPU 0 has compute capability 7.5, below the minimum of 8"
         assert [record.getMessage() for record in caplog.records] == [gpus.why]
 
     def test_without_a_driver_there_are_none(self) -> None:
@@ -67,7 +67,7 @@ class TestNumbers:
         gpus = Gpus(machine=machine(counted))
 
         assert gpus.numbers == (0, 2)
-        assert "GPU 1 does not answer: cudaDeviceGetAttribute" in caplog.text
+        assert "GPU 1 does not respond: cudaDeviceGetAttribute" in caplog.text
 
     def test_a_driver_that_hangs_is_not_waited_for(self, caplog: pytest.LogCaptureFixture) -> None:
         answer = threading.Event()
@@ -75,8 +75,8 @@ class TestNumbers:
         gpus = Gpus(machine=machine(cast(Runtime, hanging)), patience_s=0.001)
 
         assert gpus.numbers == ()
-        assert gpus.why == "the NVIDIA driver has not answered for 0.001 s"
-        assert "no GPU is used until the server is started again" in caplog.text
+        assert gpus.why == "the NVIDIA driver has not responded for 0.001 s"
+        assert "no GPU is used until the server is restarted" in caplog.text
         answer.set()
 
     def test_the_driver_is_asked_once_and_only_when_somebody_needs_to_know(self) -> None:
@@ -110,7 +110,7 @@ class TestDefault:
 
         assert found == [("cpu",)] * 3
         assert [record.levelno for record in caplog.records] == [logging.WARNING]
-        assert "none can be used: no driver. Models that name none run on the CPU" in caplog.text
+        assert "none can be used: no driver. Models that do not name a GPU run on the CPU" in caplog.text
 
     def test_what_is_said_is_taken(self) -> None:
         assert Gpus(("cuda:1",), machine=machine(None)).default("tensorflow") == ("cuda:1",)
@@ -152,7 +152,7 @@ class TestSettings:
 
     @pytest.mark.parametrize("text", ["", "gpu", "cuda", "cuda:01", "cpu,cpu", "auto,cpu", "cuda:0;cuda:1"])
     def test_no_devices(self, text: str) -> None:
-        with pytest.raises(ValueError, match="wanted auto, cpu, or devices such as cuda:0,cuda:1"):
+        with pytest.raises(ValueError, match="must be auto, cpu, or distinct devices such as cuda:0,cuda:1"):
             parse_devices(text)
 
     def test_limits(self) -> None:

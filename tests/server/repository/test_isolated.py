@@ -60,9 +60,9 @@ def test_one_that_says_false_stays_in_the_server(tmp_path: Path) -> None:
     [
         (LIMITS, "model.onnx", "worker.memory_mb is for Python and TensorFlow models, and ONNX models with runtime."),
         (ISOLATED + "[worker]\ninterpreter = 'p'\n", "model.onnx", "worker.interpreter is for Python and TensorFlow"),
-        (ISOLATED + "[batching]\nexecutor = 'loop'\n", "model.onnx", "batching.executor means nothing with runtime."),
-        (ISOLATED, "model.py", "runtime.isolated means nothing for a Python model"),
-        (ISOLATED, "saved_model.pb", "runtime.isolated means nothing for a TensorFlow model"),
+        (ISOLATED + "[batching]\nexecutor = 'loop'\n", "model.onnx", "batching.executor does not apply with runtime."),
+        (ISOLATED, "model.py", "runtime.isolated does not apply to a Python model"),
+        (ISOLATED, "saved_model.pb", "runtime.isolated does not apply to a TensorFlow model"),
     ],
 )  # fmt: skip
 def test_what_means_nothing_is_a_mistake(tmp_path: Path, toml: str, name: str, text: str) -> None:

@@ -71,7 +71,7 @@ class TestStart:
         put({"b/1/model.onnx": "b"})
         store.fails["/bucket/models/a/1/model.onnx"] = PermissionError("denied to me")
         async with house(URL) as control:
-            reason = f"a: cannot be copied: {URL}/a: permission denied: denied to me"
+            reason = f"a: could not be copied: {URL}/a: permission denied: denied to me"
             assert await rows(control) == [f"a UNAVAILABLE {reason}", "b 1 READY"]
 
     async def test_a_store_that_breaks_after_it_was_opened_is_among_the_reasons(self, store: type[Store]) -> None:
@@ -84,9 +84,9 @@ class TestStart:
         finally:
             await control.stop()
             mirrors.close()
-        text = f"{mirrors.paths[0]}: cannot be brought up to date: {URL}: ConnectionError: down"
+        text = f"{mirrors.paths[0]}: could not be synchronized: {URL}: ConnectionError: down"
         assert reasons == [text]
-        assert mirrors.spelled(text) == f"{URL}: cannot be brought up to date: {URL}: ConnectionError: down"
+        assert mirrors.spelled(text) == f"{URL}: could not be synchronized: {URL}: ConnectionError: down"
 
 
 class TestPolling:
@@ -123,7 +123,7 @@ class TestPolling:
             store.fails.update(dict.fromkeys(("/bucket/models/a/2", "/bucket/models/b/1"), OSError("slow down")))
             await look_twice(control)
             await look_twice(control)
-            text = f"b: cannot be copied: {URL}/b: OSError: slow down"
+            text = f"b: could not be copied: {URL}/b: OSError: slow down"
             assert await rows(control) == ["a 1 READY", f"b UNAVAILABLE {text}"]
 
             store.fails.clear()
@@ -152,7 +152,7 @@ class TestExplicit:
             store.fails["/bucket/models/a/2/model.onnx"] = OSError("reset")
             with pytest.raises(InferError) as caught:
                 await control.load("a")
-            why = f"a: cannot be copied: {URL}/a: OSError: reset"
+            why = f"a: could not be copied: {URL}/a: OSError: reset"
             text = f"failed to load 'a', failed to poll from model repository: {why}"
             assert (caught.value.code, caught.value.message) == (Code.INTERNAL, text)
             assert (await rows(control))[0] == f"a 1 READY {why}"

@@ -161,7 +161,7 @@ def test_what_is_said_of_levels_that_there_are_not_is_told_as_a_warning(said: st
     stated, [finding] = read(f"dynamic_batching {{ {said} }}")
 
     name = said.partition(":")[0].partition(" ")[0]
-    text = f"field 'dynamic_batching.{name}' means nothing without 'priority_levels' for m"
+    text = f"field 'dynamic_batching.{name}' has no effect without 'priority_levels' for m"
     assert (finding.message, finding.mistake) == (text, False)
     assert not {"batching.default_priority", "batching.level_policies"} & stated.values.keys()
 
@@ -277,9 +277,9 @@ parameters { key: "memory.enable_memory_arena_shrinkage" value { string_value: "
         ("optimization { graph { level: 3 } }", "optimization.graph.level 3 is unknown, known: -1, 0, 1, 2"),
         (
             'parameters { key: "intra_op_thread_count" value { string_value: "many" } }',
-            "parameter 'intra_op_thread_count' is 'many', takes an integer from 0 to 4096",
+            "parameter 'intra_op_thread_count' must be an integer from 0 to 4096, not 'many'",
         ),
-        ('output { name: "y" data_type: TYPE_FP32 dims: 1 label_filename: "/etc/x" }', "'/etc/x' lies outside"),
+        ('output { name: "y" data_type: TYPE_FP32 dims: 1 label_filename: "/etc/x" }', "'/etc/x' is outside"),
     ],
 )
 def test_what_cannot_be_is_refused(text: str, message: str) -> None:
@@ -309,7 +309,7 @@ def test_a_parameter_of_ones_own_is_a_warning_for_clients_read_it_from_the_confi
 
     assert not finding.mistake
     assert finding.line == 2
-    assert finding.message == f"parameter '{name}' is for those who read the configuration: it changes nothing here"
+    assert finding.message == f"parameter '{name}' is informational: it changes nothing here"
 
 
 @pytest.mark.parametrize(("gpus", "device"), [((), "cpu"), ((0,), "cuda:0")])
@@ -335,7 +335,7 @@ def test_labels_that_are_not_there_are_a_mistake_of_the_line_that_names_them(tmp
 
     (finding,) = read(text, folder=tmp_path)[1]
 
-    assert (finding.line, finding.message) == (2, "'lables.txt' is not there")
+    assert (finding.line, finding.message) == (2, "'lables.txt' does not exist")
 
 
 def test_labels_are_read_from_the_models_folder(tmp_path: Path) -> None:

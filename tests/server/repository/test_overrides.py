@@ -53,11 +53,11 @@ class TestFiles:
         assert "must be a path inside the model's folder" in text
 
     def test_a_file_cannot_be_a_folder_too(self) -> None:
-        assert "is a folder" in refusal(overrides.check_files, "m", {"1": b"", "1/model.onnx": b""})[1]
+        assert "is also the name of a folder" in refusal(overrides.check_files, "m", {"1": b"", "1/model.onnx": b""})[1]
 
     @pytest.mark.parametrize("name", ["config.pbtxt", "configs/a.pbtxt"])
     def test_the_configuration_is_no_file(self, name: str) -> None:
-        assert "is given as the parameter 'config'" in refusal(overrides.check_files, "m", {name: b""})[1]
+        assert "must be passed as the parameter 'config'" in refusal(overrides.check_files, "m", {name: b""})[1]
 
     def test_hooks_do_not_come_over_the_network(self) -> None:
         assert "cannot be given with a request" in refusal(overrides.check_files, "m", {"penstock.toml": b""})[1]
@@ -123,7 +123,7 @@ class TestConfig:
         code, said = refusal(overrides.read_config, "m", text)
 
         assert code is Code.INVALID
-        assert said.startswith("failed to load 'm': load parameter 'config' is no JSON of a ModelConfig: ")
+        assert said.startswith("failed to load 'm': load parameter 'config' is not a ModelConfig in JSON: ")
         assert len(said) < 600
         assert "versionPolicy" not in said
 

@@ -50,8 +50,8 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
     [
         ("\nmax_batch_sise: 3", 2, 'no field named "max_batch_sise"'),
         ("\n\ninput { data_type: TYPE_FOO }", 3, "no value named TYPE_FOO"),
-        ('\ninput { data_type: "TYPE_FP32" }', 2, 'named "TYPE_FP32": the values of an enum have no quotes'),
-        ("instance_group { kind: 'KIND_CPU' }", 1, "the values of an enum have no quotes"),
+        ('\ninput { data_type: "TYPE_FP32" }', 2, 'named "TYPE_FP32": enum values must not be quoted'),
+        ("instance_group { kind: 'KIND_CPU' }", 1, "enum values must not be quoted"),
         ('max_batch_size: "x"', 1, "Couldn't parse integer"),
         ('name: "a"\nname: "b"', 2, "multiple"),
         ("input {", 1, "Expected"),
@@ -97,7 +97,7 @@ def test_what_is_no_comment_is_utf8(tmp_path: Path) -> None:
     with pytest.raises(MistakeError) as caught:
         parse(path)
 
-    assert str(caught.value) == f"{path}:3: is not UTF-8: only comments may be in another encoding"
+    assert str(caught.value) == f"{path}:3: is not UTF-8: only comments may use another encoding"
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", None])

@@ -13,8 +13,8 @@ from penstock.server.repository.penstock_toml import KEYS, PADDING, PROVIDERS, k
 from penstock.server.repository.placing import ANY_DEVICE
 from penstock.server.repository.statement import Statement
 
-NO_SIZE = 'runtime.gpu_memory: got "4 gib" (string), takes a number of bytes above 0, or a size such as "4 GiB"'
-NO_SIZE += ' or "500 MB"'
+NO_SIZE = 'runtime.gpu_memory must be a number of bytes above 0, or a size such as "4 GiB"'
+NO_SIZE += ' or "500 MB", not "4 gib" (string)'
 DOCS = Path(__file__).parents[3] / "docs" / "repository.md"
 
 
@@ -147,15 +147,15 @@ trt_profile_min_shapes = "x:1x3x8x8"
         (
             "[runtime.cuda]\nprefer_nhwc = 2",
             2,
-            "runtime.cuda.prefer_nhwc: got 2 (integer), takes true or false",
+            "runtime.cuda.prefer_nhwc must be true or false, not 2 (integer)",
         ),
-        ("[runtime]\ncuda = true", 2, "runtime.cuda: got true (boolean), takes a table: [runtime.cuda]"),
+        ("[runtime]\ncuda = true", 2, "runtime.cuda must be a table, [runtime.cuda], not true (boolean)"),
         (
             '[runtime]\ngpu_memory = "4 gib"',
             2,
             NO_SIZE,
         ),
-        ("[runtime]\ngpu_graphs = 1", 2, 'runtime.gpu_graphs: got 1 (integer), takes true, false or "auto"'),
+        ("[runtime]\ngpu_graphs = 1", 2, 'runtime.gpu_graphs must be true, false or "auto", not 1 (integer)'),
         ("[batchin]\ncap = 1", 1, "unknown table batchin, the nearest known is batching"),
         (
             "\n[batching]\nmax_batchsize = 1",
@@ -168,44 +168,44 @@ trt_profile_min_shapes = "x:1x3x8x8"
             2,
             "unknown key instances.qqqqqq, known here: count, devices, memory_budget_mb",
         ),
-        ("[batching]\ncap = true", 2, "batching.cap: got true (boolean), takes an integer, 1 or more"),
-        ("[batching]\ncap = 0", 2, "batching.cap: got 0 (integer), takes an integer, 1 or more"),
-        ('[batching]\ncap = "8"', 2, 'batching.cap: got "8" (string), takes an integer, 1 or more'),
+        ("[batching]\ncap = true", 2, "batching.cap must be an integer of at least 1, not true (boolean)"),
+        ("[batching]\ncap = 0", 2, "batching.cap must be an integer of at least 1, not 0 (integer)"),
+        ('[batching]\ncap = "8"', 2, 'batching.cap must be an integer of at least 1, not "8" (string)'),
         (
             '[batching]\nexecutor = "fast"',
             2,
-            'batching.executor: got "fast" (string), takes one of "auto", "thread", "loop"',
+            'batching.executor must be one of "auto", "thread", "loop", not "fast" (string)',
         ),
-        ("batching = 3", 1, "batching: got 3 (integer), takes a table: [batching]"),
+        ("batching = 3", 1, "batching must be a table, [batching], not 3 (integer)"),
         (
             '[instances]\ndevices = ["gpu"]',
             2,
-            'instances.devices: got [\'gpu\'] (list), takes a list of devices ("cpu", "cuda:0", ...)',
+            'instances.devices must be a list of devices ("cpu", "cuda:0", ...), not [\'gpu\'] (list)',
         ),
         (
             '[model]\nfile = "../x"',
             2,
-            'model.file: got "../x" (string), takes the name of a file in the version\'s folder',
+            'model.file must be the name of a file in the version\'s folder, not "../x" (string)',
         ),
-        ('[hooks]\nfile = "gone.py"', 2, "hooks.file: 'gone.py' is not there"),
-        ('[hooks]\nfile = "../handler.py"', 2, "hooks.file: '../handler.py' lies outside the model's folder"),
-        ('[hooks]\nfile = "/etc/passwd"', 2, "hooks.file: '/etc/passwd' lies outside the model's folder"),
-        ("[hooks]\nreplicas = 2", 1, "[hooks] must name a file"),
-        ("[hooks]\nworkers = -1", 2, "hooks.workers: got -1 (integer), takes an integer from 0 to 256"),
+        ('[hooks]\nfile = "gone.py"', 2, "hooks.file: 'gone.py' does not exist"),
+        ('[hooks]\nfile = "../handler.py"', 2, "hooks.file: '../handler.py' is outside the model's folder"),
+        ('[hooks]\nfile = "/etc/passwd"', 2, "hooks.file: '/etc/passwd' is outside the model's folder"),
+        ("[hooks]\nreplicas = 2", 1, "[hooks] must set file"),
+        ("[hooks]\nworkers = -1", 2, "hooks.workers must be an integer from 0 to 256, not -1 (integer)"),
         (
             '[hooks]\nfile = "penstock.toml"\nworkers = 0\ninterpreter = "p"',
             4,
-            "hooks.interpreter is for hooks that run in hooks.workers, 1 or more",
+            "hooks.interpreter requires hooks.workers of at least 1",
         ),
         (
             '[hooks]\nfile = "penstock.toml"\nreplicas = 3\nworkers = 2',
             3,
-            "hooks.replicas is 3, and each of the 2 hooks.workers is one: leave one of them out",
+            "hooks.replicas is 3, but each of the 2 hooks.workers is a replica: remove one of the two",
         ),
         (
             '[hooks]\nfile = "penstock.toml"\nworkers = 2\nrequirements = "gone.txt"',
             4,
-            "hooks.requirements: 'gone.txt' is not there",
+            "hooks.requirements: 'gone.txt' does not exist",
         ),
         (
             "[batching]\nlatency_target_us = 5",
@@ -215,27 +215,27 @@ trt_profile_min_shapes = "x:1x3x8x8"
         (
             "[batching]\nlatency_target_ms = 0",
             2,
-            "batching.latency_target_ms: got 0 (integer), takes a number of milliseconds above 0, at most 86400000",
+            "batching.latency_target_ms must be a number of milliseconds above 0, at most 86400000, not 0 (integer)",
         ),
         (
             '[batching]\ninvariance = "on"',
             2,
-            'batching.invariance: got "on" (string), takes one of "off", "strict"',
+            'batching.invariance must be one of "off", "strict", not "on" (string)',
         ),
         (
             "[instances]\ncount = 0",
             2,
-            'instances.count: got 0 (integer), takes an integer from 1 to 1024, or "auto"',
+            'instances.count must be an integer from 1 to 1024, or "auto", not 0 (integer)',
         ),
         (
             "[instances]\nmemory_budget_mb = 100",
             2,
-            'instances.memory_budget_mb is for instances.count = "auto"',
+            'instances.memory_budget_mb requires instances.count = "auto"',
         ),
         ("[paddin]\naxis = 0", 1, "unknown table paddin, the nearest known is padding.<input>"),
-        ("[padding]\naxis = 0", 2, "padding.axis: got 0 (integer), takes a table per input: [padding.<input>]"),
-        ("padding = 3", 1, "padding: got 3 (integer), takes a table per input: [padding.<input>]"),
-        ("\n[padding.ids]", 2, "[padding.ids] must say its axis"),
+        ("[padding]\naxis = 0", 2, "padding.axis must be a table per input, [padding.<input>], not 0 (integer)"),
+        ("padding = 3", 1, "padding must be a table per input, [padding.<input>], not 3 (integer)"),
+        ("\n[padding.ids]", 2, "[padding.ids] must set axis"),
         (
             "[padding.ids]\naxis = 0\nbucket = [16]",
             3,
@@ -249,17 +249,17 @@ trt_profile_min_shapes = "x:1x3x8x8"
         (
             "[padding.ids]\nbuckets = [32, 16]\naxis = 0",
             2,
-            "padding.ids.buckets: got [32, 16] (list), takes a list of integers above 0, each above the one before",
+            "padding.ids.buckets must be a list of integers above 0, each above the one before, not [32, 16] (list)",
         ),
         (
             '[padding."input:0"]\naxis = -1',
             2,
-            "padding.input:0.axis: got -1 (integer), takes an integer, 0 or more",
+            "padding.input:0.axis must be an integer of at least 0, not -1 (integer)",
         ),
         (
             '[padding.ids]\naxis = 0\n[padding.ids.outputs]\ny = "0"',
             3,
-            "padding.ids.outputs: got {'y': '0'} (table), takes a table of outputs, each with its axis: { name = 0 }",
+            "padding.ids.outputs must be a table of outputs, each with its axis: { name = 0 }, not {'y': '0'} (table)",
         ),
         (
             "[padding]\nids = { axis = 0, valu = 1 }",
@@ -323,7 +323,7 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     (folder / "handler.py").symlink_to(tmp_path / "outside.py")
     _, findings = read(folder, '[hooks]\nfile = "handler.py"')
 
-    assert [finding.message for finding in findings] == ["hooks.file: 'handler.py' lies outside the model's folder"]
+    assert [finding.message for finding in findings] == ["hooks.file: 'handler.py' is outside the model's folder"]
 
 
 def test_what_is_no_toml_has_its_line(tmp_path: Path) -> None:
@@ -336,9 +336,12 @@ def test_what_is_no_toml_has_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (f"[padding.x]\naxis = 0\nvalue = 1{'0' * 400}", "takes a number that a double can hold"),
-        (f"[batching]\ncap = 0x{'f' * 5000}", "got thousands of digits (integer), takes an integer, 1 or more"),
-        (f"[instances]\ndevices = [0x{'f' * 5000}]", "got thousands of digits (list)"),
+        (f"[padding.x]\naxis = 0\nvalue = 1{'0' * 400}", "must be a number that a double can hold"),
+        (
+            f"[batching]\ncap = 0x{'f' * 5000}",
+            "must be an integer of at least 1, not a number of thousands of digits (integer)",
+        ),
+        (f"[instances]\ndevices = [0x{'f' * 5000}]", "not a number of thousands of digits (list)"),
     ],
 )
 def test_a_number_that_python_cannot_write_is_a_mistake_like_any_other(tmp_path: Path, text: str, problem: str) -> None:
@@ -348,7 +351,7 @@ def test_a_number_that_python_cannot_write_is_a_mistake_like_any_other(tmp_path:
 
 
 def test_an_integer_that_python_does_not_read_is_no_toml(tmp_path: Path) -> None:
-    with pytest.raises(MistakeError, match="is not TOML: "):
+    with pytest.raises(MistakeError, match="is not valid TOML: "):
         read(tmp_path, f"[batching]\ncap = 1{'0' * 5000}")
 
 

@@ -27,7 +27,7 @@ NONE, TWO, UNTOLD = Gpus.told(()), Gpus.told((0, 1)), Gpus.told(None)
 NO_DRIVER = Gpus(machine=GpuMachine(lambda: None, lambda: "no NVIDIA driver", lambda: True, lambda: False))
 KIND_GPU = "instance_group { kind: KIND_GPU }"
 KIND_CPU = "instance_group { kind: KIND_CPU }"
-WAY_OUT = "; --cpu-fallback=true would serve it on the CPU"
+WAY_OUT = "; set --cpu-fallback=true to serve it on the CPU"
 CUDA = 'optimization { execution_accelerators { gpu_execution_accelerator { name: "cuda" } } }'
 TENSORRT = 'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }'
 
@@ -95,7 +95,7 @@ class TestDefaults:
         entry = read(tmp_path, gpus=Gpus(("cuda:3",), machine=NO_DRIVER._machine))
 
         assert entry.specs == ()
-        assert "device 'cuda:3' is not there: there is no GPU: no NVIDIA driver" in str(entry.findings[0])
+        assert "device 'cuda:3' does not exist: there is no GPU: no NVIDIA driver" in str(entry.findings[0])
 
     @pytest.mark.parametrize(
         ("config", "toml"), [("instance_group { count: 2 }", ""), (None, "[instances]\ncount = 2")]
@@ -105,7 +105,7 @@ class TestDefaults:
     ) -> None:
         entry = read(tmp_path, config, toml, Gpus(("cuda:3",), machine=NO_DRIVER._machine))
 
-        assert [finding.message.partition(": ")[0] for finding in entry.findings] == ["device 'cuda:3' is not there"]
+        assert [finding.message.partition(": ")[0] for finding in entry.findings] == ["device 'cuda:3' does not exist"]
 
     def test_models_that_name_the_cpu_ask_no_driver(self, tmp_path: Path) -> None:
         def never() -> Any:
@@ -132,17 +132,17 @@ class TestFailsClosed:
             ("instance_group { kind: KIND_GPU gpus: 0 }", "", NONE,
              "instance group m_0 of model m has kind KIND_GPU but no GPUs are available"),
             (KIND_GPU, "", UNTOLD, "instance group m_0 of model m has kind KIND_GPU but specifies no GPUs"),
-            (None, '[instances]\ndevices = ["cuda:0"]', NONE, "device 'cuda:0' is not there: there is no GPU"),
+            (None, '[instances]\ndevices = ["cuda:0"]', NONE, "device 'cuda:0' does not exist: there is no GPU"),
             (None, '[instances]\ndevices = ["cuda:2"]', TWO,
-             "device 'cuda:2' is not there: there is cuda:0, cuda:1"),
+             "device 'cuda:2' does not exist: there is cuda:0, cuda:1"),
             (CUDA, "", NO_DRIVER,
-             "execution accelerator 'cuda' needs an instance_group with a GPU: no NVIDIA driver"),
+             "execution accelerator 'cuda' requires an instance_group with a GPU: no NVIDIA driver"),
             (CUDA + " instance_group { kind: KIND_GPU }", "", NO_DRIVER,
              "instance group m_0 of model m has kind KIND_GPU but no GPUs are available: no NVIDIA driver"),
             (KIND_CPU, "[runtime.cuda]\nuse_tf32 = 0", TWO,
-             "execution accelerator 'cuda' needs an instance_group with a GPU"),
-            (TENSORRT, "", NONE, "execution accelerator 'tensorrt' needs an instance_group with a GPU"),
-            (None, "[runtime]\ngpu_graphs = true", NONE, "CUDA graphs needs an instance_group with a GPU"),
+             "execution accelerator 'cuda' requires an instance_group with a GPU"),
+            (TENSORRT, "", NONE, "execution accelerator 'tensorrt' requires an instance_group with a GPU"),
+            (None, "[runtime]\ngpu_graphs = true", NONE, "CUDA graphs requires an instance_group with a GPU"),
         ],
     )  # fmt: skip
     def test_a_gpu_that_was_asked_for_and_is_not_there_is_a_mistake_with_its_reason_and_place(
@@ -205,7 +205,7 @@ class TestFailsClosed:
         spec = spec_of(read(tmp_path, CUDA, gpus=NONE, cpu_fallback=True))
 
         assert spec.instances == (InstanceGroup(),)
-        assert spec.fallback == "execution accelerator 'cuda' needs an instance_group with a GPU"
+        assert spec.fallback == "execution accelerator 'cuda' requires an instance_group with a GPU"
 
     def test_graphs_where_they_can_be_had_ask_for_no_gpu(self, tmp_path: Path) -> None:
         entry = read(tmp_path, None, '[runtime]\ngpu_graphs = "auto"', NONE)
@@ -351,7 +351,7 @@ class TestRequests:
         assert spec_of(entry).options[f"tensorrt.{name}"] == "/etc/x"
         assert given is not None
         assert [finding.message for finding in given.findings] == [
-            f"parameter '{name}' names a place on the server's machine, and cannot be given with a request"
+            f"parameter '{name}' names a path on the server's machine and cannot be set by a request"
         ]
 
 

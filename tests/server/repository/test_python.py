@@ -63,7 +63,7 @@ def test_one_that_brings_its_code_may_name_any_platform(tmp_path: Path, platform
     ("platform", "why"),
     [
         ("pytorch_libtorch", "platform 'pytorch_libtorch' is not supported"),
-        ("onnxruntime_onnx", "platform 'onnxruntime_onnx' has another backend than 'python'"),
+        ("onnxruntime_onnx", "platform 'onnxruntime_onnx' requires a backend other than 'python'"),
     ],
 )
 def test_one_without_code_is_told_that_its_platform_is_not_served(tmp_path: Path, platform: str, why: str) -> None:
@@ -135,21 +135,21 @@ def test_what_would_optimize_a_runtime_has_no_effect_on_it_and_is_told_of(tmp_pa
 @pytest.mark.parametrize(
     ("config", "toml", "text"),
     [
-        ("", "[hooks]\nfile = 'hooks.py'\n", "hooks.file means nothing for a Python model"),
-        ("", "[padding.x]\naxis = 0\n", "padding means nothing for a Python model"),
-        ("", "[batching]\nallowed_sizes = [1, 2]\n", "batching.allowed_sizes means nothing"),
-        ("", "[batching]\nsplit = true\n", "batching.split means nothing"),
-        ("", "[batching]\ninvariance = 'strict'\n", "batching.invariance means nothing"),
-        ("", "[batching]\nexecutor = 'loop'\n", "batching.executor means nothing"),
-        ("", "[batching]\nrun_limit_ms = 5\n", "say [worker] timeout_s"),
+        ("", "[hooks]\nfile = 'hooks.py'\n", "hooks.file does not apply to a Python model"),
+        ("", "[padding.x]\naxis = 0\n", "padding does not apply to a Python model"),
+        ("", "[batching]\nallowed_sizes = [1, 2]\n", "batching.allowed_sizes does not apply"),
+        ("", "[batching]\nsplit = true\n", "batching.split does not apply"),
+        ("", "[batching]\ninvariance = 'strict'\n", "batching.invariance does not apply"),
+        ("", "[batching]\nexecutor = 'loop'\n", "batching.executor does not apply"),
+        ("", "[batching]\nrun_limit_ms = 5\n", "set [worker] timeout_s"),
         ("", "[instances]\ncount = 'auto'\n", 'count = "auto" is for models'),
-        ("", "[runtime]\nmem_arena = true\n", "runtime.mem_arena means nothing"),
+        ("", "[runtime]\nmem_arena = true\n", "runtime.mem_arena does not apply"),
         (
             "sequence_batching { state [ { input_name: 'a' output_name: 'b' data_type: TYPE_FP32 dims: [1] } ] }", "",
             "sequence_batching.state",
         ),
-        ("parameters { key: 'EXECUTION_ENV_PATH' value: { string_value: 'none.tar.gz' } }", "", "is not there"),
-        ("", "[worker]\nrequirements = 'requirements.txt'\n", "worker.requirements: 'requirements.txt' is not there"),
+        ("parameters { key: 'EXECUTION_ENV_PATH' value: { string_value: 'none.tar.gz' } }", "", "does not exist"),
+        ("", "[worker]\nrequirements = 'requirements.txt'\n", "worker.requirements: 'requirements.txt' does not exist"),
         ("", "[worker]\nbogus = 1\n", "unknown key worker.bogus"),
     ],
 )  # fmt: skip
@@ -237,7 +237,7 @@ def test_check_does_not_say_what_only_its_code_can_tell(tmp_path: Path) -> None:
 
     printed = str(check([tmp_path], LOADERS))
 
-    assert "as its auto_complete_config says, which is not run here" in printed
+    assert "set by its auto_complete_config, which is not run here" in printed
     assert "batching " not in printed
 
 
@@ -274,5 +274,5 @@ def test_check_finds_an_interpreter_that_is_not_there(tmp_path: Path) -> None:
     folder = written(tmp_path, toml="[worker]\ninterpreter = '/no/python'\n")
 
     assert [str(each) for each in check([tmp_path], LOADERS).mistakes] == [
-        f"{folder}/penstock.toml:2: model 'coded', worker.interpreter: '/no/python' is not there, or may not be run"
+        f"{folder}/penstock.toml:2: model 'coded', worker.interpreter: '/no/python' does not exist or is not executable"
     ]

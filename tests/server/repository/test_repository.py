@@ -76,7 +76,7 @@ class TestStates:
 
         assert reasons == []
         assert repository.ready()
-        assert caplog.messages == [f"{tmp_path}: warning: holds no models"]
+        assert caplog.messages == [f"{tmp_path}: warning: contains no models"]
 
     @pytest.mark.parametrize("mode", ["none", "poll", "explicit"])
     @pytest.mark.parametrize("beside", [True, False], ids=["models", "empty"])
@@ -170,7 +170,7 @@ class TestStates:
     def test_a_path_that_is_not_there_is_among_the_reasons(self, tmp_path: Path) -> None:
         _, _, reasons = loaded(tmp_path / "gone")
 
-        assert reasons == [f"{tmp_path}/gone: is not there"]
+        assert reasons == [f"{tmp_path}/gone: does not exist"]
 
     def test_the_versions_that_load_are_served_beside_those_that_do_not(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", "a/2/model.onnx", a="version_policy { all { } }")

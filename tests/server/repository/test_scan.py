@@ -65,7 +65,7 @@ class TestVersions:
 
         assert versions(entry) == there
         assert [(f.version, f.line, f.mistake, f.message) for f in entry.findings] == [
-            (2, 2, mistake, "version 2 of model 'm' is not there")
+            (2, 2, mistake, "version 2 of model 'm' does not exist")
         ]
 
     @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ class TestVersions:
 
         assert versions(entry) == [1]
         assert entry.findings[0].version == 2
-        assert mistakes(entry)[0].startswith("there is no model.onnx (other.onnx is there)")
+        assert mistakes(entry)[0].startswith("there is no model.onnx (found other.onnx)")
 
     @pytest.mark.parametrize("name", ["model.keras", "model.h5", "weights.hdf5"])
     @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ class TestVersions:
         entry = entries(make(tmp_path, f"m/1/{name}", m=said))["m"]
 
         assert mistakes(entry) == [
-            "is what Keras reads; serve what its model.export(FOLDER) makes of it (docs/tensorflow.md)"
+            "is a Keras file; serve the SavedModel that its model.export(FOLDER) writes (docs/tensorflow.md)"
         ]
         assert entry.findings[0].path == tmp_path / "m" / "1" / name
 
@@ -144,7 +144,8 @@ class TestFiles:
         assert [(finding.path.name, finding.message) for finding in findings] == [
             (
                 "net.onnx",
-                "is not served: in a repository a model is <name>/<version>/model.onnx; PATH may be the file, too",
+                "is not served: in a repository a model is <name>/<version>/model.onnx; "  # noqa: ISC004
+                "PATH may also be the file itself",
             )
         ]
 
@@ -234,8 +235,8 @@ class TestFolders:
 
         assert versions(found[0]) == [1]
         assert [(each.path.name, each.message, each.mistake) for each in [*findings, *found[0].findings]] == [
-            ("gone", "is a link to what is not there: /unmounted/gone", False),
-            ("2", "is ignored: a link to what is not there: /unmounted/2", False),
+            ("gone", "is a broken link to /unmounted/gone", False),
+            ("2", "is ignored: a broken link to /unmounted/2", False),
         ]
 
     def test_a_broken_model_does_not_stop_the_others(self, tmp_path: Path) -> None:
@@ -262,12 +263,15 @@ class TestFolders:
     @pytest.mark.parametrize(
         ("given", "message"),
         [
-            ("gone", "is not there"),
+            ("gone", "does not exist"),
             ("file.txt", "is neither a folder nor an .onnx file"),
-            ("iris.keras", "is what Keras reads; serve what its model.export(FOLDER) makes of it (docs/tensorflow.md)"),
-            ("m", "is the folder of one model; give the folder that holds it"),
-            ("m/1", "is one version of a model; give the folder that holds the model's: "),
-            ("saved_model.pb", "is a part of a SavedModel; give the folder: "),
+            (
+                "iris.keras",
+                "is a Keras file; serve the SavedModel that its model.export(FOLDER) writes (docs/tensorflow.md)",
+            ),
+            ("m", "is the folder of one model; pass the folder that contains it"),
+            ("m/1", "is one version of a model; pass the folder that contains the model's folder: "),
+            ("saved_model.pb", "is a part of a SavedModel; pass the folder: "),
             (".hidden.onnx", "a model's name must not start with '.'"),
         ],
     )
@@ -283,7 +287,7 @@ class TestFolders:
     def test_an_empty_repository_is_a_warning(self, tmp_path: Path) -> None:
         _, findings = scan([tmp_path], Defaults())
 
-        assert [(finding.message, finding.mistake) for finding in findings] == [("holds no models", False)]
+        assert [(finding.message, finding.mistake) for finding in findings] == [("contains no models", False)]
 
     def test_a_model_may_be_named_by_a_number(self, tmp_path: Path) -> None:
         assert versions(entries(make(tmp_path, "7/1/model.onnx"))["7"]) == [1]
@@ -313,7 +317,7 @@ class TestBothFiles:
         native(tmp_path, "m", "\n[batching]\ncap = 9\n")
 
         assert [str(finding) for finding in entries(tmp_path)["m"].findings] == [
-            f"{tmp_path}/m/penstock.toml:3: batching.cap: 9 is more than the max batch size, 8"
+            f"{tmp_path}/m/penstock.toml:3: batching.cap: 9 exceeds the max batch size of 8"
         ]
 
     @pytest.mark.parametrize(
@@ -334,7 +338,7 @@ class TestBothFiles:
         native(tmp_path, "m", "[batching]\nallowed_sizes = [4, 16]\n")
 
         assert [str(finding) for finding in entries(tmp_path)["m"].findings] == [
-            f"{tmp_path}/m/penstock.toml:2: batching.allowed_sizes: 16 is more than the max batch size, 8"
+            f"{tmp_path}/m/penstock.toml:2: batching.allowed_sizes: 16 exceeds the max batch size of 8"
         ]
 
     def test_padding_and_a_memory_budget_are_the_specs(self, tmp_path: Path) -> None:

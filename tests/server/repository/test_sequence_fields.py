@@ -111,8 +111,8 @@ class TestReading:
         (STATE % (INITIAL % "").replace("dims: 2", "dims: -1"), "contains variable dimensions."),
         (STATE % (INITIAL % "").replace("dims: 2", "dims: 3"), "doesn't match 'state' dim description. 3 != 2"),
         (STATE % (INITIAL % ""), "initial_state setting expects state'i' to have state_data set"),
-        (STATE % (INITIAL % 'data_file: "no"'), "'initial_state/no' is not there"),
-        (STATE % (INITIAL % 'data_file: "../f"'), "'../f' lies outside the folder 'initial_state'"),
+        (STATE % (INITIAL % 'data_file: "no"'), "'initial_state/no' does not exist"),
+        (STATE % (INITIAL % 'data_file: "../f"'), "'../f' is outside the folder 'initial_state'"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said(inside: str, text: str) -> None:

@@ -73,7 +73,7 @@ def test_a_file_lies_in_the_folder_for_them(tmp_path: Path, name: str) -> None:
 
     assert mistakes(text, tmp_path) in (
         [NO_VALUES],
-        [f"'{name}' lies outside the model's folder warmup"],
+        [f"'{name}' is outside the model's folder warmup"],
     )
 
 
@@ -83,7 +83,7 @@ def test_a_link_that_leaves_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "m" / "warmup" / "raw").symlink_to(tmp_path / "secret")
     text = SAMPLE.format(INPUT.format('data_type: TYPE_INT8 dims: 1 input_data_file: "raw"'))
 
-    assert mistakes(text, tmp_path / "m") == ["'raw' lies outside the model's folder warmup"]
+    assert mistakes(text, tmp_path / "m") == ["'raw' is outside the model's folder warmup"]
 
 
 @pytest.mark.parametrize(

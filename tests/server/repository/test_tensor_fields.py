@@ -103,7 +103,7 @@ class TestEnsembles:
     def test_they_run_nothing_that_could_have_forms(self, text: str, field: str) -> None:
         ensemble = 'platform: "ensemble" ensemble_scheduling { step { model_name: "a" model_version: -1 } }'
 
-        assert f"ensemble 'm' cannot have {field}: its models can" in stated(f"{ensemble} {text}")[1]
+        assert f"ensemble 'm' cannot have {field}: set it on its models" in stated(f"{ensemble} {text}")[1]
 
     @pytest.mark.parametrize("reshape", ["", "reshape { shape: [ -1, 1 ] }"])
     def test_their_tensors_may_have_a_reshape(self, reshape: str) -> None:

@@ -119,7 +119,7 @@ class TestWhatAFolderIs:
 
         (said,) = mistakes(entry)
         assert said[1] == (
-            "platform 'tensorflow_graphdef' is not supported: save the graph as a SavedModel, and say "
+            "platform 'tensorflow_graphdef' is not supported: save the graph as a SavedModel and set "
             "tensorflow_savedmodel (docs/tensorflow.md, GraphDefs)"
         )
         assert "GraphDefs" in (DOCS.parent / "tensorflow.md").read_text("utf-8")
@@ -139,7 +139,7 @@ class TestWhatAFolderIs:
     @pytest.mark.parametrize(
         ("file", "text"),
         [
-            ("m/1/model.savedmodel/other.pb", "model.savedmodel is no SavedModel: there is no saved_model.pb in it"),
+            ("m/1/model.savedmodel/other.pb", "model.savedmodel is not a SavedModel: there is no saved_model.pb in it"),
             ("m/1/frozen.pb", "there is no SavedModel: neither model.savedmodel nor saved_model.pb (frozen.pb is"),
         ],
     )
@@ -161,7 +161,7 @@ class TestPaths:
         _, findings = scan([tmp_path / "m"], Defaults())
 
         assert [finding.message for finding in findings] == [
-            f"is the folder of one model; give the folder that holds it: {tmp_path}"
+            f"is the folder of one model; pass the folder that contains it: {tmp_path}"
         ]
 
     def test_one_version_is_none(self, tmp_path: Path) -> None:
@@ -169,14 +169,14 @@ class TestPaths:
         _, findings = scan([tmp_path / "m" / "1"], Defaults())
 
         assert [finding.message for finding in findings] == [
-            f"is one version of a model; give the folder that holds the model's: {tmp_path}"
+            f"is one version of a model; pass the folder that contains the model's folder: {tmp_path}"
         ]
 
     def test_a_savedmodel_in_a_repository_needs_a_version(self, tmp_path: Path) -> None:
         make(tmp_path, "m/saved_model.pb")
         _, (found, *_) = scan([tmp_path], Defaults())
 
-        assert found.message == "is a SavedModel without a version: its files belong in a folder 1 in it"
+        assert found.message == "is a SavedModel without a version: move its files to a subfolder 1"
 
     @pytest.mark.parametrize("folder", ["flowers", "flowers.savedmodel"])
     def test_a_savedmodel_is_served_as_it_is(self, tmp_path: Path, folder: str) -> None:
@@ -237,9 +237,9 @@ class TestParameters:
         [
             ("MAX_SESSION_SHARE_COUNT", "0", "must be positive number for TensorFlow model 'm'"),
             ("MAX_SESSION_SHARE_COUNT", "x", "must be positive number for TensorFlow model 'm'"),
-            ("TF_NUM_INTRA_THREADS", "-1", "is '-1', takes an integer from 0 to 4096"),
-            ("TF_USE_PER_SESSION_THREADS", "2", "is '2', takes true or false"),
-            ("TF_INIT_OPS_FILE", "init.json", "is for GraphDefs: a SavedModel says itself what is run first"),
+            ("TF_NUM_INTRA_THREADS", "-1", "must be an integer from 0 to 4096, not '-1'"),
+            ("TF_USE_PER_SESSION_THREADS", "2", "must be true or false, not '2'"),
+            ("TF_INIT_OPS_FILE", "init.json", "is for GraphDefs: a SavedModel names its own initialization"),
             ("intra_op_thread_count", "2", f"is not supported for TensorFlow models, known: {KNOWN_PARAMETERS}"),
         ],
     )
@@ -345,10 +345,16 @@ class TestPenstockToml:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("[runtime]\nmem_arena = true", "runtime.mem_arena means nothing for a TensorFlow model: it is for ONNX"),
-            ('[runtime]\ngraph_level = "all"', "runtime.graph_level means nothing for a TensorFlow model: it is for"),
-            ('[batching]\nexecutor = "loop"', "batching.executor means nothing for a TensorFlow model: it runs in a"),
-            ("[runtime]\ngpu_memory_fraction = 2", "runtime.gpu_memory_fraction: got 2 (integer), takes a number from"),
+            ("[runtime]\nmem_arena = true", "runtime.mem_arena does not apply to a TensorFlow model: it is for ONNX"),
+            ('[runtime]\ngraph_level = "all"', "runtime.graph_level does not apply to a TensorFlow model: it is for"),
+            (
+                '[batching]\nexecutor = "loop"',
+                "batching.executor does not apply to a TensorFlow model: it runs in its own",
+            ),
+            (
+                "[runtime]\ngpu_memory_fraction = 2",
+                "runtime.gpu_memory_fraction must be a number from 0 to 1, not 2 (integer)",
+            ),
         ],
     )
     def test_what_means_nothing_for_it_is_refused(self, tmp_path: Path, text: str, message: str) -> None:
@@ -443,7 +449,7 @@ class TestChecking:
         native(tmp_path, "m", '[worker]\ninterpreter = "/no/python"\n')
 
         assert self.found(tmp_path) == [
-            "m/penstock.toml:2: model 'm', worker.interpreter: '/no/python' is not there, or may not be run"
+            "m/penstock.toml:2: model 'm', worker.interpreter: '/no/python' does not exist or is not executable"
         ]
 
     @pytest.mark.parametrize(
@@ -452,7 +458,7 @@ class TestChecking:
             ('input { name: "x" }', "  inputs     x: FP32 [-1, 4]"),
             ('input { name: "x" format: FORMAT_NHWC }', "  inputs     x: FP32 [-1, 4]"),
             ('output { name: "y" data_type: TYPE_FP32 }', "  outputs    y: FP32 [-1, 3]"),
-            ('input { name: "x" dims: [ -1, 4 ] }', "  batching   none: the dims that are declared hold every axis"),
+            ('input { name: "x" dims: [ -1, 4 ] }', "  batching   none: the declared dims include every axis"),
             ('input { name: "z" }', "unable to load model 'm', configuration expects 2 inputs, model provides 1"),
             ('input { name: "x" data_type: TYPE_INT8 }', "m/config.pbtxt:2: unable to load model 'm', configuration"),
         ],

@@ -201,10 +201,10 @@ def test_a_name_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("environ", "text"),
     [
-        ({"GUNICORN_WORKERS": "x"}, "GUNICORN_WORKERS: got 'x', wanted a whole number"),
+        ({"GUNICORN_WORKERS": "x"}, "GUNICORN_WORKERS must be a whole number, not 'x'"),
         ({"SELDON_LOG_LEVEL": "debug"}, "Invalid log level: debug"),
-        ({"PREDICTIVE_UNIT_HTTP_SERVICE_PORT": "70000"}, "PENSTOCK_HTTP_PORT: got 70000, wanted a whole number"),
-        ({"GUNICORN_WORKERS": "0"}, "PENSTOCK_SELDON_WORKERS: got 0, wanted a whole number from 1 to 256"),
+        ({"PREDICTIVE_UNIT_HTTP_SERVICE_PORT": "70000"}, "PENSTOCK_HTTP_PORT must be a whole number"),
+        ({"GUNICORN_WORKERS": "0"}, "PENSTOCK_SELDON_WORKERS must be a whole number from 1 to 256, not 0"),
         ({"PENSTOCK_NOPE": "1"}, "PENSTOCK_NOPE: no such setting"),
     ],
     ids=["no number", "no level", "no port", "no workers", "no setting"],
@@ -220,7 +220,7 @@ def test_an_annotation_that_is_no_number_is_told(tmp_path: Path) -> None:
     file = tmp_path / "annotations"
     file.write_text('seldon.io/rest-timeout="soon"')
 
-    with pytest.raises(SettingError, match=r"annotation seldon\.io/rest-timeout: got 'soon'"):
+    with pytest.raises(SettingError, match=r"annotation seldon\.io/rest-timeout must be a whole number, not 'soon'"):
         asked(annotations=file)
 
 
@@ -266,7 +266,7 @@ def test_run_tells_what_it_cannot_use(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setenv("GUNICORN_WORKERS", "many")
 
     assert run(["Ident"], lambda _: 0) == 1
-    assert capsys.readouterr().err == f"{NAME}: GUNICORN_WORKERS: got 'many', wanted a whole number\n"
+    assert capsys.readouterr().err == f"{NAME}: GUNICORN_WORKERS must be a whole number, not 'many'\n"
 
 
 def test_the_word_after_penstock_is_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,13 +141,13 @@ def test_parameters_that_cannot_be_read_are_a_mistake(folder: Path) -> None:
 
 
 def test_front_ends_of_their_own_are_refused() -> None:
-    with pytest.raises(SettingError, match="give them --seldon-workers"):
+    with pytest.raises(SettingError, match="use --seldon-workers instead"):
         Settings(dialect="seldon", http_workers=2)
 
 
 def test_a_path_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", "--dialect", "seldon"]) == 2
-    assert capsys.readouterr().err.startswith("penstock: nothing to serve: give the PATH of a component, its folder")
+    assert capsys.readouterr().err.startswith("penstock: nothing to serve: pass the PATH of a component, its folder")
 
 
 # -- parameters --------------------------------------------------------------------------------------------------

@@ -43,7 +43,9 @@ def test_a_model_repository_may_have_a_file_of_s2i(folder: Path) -> None:
 def test_a_file_that_may_be_of_seldon_is_told_the_dialect(name: str, folder: Path) -> None:
     (folder / name).write_text("")
 
-    assert wrong(folder / name) == "neither a model repository nor an .onnx file; of Seldon Core? Say --dialect seldon"
+    assert wrong(folder / name) == (
+        "neither a model repository nor an .onnx file; for a Seldon Core graph, set --dialect seldon"
+    )
 
 
 def test_other_files_are_told_nothing_of_seldon(folder: Path) -> None:

@@ -379,7 +379,7 @@ def test_a_second_signal_ends_every_process_at_once() -> None:
         async with served("--drain-delay-secs=60", ends={1}) as server:
             pids = server.everybody()
             server.signalled(signal.SIGTERM)
-            await server.says("again to force")
+            await server.says("repeat the signal to force")
             while server.process.returncode is None:
                 server.signalled(signal.SIGTERM)
                 with contextlib.suppress(TimeoutError):

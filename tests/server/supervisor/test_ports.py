@@ -129,6 +129,6 @@ def test_ports_that_are_held_are_not_for_other_servers_too(flag: str) -> None:
     said: dict[str, Any] = {flag: True}
 
     assert obstacles(Settings(http_workers=2, **said)) == [
-        "--http-workers and --reuse-http-port or --reuse-grpc-port: its processes keep others from a port"
+        "--http-workers cannot be combined with --reuse-http-port or --reuse-grpc-port: its processes own their ports"
     ]
     assert obstacles(Settings(**said)) == []

@@ -136,7 +136,7 @@ def test_connections_reach_every_front_end_and_one_engine() -> None:
     run(main)
 
 
-@pytest.mark.parametrize(("id_", "message"), [("broken", "it is broken"), ("crash", "engine has ended: exit status 3")])
+@pytest.mark.parametrize(("id_", "message"), [("broken", "it is broken"), ("crash", "engine ended: exit status 3")])
 def test_what_cannot_start_is_said_and_leaves_nothing_behind(id_: str, message: str) -> None:
     async def main() -> None:
         with pytest.raises(StartError, match=message):

@@ -187,7 +187,7 @@ def test_a_server_that_has_lost_a_device_for_good_is_not_live(server: Server) ->
     server.health.spent = True
     answer = server.get("/v2/health/live")
 
-    assert _error(answer) == (503, "A GPU is lost for this process: it has to be started anew")
+    assert _error(answer) == (503, "A GPU is lost for this process, which must be restarted")
     assert answer.headers["retry-after"] == "1"
     assert server.get("/v2/health/ready").status_code != 503
 

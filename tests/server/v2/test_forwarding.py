@@ -66,7 +66,7 @@ def test_reserved_names_are_refused_when_they_match(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["http_header_forward_pattern", "grpc_header_forward_pattern"])
 def test_a_pattern_that_is_none_stops_the_start(name: str) -> None:
-    with pytest.raises(SettingError, match="wanted a regular expression"):
+    with pytest.raises(SettingError, match="is not a valid regular expression"):
         resolve({name: "("}, {})
 
 

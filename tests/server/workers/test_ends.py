@@ -221,7 +221,7 @@ def test_a_worker_that_closes_its_output_serves_on() -> None:
 def test_a_worker_that_closes_its_socket_is_killed() -> None:
     async def work() -> None:
         worker, error = await ends(b"cut")
-        assert error.message.startswith("the test's worker cannot be spoken with")
+        assert error.message.startswith("the test's worker cannot be reached")
         assert worker.reason == "silent"
 
     scene(work())
@@ -410,7 +410,7 @@ def test_settings_that_cannot_be_written_leave_nothing_behind() -> None:
 def test_a_crash_while_it_is_opened_is_told_by_its_signal() -> None:
     told = ending_of(order(), -signal.SIGSEGV, "Extension modules: numpy.linalg._umath_linalg (total: 1)")
 
-    assert told[1] == "the test's worker ended while it was opened: signal 11 (SIGSEGV)"
+    assert told[1] == "the test's worker ended while it was starting: signal 11 (SIGSEGV)"
 
 
 def test_one_that_is_not_wanted_any_more_before_it_is_there_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:

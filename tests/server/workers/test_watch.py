@@ -65,7 +65,7 @@ def test_memory_is_judged_at_the_first_look() -> None:
     assert watch.look(0.0, ProcessState("S", 0.0, 100 << 20), pinged=False) is None
     assert watch.look(0.0, ProcessState("S", 0.0, 101 << 20), pinged=False) == (
         "memory",
-        "took 101 MiB of memory, more than its limit of 100 MiB",
+        "used 101 MiB of memory, more than its limit of 100 MiB",
     )
 
 

@@ -235,11 +235,11 @@ class TestOpening:
         bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
         bare.chmod(0o755)
         text = self.refused(Code.INVALID, interpreter=str(bare), environment={"PYTHONPATH": ""})
-        assert text == f"the test's worker: Python '{sys.executable}' has no module 'numpy', which workers need"
+        assert text == f"the test's worker: Python '{sys.executable}' has no module 'numpy', which workers require"
 
     def test_an_interpreter_that_is_none_of_python(self) -> None:
         text = self.refused(Code.NOT_READY, interpreter="/bin/false")
-        assert text == "the test's worker ended while it was opened: exit status 1"
+        assert text == "the test's worker ended while it was starting: exit status 1"
 
     def test_a_service_that_is_not_there(self) -> None:
         assert self.refused(Code.INTERNAL, service="nowhere") == "ModuleNotFoundError: No module named 'nowhere'"
@@ -252,7 +252,7 @@ class TestOpening:
 
     def test_a_service_that_ends_its_process(self) -> None:
         text = self.refused(Code.NOT_READY, settings={"exits": 4})
-        assert text == "the test's worker ended while it was opened: exit status 4"
+        assert text == "the test's worker ended while it was starting: exit status 4"
 
     def test_a_service_that_takes_too_long(self) -> None:
         async def work() -> None:
@@ -281,7 +281,7 @@ class TestOpening:
         async def work() -> None:
             with monkeypatch.context() as patch:
                 patch.setattr(what, refuse)
-                with pytest.raises(InferError, match="no worker can be started") as caught:
+                with pytest.raises(InferError, match="no worker could be started") as caught:
                     Worker(order())
             assert caught.value.message.endswith(str(error))
 
