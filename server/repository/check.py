@@ -23,7 +23,7 @@ from penstock.batching.model import Model
 from penstock.batching.running.outsides import complete_outside
 from penstock.batching.spec import ModelSpec
 from penstock.server.hooks.loading import check_file
-from penstock.server.python_models.completing import lacks_class
+from penstock.server.python_models.completing import lacks_class, may_complete
 
 from .described import count, described
 from .fields.identity import PYTHON
@@ -209,7 +209,7 @@ def _said(spec: ModelSpec) -> ModelSpec:
     """Complete a Python model's spec without running its code, which may say what the configuration does not."""
     if not spec.worker.interpreter and spec.worker.requirements is None:  # another Python may have another syntax
         _parse(spec.path)
-    if spec.auto_complete and not (spec.inputs and spec.outputs):
+    if spec.auto_complete and not (spec.inputs and spec.outputs) and may_complete(spec.path):
         return spec
     done = complete_outside(spec)
     check_samples(Model(done, (), lambda *_: None))
