@@ -58,7 +58,7 @@ _ABOVE = {
     "perf": "load-test any v2 server and report the results, tune it, or compare it with others (docs/perf.md)",
 }
 """Commands of the layer above the server."""
-_USAGES = {"doctor": "[--json] [PATH...]", "probe": ""}
+_USAGES = {"check": "[--invariance] PATH...", "doctor": "[--json] [PATH...]", "probe": "[PATH...]"}
 _PAGES = "Every flag is also an environment variable (--http-port: PENSTOCK_HTTP_PORT) and a key of the settings file."
 
 

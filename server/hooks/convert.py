@@ -27,7 +27,8 @@ def to_inputs(value: Any, signature: Signature) -> list[Array | None]:
     """Return a model's inputs, in order, from a dict by name, or from an array-like value if there is one input.
 
     Shapes: an array with the input's rank that fits it is used as it is, with any number of rows. Anything else is one
-    row: reshaped to the input's shape with 1 for every free axis, or given its row axis.
+    row: reshaped to the input's shape with 1 for every free axis, or given its row axis. The input's axes in another
+    order are refused: reshaping an image whose channels come last would make another image of it.
     Raises: InferError (INVALID), which names the input, what it takes and what was found.
     Source: Cortex 0.10, onnx_serve (conversion), which supports only one row.
     """
@@ -91,8 +92,19 @@ def _shaped(array: Array, shape: tuple[int, ...]) -> Array:
     if array.size != size and shape and shape[0] in {-1, 1} and _fits(array.shape, shape[1:]):
         return array[np.newaxis]
     if array.size != size:
-        raise ValueError(f"found an array of shape [{','.join(map(str, array.shape))}]")
+        raise ValueError(_found(array))
+    if array.ndim > 1 and _is_another_order(array.shape, row):
+        raise ValueError(f"{_found(array)}, whose axes are in another order")
     return array.reshape(row)
+
+
+def _found(array: Array) -> str:
+    return f"found an array of shape [{','.join(map(str, array.shape))}]"
+
+
+def _is_another_order(shape: tuple[int, ...], row: tuple[int, ...]) -> bool:
+    found, wanted = ([dim for dim in dims if dim != 1] for dims in (shape, row))
+    return found != wanted and sorted(found) == sorted(wanted)
 
 
 @lru_cache(1024)

@@ -67,4 +67,6 @@ def shown(value: object) -> str:
         return str(value).lower()  # true and false; numbers have no case
     if isinstance(value, float):
         return f"{value:.15g}"
+    if isinstance(value, tuple):
+        return ", ".join(value)
     return str(value or "")

@@ -23,7 +23,7 @@ from penstock.batching.model import Model
 from penstock.batching.running.outsides import complete_outside
 from penstock.batching.spec import ModelSpec
 from penstock.server.hooks.loading import check_file
-from penstock.server.python_models.completing import lacks_class
+from penstock.server.python_models.completing import lacks_class, may_complete
 
 from .fields.identity import PYTHON
 from .findings import Finding, read_text
@@ -210,7 +210,7 @@ def _said(spec: ModelSpec) -> ModelSpec:
     """Complete a Python model's spec without running its code, which may define what the configuration omits."""
     if not spec.worker.interpreter and spec.worker.requirements is None:  # another Python may have another syntax
         _parse(spec.path)
-    if spec.auto_complete and not (spec.inputs and spec.outputs):
+    if spec.auto_complete and not (spec.inputs and spec.outputs) and may_complete(spec.path):
         return spec
     done = complete_outside(spec)
     check_samples(Model(done, (), lambda *_: None))

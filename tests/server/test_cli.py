@@ -211,6 +211,24 @@ def test_version_prints_the_installed_version(word: str, capsys: pytest.CaptureF
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("word", "usage"),
+    [
+        ("serve", "PATH..."),
+        ("check", "[--invariance] PATH..."),
+        ("doctor", "[--json] [PATH...]"),
+        ("probe", "[PATH...]"),
+    ],
+)
+def test_the_usage_of_a_command_has_its_own_arguments(
+    word: str, usage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([word, "--help"])
+
+    assert capsys.readouterr().out.startswith(f"usage: penstock {word} {usage} [--FLAG VALUE ...]\n")
+
+
 @pytest.mark.parametrize("words", [["version"], ["perf", "--help"]])
 def test_output_that_nobody_reads_on_is_no_traceback(words: list[str]) -> None:
     reading, writing = os.pipe()

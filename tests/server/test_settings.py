@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.batching.spec import DEFAULT_MAX_BATCH_ROWS
 from penstock.server.cli import with_values
 from penstock.server.http.limits import Limits
-from penstock.server.options.setting import Setting
+from penstock.server.options.setting import Setting, shown
 from penstock.server.settings import SettingError, Settings, known_settings, page, resolve
 
 
@@ -209,6 +209,11 @@ def test_every_setting_has_a_flag_an_environment_name_and_a_sentence() -> None:
         assert item.environment == "PENSTOCK_" + item.name.upper()
         assert item.text.endswith(".")
         assert item.unit or not isinstance(item.default, int | float) or isinstance(item.default, bool)
+
+
+def test_a_list_is_shown_as_a_person_would_type_it() -> None:
+    assert shown(("authorization", "cookie")) == "authorization, cookie"
+    assert shown(()) == ""
 
 
 def test_every_limit_is_a_setting_and_the_defaults_agree() -> None:

@@ -94,6 +94,16 @@ class TestInputs:
     def test_a_refusal_says_what_is_wanted_and_what_was_found(self, value: Any, text: str) -> None:
         assert _refusal(value, _one()) == text
 
+    @pytest.mark.parametrize("shape", [(5, 4, 3), (1, 5, 4, 3), (4, 3, 5)])
+    def test_axes_in_another_order_are_refused(self, shape: tuple[int, ...]) -> None:
+        """An image as height x width x channels, reshaped, would be another image, and answered wrongly."""
+        found = ",".join(map(str, shape))
+
+        assert _refusal(np.zeros(shape), _one(shape=(-1, 3, 5, 4))) == (
+            f"input 'x' takes FP32 [-1,3,5,4]: found an array of shape [{found}], whose axes are in another order"
+        )
+        assert _array(np.zeros((3, 5, 4)), _one(shape=(-1, 3, 5, 4))).shape == (1, 3, 5, 4)
+
     def test_several_inputs_come_by_name(self) -> None:
         a, c = to_inputs({"c": 5, "a": [1, 2]}, _two())
 

@@ -17,7 +17,9 @@ max_batch_size: 8
 input [ { name: "x" data_type: TYPE_FP32 dims: [ 2 ] } ]
 output [ { name: "y" data_type: TYPE_FP32 dims: [ 2 ] } ]
 """
-EXPLODES = "raise SystemExit('this code must not run')\nclass TritonPythonModel: ...\n"
+EXPLODES = (
+    "raise SystemExit('this code must not run')\nclass TritonPythonModel:\n  def auto_complete_config(config): ...\n"
+)
 
 
 def written(root: Path, config: str | None = CONFIG, toml: str = "", *, name: str = "model.py") -> Path:
@@ -239,6 +241,15 @@ def test_check_does_not_say_what_only_its_code_can_tell(tmp_path: Path) -> None:
 
     assert "set by its auto_complete_config, which is not run here" in printed
     assert "batching " not in printed
+
+
+def test_check_finds_that_neither_configuration_nor_code_declares_tensors(tmp_path: Path) -> None:
+    model = written(tmp_path, None) / "1" / "model.py"
+    model.write_text("class TritonPythonModel: ...\n")
+
+    (mistake,) = check([tmp_path], LOADERS).mistakes
+
+    assert "has neither inputs nor outputs" in mistake.message
 
 
 def test_check_finds_a_syntax_error(tmp_path: Path) -> None:
