@@ -150,7 +150,7 @@ def test_what_is_wanted_and_not_given_is_left_out(live: Live) -> None:
     assert sent(live, ["b"], ["a_out", "b_out"], "shaped") == {"b_out": 1}
 
 
-@pytest.mark.parametrize(("model", "identity"), [("over", 7), ("over_over", "seven")])
+@pytest.mark.parametrize(("model", "identity"), [("over", 7), ("over_over", "seven"), ("hooked", 8)])
 def test_the_answer_of_an_ensemble_says_which_request_of_a_sequence_it_is_to(
     live: Live, model: str, identity: int | str
 ) -> None:
