@@ -174,8 +174,12 @@ class Branches:
         if len(self._given) != 1:
             raise InferError(Code.INTERNAL, NOT_ONE)
         named, wrong = self._given[0].outputs, self._given[0].wrong
-        outputs = [named.get(name) for name in _names(self.root.parent)]
-        return OwnOutputs(outputs, {}, wrong) if wrong or len(named) < len(outputs) else outputs
+        outputs, model = [], self.root.parent.model.name
+        for name in _names(self.root.parent):
+            if name not in named:
+                wrong = wrong or f"in ensemble '{model}', the answer lacks the requested output '{name}'"
+            outputs.append(named.get(name))
+        return OwnOutputs(outputs, {}, wrong) if wrong else outputs
 
 
 class Spread:

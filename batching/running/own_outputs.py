@@ -44,6 +44,13 @@ def regular(outputs: list[Any]) -> list[Any]:
     return outputs
 
 
+def lack_of(outputs: list[Any]) -> InferError | None:
+    """Return the error for code that needs every output, if one is missing."""
+    if type(outputs) is OwnOutputs and any(output is None for output in outputs):
+        return InferError(Code.INTERNAL, outputs.wrong)
+    return None
+
+
 def own_datatype(datatype: str, array: Any) -> str:
     """Return an output's datatype: the declared one, unless its array has another."""
     return datatype if DATATYPES[datatype].dtype == array.dtype else BY_DTYPE[array.dtype].name

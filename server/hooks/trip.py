@@ -16,6 +16,7 @@ import numpy as np
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest, Terms
+from penstock.batching.running.own_outputs import lack_of
 from penstock.batching.scheduling.admission import request_for
 from penstock.batching.statistics import OTHER
 
@@ -136,10 +137,11 @@ class Trip:
         self._request = None
         if self._ended:
             return
-        if request.error is not None:
-            self._fail(request.error)
-            return
         outputs = request.outputs or []
+        failure = request.error or (lack_of(outputs) if self._hooks.has_post else None)
+        if failure is not None:
+            self._fail(failure)
+            return
         if not self._whole:
             self._end(outputs)
             return

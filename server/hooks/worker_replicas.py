@@ -1,6 +1,6 @@
 """WorkerReplicas: a model's hooks in separate processes, and a request's use of them.
 
-Made by `place.py`, called on the event loop.
+Made by `placement.py`, called on the event loop.
 """
 
 from __future__ import annotations

@@ -243,7 +243,8 @@ def encode_hooked(
     finished = [
         finish(request.model, (name, datatype_of(outputs[name])), way, outputs[name]) for name, way in ways.items()
     ]
-    return encoder.mapped(request.id, finished) if large else encoder.finished(request.id, finished)
+    said = getattr(outputs, "parameters", None)
+    return encoder.mapped(request.id, finished, said) if large else encoder.finished(request.id, finished, said)
 
 
 def _sized(prefix: bytes, raw: bytes | memoryview) -> bytes:

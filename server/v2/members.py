@@ -32,14 +32,16 @@ class Members:
         if request_id:
             self._said["id"] = orjson.dumps(request_id)
         self._names: list[str] | None = None
-        self._parameters: Mapping[str, Any] | None = None
+        self._told = b""
         self._members: list[_Member] = []
         self._pieces: list[bytes] = []
 
     def write(self, outputs: Mapping[str, Array], parameters: Mapping[str, Any] | None = None) -> bytes:
         """Write an answer, and what its model has said with it. Raises: InferError (INVALID)."""
         names = list(outputs)
-        if names != self._names or parameters != self._parameters:
+        told = orjson.dumps(parameters) if parameters else b""  # not as they are: 1 == True
+        if names != self._names or told != self._told:
+            self._told = told
             self._arrange(names, parameters)
         pieces = self._pieces.copy()
         for member in self._members:
@@ -51,7 +53,7 @@ class Members:
         return b"".join(pieces)
 
     def _arrange(self, names: list[str], parameters: Mapping[str, Any] | None) -> None:
-        self._names, self._parameters, self._pieces = names, parameters, []
+        self._names, self._pieces = names, []
         said = {name: orjson.dumps(value) for name, value in (parameters or {}).items()} | self._said
         places: dict[str, int] = {}
         for name in sorted({*names, *said}):

@@ -572,9 +572,11 @@ async def test_the_one_answer_may_lack_what_was_wanted() -> None:
         (asked,) = await teller.holds(1)
         teller.tell(asked, 10)
         teller.end(asked)
-        made, lacking = await asking
+        outputs: Any = await asking
 
+    made, lacking = outputs
     assert (float(made.flat[0]), lacking) == (10, None)
+    assert outputs.wrong == "in ensemble 'pair', the answer lacks the requested output 'more'"
 
 
 async def test_each_answer_has_the_whole_time_of_its_request_again() -> None:

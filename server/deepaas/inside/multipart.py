@@ -18,6 +18,7 @@ from .forms import CONTROL, Form, MalformedFormError, decoded, parameters_of
 _LONGEST_BOUNDARY = 70
 _MOST_HEADERS, _LONGEST_HEADER = 128, 8190
 """The most header lines of a part, and the most bytes of one, as in aiohttp."""
+_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 _DISPOSITION = re.compile(
     r""";\s*(?P<name>[^\s;="]+)\s*=\s*(?:"(?P<quoted>(?:\\.|[^"\\])*)"\s*(?=;|$)|(?P<token>[^\s;"]*)\s*(?=;|$))""",
 )
@@ -119,11 +120,11 @@ def _headers(body: bytes, at: int) -> tuple[dict[str, str], int]:
         if count > _MOST_HEADERS or len(line) > _LONGEST_HEADER:
             raise MalformedFormError("a part has too many headers, or one that is too long")
         name, colon, value = line.decode("utf-8", "surrogateescape").partition(":")
-        if not colon or not name.strip():
-            raise MalformedFormError("a line of a part's headers has no colon")
+        if not colon or not _NAME.fullmatch(name):
+            raise MalformedFormError("a line of a part's headers does not begin with a name and a colon")
         if CONTROL.search(value):
             raise MalformedFormError("a part's header has a control character")
-        headers.setdefault(name.strip().lower(), value.strip())
+        headers.setdefault(name.lower(), value.strip())
 
 
 def _value(

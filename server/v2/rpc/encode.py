@@ -179,12 +179,8 @@ def before(request_id: str, mark: bytes = b"") -> bytes:
     return mark
 
 
-def mark_of(final: bool, said: Mapping[str, Any] | None) -> bytes:
-    """Encode FINAL or MORE, followed by the parameters that user code has set on an answer."""
-    return (FINAL if final else MORE) + _parameters(said)
-
-
-def _parameters(said: Mapping[str, Any] | None) -> bytes:
+def said_of(said: Mapping[str, Any] | None) -> bytes:
+    """Encode the parameters that user code has set on an answer."""
     if not said:
         return b""
     message = service_pb2().ModelInferResponse()
@@ -200,7 +196,7 @@ def encode_own(encoder: RpcEncoder, plan: Plan, request: InferRequest, between: 
     """Encode the answer of user code that differs from its signature. Raises: InferError (INVALID)."""
     outputs: Any = request.outputs
     finished = finish_own(request.model, request.wanted, plan, outputs)
-    return encoder.finished(finished, between + _parameters(outputs.parameters))
+    return encoder.finished(finished, between + said_of(outputs.parameters))
 
 
 def stream_answer(answer: Body) -> Body:

@@ -24,7 +24,7 @@ from penstock.server.v2.regions import INLINE_BYTES, InlineRegions, Regions
 
 from .calls import parsed, parsed_tensors
 from .decode import decode
-from .encode import FINAL, MORE, LargeAnswer, RpcEncoder, before, encode_own, mark_of, stream_answer, stream_answer_of
+from .encode import FINAL, MORE, LargeAnswer, RpcEncoder, before, encode_own, said_of, stream_answer, stream_answer_of
 from .layout import RpcLayouts, head_of, names_of
 from .outputs import Outputs, is_large
 
@@ -261,7 +261,8 @@ class RpcInference:
         """Pass a request through the hooks and the model. Returns: the answer, with `mark`. Raises: InferError."""
         try:
             outputs = await self._hooks_of(asked.request.model).infer(*self._said(asked, metadata))
-            return await self._encoded(asked, self._outputs(asked), outputs, mark)
+            said = getattr(outputs, "parameters", None)
+            return await self._encoded(asked, self._outputs(asked), outputs, mark, said)
         finally:
             _release(asked.options)
 
@@ -277,11 +278,11 @@ class RpcInference:
             stream = self._hooks_of(request.model).stream(*self._said(asked, metadata), request.wanted)
             async with aclosing(stream) as answers:
                 async for answer in answers:
-                    final, mark = answer.final, mark_of(answer.final, answer.parameters)
+                    final, mark = answer.final, FINAL if answer.final else MORE
                     if answer.error is not None:
-                        yield answer.error, FINAL if final else MORE
+                        yield answer.error, mark
                     else:
-                        yield await self._encoded(asked, written, answer.outputs, mark)
+                        yield await self._encoded(asked, written, answer.outputs, mark, answer.parameters)
             if asked.options.empty_final and not final:
                 yield stream_answer(asked.route.encoder.empty(before(request.id, FINAL)))
         finally:
@@ -305,9 +306,10 @@ class RpcInference:
         return Outputs(asked.route.encoder, asked.request, asked.options.plan)
 
     async def _encoded(
-        self, asked: DecodedRequest, written: Outputs, outputs: Mapping[str, Array], mark: bytes
-    ) -> Body:
-        encode = partial(written.encode, outputs, before(asked.request.id, mark))
+        self, asked: DecodedRequest, written: Outputs, outputs: Mapping[str, Array], mark: bytes,
+        said: Mapping[str, Any] | None,
+    ) -> Body:  # fmt: skip
+        encode = partial(written.encode, outputs, before(asked.request.id, mark + said_of(said)))
         if mark:
             encode = partial(stream_answer_of, encode)
         return await self.large.encode(0, encode) if written.take(outputs) else encode()

@@ -80,11 +80,27 @@ class TestCookies:
             ("a=1 2; b=3", {"a": ["1"], "2": [""], "b": ["3"]}),
             (r'a="x;y\"\303"; b=\"; c="d', {"a": ['x;y"\u00c3'], "b": ['\\"'], "c": ['"d']}),
             ("a\xc3\xa9=1; b=\xc3\xa9; a,b=2", {"b": ["\u00e9"]}),
-            ("a=Wed, 09 Jun 2021 10:18:14 GMT; b=1", {"a": ["Wed, 09 Jun 2021 10:18:14 GMT"], "b": ["1"]}),
         ],
     )
     def test_are_read(self, said: str, found: dict[str, list[str]]) -> None:
         assert asked(headers=(("cookie", said),)).said.cookies == found
+
+    @pytest.mark.parametrize(
+        "date",
+        [
+            "Wed, 09 Jun 2021 10:18:14 GMT",
+            "Wednesday, 09-Jun-21 10:18:14 GMT",
+            "Wed, 09 Jun 2021 10:18:14 +0200",
+            "Wed Jun  9 10:18:14 2021",
+        ],
+    )
+    def test_may_be_dates_with_their_blanks(self, date: str) -> None:
+        assert asked(headers=(("cookie", f"a={date}; b=1"),)).said.cookies == {"a": [date], "b": ["1"]}
+
+    def test_that_are_no_dates_end_at_a_blank(self) -> None:
+        cookies = asked(headers=(("cookie", "a=someWednesday, 09 Jun 2021 10:18:14 GMT; b=Mon, 1"),)).said.cookies
+
+        assert (cookies["a"], cookies["b"]) == (["someWednesday,"], ["Mon,"])
 
     def test_need_not_be_there(self) -> None:
         assert asked().said.cookies == {}

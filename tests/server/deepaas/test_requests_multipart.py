@@ -198,3 +198,9 @@ def test_a_part_has_as_many_headers_as_aiohttp_takes_and_as_long_ones() -> None:
 def test_a_form_with_a_control_character_in_a_header_of_a_part_is_malformed(odd: str) -> None:
     with pytest.raises(MalformedFormError, match="control character"):
         read(part(SAID + odd))
+
+
+@pytest.mark.parametrize("name", ["", "X ", " X", "X Y", "X\0", "X\x7f", "X[]", "\u00e9"])
+def test_so_is_one_with_a_header_whose_name_is_none(name: str) -> None:
+    with pytest.raises(MalformedFormError, match="does not begin with a name and a colon"):
+        read(part(SAID + name + ": y"))

@@ -77,6 +77,10 @@ def pre_inference(sample, signature, metadata, parameters):
     parameters["more"] = 2
     return sample
 """
+POST = """
+def post_inference(prediction, signature, metadata):
+    return prediction
+"""
 HTTP, GRPC = "http", "grpc"
 
 
@@ -94,6 +98,13 @@ def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     (root / "shaped" / "config.pbtxt").write_text(TWICE + SHAPED_TENSORS)
     (root / "hooked" / "hooks.py").write_text(HOOKS)
     (root / "hooked" / "penstock.toml").write_text('[hooks]\nfile = "hooks.py"\n')
+    (root / "posted" / "1").mkdir(parents=True)
+    (root / "posted" / "config.pbtxt").write_text(
+        (TWICE + PARTIAL_TENSORS).replace("FP32", "STRING").replace('"partial"', '"texts"')
+    )
+    (root / "posted" / "hooks.py").write_text(POST)
+    (root / "posted" / "penstock.toml").write_text('[hooks]\nfile = "hooks.py"\n')
+    write_model(root, "texts", PARTIAL, 'backend: "python"' + PARTIAL_TENSORS.replace("FP32", "STRING"))
     serve: Callable[..., AbstractContextManager[Live]] = request.param
     with serve(root, http_header_forward_pattern="x-mine", grpc_header_forward_pattern="x-mine") as served:
         yield served
@@ -150,7 +161,19 @@ def test_what_is_wanted_and_not_given_is_left_out(live: Live) -> None:
     assert sent(live, ["b"], ["a_out", "b_out"], "shaped") == {"b_out": 1}
 
 
-@pytest.mark.parametrize(("model", "identity"), [("over", 7), ("over_over", "seven")])
+def test_a_hook_behind_an_ensemble_is_given_every_output_or_is_not_called(live: Live) -> None:
+    given = [{"name": name, "datatype": "BYTES", "shape": [1, 1], "data": ["t"]} for name in "ab"]
+    url = f"{live.url}/v2/models/posted/infer"
+    whole = httpx.post(url, json={"inputs": given})
+    lacking = httpx.post(url, json={"inputs": given[:1]})
+
+    assert [each["data"] for each in whole.json()["outputs"]] == [["t"], ["t"]]
+    assert lacking.status_code == 500
+    text = "in ensemble 'posted', model 'texts': the answer lacks the requested output 'b_out'"
+    assert lacking.json() == {"error": text}
+
+
+@pytest.mark.parametrize(("model", "identity"), [("over", 7), ("over_over", "seven"), ("hooked", 8)])
 def test_the_answer_of_an_ensemble_says_which_request_of_a_sequence_it_is_to(
     live: Live, model: str, identity: int | str
 ) -> None:

@@ -90,6 +90,15 @@ def test_an_answer_has_its_members_by_name_and_single_values_bare() -> None:
     assert json.loads(Members(MODEL, "7").write(outputs))["id"] == "7"
 
 
+def test_equal_parameters_of_other_types_are_written_as_what_they_are() -> None:
+    members, outputs = Members(MODEL, ""), {"out": np.array([b"hi"], np.object_)}
+    said: list[Any] = [1, True, 1.0, "1", 1]
+
+    written = [members.write(outputs, {"n": each}) for each in said]
+
+    assert [text.split(b",")[2] for text in written] == [b'"n":1', b'"n":true', b'"n":1.0', b'"n":"1"', b'"n":1']
+
+
 def test_answers_to_one_request_may_differ_in_names_shapes_and_datatypes() -> None:
     members = Members(MODEL, "7")
     end = b'"model_name":"m","model_version":"1"'
