@@ -20,10 +20,12 @@ _REMEMBERED, _LONGEST = 64, 4096
 """The most lines that are cached, and the most bytes of one. A client sends the same line again and again."""
 _NO_FORM: Form = {}
 _CHARACTER = r"[^\x00-\x20\";\\\x7f-\U0010ffff]"
+_DAY, _TIME = "(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)", r"\d\d:\d\d:\d\d"
 _DATE = (
-    r"(?:\w{3,6}day|\w{3}),\s[\w\s-]{9,11}\s[\d:]{8}\s(?:GMT|[+-]\d{4})"
-    r"|\w{3}\s+\w{3}\s+[\s\d]\d\s+\d\d:\d\d:\d\d\s+\d{4}"
+    rf"{_DAY}(?:\w*day)?,\s[\w -]+\s{_TIME}\s(?:GMT|[+-]\d{{4}})"
+    rf"|{_DAY}\s+\w{{3}}\s+\d?\d\s+{_TIME}\s+\d{{4}}"
 )
+"""A date as in RFC 9110, section 5.6.7: IMF-fixdate or RFC 850's form, also with an offset; or asctime's."""
 _VALUE = rf'"(?:[^"\\]|\\.)*"|"[^";]*|{_DATE}|{_CHARACTER}*'
 """Quoted, with a quote that never ends, a date, or one word."""
 _COOKIE = re.compile(rf"\s*(?P<name>(?:(?!=){_CHARACTER})+)(?:\s*=\s*(?P<value>{_VALUE}))?\s*(?:[\s;]|$)", re.ASCII)
