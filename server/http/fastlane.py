@@ -16,7 +16,7 @@ from penstock.server.listening.landing import LARGE_BYTES, Landing, Straight
 from .answering import AnsweringConnection
 from .chunks import ChunkedBody, too_large
 from .connection import BODY, BUSY, CHUNKS, CLOSED, DRAIN_LINGER_S, FOREIGN, HEAD, HELD, demand_asking
-from .head import HttpError, TooLargeError, check_begun, parse, without_upgrade
+from .head import HttpError, TooLargeError, check_begun, for_uvicorn, parse
 from .parts import PARTS, BodyParts
 from .unchunked import Unchunked
 
@@ -165,7 +165,8 @@ class FastLane(AnsweringConnection):
         if head.route is None:
             self._state = FOREIGN
             self._answered = False
-            super().data_received(without_upgrade(raw) if b"upgrade" in head.header else raw)
+            odd = b"upgrade" in head.header or b" \r" in raw or b"\t" in raw
+            super().data_received(for_uvicorn(raw) if odd else raw)
             if self.shared.draining and self.cycle is not None:
                 self.cycle.keep_alive = False
             if head.old and self.cycle is not None:

@@ -150,6 +150,11 @@ def check_begun(buffer: bytearray, scanned: int, most: int) -> None:
         raise HttpError(400, "invalid HTTP request: a line ends in LF without CR")
 
 
-def without_upgrade(raw: bytes) -> bytes:
-    """Remove the Upgrade field from a head: the parser would take the body for another protocol's."""
-    return b"\r\n".join([line for line in raw.split(b"\r\n") if line[:8].lower() != b"upgrade:"])
+def for_uvicorn(raw: bytes) -> bytes:
+    """Return a head without what uvicorn's parser would misread.
+
+    That is an Upgrade field, because of which it would take the body for another protocol's, and blanks behind values,
+    which it leaves there.
+    """
+    lines = [line.rstrip(b" \t") for line in raw.split(b"\r\n") if line[:8].lower() != b"upgrade:"]
+    return b"\r\n".join(lines)

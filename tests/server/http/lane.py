@@ -153,7 +153,7 @@ class App:
     """The application that uvicorn calls: answers with the path and the body that reached it, or in `parts`.
 
     It waits until it is `open`, and behind the first part until it goes `on`. `together`: those before the last one go
-    in one, where the scope has something for that.
+    in one, where the scope has something for that. `headers` are those of the last request.
     """
 
     open: asyncio.Event = field(default_factory=asyncio.Event)
@@ -161,12 +161,14 @@ class App:
     disconnects: int = 0
     parts: tuple[bytes, ...] = ()
     together: bool = False
+    headers: dict[bytes, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.open.set()
         self.on.set()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.headers = dict(scope["headers"])
         body, more = b"", True
         while more:
             message = await receive()

@@ -114,6 +114,17 @@ class TestFraming:
 
         run(main)
 
+    @pytest.mark.parametrize("blanks", [" ", "\t", " \t "])
+    def test_uvicorn_is_given_no_blanks_behind_a_value(self, blanks: str) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            await lane.fed(request("/app", b"body", f"x-some:\ta b{blanks}", f"x-none:{blanks}"))
+
+            assert lane.bodies == [b"app /app body"]
+            assert [lane.app.headers[name] for name in (b"x-some", b"x-none")] == [b"a b", b""]
+
+        run(main)
+
     @pytest.mark.parametrize("line", ["expect: 100-continue", "Expect: 100-Continue"])
     def test_says_continue_before_the_body_and_never_twice(self, line: str) -> None:
         async def main() -> None:

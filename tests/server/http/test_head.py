@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.http.head import Head, HttpError, parse, without_upgrade
+from penstock.server.http.head import Head, HttpError, for_uvicorn, parse
 from penstock.server.http.limits import Limits
 
 LIMITS = Limits(max_headers=4)
@@ -178,7 +178,10 @@ def test_whatever_the_bytes_they_are_parsed_or_refused(rest: bytes, start: bytes
     assert status in {200, 400, 405, 417, 431, 505}
 
 
-def test_an_upgrade_is_taken_out_of_a_head_and_nothing_else() -> None:
+def test_what_uvicorn_would_misread_is_taken_out_of_a_head_and_nothing_else() -> None:
     raw = b"GET /upgrade: HTTP/1.1\r\nUpgrade: h2c\r\nconnection: Upgrade\r\nx: upgrade: a\r\nUPGRADE:b\r\n\r\n"
 
-    assert without_upgrade(raw) == b"GET /upgrade: HTTP/1.1\r\nconnection: Upgrade\r\nx: upgrade: a\r\n\r\n"
+    assert for_uvicorn(raw) == b"GET /upgrade: HTTP/1.1\r\nconnection: Upgrade\r\nx: upgrade: a\r\n\r\n"
+    assert for_uvicorn(b"GET / HTTP/1.1\r\na: b \t\r\nc:\td e\r\nf: \r\n\r\n") == (
+        b"GET / HTTP/1.1\r\na: b\r\nc:\td e\r\nf:\r\n\r\n"
+    )
