@@ -158,7 +158,7 @@ class ModelControl:
         `config` is the JSON of a ModelConfig for this load only. `files` are keyed by what follows `file:`
         (`1/model.onnx`); if given, they and `config` are the whole model.
         Returns: once the model serves and what it replaced is gone.
-        Raises: InferError (NOT_READY: not allowed; INVALID: a wrong name, or it does not load; INTERNAL: unreadable).
+        Raises: InferError (NOT_READY: not allowed; INVALID: a wrong name, or it does not load; INTERNAL: not found).
         """
         self._refuse_unless_allowed()
         overrides.check_name(name)

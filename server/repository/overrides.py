@@ -41,7 +41,7 @@ def is_component(name: str) -> bool:
 def check_files(model: str, files: Mapping[str, bytes]) -> None:
     """Check that every name is a path inside the model's folder, and that no name is also a folder of another.
 
-    Raises: InferError (INTERNAL: Triton's code for a model that cannot be polled).
+    Raises: InferError (INVALID).
     """
     folders = {"/".join(parts[:end]) for parts in (name.split("/") for name in files) for end in range(1, len(parts))}
     for name in files:
@@ -58,8 +58,7 @@ def check_files(model: str, files: Mapping[str, bytes]) -> None:
 
 
 def _wrong_file(model: str, name: str, what: str) -> InferError:
-    said = f"load parameter {'file:' + name[:_TEXT_CHARS]!a} {what}"
-    return InferError(Code.INTERNAL, f"failed to load '{model}', failed to poll from model repository: {said}")
+    return InferError(Code.INVALID, f"failed to load '{model}': load parameter {'file:' + name[:_TEXT_CHARS]!a} {what}")
 
 
 def read_config(model: str, text: str) -> Any:

@@ -90,7 +90,7 @@ CAPABILITIES: dict[str, tuple[str, ...]] = {
         f"{_READ}::TestWhatIsRead::test_an_api_of_0_10_with_everything",
         "server/cortex/test_project_yaml::TestQuantities",
     ),
-    "F39": (f"{_PROMISE}::TestTracker", "server/cortex/test_tracked"),
+    "F39": (f"{_PROMISE}::TestTracker", "server/cortex/test_prediction_metrics"),
     "F40": (f"{_PROJECT}::TestRequirements",),
     "F41": (
         f"{_PROJECT}::TestFiles::test_they_are_at_mnt_project_and_beside_each_other",

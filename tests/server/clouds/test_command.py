@@ -86,7 +86,7 @@ def test_flags_go_before_our_variables_and_those_before_sagemaker_s() -> None:
     ("folders", "named", "told"),
     [
         ((), "", "there is no model in"), (("a", "b"), "", "must name one of the models in .*: a, b"),
-        (("a",), "b", "there is not a folder .*/b"),
+        (("a",), "b", "there is no folder .*/b"),
     ],
 )  # fmt: skip
 def test_which_model_must_be_clear(tmp_path: Path, folders: tuple[str, ...], named: str, told: str) -> None:

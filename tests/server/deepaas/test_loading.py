@@ -133,7 +133,7 @@ def test_who_asks_a_desk_that_does_not_come_back_is_told(monkeypatch: pytest.Mon
         async with opened() as (models, _):
             desk = models.desk_of("m")
             await desk.close()
-            with pytest.raises(InferError, match="is ended"):
+            with pytest.raises(InferError, match="is stopped"):
                 await desk.ask(METADATA)
 
     scene(work())

@@ -88,7 +88,8 @@ def test_outputs_that_were_not_asked_for_are_left_out_and_the_model_knows(live: 
 def test_it_is_an_event_too(live: Live) -> None:
     answer = httpx.post(f"{live.url}/v2/models/sends/generate_stream", json={"x": 1})
 
-    assert [json.loads(line[6:]) for line in answer.text.split("\n\n")[:-1]] == [BARE, {"y": 5} | BARE, BARE]
+    told = {"asked": '["y", "z"]'} | BARE
+    assert [json.loads(line[6:]) for line in answer.text.split("\n\n")[:-1]] == [told, {"y": 5} | BARE, BARE]
 
 
 def test_in_an_ensemble_it_goes_no_further(live: Live) -> None:

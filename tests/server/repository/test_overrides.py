@@ -48,8 +48,8 @@ class TestFiles:
     def test_a_path_that_leads_elsewhere_is_not(self, name: str) -> None:
         code, text = refusal(overrides.check_files, "m", {name: b""})
 
-        assert code is Code.INTERNAL
-        assert text.startswith("failed to load 'm', failed to poll from model repository: load parameter 'file:")
+        assert code is Code.INVALID
+        assert text.startswith("failed to load 'm': load parameter 'file:")
         assert "must be a path inside the model's folder" in text
 
     def test_a_file_cannot_be_a_folder_too(self) -> None:

@@ -42,7 +42,7 @@ def test_one_that_a_debugger_has_stopped_is_left_alone() -> None:
 
 
 def test_one_that_sleeps_and_does_not_answer_hangs() -> None:
-    assert "does not answer" in judged_for(ProcessWatch(), HANGS_S + 1, "S")
+    assert "does not respond" in judged_for(ProcessWatch(), HANGS_S + 1, "S")
 
 
 def test_one_that_answers_may_sleep_for_ever() -> None:
@@ -59,7 +59,7 @@ def test_one_that_waits_for_a_processor_or_for_a_disk_is_slow_and_not_dead() -> 
 
 def test_one_that_computes_for_a_minute_without_an_answer_is_ended() -> None:
     assert judged_for(ProcessWatch(), HOLDS_S - 1, "S", computes=True) == ""
-    assert "held" in judged_for(ProcessWatch(), HOLDS_S + 1, "R", computes=True)
+    assert "blocked" in judged_for(ProcessWatch(), HOLDS_S + 1, "R", computes=True)
 
 
 def test_time_in_which_the_supervisor_itself_got_no_processor_does_not_count() -> None:
