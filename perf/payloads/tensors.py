@@ -181,7 +181,9 @@ def to_json(sent: Sent) -> bytes:
     else:
         array = np.frombuffer(sent.raw, DATATYPES[sent.datatype].dtype)
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise InputError(f"{flag}: input '{sent.name}' holds numbers that are not finite, which JSON cannot carry")
+            raise InputError(
+                f"{flag}: input '{sent.name}' has numbers that are not finite, which JSON cannot represent"
+            )
     try:
         return wire.to_json(sent.datatype, sent.name, array)
     except InferError:

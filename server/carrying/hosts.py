@@ -124,7 +124,7 @@ class CarryingHost:
             if slot.takes is None:
                 continue
             if rests:
-                slot.takes.down(InferError(Code.NOT_READY, f"{self.order.label} has enough to do"), hopeless=False)
+                slot.takes.down(InferError(Code.NOT_READY, f"{self.order.label} is saturated"), hopeless=False)
             elif self.kept.worker is not None:
                 slot.takes.up()
 

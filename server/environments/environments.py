@@ -83,7 +83,7 @@ class Environments:
         if spec.requirements is not None and spec.requirements.is_dir():  # an environment that is already unpacked
             python = spec.requirements / "bin" / "python"
             if not python.exists():
-                text = f"{label}: requirements: the folder {spec.requirements} is no environment: it has no bin/python"
+                text = f"{label}: requirements: folder {spec.requirements} is not an environment: it has no bin/python"
                 raise InferError(Code.INVALID, text)
             return _as_it_is(str(python), must, spec, label, oldest)
         recipe = recipe_of(spec.requirements, spec.packages, label)
@@ -91,7 +91,7 @@ class Environments:
         if recipe.python and not f"{base.spelled}.".startswith(f"{recipe.python}."):
             # only a warning, as in pipenv: everything written for the images of 2019 asks for 3.6
             logger.warning(
-                "%s: %s asks for Python %s, and its interpreter is %s, %s: it may not be what it was written for",
+                "%s: %s asks for Python %s, and its interpreter is %s, %s: it may not be the right version",
                 label, recipe.source, recipe.python, base.path, base.spelled,
             )  # fmt: skip
         needs = must if recipe.packed else self._needs
@@ -104,9 +104,7 @@ class Environments:
         try:
             return self._given or default_folder(os.environ)
         except RuntimeError as error:
-            text = (
-                f"{label}: its environment cannot be kept: the user has no home folder; say where with --environments"
-            )
+            text = f"{label}: its environment cannot be kept: the user has no home folder; set --environments"
             raise InferError(Code.INVALID, text) from error
 
     def close(self) -> None:
@@ -130,7 +128,7 @@ class Environments:
                     return kept
                 _remove(folder)
                 start = time.monotonic()
-                logger.info("%s: making the environment of %s in %s", label, recipe.source, folder)
+                logger.info("%s: creating the environment of %s in %s", label, recipe.source, folder)
                 try:
                     making = Making(folder, recipe, base, label, lock, self._closed)
                     python = making.make(needs, oldest, offline=self._offline)
@@ -138,7 +136,7 @@ class Environments:
                 except BaseException:
                     _remove(folder)
                     raise
-                logger.info("%s: its environment is made, in %.0f s", label, time.monotonic() - start)
+                logger.info("%s: its environment was created in %.0f s", label, time.monotonic() - start)
                 return python
         except OSError as error:
             text = f"{label}: its environment cannot be kept in {folder.parent} (--environments): {error}"
@@ -170,7 +168,7 @@ def _kept(folder: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError) as error:
-        logger.warning("%s cannot be read, and is made anew: %s", folder, error)
+        logger.warning("%s cannot be read, and is created again: %s", folder, error)
         return None
     return python if os.access(python, os.X_OK) else None
 

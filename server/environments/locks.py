@@ -61,7 +61,7 @@ class Lock:
             else:
                 return
             if not told:
-                logger.info("%s: its environment is being made by another process: waiting", self._label)
+                logger.info("%s: waiting for another process that is creating its environment", self._label)
                 told = True
             if self._ended.wait(ASK_AGAIN_S):
                 raise InferError(Code.NOT_READY, "Server is stopping")

@@ -27,16 +27,16 @@ TOLD_LINES = 6
 _NOT_PASSED = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_PYTHON")
 # Messages of pip, and the advice for each.
 _ADVICE = {
-    "No matching distribution found": "correct the name or the version, or say where it is (--find-links in the file, "
-    "or pip's own settings: PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf)",
-    "DO NOT MATCH THE HASHES": "what was fetched is not what the file was written for: correct its hashes if that is "
-    "meant",
+    "No matching distribution found": "correct the name or the version, or specify where to find it (--find-links in "
+    "the file, or pip's own settings: PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf)",
+    "DO NOT MATCH THE HASHES": "the downloaded packages are not those that the file was written for: update the "
+    "hashes if that is intended",
     "--require-hashes mode": "give every requirement of the file a version and a hash, or none of them",
     "conflicting dependencies": "the requirements contradict each other: loosen one of those named",
-    "subprocess-exited-with-error": "it has to be built, and that fails: ask for a version that has a wheel for this "
-    "Python, or install what its build needs",
+    "subprocess-exited-with-error": "building it failed: request a version that has a wheel for this Python, or "
+    "install what its build needs",
     "Invalid requirement": "correct that line",
-    "No space left on device": "make room, or keep environments elsewhere (--environments)",
+    "No space left on device": "free some space, or keep environments elsewhere (--environments)",
 }
 _NOT_MAPPED = "failed to map segment from shared object"
 """The loader's message for a library on a file system mounted noexec, as Docker's tmpfs are."""
@@ -77,14 +77,14 @@ class Making:
             text = (
                 f"{self._recipe.source} lacks {', '.join(missing)}, which workers need, and --offline says that nothing"
             )
-            raise InferError(Code.INVALID, f"{self._label}: {text} is fetched: put them in before it is packed")
+            raise InferError(Code.INVALID, f"{self._label}: {text} is fetched: add them before packing it")
         if missing:
             self._pip(path, list(missing))
             missing = ask(path, needs, {}, self._label, oldest).missing
         if missing:
             said = "; ".join(f"{name}: {why}" for name, why in missing.items())
             if _NOT_MAPPED in said:
-                said += "; nothing may run where environments are kept (noexec): keep them elsewhere (--environments)"
+                said += "; the folder of environments is mounted noexec: keep them elsewhere (--environments)"
             raise InferError(Code.INVALID, f"{self._label}: in the environment of {self._recipe.source}: {said}")
         return path
 
@@ -99,7 +99,7 @@ class Making:
                     archive.extract(member, self._folder)
         except (tarfile.TarError, EOFError) as error:
             source = self._recipe.source
-            text = f"{self._label}: {source} is no packed environment: no archive that can be read, or not all of one"
+            text = f"{self._label}: {source} is not a packed environment: not a readable archive, or an incomplete one"
             raise InferError(Code.INVALID, text) from error
         if not (self._folder / "bin" / "python").exists():
             text = f"{self._label}: {self._recipe.source} has no bin/python: pack a whole environment (conda-pack)"
@@ -152,7 +152,9 @@ class Making:
         if name == "venv" and any("ensurepip" in line for line in lines):
             advice = f"{self._base.path} has no venv with pip (Debian: apt-get install python3-venv)"
         elif any(word in line for line in lines for word in _UNREACHED):
-            advice = "the package index cannot be reached: start where it can be, or keep the environment (--offline)"
+            advice = (
+                "the package index cannot be reached: start once where it can, or use a kept environment (--offline)"
+            )
         else:
             advice = next(
                 (does for says, does in _ADVICE.items() if any(says in line for line in lines)), "see the log"

@@ -46,7 +46,7 @@ def read_pipfile(path: Path) -> Recipe:
     except (ValueError, KeyError) as error:
         raise ValueError(f"{locked}: {error}: `pipenv lock` makes it anew") from error
     if said and meta.get("hash", {}).get("sha256") != _hash(said):
-        logger.warning("%s is older than the Pipfile, and is what counts: `pipenv lock` makes it anew", locked)
+        logger.warning("%s is older than the Pipfile but takes precedence: run `pipenv lock` to update it", locked)
     return _recipe(locked, lock.get("default", {}), meta.get("requires", {}), meta.get("sources", []), complete=True)
 
 

@@ -66,7 +66,7 @@ def ask(
     """
     found = shutil.which(path)
     if found is None:
-        what = "is not a program that may be run" if Path(path).exists() else "no such file"
+        what = "is not an executable program" if Path(path).exists() else "no such file"
         raise InferError(Code.INVALID, f"{label}: interpreter {path}: {what}")
     command = [found, "-c", _ASK, *needs]
     try:
@@ -83,7 +83,7 @@ def ask(
     except ValueError:
         said = (ended.stderr.strip() or ended.stdout.strip()).splitlines()
         text = f"exit status {ended.returncode}{': ' + said[-1] if said else ''}"
-        raise InferError(Code.INVALID, f"{label}: interpreter {path} does not run as a Python: {text}") from None
+        raise InferError(Code.INVALID, f"{label}: interpreter {path} does not run as Python: {text}") from None
     python = Python(found, tuple(version), build, platform, prefix, missing)
     if python.version < oldest:
         wanted = ".".join(map(str, oldest))

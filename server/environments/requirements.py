@@ -35,7 +35,7 @@ def read_requirements(path: Path) -> Recipe:
 def _add(digest: Digest, path: Path, folder: Path, chain: list[Path]) -> None:
     """Add a file, the files it includes, and the local files and folders it names. `folder` is where pip runs."""
     if path in chain:
-        raise ValueError(f"{chain[-1]}: includes itself by way of {path}")
+        raise ValueError(f"{chain[-1]}: includes itself through {path}")
     content = path.read_bytes()
     digest.add(content)
     for number, line in _lines(content):

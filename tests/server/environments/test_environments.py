@@ -73,8 +73,8 @@ def test_one_that_lacks_something_is_refused_with_the_command_that_adds_it(kept:
 
 @pytest.mark.parametrize(("script", "says"), [
     ("#!/bin/sh\nprintf '[[3, 8, 1], \"\", \"\", \"\", {}]'", "is Python 3.8.1; workers need 3.11 or newer"),
-    ("#!/bin/sh\necho broken >&2; exit 3", "does not run as a Python: exit status 3: broken"),
-    ("#!/bin/sh\nprintf 'caf\\351' >&2; exit 3", "does not run as a Python: exit status 3: caf\ufffd"),
+    ("#!/bin/sh\necho broken >&2; exit 3", "does not run as Python: exit status 3: broken"),
+    ("#!/bin/sh\nprintf 'caf\\351' >&2; exit 3", "does not run as Python: exit status 3: caf\ufffd"),
     ("#!/no/such/shell\n", "No such file"),
 ])  # fmt: skip
 def test_one_that_does_not_do_is_refused(tmp_path: Path, script: str, says: str) -> None:
@@ -107,7 +107,7 @@ def test_one_that_is_not_there_or_may_not_be_run_is_refused(tmp_path: Path) -> N
 
     with pytest.raises(InferError, match="no such file"):
         Environments(tmp_path).interpreter(WorkerSpec("/no/such/python"), LABEL)
-    with pytest.raises(InferError, match="not a program"):
+    with pytest.raises(InferError, match="not an executable program"):
         Environments(tmp_path).interpreter(WorkerSpec(str(tmp_path / "python")), LABEL)
 
 
@@ -129,7 +129,7 @@ def test_a_file_where_environments_are_to_be_kept_is_told_of_once(
 
 
 def test_a_folder_that_is_no_environment_says_so(kept: Path, tmp_path: Path) -> None:
-    with pytest.raises(InferError, match=r"requirements: the folder .* is no environment: it has no bin/python"):
+    with pytest.raises(InferError, match=r"requirements: folder .* is not an environment: it has no bin/python"):
         Environments(kept).interpreter(WorkerSpec(requirements=tmp_path), LABEL)
 
 
@@ -167,7 +167,7 @@ def test_where_no_library_can_be_mapped_it_is_said_that_environments_go_elsewher
 ) -> None:
     python.write(missing='{"numpy": "ImportError: n.so: failed to map segment from shared object"}')
 
-    with pytest.raises(InferError, match=r"from shared object; .* \(noexec\): keep them elsewhere \(--environments\)$"):
+    with pytest.raises(InferError, match=r"from shared object; .* noexec: keep them elsewhere \(--environments\)$"):
         Environments(kept).interpreter(spec, LABEL)
 
 
@@ -261,8 +261,8 @@ def test_the_lines_of_pip_are_logged_as_they_come(
 
 @pytest.mark.parametrize(("said", "advice"), [
     ("ERROR: No matching distribution found for tiny==9", "correct the name or the version"),
-    ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE", "correct its hashes"),
-    ("error: subprocess-exited-with-error", "ask for a version that has a wheel"),
+    ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE", "update the hashes"),
+    ("error: subprocess-exited-with-error", "request a version that has a wheel"),
     ("WARNING: Retrying after Failed to establish a new connection", "the package index cannot be reached"),
     ("something else", "see the log"),
 ])  # fmt: skip
@@ -335,7 +335,7 @@ def test_a_user_without_a_home_folder_is_told_so_where_an_environment_has_to_be_
     with pytest.raises(InferError) as refused:
         homeless.interpreter(spec, LABEL)
     assert refused.value.message == (
-        f"{LABEL}: its environment cannot be kept: the user has no home folder; say where with --environments"
+        f"{LABEL}: its environment cannot be kept: the user has no home folder; set --environments"
     )
     assert Path(Environments(kept).interpreter(spec, LABEL)).exists()
 
@@ -411,7 +411,7 @@ def test_one_that_is_made_here_has_all_that_is_of_use(kept: Path, spec: WorkerSp
 def test_a_packed_one_that_lacks_something_is_refused_offline(tmp_path: Path, kept: Path, python: FakePython) -> None:
     packed = pack(tmp_path / "environment.tar.gz", python, missing='{"orjson": "none"}')
 
-    with pytest.raises(InferError, match=r"lacks orjson, which workers need, .*: put them in before it is packed"):
+    with pytest.raises(InferError, match=r"lacks orjson, which workers need, .*: add them before packing it"):
         Environments(kept, offline=True).interpreter(WorkerSpec(requirements=packed), LABEL)
 
     assert made(kept) == []
@@ -423,7 +423,7 @@ def test_what_is_no_packed_environment_is_told(tmp_path: Path, kept: Path) -> No
     with tarfile.open(other, "w:gz") as archive:
         archive.add(broken, "README")
 
-    with pytest.raises(InferError, match="is no packed environment"):
+    with pytest.raises(InferError, match="is not a packed environment"):
         Environments(kept).interpreter(WorkerSpec(requirements=broken), LABEL)
     with pytest.raises(InferError, match="has no bin/python"):
         Environments(kept).interpreter(WorkerSpec(requirements=other), LABEL)
@@ -457,7 +457,7 @@ def test_packages_alone_are_an_environment(kept: Path, python: FakePython, caplo
 
     assert first == second
     assert _installs(python) == ["boto3 dill"]
-    assert f"{LABEL}: making the environment of boto3, dill in" in caplog.text
+    assert f"{LABEL}: creating the environment of boto3, dill in" in caplog.text
 
 
 def test_other_packages_are_another_environment(kept: Path, spec: WorkerSpec) -> None:

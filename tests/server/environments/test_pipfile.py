@@ -98,7 +98,7 @@ def test_a_lock_that_is_older_than_the_pipfile_counts_and_is_warned_of(
         recipe = read(tmp_path, '[packages]\nsix = "*"\n')
 
     assert recipe.installs == ()
-    assert "`pipenv lock` makes it anew" in caplog.text
+    assert "run `pipenv lock` to update it" in caplog.text
 
 
 @pytest.mark.parametrize(("text", "says"), [
