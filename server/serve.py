@@ -235,10 +235,12 @@ class Server:
 
     @property
     def serves(self) -> str:
-        """What it serves, in words."""
+        """What it serves, in words, and what keeps it from being ready."""
         names = ", ".join(f"{model.name}/{model.version}" for model in self.engine.models()) or "nothing"
-        word = "ready" if self.repository.ready(self._settings.strict_readiness) else "not ready"
-        return f"{word}, serving {names}"
+        if self.repository.ready(self._settings.strict_readiness):
+            return f"ready, serving {names}"
+        lacking = [f"{name}/{version}".rstrip("/") for name, version, ready in self.repository.readiness() if not ready]
+        return f"not ready, serving {names}" + (f"; unavailable: {', '.join(lacking)}" if lacking else "")
 
     def hang_up(self) -> None:
         """Log that a single process cannot be replaced without downtime."""

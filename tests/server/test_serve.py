@@ -166,6 +166,7 @@ def test_a_broken_model_does_not_stop_the_others(tmp_path: Path) -> None:
         assert ask(live.http_port, "GET", "/v2/health/ready")[0] == 400
         index = json.loads(ask(live.http_port, "POST", "/v2/repository/index")[1])
         assert {"name": "broken", "version": "1", "state": "UNAVAILABLE", "reason": "no good"} in index
+        assert live.server.serves == "not ready, serving fine/1; unavailable: broken/1"
     with live_server(root, loaders={"onnxruntime": load}, strict_readiness=False) as live:
         assert ask(live.http_port, "GET", "/v2/health/ready")[0] == 200
 

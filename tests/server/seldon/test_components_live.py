@@ -153,7 +153,7 @@ def test_ports_are_open_when_the_component_is(folder: Path) -> None:
                     await asyncio.open_connection(*place)
             with pytest.raises(ConnectionRefusedError):
                 await asyncio.open_connection(*place)
-            assert (server.places, server.serves) == (None, "not ready, serving nothing")
+            assert (server.places, server.serves) == (None, "not ready, serving nothing; unavailable: Adds/1")
             opened = await asyncio.get_running_loop().run_in_executor(None, pipe.open, "w")
             opened.close()
             await loading
