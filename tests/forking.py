@@ -34,7 +34,7 @@ _IMPORTED = (
     "penstock.server.abeja.dialect", "penstock.server.abeja.command", "penstock.server.deepaas.cli",
     "penstock.server.deepaas.command", "penstock.server.deepaas.dialect", "penstock.server.process",
     "penstock.server.serve", "penstock.server.cli", "penstock.server.workers.child", "penstock.server.workers.service",
-    "penstock.server.abeja.inside.service", "penstock.server.deepaas.inside.service", "penstock.server.hooks.inside",
+    "penstock.server.abeja.inside.service", "penstock.server.deepaas.inside.service", "penstock.server.hooks.worker_service",
     "penstock.server.isolated.inside", "penstock.server.python_models.inside.service",
     "penstock.server.seldon.inside.service",
 )  # fmt: skip

@@ -15,7 +15,7 @@ import orjson
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
-from penstock.server.hooks.conversions import Conversions, Described
+from penstock.server.hooks.conversions import Conversions, ModelDescription
 
 from . import debugging
 from .encode import to_json
@@ -95,7 +95,7 @@ def _line(said: Mapping[str, Any]) -> bytes:
     return json.dumps(said).encode()
 
 
-def conversions(described: Described) -> Conversions:
+def conversions(described: ModelDescription) -> Conversions:
     """Return Cortex's rules for a model.
 
     Raises: InferError (UNSUPPORTED) for another kind of model, or a TensorFlow input of an unsupported type.

@@ -14,8 +14,8 @@ import numpy as np
 from penstock.backends.backend import Array
 from penstock.backends.datatypes import widened
 from penstock.backends.signature import TensorSpec
-from penstock.server.hooks.conversions import Described
-from penstock.server.hooks.convert import change_each
+from penstock.server.hooks.conversions import ModelDescription
+from penstock.server.hooks.convert import map_elements
 
 from .casting import CastError, as_array, cast
 from .failing import bare, key, refusal
@@ -61,7 +61,7 @@ class _Input:
         except ValueError as error:
             raise refusal(*prefix, "failed to convert to numpy array", str(error)) from error
         if self._dtype.hasobject:
-            array = change_each(array, _bytes)
+            array = map_elements(array, _bytes)
         return fitted(array, self._spec)
 
     def _typed(self, value: Any) -> Array:
@@ -99,7 +99,7 @@ class OnnxValues:
     - if several axes are free, a value with one axis less is one row.
     """
 
-    def __init__(self, described: Described) -> None:
+    def __init__(self, described: ModelDescription) -> None:
         self.signatures: tuple[Any, Any] = (list(described.inputs), list(described.outputs))
         specs = described.signature.input
         relaxed = bool(described.settings.get("relaxed_shapes"))
@@ -157,7 +157,7 @@ def _restored(spec: TensorSpec, node: Any) -> Callable[[Any], Any]:
         if not isinstance(output, np.ndarray):
             return output
         if spec.datatype == "BYTES":
-            output = change_each(output, _text)
+            output = map_elements(output, _text)
         elif spec.datatype == "BF16":
             output = widened(output)
         return output.reshape(()) if is_scalar and output.shape == (1,) else output

@@ -18,7 +18,7 @@ import orjson
 from penstock.backends.backend import Array
 from penstock.backends.errors import InferError
 from penstock.backends.signature import TensorSpec
-from penstock.server.hooks.conversions import Described
+from penstock.server.hooks.conversions import ModelDescription
 
 from .casting import CastError
 from .failing import bare, key, refusal
@@ -71,7 +71,7 @@ class TensorValues:
     value of the input's rank has as many rows as its length.
     """
 
-    def __init__(self, described: Described) -> None:
+    def __init__(self, described: ModelDescription) -> None:
         # a copy, since a handler may modify it
         signatures = copy.deepcopy(dict(described.described["signature_def"]))
         self.signatures: tuple[Any, Any] = (signatures, signatures)

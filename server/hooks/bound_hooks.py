@@ -12,7 +12,7 @@ from .conversions import Conversions
 from .convert import to_tensors
 from .loading import HookFunction, HookModule
 
-Maker = Callable[[Any, Mapping[str, Any]], Any]
+Converter = Callable[[Any, Mapping[str, Any]], Any]
 """Converts a value by the rules of the model, given the request's parameters."""
 
 
@@ -24,7 +24,7 @@ class BoundHooks(NamedTuple):
 
     functions: Mapping[str, HookFunction | None]
     rules: Conversions
-    makers: tuple[Maker, Maker, Maker]
+    makers: tuple[Converter, Converter, Converter]
 
     def words(self, hook: str, error: BaseException) -> InferError | None:
         """Return the dialect's error for an exception of user code; None for the default one."""

@@ -13,7 +13,7 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 
-from .bound_hooks import BoundHooks, Maker
+from .bound_hooks import BoundHooks, Converter
 from .loading import POST, PRE, brief
 from .packing import (
     ASKED,
@@ -35,7 +35,7 @@ _TELL_NS = 1_000_000_000
 logger = logging.getLogger("penstock.hooks")
 
 
-class MovedError(Exception):
+class ReplicaGoneError(Exception):
     """The replica is gone and the call has not begun: another replica may take it."""
 
 
@@ -80,7 +80,7 @@ class ReplicaOwner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerForm:
+class AnswerFormat:
     """One way to answer: how to convert a sample or the outputs `wanted` if there is no hook.
 
     `asked_as` is the method that returns one such answer; `code` is the conversion of a hook's result.
@@ -88,8 +88,8 @@ class AnswerForm:
 
     asked_as: str
     code: int
-    of_sample: Maker
-    of_outputs: Maker
+    of_sample: Converter
+    of_outputs: Converter
     wanted: tuple[int, ...] | None
 
 

@@ -24,7 +24,7 @@ DIALECTS = {"": "penstock.server.hooks.native", "cortex": "penstock.server.corte
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class ModelDescription:
     """What is known of a model where its hooks run.
 
     `inputs` and `outputs` are Nodes, or, for a dialect's hooks in the server, the runtime's `onnxruntime.NodeArg`;
@@ -61,7 +61,7 @@ class Conversions(Protocol):
         """Return the client's error for an exception of user code, even for InferError; None for the default."""
 
 
-def make(dialect: str, described: Described) -> Conversions:
+def make(dialect: str, described: ModelDescription) -> Conversions:
     """Make the Conversions of a model. Raises: InferError if the dialect cannot represent the model's inputs."""
     made: Conversions = importlib.import_module(DIALECTS[dialect]).conversions(described)
     return made
@@ -76,4 +76,4 @@ def of_model(model: Model, *, for_hooks: bool) -> Conversions:
         # the runtime's own descriptions hold the session, which may be replaced later, and JSON cannot represent them:
         # native hooks get copies, as in a worker; steps without a hook need none
         inputs, outputs = (list(map(Node.of, side)) if dialect or for_hooks else [] for side in (inputs, outputs))
-    return make(dialect, Described(model.signature, inputs, outputs, model.described, settings))
+    return make(dialect, ModelDescription(model.signature, inputs, outputs, model.described, settings))

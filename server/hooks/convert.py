@@ -69,7 +69,7 @@ def _input(value: Any, spec: TensorSpec) -> Array | None:
 
 def _typed(value: Any, spec: TensorSpec) -> Array:
     if spec.datatype == "BYTES":
-        return change_each(np.asarray(value, dtype=np.object_), _bytes)
+        return map_elements(np.asarray(value, dtype=np.object_), _bytes)
     if spec.datatype == "BF16":
         return _to_bfloat16(value)
     dtype = spec.type.dtype
@@ -118,7 +118,7 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     return len(shape) == len(wanted) and all(want in {-1, dim} for dim, want in zip(shape, wanted, strict=True))
 
 
-def change_each(array: Array, change: Callable[[Any], Any]) -> Array:
+def map_elements(array: Array, change: Callable[[Any], Any]) -> Array:
     """Return an object array with a function applied to each element."""
     changed = np.empty(array.size, np.object_)
     changed[:] = [change(element) for element in array.ravel().tolist()]
@@ -163,7 +163,7 @@ def to_prediction(outputs: Sequence[Any], signature: Signature) -> list[Any]:
 def _seen(output: Any, spec: TensorSpec) -> Any:
     if spec.datatype == "BYTES":
         try:
-            return change_each(output, lambda element: element.decode() if isinstance(element, bytes) else element)
+            return map_elements(output, lambda element: element.decode() if isinstance(element, bytes) else element)
         except UnicodeDecodeError:
             return output
     return widened(output)
@@ -202,7 +202,7 @@ def _tensor(name: str, value: Any, spec: TensorSpec | None) -> Array:
         except UnicodeDecodeError:  # for text mixed with bytes, numpy makes text as if the bytes were ASCII
             array = np.asarray(value, dtype=np.object_)
         if array.dtype.kind in "USO":
-            array = change_each(np.asarray(value, dtype=np.object_), _bytes)
+            array = map_elements(np.asarray(value, dtype=np.object_), _bytes)
     except Exception as error:  # a ragged list, a dict, None, or an error in the value's own __array__
         raise _unfit(f"'{name}' as {_kind(value)}, which is no tensor: {error}") from error
     if array.ndim == 0:

@@ -13,7 +13,7 @@ from penstock.batching.model import Model
 from penstock.batching.spec import ModelSpec
 from penstock.server.environments.environments import Environments
 
-from .modules import let_go
+from .garbage import collect_garbage
 from .runner import Hooks, close_all
 
 
@@ -73,7 +73,7 @@ class HookedEngine:
         await self._engine.retire(model)
         self._hooks.pop(model, None)
         del hooks
-        await let_go(model)
+        await collect_garbage(model)
 
     def hooks_of(self, model: Model) -> Hooks:
         """Return a model's Hooks, which may have no functions. Raises: InferError (NOT_READY) when it is gone."""

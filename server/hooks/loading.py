@@ -16,7 +16,7 @@ from typing import Any
 from penstock.backends.errors import Code, InferError
 
 from .scopes import own_nodes
-from .siblings import Siblings
+from .private_modules import PrivateModules
 from .writes import HOOK_NAMES, PICKLES, parsed
 
 PRE, POST = HOOK_NAMES
@@ -48,7 +48,7 @@ class HookModule:
         Raises: InferError (INVALID), caused by the file's own exception if it raised one.
         """
         rules = _rules(dialect)
-        self._siblings = Siblings(path, roots, rules.folders)
+        self._siblings = PrivateModules(path, roots, rules.folders)
         try:
             self.functions = _found(path, self._siblings, rules)
             self.yields = _yields(path, self.functions, rules, decoupled=decoupled)
@@ -146,7 +146,7 @@ def _rules(dialect: str) -> _Rules:
     return _CortexRules() if dialect == "cortex" else _Rules()
 
 
-def _found(path: Path, siblings: Siblings, rules: _Rules) -> dict[str, Callable[..., Any]]:
+def _found(path: Path, siblings: PrivateModules, rules: _Rules) -> dict[str, Callable[..., Any]]:
     if not path.is_file():
         raise InferError(Code.INVALID, f"hooks file {path}: no such file")
     try:
@@ -187,7 +187,7 @@ def _unpickled(path: Path) -> SimpleNamespace:
     return SimpleNamespace(**{name: functions[name] for name in HOOK_NAMES if name in functions})
 
 
-def _place(error: BaseException, siblings: Siblings) -> str:
+def _place(error: BaseException, siblings: PrivateModules) -> str:
     """Return the innermost place in the user's files where the error was raised, "" if there is none."""
     frames, place = error.__traceback__, ""
     while frames is not None:

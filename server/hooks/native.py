@@ -11,7 +11,7 @@ from typing import Any
 from penstock.backends.backend import Array
 from penstock.backends.errors import InferError
 
-from .conversions import Conversions, Described
+from .conversions import Conversions, ModelDescription
 from .convert import to_inputs, to_prediction
 from .encode import to_json
 
@@ -19,7 +19,7 @@ from .encode import to_json
 class Native:
     """The rules of models that name no dialect. `signatures` are lists of Nodes, one for each side."""
 
-    def __init__(self, described: Described) -> None:
+    def __init__(self, described: ModelDescription) -> None:
         self._signature = described.signature
         # if there are Nodes there are hooks, and the value comes from pre_inference; otherwise it comes from a client
         self._said = "pre_inference returned a value that the model cannot take: " if described.inputs else ""
@@ -44,6 +44,6 @@ class Native:
         """Leave the error to `call.py`."""
 
 
-def conversions(described: Described) -> Conversions:
+def conversions(described: ModelDescription) -> Conversions:
     """Return Penstock's own rules for a model."""
     return Native(described)

@@ -1,6 +1,6 @@
 """Packing: the encoding of hook calls and their answers for worker processes.
 
-Used on both sides (`call.py` and `worker_replica.py`; `inside.py`), so it needs only numpy and orjson.
+Used on both sides (`call.py` and `worker_replica.py`; `worker_service.py`), so it needs only numpy and orjson.
 """
 
 from __future__ import annotations

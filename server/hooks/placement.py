@@ -15,12 +15,12 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec, WorkerSpec
 
-from .holding import Holding
+from .gil_monitor import GilMonitor
 from .loading import brief
 from .plan import ReplicaPlan, plan
 from .replicas import Replicas
-from .siblings import FolderOnPath
-from .visit import Visit
+from .private_modules import FolderOnPath
+from .replica_lease import ReplicaLease
 from .worker_replicas import Interpreters, WorkerReplicas
 
 MOST_WORKERS = 4
@@ -51,7 +51,7 @@ class HookPlacement:
         self._replicas: Replicas | None = None
         self._leaving: Replicas | None = None
         self._on_path: FolderOnPath | None = None
-        self._holding: Holding | None = None
+        self._holding: GilMonitor | None = None
         self._moving: asyncio.Task[None] | None = None
         self._decided: ReplicaPlan | None = None
 
@@ -82,7 +82,7 @@ class HookPlacement:
     async def _in_server(self, decided: ReplicaPlan) -> tuple[Replicas, Any]:
         replicas = Replicas(self._model, self._spec, decided, self._loop)
         if self._spec.workers is None:
-            self._holding = replicas.holding = Holding(self._loop, replicas.runs, self._found)
+            self._holding = replicas.holding = GilMonitor(self._loop, replicas.runs, self._found)
         on_path = FolderOnPath(*(self._spec.roots or (self._spec.path.parent,)))
         try:
             first = await replicas.start()
@@ -104,7 +104,7 @@ class HookPlacement:
             await replicas.ended()
             raise
 
-    def admit(self) -> Visit:
+    def admit(self) -> ReplicaLease:
         """Admit a request. Raises: InferError (OVERLOADED, NOT_READY)."""
         return self.replicas.admit()
 

@@ -14,21 +14,21 @@ from penstock.batching.devices.memory import resident_bytes
 from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec
 
-from .bench import Bench
+from .thread_pool import HookThreadPool
 from .bound_hooks import BoundHooks, bind
-from .call import STATISTICS_NAMES, HookCall, MovedError, ReplicaOwner, about_of, log, refusal, tell
+from .call import STATISTICS_NAMES, HookCall, ReplicaGoneError, ReplicaOwner, about_of, log, refusal, tell
 from .conversions import of_model
-from .holding import LONG_NS
+from .gil_monitor import LONG_NS
 from .interrupt import interrupt
 from .loading import POST, PRE, HookModule, brief
 from .packing import INPUTS
-from .plain import is_small
-from .seat import Seat
-from .swift import are_small, is_swift, set_here
+from .plain_values import is_small
+from .pool_thread import PoolThread
+from .nonblocking import are_small_tensors, is_nonblocking, thread_settings
 from .writes import parsed
 
 if TYPE_CHECKING:
-    from .pull import Pull
+    from .generator_call import GeneratorCall
 
 LOAD_LIMIT_S = 300.0
 """A hook file that takes longer to load has failed. Files may fetch encoders and vocabularies while loading."""
@@ -44,7 +44,7 @@ class Replica:
     """One instance of the user's module; its hooks run one at a time, in call order.
 
     Invariant: every call's future is completed exactly once: by the hook's result or error, by the limit, by
-    `MovedError`, or by its own cancellation.
+    `ReplicaGoneError`, or by its own cancellation.
     Once `ready`: `has_pre` and `has_post`, which hooks the file has; `yields`, post_inference is a generator function;
     `is_async`, a hook is an `async def`. `load_bytes` is approximately how much the process has grown. `pulls` are the
     generators that it has begun. `waiting` counts unfinished calls. `swift` names the hooks that, for small values, run
@@ -54,7 +54,7 @@ class Replica:
 
     def __init__(
         self, model: Model, spec: HookSpec, loop: asyncio.AbstractEventLoop, owner: ReplicaOwner,
-        bench: Bench | None = None, *, constant: bool = False,
+        bench: HookThreadPool | None = None, *, constant: bool = False,
     ) -> None:  # fmt: skip
         self._model = model
         self._spec = spec
@@ -68,13 +68,13 @@ class Replica:
         self._constant = constant
         self._doubted = 0
         self._module: HookModule | None = None
-        self._stuck: Seat | None = None
+        self._stuck: PoolThread | None = None
         self._stopping = self._leaving = False
         self._told_ns = 0
-        self.pulls: set[Pull] = set()
+        self.pulls: set[GeneratorCall] = set()
         self.waiting = 0
         self._load = _Load(_LOAD, None, INPUTS, 0, "")
-        self.bench = bench or Bench(model.name, model.version, loop)
+        self.bench = bench or HookThreadPool(model.name, model.version, loop)
         self.bench.join(self)
         self.ready = self.submit(self._load)
 
@@ -108,19 +108,19 @@ class Replica:
     def submit(self, call: HookCall) -> asyncio.Future[Any]:
         """Run a hook; if its future is cancelled, a running hook continues, and a waiting one is skipped.
 
-        Raises: MovedError.
+        Raises: ReplicaGoneError.
         """
         future = call.future = self._loop.create_future()
         self.put(call)
         return future
 
     def put(self, call: HookCall) -> None:
-        """Run a hook whose future already exists. Raises: MovedError."""
+        """Run a hook whose future already exists. Raises: ReplicaGoneError."""
         if self._stopping:
-            raise MovedError
+            raise ReplicaGoneError
         call.replica = self
         self.waiting += 1
-        if call.hook in self.swift and self._owner.few and (call.small or are_small(call.value)):
+        if call.hook in self.swift and self._owner.few and (call.small or are_small_tensors(call.value)):
             self._run(call)
         else:
             self.bench.put(call, at_once=self._owner.quiet)
@@ -203,7 +203,7 @@ class Replica:
         elif self._owner.several:
             self._owner.idle(self)
 
-    def abandoned(self, running: HookCall, seat: Seat, limit_ns: int) -> None:
+    def abandoned(self, running: HookCall, seat: PoolThread, limit_ns: int) -> None:
         """Fail the call that has exceeded its limit, and hand back those that have not begun."""
         self._stuck, self._stopping = seat, True
         what = "loading the hooks" if running is self._load else running.hook
@@ -234,7 +234,7 @@ class Replica:
         for call in self.bench.take_back(self):
             self.waiting -= 1
             if not call.future.done():
-                call.future.set_exception(MovedError())
+                call.future.set_exception(ReplicaGoneError())
 
     def ending(self) -> HookCall:
         """Make the call that releases the instance, if its thread continues."""
@@ -248,7 +248,7 @@ class Replica:
 
     def load(self) -> None:
         """Run the file. Raises: InferError."""
-        before_bytes, before = resident_bytes(), set_here()
+        before_bytes, before = resident_bytes(), thread_settings()
         spec, decoupled = self._spec, self._model.spec.decoupled
         module = HookModule(spec.path, decoupled=decoupled, roots=spec.roots, dialect=spec.dialect)
         self._module = module
@@ -257,7 +257,7 @@ class Replica:
         self.bound = bound = bind(module, rules, self._model.signature, metadata)
         self.has_pre, self.has_post = (bound.functions[hook] is not None for hook in (PRE, POST))
         self.is_async = module.is_async
-        if self._constant and is_small(metadata) and set_here() == before:
+        if self._constant and is_small(metadata) and thread_settings() == before:
             self.swift = _swift(spec.path, module)
         self.load_bytes = resident_bytes() - before_bytes
 
@@ -290,7 +290,7 @@ def _swift(path: Path, module: HookModule) -> frozenset[str]:
         tree = parsed(path.read_bytes())
     except (OSError, SyntaxError, ValueError):  # it is a pickle; or it was changed after loading
         return frozenset()
-    return frozenset(name for name, function in module.functions.items() if is_swift(function, tree))
+    return frozenset(name for name, function in module.functions.items() if is_nonblocking(function, tree))
 
 
 class _Load(HookCall):

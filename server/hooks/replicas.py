@@ -18,13 +18,13 @@ from penstock.batching.model import Model
 from penstock.batching.scheduling.room import queue_requests
 from penstock.batching.spec import HookSpec
 
-from .bench import Bench
+from .thread_pool import HookThreadPool
 from .call import HookCall
-from .holding import LONG_NS, Holding
+from .gil_monitor import LONG_NS, GilMonitor
 from .plan import ReplicaPlan
 from .replica import Replica
-from .visit import Visit
-from .waits import Waits
+from .replica_lease import ReplicaLease
+from .concurrency import ConcurrencyEstimate
 
 LIGHT_LOAD_NS = 100_000_000
 LIGHT_BYTES = 8 << 20
@@ -56,7 +56,7 @@ class Replicas:
 
     def __init__(self, model: Model, spec: HookSpec, decided: ReplicaPlan, loop: asyncio.AbstractEventLoop) -> None:
         self.shared = decided.shared
-        self.holding: Holding | None = None
+        self.holding: GilMonitor | None = None
         self.guests = 0
         self._crowd = 0.0
         self._retired = False
@@ -68,8 +68,8 @@ class Replicas:
         self._slow_loads = 0
         self._together = decided.together
         self._constant = decided.constant
-        self._bench: Bench | None = None
-        self._waits = Waits(decided.light if decided.shared or decided.together else 1)
+        self._bench: HookThreadPool | None = None
+        self._waits = ConcurrencyEstimate(decided.light if decided.shared or decided.together else 1)
         self._max_waiting = queue_requests(model.spec.policy)
         self._live: list[Any] = []
         self._free: list[Any] = []
@@ -89,7 +89,7 @@ class Replicas:
         self._started = True
         return first
 
-    def admit(self) -> Visit:
+    def admit(self) -> ReplicaLease:
         """Admit a request, or reject it on arrival if too many are waiting. Raises: InferError (OVERLOADED)."""
         waiting = len(self._waiters)
         if self.shared:
@@ -97,7 +97,7 @@ class Replicas:
                 waiting += replica.waiting
         self._check(waiting)
         self._crowd += (self.guests - self._crowd) / FEW
-        return Visit(self, self._model)
+        return ReplicaLease(self, self._model)
 
     def _check(self, waiting: int) -> None:
         if waiting >= self._max_waiting:

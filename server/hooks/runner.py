@@ -15,17 +15,17 @@ from penstock.batching.model import Model
 from penstock.batching.request import NO_TERMS, SubmitsSoon, Terms
 from penstock.batching.running.own_outputs import OwnAnswer, OwnOutputs, regular
 
-from .call import AnswerForm, FutureLike
-from .coded import HookRequest, told
+from .call import AnswerFormat, FutureLike
+from .decoupled import HookRequest, told
 from .conversions import of_model
 from .convert import to_inputs
 from .packing import JSON, TENSORS
 from .placement import HookPlacement, own_interpreter
-from .pull import Answer
-from .swift import SMALL_BYTES
-from .trip import Trip
-from .turns import SequenceTurns
-from .visit import Visit
+from .generator_call import Answer
+from .nonblocking import SMALL_BYTES
+from .hooked_request import HookedRequest
+from .sequence_turns import SequenceTurns
+from .replica_lease import ReplicaLease
 from .worker_replicas import Interpreters
 
 Parameters = Mapping[str, Any] | None
@@ -55,14 +55,14 @@ class Hooks:
         self._place: HookPlacement | None = None
         names = [spec.name for spec in model.signature.outputs]
         rules = of_model(model, for_hooks=False)
-        self._as_json = AnswerForm(
+        self._as_json = AnswerFormat(
             "predict",
             JSON,
             rules.inputs,
             lambda outputs, parameters: rules.answer(rules.prediction(regular(outputs), parameters), parameters),
             None,
         )
-        self._as_tensors = AnswerForm(
+        self._as_tensors = AnswerFormat(
             "generate",
             TENSORS,
             lambda tensors, _: to_inputs(tensors, model.signature),
@@ -124,13 +124,13 @@ class Hooks:
     def start(
         self, promise: FutureLike, sample: Any, request_id: str, terms: Terms = NO_TERMS, parameters: Parameters = None,
         *, nbytes: int,
-    ) -> Trip:  # fmt: skip
+    ) -> HookedRequest:  # fmt: skip
         """Do the same as `predict` without a task, and complete a promise unless it is cancelled. Not if it `yields`.
 
         `nbytes`: the size of the sample as sent.
         Raises: InferError (OVERLOADED, NOT_READY); the promise is then not completed.
         """
-        trip = Trip(self, self._as_json, promise)
+        trip = HookedRequest(self, self._as_json, promise)
         trip.begin(sample, request_id, terms, parameters, small=nbytes <= SMALL_BYTES)
         return trip
 
@@ -182,10 +182,10 @@ class Hooks:
             async for answer in answers:
                 yield answer
 
-    async def _several(self, form: AnswerForm, *said: Any) -> AsyncGenerator[Answer, None]:
+    async def _several(self, form: AnswerFormat, *said: Any) -> AsyncGenerator[Answer, None]:
         """Pass one request from its sample to the answers that post_inference yields."""
         promise: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        trip = Trip(self, form, promise, whole=False)
+        trip = HookedRequest(self, form, promise, whole=False)
         try:
             outputs = await _kept(promise, trip, *said)
             async with contextlib.aclosing(self._pull(outputs, form, trip)) as answers:
@@ -194,7 +194,7 @@ class Hooks:
         finally:
             self.leave(trip.visit)
 
-    async def _pull(self, outputs: list[Any], form: AnswerForm, trip: Trip) -> AsyncGenerator[Answer, None]:
+    async def _pull(self, outputs: list[Any], form: AnswerFormat, trip: HookedRequest) -> AsyncGenerator[Answer, None]:
         """Yield what post_inference yields for a prediction, and count it."""
         counted, number = self._counted, 0
         pull = trip.held.pull(outputs, form, trip.request_id)
@@ -218,17 +218,17 @@ class Hooks:
         finally:
             pull.close()
 
-    async def _pass(self, form: AnswerForm, *said: Any) -> Any:
+    async def _pass(self, form: AnswerFormat, *said: Any) -> Any:
         """Pass one request from its sample to its answer. `said`: the arguments of Trip.begin."""
         if self.yields:
             return await self._only(form, *said)
         promise: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         try:
-            return await _kept(promise, Trip(self, form, promise), *said)
+            return await _kept(promise, HookedRequest(self, form, promise), *said)
         finally:
             del promise  # if it is an error, it holds this frame
 
-    async def _only(self, form: AnswerForm, *said: Any) -> Any:
+    async def _only(self, form: AnswerFormat, *said: Any) -> Any:
         """Return the single answer of a post_inference that yields. Raises: InferError if there are several or none."""
         found: Answer | None = None
         not_one = InferError(Code.INTERNAL, f"{form.asked_as} {_NOT_ONE}")
@@ -243,7 +243,7 @@ class Hooks:
             raise not_one
         return found.outputs
 
-    def admit(self) -> Visit | None:
+    def admit(self) -> ReplicaLease | None:
         """Count a request in, and return its Visit if there are hooks. Raises: InferError."""
         if self._drained is not None:
             raise InferError(Code.NOT_READY, f"model '{self.model.name}' is being unloaded")
@@ -251,7 +251,7 @@ class Hooks:
         self._in_flight += 1
         return visit
 
-    def leave(self, visit: Visit | None) -> None:
+    def leave(self, visit: ReplicaLease | None) -> None:
         """Count a request out that `admit` has counted in."""
         if visit is not None:
             visit.leave()
@@ -268,7 +268,7 @@ def _named(names: list[str], outputs: list[Any]) -> dict[str, Any]:
     return OwnAnswer([(name, output) for name, output in named if output is not None], outputs.parameters)
 
 
-async def _kept(promise: asyncio.Future[Any], trip: Trip, *said: Any) -> Any:
+async def _kept(promise: asyncio.Future[Any], trip: HookedRequest, *said: Any) -> Any:
     """Begin a Trip, and wait for its promise."""
     trip.begin(*said)
     try:

@@ -1,6 +1,6 @@
 """Scopes of Python source: which nodes belong to one, which names it binds, and to what.
 
-Used by the modules that analyze user files: `writes.py`, `sources.py`, `reading.py`, `keeping.py`.
+Used by the modules that analyze user files: `writes.py`, `sources.py`, `expression_analysis.py`, `state_analysis.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sources: the files of a project that its hooks consist of, and what the names of their modules are bound to.
 
-Made by `keeping.py` for one analysis.
+Made by `state_analysis.py` for one analysis.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .pure import KEEPS_NOTHING, MUTATORS, PASSES_ON
+from .known_functions import KEEPS_NOTHING, MUTATORS, PASSES_ON
 from .scopes import Scope, bind, own_nodes
 from .writes import of_tree, parsed
 
@@ -56,7 +56,7 @@ class SourceFile:
     iterated: set[int] = field(default_factory=set)
 
 
-class Filled:
+class NameChanges:
     """What a project's modules do to names besides binding them, by name, regardless of the module.
 
     `put`: expressions whose values become part of the named object. `changed`: it may contain anything. `rebound`:
@@ -158,7 +158,7 @@ class SourceTree:
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = tuple(roots)
-        self.filled = Filled(self.roots)
+        self.filled = NameChanges(self.roots)
         self._sources: dict[Path, SourceFile | None] = {}
 
     def read(self, path: Path) -> SourceFile:

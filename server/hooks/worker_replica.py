@@ -18,10 +18,10 @@ from penstock.server.workers.order import NotBegunError, Order
 from penstock.server.workers.watch import Doubt
 from penstock.server.workers.worker import Worker
 
-from .call import STATISTICS_NAMES, HookCall, MovedError, ReplicaOwner, about_of, blame, log, log_lines
+from .call import STATISTICS_NAMES, HookCall, ReplicaGoneError, ReplicaOwner, about_of, blame, log, log_lines
 from .packing import ANSWER, DONE, FORGET, GIVE_WAY, REFUSED, REPLIED
-from .pull import AHEAD
-from .worker_pull import WorkerPull
+from .generator_call import AHEAD
+from .worker_generator_call import WorkerGeneratorCall
 
 AHEAD_NS = 1_000_000
 """The work queued at a worker besides its current call: enough for this long, so that it need not be woken for each
@@ -44,7 +44,7 @@ class WorkerReplica:
     """One process with one instance of the user's module, with a Replica's interface: its hooks run one at a time.
 
     Invariants: every call's future is completed exactly once: by the hook's result or error, by WorkerLost if the
-    process ended while it ran, by `MovedError` if it had not begun, or by its own cancellation. A call that exceeds its
+    process ended while it ran, by `ReplicaGoneError` if it had not begun, or by its own cancellation. A call that exceeds its
     limit ends the process. `waiting` counts the calls queued here and those sent; `room` is how many more may be sent,
     not counting turns of generators, which give way to any call. `keeps`: what pre_inference leaves in the parameters
     stays in the process for the request's post_inference. `proved`: a call has been answered.
@@ -61,7 +61,7 @@ class WorkerReplica:
         self._loop = asyncio.get_running_loop()
         self._line: deque[HookCall] = deque()
         self._sent: deque[HookCall] = deque()
-        self._generators: dict[int, WorkerPull] = {}
+        self._generators: dict[int, WorkerGeneratorCall] = {}
         self._turns = self._turns_sent = 0
         self._mean_ns = float(AHEAD_NS)
         self.room = self._most = 2
@@ -93,23 +93,23 @@ class WorkerReplica:
         """Whether a call given to it will run."""
         return self._worker.serves and not self._stopping
 
-    def holds(self, pull: WorkerPull) -> bool:
+    def holds(self, pull: WorkerGeneratorCall) -> bool:
         """Return whether the generator is active in the process."""
         return pull.number in self._generators
 
     def submit(self, call: HookCall) -> asyncio.Future[Any]:
         """Run a hook here; if its future is cancelled, a running hook continues, and a waiting one is skipped.
 
-        Raises: MovedError.
+        Raises: ReplicaGoneError.
         """
         future = call.future = self._loop.create_future()
         self.put(call)
         return future
 
     def put(self, call: HookCall) -> None:
-        """Run a hook whose future already exists. Raises: MovedError."""
+        """Run a hook whose future already exists. Raises: ReplicaGoneError."""
         if not self.serves:
-            raise MovedError
+            raise ReplicaGoneError
         self.waiting += 1
         self._line.append(call)
         self._go_on()
@@ -179,7 +179,7 @@ class WorkerReplica:
             try:
                 self._put(call, now_ns)
             except NotBegunError:
-                error = MovedError()
+                error = ReplicaGoneError()
             except Exception as problem:  # noqa: BLE001 - cannot be encoded, or is nested too deeply
                 error = InferError(Code.INTERNAL, str(problem))
             else:
@@ -191,7 +191,7 @@ class WorkerReplica:
     def _put(self, call: HookCall, now_ns: int) -> None:
         if self._turns_sent:
             self.tell(GIVE_WAY, self._turns)
-        pull = call if isinstance(call, WorkerPull) else None
+        pull = call if isinstance(call, WorkerGeneratorCall) else None
         if pull is not None:
             self._turns += 1
             pull.turn = self._turns
@@ -235,7 +235,7 @@ class WorkerReplica:
         self.waiting -= 1
         if self._sent:
             self._sent[0].since_ns = time.monotonic_ns()
-        pull = call if isinstance(call, WorkerPull) else None
+        pull = call if isinstance(call, WorkerGeneratorCall) else None
         if pull is not None:
             self._turns_sent -= 1
         else:
@@ -249,7 +249,7 @@ class WorkerReplica:
                 error = InferError(Code.INTERNAL, f"{text}: {wrong!r}")
                 self._worker.kill(text)
         elif isinstance(error, NotBegunError):
-            error = MovedError()
+            error = ReplicaGoneError()
         if error is not None and not call.future.done():
             call.future.set_exception(error)
         if pull is not None and (error is not None or pull.ended_ns >= 0):
@@ -316,7 +316,7 @@ class WorkerReplica:
         for call in line:
             self.waiting -= 1
             if not call.future.done():
-                call.future.set_exception(MovedError())
+                call.future.set_exception(ReplicaGoneError())
 
     def _look(self) -> None:
         """Check the running hook. One timer for any number of calls, which fires at intervals."""

@@ -18,15 +18,15 @@ from penstock.batching.spec import HookSpec
 from penstock.server.workers.backoff import Backoff
 from penstock.server.workers.order import Order
 
-from .call import AnswerForm, HookCall, MovedError, log
+from .call import AnswerFormat, HookCall, ReplicaGoneError, log
 from .loading import POST
 from .packing import FORGET, pack, write_signature
 from .plan import ReplicaPlan
-from .pull import Answer, Pull
+from .generator_call import Answer, GeneratorCall
 from .replica import LOAD_LIMIT_S
 from .replicas import Replicas, waiting_of
-from .visit import Visit
-from .worker_pull import WorkerPull
+from .replica_lease import ReplicaLease
+from .worker_generator_call import WorkerGeneratorCall
 from .worker_replica import WorkerReplica
 
 Interpreters = Callable[[Any, str], str]
@@ -53,7 +53,7 @@ def order_of(model: Model, spec: HookSpec, interpreter: str) -> Order:
         "metadata": pack(dict(spec.metadata)),
     }
     return Order(
-        "penstock.server.hooks.inside", settings, f"the hooks of model '{model.name}'", {"model": model.name},
+        "penstock.server.hooks.worker_service", settings, f"the hooks of model '{model.name}'", {"model": model.name},
         interpreter=interpreter, path=place.path, environment=place.environment, memory_bytes=place.memory_bytes,
         open_limit_s=LOAD_LIMIT_S, count=model.count, mounts=spec.mounts,
         folder=spec.roots[0] if spec.roots else None,
@@ -117,12 +117,12 @@ class WorkerReplicas(Replicas):
 
     # -- requests ----------------------------------------------------------------------------------------------
 
-    def admit(self) -> WorkerVisit:
+    def admit(self) -> WorkerReplicaLease:
         """Admit a request, or reject it on arrival if too many are waiting. Raises: InferError (OVERLOADED)."""
         waiting = len(self._waiters) + len(self._line)
         if waiting:
             self._check(waiting)
-        return WorkerVisit(self, self._model, next(self._numbers))
+        return WorkerReplicaLease(self, self._model, next(self._numbers))
 
     def take(self) -> Any:
         """Take a replica if one is free; if they are shared, any."""
@@ -145,14 +145,14 @@ class WorkerReplicas(Replicas):
         return super().line_up(deadline_ns)
 
     def put(self, call: HookCall) -> None:
-        """Run a call on the first replica with room. Raises: MovedError if none would ever run it."""
+        """Run a call on the first replica with room. Raises: ReplicaGoneError if none would ever run it."""
         replica = None if self._line else self._roomiest()
         if replica is not None:
             replica.take(call)
         elif self.take() is not None:
             self._line.append(call)
         else:
-            raise MovedError
+            raise ReplicaGoneError
 
     def roomy(self) -> None:
         """Distribute waiting calls, each to the replica with the fewest waiting calls."""
@@ -245,7 +245,7 @@ class WorkerReplicas(Replicas):
             await asyncio.wait(set(self._ended), timeout=ENDED_S)
 
 
-class WorkerVisit(Visit):
+class WorkerReplicaLease(ReplicaLease):
     """One request's use of the hooks in workers.
 
     If pre_inference may leave something for post_inference in the parameters, both run in one process.
@@ -270,7 +270,7 @@ class WorkerVisit(Visit):
             return self._put_on_one(call)
         try:
             self._replicas.put(call)
-        except MovedError:
+        except ReplicaGoneError:
             return False
         return True
 
@@ -280,14 +280,14 @@ class WorkerVisit(Visit):
         if call.replica.keeps and call.hook != POST:
             self._replica, self._left = call.replica, True
 
-    def pull(self, outputs: list[Any], form: AnswerForm, request_id: str) -> WorkerPull:
+    def pull(self, outputs: list[Any], form: AnswerFormat, request_id: str) -> WorkerGeneratorCall:
         """Make the Pull for a hook that yields, for a model's outputs, which the worker converts."""
-        pull = WorkerPull(outputs, form.code, request_id)
+        pull = WorkerGeneratorCall(outputs, form.code, request_id)
         pull.number = self._number
         self._left = False
         return pull
 
-    async def next(self, pull: Pull) -> Answer | None:
+    async def next(self, pull: GeneratorCall) -> Answer | None:
         """Return what the request's hook yields next, None after the last. Raises: InferError."""
         if not pull.begun and self._replicas.shared and not self._is_bound():
             self._replica = self._replicas.idlest()

@@ -85,7 +85,7 @@ def written_globals(path: Path, *, roots: Sequence[Path] = (), strict: bool = Fa
     if path.suffix in PICKLES:
         return [GlobalWrite("what it holds", 0, path.name, PROCESS)]
     if strict:
-        from .keeping import kept
+        from .state_analysis import kept
 
         return kept(path, roots)
     found = []

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.server.cortex.conversions import conversions
-from penstock.server.hooks.conversions import Conversions, Described
+from penstock.server.hooks.conversions import Conversions, ModelDescription
 from tests.server.cortex.values import NONE, flowers, refused, settings, tensorflow
 
 S = {"sepal_length": 5.2, "sepal_width": 3.6, "petal_length": 1.4, "petal_width": 0.3}
@@ -43,7 +43,7 @@ class TestInputs:
     def test_f6_what_a_hook_does_to_it_changes_nothing_else(self) -> None:
         signature = Signature((TensorSpec("x", "FP32", (-1,)),), ())
         shared = {"signature_def": {"k": {"inputs": {"x": {"dtype": "DT_FLOAT"}}}}, "signature_key": "k"}
-        first, other = (conversions(Described(signature, [], [], shared, settings("tensorflow"))) for _ in "ab")
+        first, other = (conversions(ModelDescription(signature, [], [], shared, settings("tensorflow"))) for _ in "ab")
 
         first.signatures[0]["k"]["inputs"].clear()
 
@@ -280,4 +280,4 @@ def test_f21_any_value_of_json_is_taken_or_refused(value: Any) -> None:
 
 def test_only_the_two_kinds_of_models_are_known() -> None:
     with pytest.raises(InferError):
-        conversions(Described(Signature((), ()), [], [], {}, settings("pytorch")))
+        conversions(ModelDescription(Signature((), ()), [], [], {}, settings("pytorch")))

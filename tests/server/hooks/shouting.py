@@ -10,13 +10,13 @@ import numpy as np
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
-from penstock.server.hooks.conversions import Described
+from penstock.server.hooks.conversions import ModelDescription
 
 
 class Shouting:
     """`signatures` are dicts; what cannot be converted says so in the dialect's words."""
 
-    def __init__(self, described: Described) -> None:
+    def __init__(self, described: ModelDescription) -> None:
         self.signatures: tuple[Any, Any] = ({"side": "in", **described.described}, {"side": "out"})
         self._loudness = described.settings["loudness"]
 
@@ -40,5 +40,5 @@ class Shouting:
         return InferError(Code.INVALID, f"{hook} SAYS {error}", retry_after_ns=7)
 
 
-def conversions(described: Described) -> Shouting:
+def conversions(described: ModelDescription) -> Shouting:
     return Shouting(described)

@@ -14,8 +14,8 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.spec import HookSpec
-from penstock.server.hooks.conversions import DIALECTS, Described, make
-from penstock.server.hooks.inside import Inside, open_service
+from penstock.server.hooks.conversions import DIALECTS, ModelDescription, make
+from penstock.server.hooks.worker_service import HookService, open_service
 from penstock.server.hooks.packing import (
     ASKED,
     CALL,
@@ -58,13 +58,13 @@ def x(*values: float) -> dict[str, Array]:
 
 class TestOurOwn:
     def test_signatures_are_lists_of_their_own_each_time(self) -> None:
-        described = Described(ONE, ONE.inputs, ONE.outputs, {}, {})
+        described = ModelDescription(ONE, ONE.inputs, ONE.outputs, {}, {})
         first, second = make("", described), make("", described)
         assert first.signatures == ([*ONE.inputs], [*ONE.outputs])
         assert first.signatures[0] is not second.signatures[0]
 
     def test_failures_are_told_in_the_words_of_the_machinery(self) -> None:
-        assert make("", Described(ONE, (), (), {}, {})).failure("pre_inference", KeyError("x")) is None
+        assert make("", ModelDescription(ONE, (), (), {}, {})).failure("pre_inference", KeyError("x")) is None
 
 
 class TestValues:
@@ -240,7 +240,7 @@ class TestInAWorker:
     """The same in the service that runs there; how it is reached is another matter (test_in_workers.py)."""
 
     @staticmethod
-    def opened(folder: Path, source: str) -> Inside:
+    def opened(folder: Path, source: str) -> HookService:
         path = folder / "hooks.py"
         path.write_text(source)
         model = fake_model(signature=ONE)
@@ -253,7 +253,7 @@ class TestInAWorker:
         return open_service(settings, nobody)
 
     @staticmethod
-    def called(inside: Inside, position: int, form: int, value: bytes, **parameters: Any) -> tuple[int, bytes, Any]:
+    def called(inside: HookService, position: int, form: int, value: bytes, **parameters: Any) -> tuple[int, bytes, Any]:
         written = json.dumps(parameters).encode()
         arrays: list[Array | None] = [np.full((1, 1), 3, np.float32)] if position else []
         how = 2 if position else PLAIN_JSON

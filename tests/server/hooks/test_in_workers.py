@@ -24,7 +24,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.spec import HookSpec, WorkerSpec
 from penstock.server.hooks.placement import HookPlacement
-from penstock.server.hooks.pull import AHEAD
+from penstock.server.hooks.generator_call import AHEAD
 from penstock.server.hooks.runner import Hooks
 from tests.server.hooks.stage import Act, PuppetEngine, Stage, refusal
 
@@ -516,7 +516,7 @@ FORBIDS = """
     sys.path.insert(0, {folder!r})
     from child import make_importable
     make_importable({packages})
-    import penstock.server.hooks.inside
+    import penstock.server.hooks.worker_service
     import penstock.server.python_models.inside.service
     import penstock.server.workers.service
     print(*sorted({{name.partition(".")[0] for name in sys.modules}} - set(sys.stdlib_module_names)))

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.hooks.loading import POST, PRE, HookModule, check_file, hooks_in
-from penstock.server.hooks.siblings import FolderOnPath
+from penstock.server.hooks.private_modules import FolderOnPath
 
 Write = Callable[..., Path]
 

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.backends.node import Node
 from penstock.batching.spec import HookSpec
-from penstock.server.hooks.holding import ENOUGH, LATE_NS, LONG_NS, Holding
+from penstock.server.hooks.gil_monitor import ENOUGH, LATE_NS, LONG_NS, GilMonitor
 from penstock.server.hooks.placement import HookPlacement
 from penstock.server.hooks.runner import Hooks
 from penstock.server.hooks.worker_replicas import WorkerReplicas
@@ -49,7 +49,7 @@ def loop() -> Any:
 
 class TestHolding:
     def test_what_calls_compute_is_measured_once_many_have_taken_long(self, loop: asyncio.AbstractEventLoop) -> None:
-        holding = Holding(loop, lambda: True, Found())
+        holding = GilMonitor(loop, lambda: True, Found())
         for _ in range(ENOUGH - 1):
             holding.took("pre", 0)
         before = holding.measures
@@ -60,7 +60,7 @@ class TestHolding:
         assert not holding.measures
 
     def test_a_quick_hook_is_not_looked_into(self, loop: asyncio.AbstractEventLoop) -> None:
-        holding = Holding(loop, lambda: True, Found())
+        holding = GilMonitor(loop, lambda: True, Found())
         for _ in range(10 * ENOUGH):
             holding.took("pre", LONG_NS)
 
@@ -70,7 +70,7 @@ class TestHolding:
         self, loop: asyncio.AbstractEventLoop
     ) -> None:
         found = Found()
-        holding = Holding(loop, lambda: True, found)
+        holding = GilMonitor(loop, lambda: True, found)
         for _ in range(ENOUGH):
             holding.took("pre", 10 * LONG_NS)
         assert holding.looks
@@ -82,7 +82,7 @@ class TestHolding:
 
     def test_what_the_loop_has_computed_itself_is_not_held_against_it(self, loop: asyncio.AbstractEventLoop) -> None:
         found = Found()
-        holding = Holding(loop, lambda: True, found)
+        holding = GilMonitor(loop, lambda: True, found)
         for _ in range(ENOUGH):
             holding.took("pre", 10 * LONG_NS)
         for _ in range(10 * ENOUGH):
@@ -95,7 +95,7 @@ class TestHolding:
         self, loop: asyncio.AbstractEventLoop
     ) -> None:
         found = Found()
-        holding = Holding(loop, lambda: True, found)
+        holding = GilMonitor(loop, lambda: True, found)
         for _ in range(ENOUGH):
             holding.took("pre", 10 * LONG_NS)
         for look in range(10 * ENOUGH):
@@ -106,7 +106,7 @@ class TestHolding:
 
     def test_the_hook_that_computes_longest_is_named_once(self, loop: asyncio.AbstractEventLoop) -> None:
         found = Found()
-        holding = Holding(loop, lambda: True, found)
+        holding = GilMonitor(loop, lambda: True, found)
         for _ in range(ENOUGH):
             holding.took("pre", 2 * LONG_NS)
             holding.took("post", 3 * LONG_NS)
@@ -118,7 +118,7 @@ class TestHolding:
 
     def test_one_that_has_become_quick_is_forgiven(self, loop: asyncio.AbstractEventLoop) -> None:
         found = Found()
-        holding = Holding(loop, lambda: True, found)
+        holding = GilMonitor(loop, lambda: True, found)
         for took_ns in (2 * LONG_NS, 1):
             for _ in range(ENOUGH):
                 holding.took("pre", took_ns)

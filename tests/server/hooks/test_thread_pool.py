@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.hooks.bench import SLOW_NS
+from penstock.server.hooks.thread_pool import SLOW_NS
 from penstock.server.hooks.call import HookCall
 from penstock.server.hooks.plan import DEFAULT_REPLICAS
 from penstock.server.hooks.runner import Hooks
-from penstock.server.hooks.waits import FEW, WINDOW
+from penstock.server.hooks.concurrency import FEW, WINDOW
 from tests.fakes import no_more_threads
 from tests.server.hooks.stage import Act, PuppetEngine, Stage, is_set, refusal
 

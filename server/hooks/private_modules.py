@@ -38,7 +38,7 @@ class _PrivateLoader(SourceFileLoader):
         raise OSError("not cached")
 
 
-class Siblings:
+class PrivateModules:
     """One instance of a hook file and of the modules beside it that it has imported.
 
     Invariant: from construction to `close` all of them are in `sys.modules` below a unique name. They are in an empty

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.batching.request import InSequence, Terms
 from penstock.batching.spec import SequenceSpec
-from penstock.server.hooks.turns import SequenceTurns
+from penstock.server.hooks.sequence_turns import SequenceTurns
 from tests.server.hooks.stage import Act, PuppetEngine, Stage, is_set
 
 HELD = """

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .call import HookCall, log
-from .seat import Seat
+from .pool_thread import PoolThread
 
 if TYPE_CHECKING:
     from .replica import Replica
@@ -24,7 +24,7 @@ _RETRY_NS = 100_000_000
 """The interval between checks of a hook that has been or is to be abandoned."""
 
 
-class Bench:
+class HookThreadPool:
     """Threads that take calls from one queue, in order.
 
     Invariants: every call put is settled by its replica on the event loop, or handed back. At most one call per replica
@@ -44,8 +44,8 @@ class Bench:
         self._line: deque[HookCall] = deque()
         self._done: deque[HookCall] = deque()
         self._replicas: list[Replica] = []
-        self._seats: list[Seat] = []
-        self._lost: list[Seat] = []
+        self._seats: list[PoolThread] = []
+        self._lost: list[PoolThread] = []
         self._open = self._due_ns = 0
         self._lock = threading.Lock()
         self._ringing = self._woken = self.stopped = False
@@ -69,7 +69,7 @@ class Bench:
 
     def _seat(self) -> None:
         """Add a thread; if none can be started, the others continue. Raises: RuntimeError if there are no others."""
-        seat = Seat(self._run, self._name)
+        seat = PoolThread(self._run, self._name)
         try:
             with self._lock:  # which the thread takes before it ends
                 seat.thread.start()
@@ -151,7 +151,7 @@ class Bench:
                     self._seats.remove(seat)
                     self._ended(seat)
 
-    def _ended(self, seat: Seat) -> None:
+    def _ended(self, seat: PoolThread) -> None:
         """Continue without a thread that user code has ended."""
         replica = seat.running.replica if seat.running is not None else self._replicas[0]
         running, seat.running = seat.running, None
@@ -198,7 +198,7 @@ class Bench:
             waits.append(_RETRY_NS)
         return min(filter(None, waits), default=0)
 
-    def _watch(self, seat: Seat, now_ns: int) -> int:
+    def _watch(self, seat: PoolThread, now_ns: int) -> int:
         running = seat.running
         if self.stopped or not any(replica.waiting for replica in self._replicas):
             return 0
@@ -228,7 +228,7 @@ class Bench:
         self._ring()
         return 0
 
-    def _make_way(self, seat: Seat) -> None:
+    def _make_way(self, seat: PoolThread) -> None:
         """Let another thread run what waits behind a slow call."""
         seat.slow = True
         if self._line and all(each.slow for each in self._seats):
@@ -236,7 +236,7 @@ class Bench:
 
     # -- on the threads ----------------------------------------------------------------------------------------
 
-    def _run(self, seat: Seat) -> None:
+    def _run(self, seat: PoolThread) -> None:
         stays = False
         try:
             stays = self._serve(seat)
@@ -250,7 +250,7 @@ class Bench:
             seat.ended = not stays
             self.wake()
 
-    def _abandoned_with(self, seat: Seat) -> Sequence[Replica]:
+    def _abandoned_with(self, seat: PoolThread) -> Sequence[Replica]:
         """Return the replicas of which nothing runs once a thread has ended."""
         with seat.lock:
             if seat.guilty is not None:
@@ -259,7 +259,7 @@ class Bench:
             self._open -= 1
             return () if self._open else tuple(self._replicas)
 
-    def _serve(self, seat: Seat) -> bool:
+    def _serve(self, seat: PoolThread) -> bool:
         """Run calls. Returns: whether the bench continues without this thread."""
         while (call := self._next(seat)) is not None:
             replica: Replica = call.replica
@@ -277,7 +277,7 @@ class Bench:
             del call  # otherwise its value would be kept until the next call
         return not self.stopped
 
-    def _next(self, seat: Seat) -> HookCall | None:
+    def _next(self, seat: PoolThread) -> HookCall | None:
         line = self._line
         while True:
             try:
@@ -290,14 +290,14 @@ class Bench:
                 seat.bell.get()
             seat.asleep = False
 
-    def _is_spare(self, seat: Seat) -> bool:
+    def _is_spare(self, seat: PoolThread) -> bool:
         with self._lock:
             if sum(not each.slow for each in self._seats) <= self.wanted or seat not in self._seats:
                 return False
             self._seats.remove(seat)
             return True
 
-    async def _serve_async(self, seat: Seat) -> None:
+    async def _serve_async(self, seat: PoolThread) -> None:
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
         task = asyncio.current_task()
 
@@ -331,7 +331,7 @@ class Bench:
             del call
             result = made = None
 
-    def _end(self, seat: Seat, call: HookCall) -> bool:
+    def _end(self, seat: PoolThread, call: HookCall) -> bool:
         """Report a finished call; False if the thread has been abandoned and must end."""
         if not seat.end(call):
             return False

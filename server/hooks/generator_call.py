@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.backends.errors import InferError
 
 from .bound_hooks import BoundHooks
-from .call import HookCall, MovedError
+from .call import HookCall, ReplicaGoneError
 from .loading import POST
 from .packing import INPUTS, tensor_bytes
 
@@ -47,7 +47,7 @@ class Answer(NamedTuple):
     more: bool = False
 
 
-class Pull(HookCall):
+class GeneratorCall(HookCall):
     """One generator: a HookCall that is submitted again whenever there is room for answers, until there are no more.
 
     Invariants: the generator begins, steps and is closed on one replica's thread. It is closed exactly once, unless
@@ -80,7 +80,7 @@ class Pull(HookCall):
     async def next(self, replica: Any) -> Answer | None:
         """Return the next answer, None after the last; once begun, `replica` must stay the same.
 
-        Raises: InferError, after the earlier answers; MovedError, if the replica is gone.
+        Raises: InferError, after the earlier answers; ReplicaGoneError, if the replica is gone.
         """
         while not self._ahead:
             if self._turn is None or self._turn.done():
@@ -97,7 +97,7 @@ class Pull(HookCall):
         answer = self._ahead.popleft()
         turn = self._turn
         if turn is not None and turn.done() and turn.exception() is None and self._has_room():
-            with contextlib.suppress(MovedError):  # reported after the answers that are ahead
+            with contextlib.suppress(ReplicaGoneError):  # reported after the answers that are ahead
                 self._go_on(replica)
         return answer._replace(more=True) if self._ahead else answer
 
@@ -127,7 +127,7 @@ class Pull(HookCall):
             waits = self._paused and self._generator is not None
         self._ahead.clear()
         if waits and self._replica is not None:
-            with contextlib.suppress(MovedError):
+            with contextlib.suppress(ReplicaGoneError):
                 self._replica.submit(_Closing(self)).add_done_callback(self._turn_ended)
 
     # -- on the replica's own thread ---------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class _Closing(HookCall):
 
     __slots__ = ("_pull",)
 
-    def __init__(self, pull: Pull) -> None:
+    def __init__(self, pull: GeneratorCall) -> None:
         super().__init__(CLOSING, None, INPUTS, 0, pull.request_id)
         self._pull = pull
 

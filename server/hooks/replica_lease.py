@@ -9,15 +9,15 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.batching.statistics import OTHER
 
-from .call import AnswerForm, HookCall, MovedError
+from .call import AnswerFormat, HookCall, ReplicaGoneError
 from .loading import POST
-from .pull import Answer, Pull
+from .generator_call import Answer, GeneratorCall
 
 if TYPE_CHECKING:
     import asyncio
 
 
-class Visit:
+class ReplicaLease:
     """One request's use of the replicas: the one it holds, from its first hook until `leave`."""
 
     __slots__ = ("_begun", "_model", "_replica", "_replicas")
@@ -46,7 +46,7 @@ class Visit:
                 return False
             try:
                 self._replica.put(call)
-            except MovedError:
+            except ReplicaGoneError:
                 self.moved(call)
             else:
                 return True
@@ -74,15 +74,15 @@ class Visit:
         """Record that a hook has returned."""
         self._begun = True
 
-    def pull(self, outputs: list[Any], form: AnswerForm, request_id: str) -> Pull:
+    def pull(self, outputs: list[Any], form: AnswerFormat, request_id: str) -> GeneratorCall:
         """Make the Pull for a hook that yields."""
-        return Pull(outputs, form.code, request_id)
+        return GeneratorCall(outputs, form.code, request_id)
 
-    def post(self, outputs: list[Any], form: AnswerForm, request_id: str) -> HookCall:
+    def post(self, outputs: list[Any], form: AnswerFormat, request_id: str) -> HookCall:
         """Make the call of post_inference. A deadline is for waiting: once the model has run, a request is finished."""
         return HookCall(POST, outputs, form.code, 0, request_id)
 
-    async def next(self, pull: Pull) -> Answer | None:
+    async def next(self, pull: GeneratorCall) -> Answer | None:
         """Return what the request's hook yields next, None after the last. Raises: InferError."""
         start_ns = time.monotonic_ns()
         try:
@@ -91,7 +91,7 @@ class Visit:
                     self._replica = self._replicas.take() or await self._replicas.wait(pull.deadline_ns)
                 try:
                     answer = await pull.next(self._replica)
-                except MovedError:
+                except ReplicaGoneError:
                     self.moved(pull)
                 else:
                     self._begun = True

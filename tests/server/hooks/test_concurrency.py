@@ -5,26 +5,26 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.hooks.waits import FEW, LONG_NS, WINDOW, Waits
+from penstock.server.hooks.concurrency import FEW, LONG_NS, WINDOW, ConcurrencyEstimate
 
 MS = 1_000_000
 
 
-def told(waits: Waits, took_ns: int, cpu_ns: int, count: int) -> Waits:
+def told(waits: ConcurrencyEstimate, took_ns: int, cpu_ns: int, count: int) -> ConcurrencyEstimate:
     for _ in range(count):
         waits.took(took_ns, cpu_ns)
     return waits
 
 
 def test_processor_time_is_measured_once_a_call_has_taken_long() -> None:
-    waits = Waits(32)
+    waits = ConcurrencyEstimate(32)
     assert not told(waits, LONG_NS, 0, 100).measures
     assert told(waits, LONG_NS + 1, 0, 1).measures
     assert not told(waits, LONG_NS, MS, WINDOW).measures
 
 
 def test_a_few_calls_that_wait_are_enough() -> None:
-    waits = Waits(32)
+    waits = ConcurrencyEstimate(32)
     assert told(waits, 100 * MS, MS // 5, FEW - 1).wanted == 1
     assert waits.took(100 * MS, MS // 5)
     assert waits.wanted == 32
@@ -32,16 +32,16 @@ def test_a_few_calls_that_wait_are_enough() -> None:
 
 
 def test_as_many_are_worth_it_as_bring_the_processor_work() -> None:
-    assert told(Waits(32), 11 * MS, MS, FEW).wanted == 9
-    assert told(Waits(32), 15 * MS, 5 * MS, FEW).wanted == 2
+    assert told(ConcurrencyEstimate(32), 11 * MS, MS, FEW).wanted == 9
+    assert told(ConcurrencyEstimate(32), 15 * MS, 5 * MS, FEW).wanted == 2
 
 
 def test_hooks_that_compute_are_worth_one() -> None:
-    assert told(Waits(32), 20 * MS, 19 * MS, 10 * WINDOW).wanted == 1
+    assert told(ConcurrencyEstimate(32), 20 * MS, 19 * MS, 10 * WINDOW).wanted == 1
 
 
 def test_an_accident_or_three_change_nothing() -> None:
-    waits = Waits(32)
+    waits = ConcurrencyEstimate(32)
     for _ in range(20):
         told(waits, 300 * MS, MS // 50, FEW - 1)
         told(waits, MS // 50, MS // 50, WINDOW - FEW + 1)
@@ -49,13 +49,13 @@ def test_an_accident_or_three_change_nothing() -> None:
 
 
 def test_those_that_wait_no_more_are_worth_one_again() -> None:
-    waits = told(Waits(32), 100 * MS, MS, FEW)
+    waits = told(ConcurrencyEstimate(32), 100 * MS, MS, FEW)
     assert told(waits, MS // 50, MS // 50, WINDOW).wanted == 1
     assert not waits.measures
 
 
 def test_calls_that_wait_for_each_other_come_down_to_one() -> None:
-    waits = told(Waits(32), 100 * MS, MS, FEW)
+    waits = told(ConcurrencyEstimate(32), 100 * MS, MS, FEW)
     for _ in range(32):
         told(waits, waits.wanted * 5 * MS, 5 * MS, WINDOW)
     assert waits.wanted == 1
@@ -63,7 +63,7 @@ def test_calls_that_wait_for_each_other_come_down_to_one() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 10**10), st.integers(0, 10**10))), st.integers(0, 40))
 def test_there_is_always_one_and_never_more_than_the_limit(calls: list[tuple[int, int]], limit: int) -> None:
-    waits = Waits(limit)
+    waits = ConcurrencyEstimate(limit)
     for took_ns, cpu_ns in calls:
         before = waits.wanted
         assert waits.took(took_ns, cpu_ns) == (waits.wanted != before)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .reading import Reading
+from .expression_analysis import ExpressionAnalysis
 from .scopes import inner
 from .sources import SourceFile, SourceTree, Value
 from .writes import HOOK_NAMES, INSTANCE, PROCESS, GlobalWrite, files_of
@@ -30,7 +30,7 @@ def kept(path: Path, roots: Sequence[Path]) -> list[GlobalWrite]:
     """
     project = SourceTree(roots or (path.parent,))
     source = project.read(path)
-    keeping = Keeping(project)
+    keeping = StateAnalysis(project)
     for file, tree in files_of(path, roots):
         project.filled.look(tree)
         for node in ast.walk(tree):
@@ -50,7 +50,7 @@ def kept(path: Path, roots: Sequence[Path]) -> list[GlobalWrite]:
     return sorted(keeping.found, key=lambda write: (write.file, write.line, write.name))
 
 
-class Keeping(Reading):
+class StateAnalysis(ExpressionAnalysis):
     """One analysis of a project: statements; Reading handles expressions. `found` is what may keep something."""
 
     def __init__(self, project: SourceTree) -> None:

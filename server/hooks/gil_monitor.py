@@ -40,7 +40,7 @@ class Average:
         return mean
 
 
-class Holding:
+class GilMonitor:
     """Reports, once, that a model's hooks delay the event loop.
 
     Calls with a long duration make it measure their CPU time. A high CPU time proves nothing yet: numpy releases the

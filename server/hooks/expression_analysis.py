@@ -1,6 +1,6 @@
 """Reading: the values of expressions in a project's functions, and which expressions may keep something.
 
-Used by `keeping.py`.
+Used by `state_analysis.py`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import builtins
 from collections.abc import Sequence
 from typing import Any
 
-from .pure import CONSTANTS, MUTATORS, PLAIN_NAMES, READ_ATTRIBUTES, SAFE_DUNDERS, TEXT_ATTRIBUTES
-from .reading_calls import ReadingCalls
+from .known_functions import CONSTANTS, MUTATORS, PLAIN_NAMES, READ_ATTRIBUTES, SAFE_DUNDERS, TEXT_ATTRIBUTES
+from .call_analysis import CallAnalysis
 from .scopes import COMPREHENSIONS, Scope, bind, inner, own_comprehension
 from .sources import CHANGING, CONTAINED, FRESH, SourceFile, SourceTree, Value
 from .writes import INSTANCE, PROCESS, GlobalWrite
 
 
-class Reading(ReadingCalls):
+class ExpressionAnalysis(CallAnalysis):
     """Returns the Value of expressions, and records each use of a held object that is not known to only read it.
 
     `loading`: the code being analyzed runs when its module is loaded, where everything is allowed and nothing is

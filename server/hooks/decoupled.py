@@ -14,7 +14,7 @@ from penstock.batching.scheduling.admission import request_for
 from penstock.batching.stream import stream
 
 from .convert import to_inputs
-from .pull import Answer
+from .generator_call import Answer
 
 if TYPE_CHECKING:
     from penstock.batching.answers import AnswerStatistics

@@ -1,4 +1,4 @@
-"""Plain values: numbers, texts, arrays and containers of them, and how large they are. Used by `swift.py`."""
+"""Plain values: numbers, texts, arrays and containers of them, and how large they are. Used by `nonblocking.py`."""
 
 from __future__ import annotations
 

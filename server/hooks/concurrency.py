@@ -14,7 +14,7 @@ WINDOW = 32
 _SHARE = 0.8
 
 
-class Waits:
+class ConcurrencyEstimate:
     """Learns from the elapsed time and the CPU time of calls. `wanted` is the number of concurrent calls, at least 1.
 
     Invariant: `wanted` is at most `limit`, and 1 until calls were measured to wait.

@@ -15,9 +15,9 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.server.hooks import replica, replicas
 from penstock.server.hooks.loading import POST, PRE
-from penstock.server.hooks.plain import is_small
+from penstock.server.hooks.plain_values import is_small
 from penstock.server.hooks.runner import Hooks
-from penstock.server.hooks.swift import SMALL_BYTES, are_small, is_swift
+from penstock.server.hooks.nonblocking import SMALL_BYTES, are_small_tensors, is_nonblocking
 from tests.server.hooks.stage import Act, PuppetEngine, Stage
 
 PLAIN = """
@@ -36,7 +36,7 @@ def made(source: str) -> tuple[Any, ast.Module]:
 
 
 def found(source: str) -> bool:
-    return is_swift(*made(source))
+    return is_nonblocking(*made(source))
 
 
 @pytest.mark.parametrize(
@@ -159,10 +159,10 @@ def test_what_is_no_function_of_the_file_as_it_is_written_is_not() -> None:
     hook, tree = made("def hook(sample, metadata): return sample")
     _, other = made("def hook(sample, metadata): return [sample]")
 
-    assert is_swift(hook, tree)
-    assert not is_swift(hook, other)
-    assert not is_swift(hook.__get__(1), tree)
-    assert not is_swift(len, tree)
+    assert is_nonblocking(hook, tree)
+    assert not is_nonblocking(hook, other)
+    assert not is_nonblocking(hook.__get__(1), tree)
+    assert not is_nonblocking(len, tree)
     assert not found("def made():\n    x = 1\n    def hook(sample): return x\n    return hook\nhook = made()")
     assert not found("async def hook(sample, metadata): return sample")
     assert not found("def hook(sample, kept=print): return sample")
@@ -297,7 +297,7 @@ def test_settings_are_small_by_all_that_they_have(settings: Any, small: bool) ->
     ],
 )
 def test_tensors_are_small_by_their_bytes_and_nothing_else_is(values: Any, small: bool) -> None:
-    assert are_small(values) is small
+    assert are_small_tensors(values) is small
 
 
 class Kept:

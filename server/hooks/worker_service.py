@@ -24,7 +24,7 @@ from penstock.server.ipc.channel import Channel
 from penstock.server.ipc.refusals import write_error
 
 from .bound_hooks import bind
-from .conversions import Described, make
+from .conversions import ModelDescription, make
 from .loading import POST, PRE, HookModule, brief
 from .mounts import install
 from .packing import (
@@ -53,7 +53,7 @@ from .packing import (
     tensor_bytes,
     unpack,
 )  # fmt: skip
-from .siblings import FolderOnPath
+from .private_modules import FolderOnPath
 
 _TELL_NS = 1_000_000_000
 _ASKED_BYTES = ASKED.size
@@ -63,7 +63,7 @@ _OURS = (str(Path(__file__).parent), "<frozen importlib", importlib.__file__)
 Reply = tuple[bytes, Sequence[Array | None] | None]
 
 
-def open_service(settings: dict[str, Any], channel: Channel) -> Inside:
+def open_service(settings: dict[str, Any], channel: Channel) -> HookService:
     """Load the hook file. Raises: InferError (INVALID) if it is invalid."""
     # before any user code is loaded; it stays for the life of the process
     install(settings["mounts"])
@@ -75,7 +75,7 @@ def open_service(settings: dict[str, Any], channel: Channel) -> Inside:
         if error.__cause__ is not None:
             sys.stderr.write(_traceback(error.__cause__))
         raise
-    inside = AwaitingInside if module.is_async else Inside
+    inside = AsyncHookService if module.is_async else HookService
     return inside(module, on_path, settings, channel)
 
 
@@ -87,7 +87,7 @@ def _traceback(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, frames))
 
 
-class Inside:
+class HookService:
     """One instance of the hook file, and its active generators.
 
     `_kept` are the parameters of requests whose pre_inference has run here and whose post_inference will: user code may
@@ -103,7 +103,7 @@ class Inside:
         self._channel = channel
         signature = read_signature(settings["signature"])
         inputs, outputs = (list(map(Node.read, settings[side])) for side in ("inputs", "outputs"))
-        described = Described(signature, inputs, outputs, settings["described"], settings["dialect_settings"])
+        described = ModelDescription(signature, inputs, outputs, settings["described"], settings["dialect_settings"])
         rules = make(settings["dialect"], described)
         self._bound = bind(module, rules, signature, unpack(settings["metadata"]))
         self._hooks, self._makers = (self._bound.functions[PRE], self._bound.functions[POST]), self._bound.makers
@@ -269,7 +269,7 @@ class Inside:
         self._on_path.close()
 
 
-class AwaitingInside(Inside):
+class AsyncHookService(HookService):
     """One for a file with an `async` hook: its tasks survive between calls, on the loop that awaits `call`."""
 
     awaits = True

@@ -20,12 +20,12 @@ from penstock.batching.running.own_outputs import lack_of
 from penstock.batching.scheduling.admission import request_for
 from penstock.batching.statistics import OTHER
 
-from .bound_hooks import Maker
-from .call import AnswerForm, FutureLike, HookCall, MovedError
+from .bound_hooks import Converter
+from .call import AnswerFormat, FutureLike, HookCall, ReplicaGoneError
 from .loading import PRE
 from .packing import INPUTS
-from .turns import SequenceTurn
-from .visit import Visit
+from .sequence_turns import SequenceTurn
+from .replica_lease import ReplicaLease
 
 if TYPE_CHECKING:
     from .runner import Hooks
@@ -37,7 +37,7 @@ Work = Callable[[], Coroutine[Any, Any, Any]]
 """A step done on a task, which may be cancelled before it begins."""
 
 
-class Trip:
+class HookedRequest:
     """The state of one request from its sample to its answer.
 
     Invariant: its promise, a future or an object that answers at once, is completed once, unless it was `done` before
@@ -51,7 +51,7 @@ class Trip:
         "_turn", "_waits", "_whole", "parameters", "request_id", "start_ns", "visit",
     )  # fmt: skip
 
-    def __init__(self, hooks: Hooks, form: AnswerForm, promise: FutureLike, *, whole: bool = True) -> None:
+    def __init__(self, hooks: Hooks, form: AnswerFormat, promise: FutureLike, *, whole: bool = True) -> None:
         """Admit a request. Raises: InferError (OVERLOADED, NOT_READY)."""
         self.visit = hooks.admit()
         self._hooks = hooks
@@ -65,7 +65,7 @@ class Trip:
         self._turn: SequenceTurn | None = None
 
     @property
-    def held(self) -> Visit:
+    def held(self) -> ReplicaLease:
         """The Visit of a request whose model has hooks."""
         if self.visit is None:
             raise InferError(Code.INTERNAL, "hooks without replicas")
@@ -118,7 +118,7 @@ class Trip:
 
     def set_exception(self, error: BaseException) -> None:
         """Handle a hook's error, which ends the Trip unless another replica can take the call."""
-        if isinstance(error, MovedError) and self._call is not None:
+        if isinstance(error, ReplicaGoneError) and self._call is not None:
             try:
                 self.held.moved(self._call)
             except InferError as gone:
@@ -187,7 +187,7 @@ class Trip:
             self.held.take(granted.result())
             self._put(self._call)
 
-    def _convert(self, convert: Maker, value: Any) -> None:
+    def _convert(self, convert: Converter, value: Any) -> None:
         """Convert what no hook's thread converts, on a thread if it is large."""
         if _is_big(value):
             self._later(partial(asyncio.to_thread, convert, value, self.parameters))

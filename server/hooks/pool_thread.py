@@ -1,4 +1,4 @@
-"""Seat: one thread of a Bench, and its current call. Made by `bench.py`."""
+"""Seat: one thread of a Bench, and its current call. Made by `thread_pool.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .replica import Replica
 
 
-class Seat:
+class PoolThread:
     """One thread of a bench. `running` is its current call, `slow` if that takes long; `guilty` is set when abandoned.
 
     `doubt` accounts for checks that came late. `lock` decides between a hook that ends and a limit that is exceeded.
@@ -24,7 +24,7 @@ class Seat:
 
     __slots__ = ("asleep", "bell", "doubt", "ended", "guilty", "lock", "nudge", "running", "slow", "thread")
 
-    def __init__(self, run: Callable[[Seat], None], name: str) -> None:
+    def __init__(self, run: Callable[[PoolThread], None], name: str) -> None:
         self.asleep = self.ended = self.slow = False
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.doubt = Doubt()

@@ -14,8 +14,8 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.answers import AnswerStatistics
-from penstock.server.hooks import pull
-from penstock.server.hooks.pull import AHEAD, Answer
+from penstock.server.hooks import generator_call
+from penstock.server.hooks.generator_call import AHEAD, Answer
 from penstock.server.hooks.runner import Hooks
 from tests.server.hooks.stage import Act, PuppetEngine, Stage, is_set, left_behind, refusal
 

@@ -1,4 +1,4 @@
-"""WorkerPull: the answers of a post_inference that yields in a worker process. Made by `worker_replicas.py`."""
+"""WorkerGeneratorCall: the answers of a post_inference that yields in a worker process. Made by `worker_replicas.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from penstock.backends.backend import Array
 from penstock.server.ipc.refusals import read_error
 
-from .call import HookCall, MovedError, Written
+from .call import HookCall, ReplicaGoneError, Written
 from .packing import (
     HUSH,
     INPUTS,
@@ -21,10 +21,10 @@ from .packing import (
     YIELDED,
     read_made,
 )  # fmt: skip
-from .pull import AHEAD, AHEAD_BYTES, CLOSING, Answer, Pull
+from .generator_call import AHEAD, AHEAD_BYTES, CLOSING, Answer, GeneratorCall
 
 
-class WorkerPull(Pull):
+class WorkerGeneratorCall(GeneratorCall):
     """A Pull whose generator is in a worker process: each turn is a call there, and answers arrive as they are yielded.
 
     `turn` is the number of the requested turn, and `most` its maximum steps, set by the replica. Threads: the event
@@ -73,7 +73,7 @@ class WorkerPull(Pull):
         self._ahead.clear()
         if self.replica is not None and self.replica.holds(self):
             self.replica.tell(HUSH, self.number)
-            with contextlib.suppress(MovedError):
+            with contextlib.suppress(ReplicaGoneError):
                 self.replica.submit(_Shutting(self)).add_done_callback(self._turn_ended)
 
 
@@ -82,7 +82,7 @@ class _Shutting(HookCall):
 
     __slots__ = ()
 
-    def __init__(self, pull: WorkerPull) -> None:
+    def __init__(self, pull: WorkerGeneratorCall) -> None:
         super().__init__(CLOSING, None, INPUTS, 0, pull.request_id)
         self.number = pull.number
 

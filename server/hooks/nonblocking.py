@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from .plain import MANY, PLAIN, has_small, members
-from .pure import place_of_out
+from .plain_values import MANY, PLAIN, has_small, members
+from .known_functions import out_position
 from .scopes import own_nodes
 
 SMALL_BYTES = 4096
@@ -68,7 +68,7 @@ class _UnknownError(Exception):
     """Something is not listed here."""
 
 
-def is_swift(hook: Callable[..., Any], tree: ast.Module) -> bool:
+def is_nonblocking(hook: Callable[..., Any], tree: ast.Module) -> bool:
     """Return whether a hook, defined in this file, returns at once for a small sample.
 
     Call this only for files that write no globals, and only after they are loaded: their names must keep their values.
@@ -80,12 +80,12 @@ def is_swift(hook: Callable[..., Any], tree: ast.Module) -> bool:
     return True
 
 
-def set_here() -> Any:
+def thread_settings() -> Any:
     """Return the settings of this thread, such as numpy's error handling: a file that changes them needs its thread."""
     return contextvars.copy_context(), np.geterr()
 
 
-def are_small(values: Any) -> bool:
+def are_small_tensors(values: Any) -> bool:
     """Return whether tensors, in a list or by name, are few bytes or few texts. False for anything else."""
     if type(values) not in {list, dict}:
         return False
@@ -247,7 +247,7 @@ class _Reading:
         match node.func:
             case ast.Attribute(value=owner, attr=name):
                 self._method(owner, name)
-                if self._module(owner) is np and len(node.args) > place_of_out(f"numpy.{name}"):
+                if self._module(owner) is np and len(node.args) > out_position(f"numpy.{name}"):
                     raise _UnknownError
             case ast.Name(id=name) if not self._is_local(name):
                 self._function(name, node)

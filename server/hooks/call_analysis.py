@@ -1,6 +1,6 @@
-"""ReadingCalls: the values of calls in a project's functions, and whether the called function may keep something.
+"""CallAnalysis: the values of calls in a project's functions, and whether the called function may keep something.
 
-The base class of `reading.py`.
+The base class of `expression_analysis.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from .pure import (
+from .known_functions import (
     ARRAY_MAKERS,
     COPIES,
     FILE_WRITERS,
@@ -30,7 +30,7 @@ from .pure import (
     SIMPLE_BASES,
     TAKES,
     TEXT_METHODS,
-    place_of_out,
+    out_position,
 )  # fmt: skip
 from .sources import CONTAINED, FRESH, SourceFile, Value
 from .writes import INSTANCE, MACHINE, PROCESS
@@ -76,7 +76,7 @@ class Given:
         return held[0] if len(kinds) == 1 else Value("PLAIN", held[0].held)
 
 
-class ReadingCalls:
+class CallAnalysis:
     """Analyzes calls. Reading does the rest."""
 
     loading: bool
@@ -258,7 +258,7 @@ class ReadingCalls:
         if "out" in given.named:
             self.goes_out(given.named["out"], given.call, source)
         if path.startswith("numpy."):
-            for value in given.values[place_of_out(path) :]:
+            for value in given.values[out_position(path) :]:
                 self.goes_out(value, given.call, source)
         if leaf in MUTATORS and given.values and not copies:
             self.goes_out(given.values[0], given.call, source)
