@@ -1,7 +1,7 @@
-"""Trip: passes one request through pre_inference, its model and post_inference, without a task of its own.
+"""HookedRequest: passes one request through pre_inference, its model and post_inference, without a task of its own.
 
-Begun by `runner.py`. The end of each step begins the next: for a replica a Trip is the future of its call, for the
-Engine the context of its request. So a request takes no extra turn of the event loop, and little Python.
+Begun by `runner.py`. The end of each step begins the next: for a replica a HookedRequest is the future of its call, for
+the Engine the context of its request. So a request takes no extra turn of the event loop, and little Python.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from .bound_hooks import Converter
 from .call import AnswerFormat, FutureLike, HookCall, ReplicaGoneError
 from .loading import PRE
 from .packing import INPUTS
-from .sequence_turns import SequenceTurn
 from .replica_lease import ReplicaLease
+from .sequence_turns import SequenceTurn
 
 if TYPE_CHECKING:
     from .runner import Hooks
 
-_BIG = 4096
+_MAX_INLINE_VALUES = 4096
 """From this many values conversion is done on a thread, if no hook's thread does it: about 100 us to and from JSON."""
 
-Work = Callable[[], Coroutine[Any, Any, Any]]
+AsyncStep = Callable[[], Coroutine[Any, Any, Any]]
 """A step done on a task, which may be cancelled before it begins."""
 
 
@@ -41,66 +41,74 @@ class HookedRequest:
     """The state of one request from its sample to its answer.
 
     Invariant: its promise, a future or an object that answers at once, is completed once, unless it was `done` before
-    or the Trip is cancelled, which takes effect a turn later if a task is waiting. If it is `whole`, its visit has
-    ended by then; otherwise it ends with the model's outputs, and the caller must end its visit.
+    or the HookedRequest is cancelled, which takes effect a turn later if a task is waiting. If it is `includes_post`,
+    its lease has ended by then; otherwise it ends with the model's outputs, and the caller must end its lease.
     Units: `start_ns` is monotonic. Threads: the event loop's.
     """
 
     __slots__ = (
-        "_call", "_ended", "_form", "_hooks", "_past_model", "_promise", "_request", "_since_ns", "_terms",
-        "_turn", "_waits", "_whole", "parameters", "request_id", "start_ns", "visit",
+        "_call", "_ended", "_format", "_hooks", "_includes_post", "_model_ran", "_pending", "_promise", "_request",
+        "_sequence_turn", "_step_start_ns", "_terms", "lease", "parameters", "request_id", "start_ns",
     )  # fmt: skip
 
-    def __init__(self, hooks: Hooks, form: AnswerFormat, promise: FutureLike, *, whole: bool = True) -> None:
+    def __init__(
+        self, hooks: Hooks, answer_format: AnswerFormat, promise: FutureLike, *, includes_post: bool = True
+    ) -> None:
         """Admit a request. Raises: InferError (OVERLOADED, NOT_READY)."""
-        self.visit = hooks.admit()
+        self.lease = hooks.admit()
         self._hooks = hooks
-        self._form = form
+        self._format = answer_format
         self._promise = promise
-        self._whole = whole
-        self._ended = self._past_model = False
+        self._includes_post = includes_post
+        self._ended = self._model_ran = False
         self._call: HookCall | None = None
         self._request: InferRequest | None = None
-        self._waits: asyncio.Future[Any] | None = None
-        self._turn: SequenceTurn | None = None
+        self._pending: asyncio.Future[Any] | None = None
+        self._sequence_turn: SequenceTurn | None = None
 
     @property
-    def held(self) -> ReplicaLease:
-        """The Visit of a request whose model has hooks."""
-        if self.visit is None:
+    def active_lease(self) -> ReplicaLease:
+        """The ReplicaLease of a request whose model has hooks."""
+        if self.lease is None:
             raise InferError(Code.INTERNAL, "hooks without replicas")
-        return self.visit
+        return self.lease
 
     def begin(
-        self, sample: Any, request_id: str, terms: Terms, parameters: Mapping[str, Any] | None, *, small: bool = False
+        self,
+        sample: Any,
+        request_id: str,
+        terms: Terms,
+        parameters: Mapping[str, Any] | None,
+        *,
+        is_small: bool = False,
     ) -> None:
-        """Begin; any error completes the promise. `small`: the sample is known to be small."""
+        """Begin; any error completes the promise. `is_small`: the sample is known to be small."""
         hooks = self._hooks
         self.request_id, self._terms = request_id, terms
         # copied, because requests remembered as alike share them
         self.parameters = dict(parameters or {})
-        self.start_ns = self._since_ns = time.monotonic_ns()
+        self.start_ns = self._step_start_ns = time.monotonic_ns()
         try:
             if terms.sequence is not None and hooks.model.spec.sequence is not None:
-                self._turn = hooks.turns.take(terms.sequence.id)
-            if self.visit is not None and hooks.has_pre:
+                self._sequence_turn = hooks.sequence_turns.take(terms.sequence.id)
+            if self.lease is not None and hooks.has_pre:
                 call = HookCall(PRE, sample, INPUTS, terms.deadline_ns, self.request_id)
-                call.small = small
-                self._have_run(call)
+                call.is_small = is_small
+                self._run_hook(call)
             else:
-                self._convert(self._form.of_sample, sample)
+                self._convert(self._format.convert_sample, sample)
         except Exception as error:  # noqa: BLE001 - any error becomes the request's
             self._fail(error)
 
     def cancel(self) -> None:
-        """End the Trip, because nobody waits for it. A running hook continues; a waiting call is skipped."""
+        """End the HookedRequest, because nobody waits for it. A running hook continues; a waiting call is skipped."""
         if self._ended:
             return
         request, self._request = self._request, None
-        self._leave()
-        if self._waits is not None:
-            self._waits.cancel()
-            self._waits = None
+        self._detach()
+        if self._pending is not None:
+            self._pending.cancel()
+            self._pending = None
         if request is not None:
             self._hooks.engine.cancel(request)
 
@@ -112,27 +120,27 @@ class HookedRequest:
 
     def set_result(self, result: Any) -> None:
         """Handle a hook's converted result."""
-        self.visit.returned(self._call)  # type: ignore[arg-type, union-attr]
+        self.lease.on_hook_returned(self._call)  # type: ignore[arg-type, union-attr]
         self._call = None
-        self._go_on(result)
+        self._resume(result)
 
     def set_exception(self, error: BaseException) -> None:
-        """Handle a hook's error, which ends the Trip unless another replica can take the call."""
+        """Handle a hook's error, which ends the HookedRequest unless another replica can take the call."""
         if isinstance(error, ReplicaGoneError) and self._call is not None:
             try:
-                self.held.moved(self._call)
-            except InferError as gone:
-                error = gone
+                self.active_lease.on_replica_gone(self._call)
+            except InferError as unavailable:
+                error = unavailable
             else:
-                self._put(self._call)
+                self._dispatch(self._call)
                 return
         if isinstance(error, InferError):
-            self._hooks.model.statistics.record_failure(OTHER, self._since_ns, time.monotonic_ns())
+            self._hooks.model.statistics.record_failure(OTHER, self._step_start_ns, time.monotonic_ns())
         self._fail(error)
 
     # -- context of the request --------------------------------------------------------------------------------
 
-    def ran(self, request: InferRequest) -> None:
+    def on_outputs(self, request: InferRequest) -> None:
         """Handle the model's outputs."""
         self._request = None
         if self._ended:
@@ -142,149 +150,155 @@ class HookedRequest:
         if failure is not None:
             self._fail(failure)
             return
-        if not self._whole:
-            self._end(outputs)
+        if not self._includes_post:
+            self._complete(outputs)
             return
-        self._past_model = True
+        self._model_ran = True
         try:
-            if self.visit is not None and self._hooks.has_post:
-                self._have_run(self.visit.post(outputs, self._form, self.request_id))
+            if self.lease is not None and self._hooks.has_post:
+                self._run_hook(self.lease.make_post_call(outputs, self._format, self.request_id))
             else:
-                self._convert(self._form.of_outputs, outputs)
+                self._convert(self._format.convert_outputs, outputs)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
 
     # -- steps -------------------------------------------------------------------------------------------------
 
-    def _have_run(self, call: HookCall) -> None:
+    def _run_hook(self, call: HookCall) -> None:
         """Run a hook, as soon as a replica is free."""
         call.parameters = self.parameters
         call.future = self
         self._call = call
-        self._since_ns = time.monotonic_ns()
-        self._put(call)
+        self._step_start_ns = time.monotonic_ns()
+        self._dispatch(call)
 
-    def _put(self, call: HookCall) -> None:
+    def _dispatch(self, call: HookCall) -> None:
         try:
-            if not self.visit.put(call):  # type: ignore[union-attr]
-                self._waits = self.held.line_up(call.deadline_ns)
-                self._waits.add_done_callback(self._granted)
+            if not self.lease.dispatch(call):  # type: ignore[union-attr]
+                self._pending = self.active_lease.request_replica(call.deadline_ns)
+                self._pending.add_done_callback(self._on_replica)
         except InferError as error:
             self.set_exception(error)
 
-    def _granted(self, granted: asyncio.Future[Any]) -> None:
+    def _on_replica(self, granted: asyncio.Future[Any]) -> None:
         """Use a replica that was waited for."""
-        self._waits = None
+        self._pending = None
         if granted.cancelled():
             return
         error = granted.exception()
         if self._call is None:  # cancelled in the turn in which it was handed over
             if error is None:
-                self.held.give_back(granted.result())
+                self.active_lease.return_unused(granted.result())
         elif error is not None:
             self.set_exception(error)
         else:
-            self.held.take(granted.result())
-            self._put(self._call)
+            self.active_lease.hold(granted.result())
+            self._dispatch(self._call)
 
     def _convert(self, convert: Converter, value: Any) -> None:
         """Convert what no hook's thread converts, on a thread if it is large."""
-        if _is_big(value):
-            self._later(partial(asyncio.to_thread, convert, value, self.parameters))
+        if _has_many_values(value):
+            self._start_task(partial(asyncio.to_thread, convert, value, self.parameters))
         else:
-            self._go_on(convert(value, self.parameters))
+            self._resume(convert(value, self.parameters))
 
-    def _go_on(self, made: Any) -> None:
+    def _resume(self, converted: Any) -> None:
         """Continue with a converted value: inputs, or the answer."""
-        if self._past_model:
-            self._end(made)
-        elif self._turn is not None:
-            self._later(self._turn.come, lambda _: self._enter(made))
+        if self._model_ran:
+            self._complete(converted)
+        elif self._sequence_turn is not None:
+            self._start_task(self._sequence_turn.wait_turn, lambda _: self._submit(converted))
         else:
-            self._enter(made)
+            self._submit(converted)
 
-    def _enter(self, inputs: list[Any]) -> None:
+    def _submit(self, inputs: list[Any]) -> None:
         hooks = self._hooks
-        wanted = hooks.every if hooks.has_post or self._form.wanted is None else self._form.wanted
+        output_indices = (
+            hooks.all_output_indices
+            if hooks.has_post or self._format.requested_outputs is None
+            else self._format.requested_outputs
+        )
         try:
             request = request_for(
-                hooks.model, inputs, wanted, self._terms, self.parameters if hooks.takes_parameters else None
+                hooks.model, inputs, output_indices, self._terms, self.parameters if hooks.takes_parameters else None
             )
             request.id = self.request_id
-            request.sink, request.context = TRIPS, self
+            request.sink, request.context = SINK, self
             self._request = request
             hooks.engine.submit_soon(request)
         except Exception as error:  # noqa: BLE001 - as above
             self._request = None
             self._fail(error)
             return
-        if self._turn is not None:
+        if self._sequence_turn is not None:
             # the next request wakes only after this one is in the queue
-            self._turn.pass_on()
-            self._turn = None
+            self._sequence_turn.release_turn()
+            self._sequence_turn = None
 
-    def _later(self, work: Work, then: Callable[[Any], None] | None = None) -> None:
-        self._waits = asyncio.ensure_future(self._wait(work, then or self._go_on))
+    def _start_task(self, step: AsyncStep, on_done: Callable[[Any], None] | None = None) -> None:
+        self._pending = asyncio.ensure_future(self._await_step(step, on_done or self._resume))
 
-    async def _wait(self, work: Work, then: Callable[[Any], None]) -> None:
+    async def _await_step(self, step: AsyncStep, on_done: Callable[[Any], None]) -> None:
         try:
-            made = await work()
+            converted = await step()
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
             return
-        self._waits = None
-        then(made)
+        self._pending = None
+        on_done(converted)
 
     # -- end ---------------------------------------------------------------------------------------------------
 
-    def _end(self, result: Any) -> None:
+    def _complete(self, result: Any) -> None:
         if not self._ended:
-            promise = self._leave()
+            promise = self._detach()
             if not promise.done():
                 promise.set_result(result)
 
     def _fail(self, error: BaseException) -> None:
         if not self._ended:
-            promise = self._leave()
+            promise = self._detach()
             if not promise.done():
                 promise.set_exception(error)
 
-    def _leave(self) -> FutureLike:
-        # an error's traceback holds this Trip, and a promise the error: break the cycle
-        promise, self._promise = self._promise, _NOBODY
-        turn, self._turn = self._turn, None
+    def _detach(self) -> FutureLike:
+        # an error's traceback holds this HookedRequest, and a promise the error: break the cycle
+        promise, self._promise = self._promise, _NO_PROMISE
+        turn, self._sequence_turn = self._sequence_turn, None
         self._ended, self._call = True, None
         if turn is not None:
-            turn.pass_on()
-        if self._whole:
-            self._hooks.leave(self.visit)
+            turn.release_turn()
+        if self._includes_post:
+            self._hooks.release(self.lease)
         return promise
 
 
-class _Trips:
+class _HookedRequestSink:
     """The sink of all requests of Trips."""
 
     def deliver(self, requests: Sequence[InferRequest]) -> None:
         for request in requests:
-            request.context.ran(request)
+            request.context.on_outputs(request)
 
 
-TRIPS = _Trips()
-_NOBODY: Any = None
+SINK = _HookedRequestSink()
+_NO_PROMISE: Any = None
 
 
-def _is_big(value: Any) -> bool:
+def _has_many_values(value: Any) -> bool:
     """Estimate, from the first element at each depth, whether nested lists and dicts have many values."""
     if isinstance(value, dict):
-        return any(map(_is_big, value.values()))
+        return any(map(_has_many_values, value.values()))
     count = 1
     while isinstance(value, list | np.ndarray):
         if isinstance(value, np.ndarray):
-            return count * value.size > _BIG
+            return count * value.size > _MAX_INLINE_VALUES
         if not value:
             return False
         count *= len(value)
-        if count > _BIG or any(isinstance(item, np.ndarray) and item.size > _BIG for item in value):
+        if count > _MAX_INLINE_VALUES or any(
+            isinstance(item, np.ndarray) and item.size > _MAX_INLINE_VALUES for item in value
+        ):
             return True
         value = value[0]
     return False

@@ -1,7 +1,7 @@
 """Knowledge about Python's own functions and common packages: which of them do not keep their arguments.
 
-Used by the analysis in `state_analysis.py`. A name not listed here counts as keeping something, or as a library function that
-does not.
+Used by the analysis in `state_analysis.py`. A name not listed here counts as keeping something, or as a library
+function that does not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Seat: one thread of a Bench, and its current call. Made by `thread_pool.py`."""
+"""PoolThread: one thread of a HookThreadPool, and its current call. Made by `thread_pool.py`."""
 
 from __future__ import annotations
 
@@ -17,29 +17,33 @@ if TYPE_CHECKING:
 
 
 class PoolThread:
-    """One thread of a bench. `running` is its current call, `slow` if that takes long; `guilty` is set when abandoned.
+    """One thread of a pool. `running_call` is its current call, `is_slow` if that takes long.
 
-    `doubt` accounts for checks that came late. `lock` decides between a hook that ends and a limit that is exceeded.
+    `abandoned_replica` is the replica it is abandoned with, if it is. `doubt` accounts for checks that came late.
+    `lock` decides between a hook that ends and a limit that is exceeded.
     """
 
-    __slots__ = ("asleep", "bell", "doubt", "ended", "guilty", "lock", "nudge", "running", "slow", "thread")
+    __slots__ = (
+        "abandoned_replica", "doubt", "has_ended", "is_idle", "is_slow", "lock", "running_call", "thread", "wake_loop",
+        "wake_queue",
+    )  # fmt: skip
 
     def __init__(self, run: Callable[[PoolThread], None], name: str) -> None:
-        self.asleep = self.ended = self.slow = False
-        self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.is_idle = self.has_ended = self.is_slow = False
+        self.wake_queue: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.doubt = Doubt()
-        self.guilty: Replica | None = None
+        self.abandoned_replica: Replica | None = None
         self.lock = threading.Lock()
-        self.nudge: Callable[[], Any] | None = None
-        self.running: HookCall | None = None
+        self.wake_loop: Callable[[], Any] | None = None
+        self.running_call: HookCall | None = None
         self.thread = threading.Thread(target=run, args=(self,), name=name, daemon=True)
 
-    def looked(self, late_s: float) -> None:
+    def record_check(self, delay_s: float) -> None:
         """Record that a check came this late."""
-        running = self.running
-        self.doubt.looked(0 if running is None else running.since_ns, late_s)
+        running = self.running_call
+        self.doubt.looked(0 if running is None else running.limit_start_ns, delay_s)
 
-    def interrupted(self) -> bool:
+    def try_interrupt(self) -> bool:
         """End the hook of an abandoned thread if it spins, which would hold the GIL half of the time.
 
         Returns: whether nothing is left to do. A hook that waits in a C function ends when that returns, if ever; a
@@ -48,28 +52,28 @@ class PoolThread:
         if not self.lock.acquire(blocking=False):
             return False
         try:
-            ended = self.running is None or not self.thread.is_alive() or self.guilty is None
-            return ended or self.guilty.interrupt(self.thread)  # type: ignore[union-attr]
+            is_done = self.running_call is None or not self.thread.is_alive() or self.abandoned_replica is None
+            return is_done or self.abandoned_replica.interrupt(self.thread)  # type: ignore[union-attr]
         finally:
             self.lock.release()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the thread."""
-        self.asleep = False
-        if self.nudge is not None:
-            self.nudge()
+        self.is_idle = False
+        if self.wake_loop is not None:
+            self.wake_loop()
         else:
-            self.bell.put(None)
+            self.wake_queue.put(None)
 
     # -- on the thread -----------------------------------------------------------------------------------------
 
     def begin(self, call: HookCall) -> bool:
         """Record the thread's current call; False if it must not run."""
-        if not call.begins(time.monotonic_ns()):
+        if not call.try_start(time.monotonic_ns()):
             return False
-        if call.replica.measures:
+        if call.replica.measures_cpu:
             call.cpu_ns = time.thread_time_ns()
-        self.running = call
+        self.running_call = call
         return True
 
     def end(self, call: HookCall) -> bool:
@@ -78,5 +82,5 @@ class PoolThread:
         if call.cpu_ns:
             call.cpu_ns = max(time.thread_time_ns() - call.cpu_ns, 1)
         with self.lock:
-            self.running, self.slow = None, False
-            return self.guilty is None
+            self.running_call, self.is_slow = None, False
+            return self.abandoned_replica is None

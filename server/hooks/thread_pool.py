@@ -1,4 +1,4 @@
-"""Bench: the threads that run the calls of one or more replicas. Made by `replicas.py`, used by `replica.py`."""
+"""HookThreadPool: the threads that run the calls of replicas. Made by `replicas.py`, used by `replica.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .call import HookCall, log
+from .call import HookCall, log_warning
 from .pool_thread import PoolThread
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SLOW_NS = 50_000_000
 """From this run time a call keeps its thread to itself, if replicas share threads."""
-_RETRY_NS = 100_000_000
+_RECHECK_NS = 100_000_000
 """The interval between checks of a hook that has been or is to be abandoned."""
 
 
@@ -28,323 +28,329 @@ class HookThreadPool:
     """Threads that take calls from one queue, in order.
 
     Invariants: every call put is settled by its replica on the event loop, or handed back. At most one call per replica
-    is put at a time, unless the replica has the bench to itself; then there is one thread. A thread whose hook exceeds
+    is put at a time, unless the replica has the pool to itself; then there is one thread. A thread whose hook exceeds
     its limit is abandoned, together with the replica of that hook and no other; a new thread takes its place. Calls put
     during one turn of the loop begin at the end of the turn: woken earlier, the threads would only wait for the
-    interpreter. `wanted` is how many threads there should be while that many calls wait; if `stopped`, threads end.
+    interpreter. `target_threads` is how many threads there should be while that many calls wait; if `stopped`, threads
+    end.
     Threads: the event loop's, except for what `_run` calls. An `async` hook runs on an asyncio loop that its thread
     keeps running, so that its tasks survive between calls.
     """
 
     def __init__(self, model: str, version: str, loop: asyncio.AbstractEventLoop) -> None:
-        self.wanted = 1
+        self.target_threads = 1
         self._model = model
-        self._name = f"hooks-{model}/{version}"
+        self._thread_name = f"hooks-{model}/{version}"
         self._loop = loop
-        self._line: deque[HookCall] = deque()
-        self._done: deque[HookCall] = deque()
+        self._queue: deque[HookCall] = deque()
+        self._finished: deque[HookCall] = deque()
         self._replicas: list[Replica] = []
-        self._seats: list[PoolThread] = []
-        self._lost: list[PoolThread] = []
-        self._open = self._due_ns = 0
+        self._threads: list[PoolThread] = []
+        self._abandoned: list[PoolThread] = []
+        self._thread_count = self._check_due_ns = 0
         self._lock = threading.Lock()
-        self._ringing = self._woken = self.stopped = False
+        self._wake_scheduled = self._settle_scheduled = self.stopped = False
         self._timer: asyncio.TimerHandle | None = None
 
     # -- on the event loop -------------------------------------------------------------------------------------
 
     @property
-    def awaited(self) -> bool:
+    def has_waiting(self) -> bool:
         """Whether a call is waiting for a running one to end. Threads: any."""
-        return bool(self._line)
+        return bool(self._queue)
 
-    def join(self, replica: Replica) -> None:
+    def add(self, replica: Replica) -> None:
         """Start running the calls of a replica."""
         self._replicas.append(replica)
         if self._timer is not None and len(self._replicas) == 2:
             self._timer.cancel()  # it was set for a single replica, behind which nothing waits
-            self._look_in(min(SLOW_NS, replica.limit_ns))
-        if not self._seats:
-            self._seat()
+            self._schedule_check(min(SLOW_NS, replica.limit_ns))
+        if not self._threads:
+            self._add_thread()
 
-    def _seat(self) -> None:
+    def _add_thread(self) -> None:
         """Add a thread; if none can be started, the others continue. Raises: RuntimeError if there are no others."""
-        seat = PoolThread(self._run, self._name)
+        pool_thread = PoolThread(self._run, self._thread_name)
         try:
             with self._lock:  # which the thread takes before it ends
-                seat.thread.start()
-                self._open += 1
+                pool_thread.thread.start()
+                self._thread_count += 1
         except RuntimeError:
-            if not self._seats:
+            if not self._threads:
                 raise
         else:
-            self._seats.append(seat)
+            self._threads.append(pool_thread)
 
-    def put(self, call: HookCall, *, at_once: bool) -> None:
-        """Run a call; `at_once`: no other call is coming in this turn of the loop."""
-        self._line.append(call)
-        if at_once:
-            self._ring()
-        elif not self._ringing:
-            self._ringing = True
-            self._loop.call_soon(self._ring_all)
+    def enqueue(self, call: HookCall, *, wake_now: bool) -> None:
+        """Run a call; `wake_now`: no other call is coming in this turn of the loop."""
+        self._queue.append(call)
+        if wake_now:
+            self._wake_idle()
+        elif not self._wake_scheduled:
+            self._wake_scheduled = True
+            self._loop.call_soon(self._wake_at_turn_end)
         if self._timer is None:
             replica: Replica = call.replica
-            self._look_in(min(SLOW_NS, replica.limit_ns) if len(self._replicas) > 1 else replica.limit_ns)
+            self._schedule_check(min(SLOW_NS, replica.limit_ns) if len(self._replicas) > 1 else replica.limit_ns)
 
-    def _ring_all(self) -> None:
-        self._ringing = False
-        self._ring()
+    def _wake_at_turn_end(self) -> None:
+        self._wake_scheduled = False
+        self._wake_idle()
 
-    def _ring(self) -> None:
-        count = len(self._line)
-        for seat in tuple(self._seats):
+    def _wake_idle(self) -> None:
+        count = len(self._queue)
+        for pool_thread in tuple(self._threads):
             if not count:
                 return
-            if seat.asleep:
-                seat.ring()
+            if pool_thread.is_idle:
+                pool_thread.wake()
                 count -= 1
-        while count > 0 and len(self._seats) < min(self.wanted, len(self._replicas)):
-            self._seat()
+        while count > 0 and len(self._threads) < min(self.target_threads, len(self._replicas)):
+            self._add_thread()
             count -= 1
 
-    def leave(self, replica: Replica) -> None:
+    def remove(self, replica: Replica) -> None:
         """Stop running calls of a replica; after the last replica, the threads end when their calls are done."""
         if replica in self._replicas:
             if len(self._replicas) == 1:
                 self._stop()
             else:
                 self._replicas.remove(replica)
-                self._line.append(replica.ending())
-                self._ring()
+                self._queue.append(replica.make_end_call())
+                self._wake_idle()
 
     def _stop(self) -> None:
         self.stopped = True
-        for seat in tuple(self._seats):
-            seat.ring()
-        if self._timer is not None and not self._lost:  # a hook that spins must still be ended
+        for pool_thread in tuple(self._threads):
+            pool_thread.wake()
+        if self._timer is not None and not self._abandoned:  # a hook that spins must still be ended
             self._timer.cancel()
 
-    def take_one(self) -> HookCall | None:
+    def pop_oldest(self) -> HookCall | None:
         """Take the call that has waited longest, if any."""
-        return self._line.popleft() if self._line else None
+        return self._queue.popleft() if self._queue else None
 
-    def take_back(self, replica: Replica) -> list[HookCall]:
+    def withdraw(self, replica: Replica) -> list[HookCall]:
         """Take back the calls of a replica that have not begun."""
-        back = []
-        for call in [each for each in tuple(self._line) if each.replica is replica]:
+        withdrawn = []
+        for call in [each for each in tuple(self._queue) if each.replica is replica]:
             with contextlib.suppress(ValueError):  # a thread may take it first
-                self._line.remove(call)
-                back.append(call)
-        return back
+                self._queue.remove(call)
+                withdrawn.append(call)
+        return withdrawn
 
-    def _drain(self) -> None:
+    def _settle_finished(self) -> None:
         # cleared first: a call that ends meanwhile schedules another turn
-        self._woken = False
-        done = self._done
+        self._settle_scheduled = False
+        done = self._finished
         while done:
             call = done.popleft()
             call.replica.settle(call)
         if not self.stopped:
-            for seat in tuple(self._seats):
-                if seat.ended and seat in self._seats:
-                    self._seats.remove(seat)
-                    self._ended(seat)
+            for pool_thread in tuple(self._threads):
+                if pool_thread.has_ended and pool_thread in self._threads:
+                    self._threads.remove(pool_thread)
+                    self._on_thread_ended(pool_thread)
 
-    def _ended(self, seat: PoolThread) -> None:
+    def _on_thread_ended(self, pool_thread: PoolThread) -> None:
         """Continue without a thread that user code has ended."""
-        replica = seat.running.replica if seat.running is not None else self._replicas[0]
-        running, seat.running = seat.running, None
-        self._forsake(replica)
-        replica.died(running)
+        replica = pool_thread.running_call.replica if pool_thread.running_call is not None else self._replicas[0]
+        running, pool_thread.running_call = pool_thread.running_call, None
+        self._detach(replica)
+        replica.on_thread_died(running)
 
-    def _forsake(self, replica: Replica) -> None:
+    def _detach(self, replica: Replica) -> None:
         self._replicas.remove(replica)
         if not self._replicas:
             self._stop()
-        elif not self._seats:
+        elif not self._threads:
             try:
-                self._seat()
+                self._add_thread()
             except RuntimeError:
-                others, self._replicas = self._replicas, []
+                remaining, self._replicas = self._replicas, []
                 self._stop()
-                for each in others:  # their calls are handed back, and rejected if no replica can be made
-                    each.died(None)
-                    each.shut()
+                for each in remaining:  # their calls are handed back, and rejected if no replica can be made
+                    each.on_thread_died(None)
+                    each.close_instance()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Check the running hooks. One timer for any number of calls, which fires at intervals."""
         self._timer = None
         now_ns = time.monotonic_ns()
-        for seat in self._seats:
-            seat.looked((now_ns - self._due_ns) / 1e9)
-        left_ns = self.watch(now_ns)
-        if left_ns and self._timer is None:
-            self._look_in(left_ns)
+        for pool_thread in self._threads:
+            pool_thread.record_check((now_ns - self._check_due_ns) / 1e9)
+        remaining_ns = self.enforce_limits(now_ns)
+        if remaining_ns and self._timer is None:
+            self._schedule_check(remaining_ns)
 
-    def _look_in(self, after_ns: int) -> None:
-        self._due_ns = time.monotonic_ns() + after_ns
-        self._timer = self._loop.call_later(after_ns / 1e9, self._look)
+    def _schedule_check(self, after_ns: int) -> None:
+        self._check_due_ns = time.monotonic_ns() + after_ns
+        self._timer = self._loop.call_later(after_ns / 1e9, self._check)
 
-    def watch(self, now_ns: int) -> int:
+    def enforce_limits(self, now_ns: int) -> int:
         """Abandon the hooks that have exceeded their limit at `now_ns`.
 
         Returns: in how many nanoseconds to check again; 0 means not before the next call.
         """
-        self._drain()
-        waits = [self._watch(seat, now_ns) for seat in tuple(self._seats)]
-        self._lost = [seat for seat in self._lost if not seat.interrupted()]
-        if self._lost:
-            waits.append(_RETRY_NS)
-        return min(filter(None, waits), default=0)
+        self._settle_finished()
+        delays_ns = [self._enforce_limit(pool_thread, now_ns) for pool_thread in tuple(self._threads)]
+        self._abandoned = [pool_thread for pool_thread in self._abandoned if not pool_thread.try_interrupt()]
+        if self._abandoned:
+            delays_ns.append(_RECHECK_NS)
+        return min(filter(None, delays_ns), default=0)
 
-    def _watch(self, seat: PoolThread, now_ns: int) -> int:
-        running = seat.running
-        if self.stopped or not any(replica.waiting for replica in self._replicas):
+    def _enforce_limit(self, pool_thread: PoolThread, now_ns: int) -> int:
+        running = pool_thread.running_call
+        if self.stopped or not any(replica.pending_calls for replica in self._replicas):
             return 0
         shared = len(self._replicas) > 1
         if running is None:
             return SLOW_NS if shared else self._replicas[0].limit_ns
-        limit_ns, since_ns = running.replica.limit_of(running), running.since_ns
-        left_ns: int = since_ns + limit_ns - now_ns
-        if left_ns <= 0:
-            left_ns = math.ceil(seat.doubt.more_s(since_ns, -left_ns / 1e9, limit_ns / 1e9) * 1e9)
-        if left_ns > 0:
-            if shared and now_ns - since_ns > SLOW_NS:
-                self._make_way(seat)
-            return min(left_ns, SLOW_NS) if shared else left_ns
-        with seat.lock:
-            if seat.running is not running:
-                return _RETRY_NS
-            seat.guilty = running.replica
+        limit_ns, limit_start_ns = running.replica.limit_of(running), running.limit_start_ns
+        remaining_ns: int = limit_start_ns + limit_ns - now_ns
+        if remaining_ns <= 0:
+            remaining_ns = math.ceil(
+                pool_thread.doubt.more_s(limit_start_ns, -remaining_ns / 1e9, limit_ns / 1e9) * 1e9
+            )
+        if remaining_ns > 0:
+            if shared and now_ns - limit_start_ns > SLOW_NS:
+                self._mark_slow(pool_thread)
+            return min(remaining_ns, SLOW_NS) if shared else remaining_ns
+        with pool_thread.lock:
+            if pool_thread.running_call is not running:
+                return _RECHECK_NS
+            pool_thread.abandoned_replica = running.replica
         with self._lock:
-            self._open -= 1
-        self._seats.remove(seat)
-        self._lost.append(seat)
-        self._forsake(seat.guilty)
-        seat.guilty.abandoned(running, seat, limit_ns)
-        if seat.nudge is not None:
-            seat.nudge()
-        self._ring()
+            self._thread_count -= 1
+        self._threads.remove(pool_thread)
+        self._abandoned.append(pool_thread)
+        self._detach(pool_thread.abandoned_replica)
+        pool_thread.abandoned_replica.abandon(running, pool_thread, limit_ns)
+        if pool_thread.wake_loop is not None:
+            pool_thread.wake_loop()
+        self._wake_idle()
         return 0
 
-    def _make_way(self, seat: PoolThread) -> None:
+    def _mark_slow(self, pool_thread: PoolThread) -> None:
         """Let another thread run what waits behind a slow call."""
-        seat.slow = True
-        if self._line and all(each.slow for each in self._seats):
-            self._seat()
+        pool_thread.is_slow = True
+        if self._queue and all(each.is_slow for each in self._threads):
+            self._add_thread()
 
     # -- on the threads ----------------------------------------------------------------------------------------
 
-    def _run(self, seat: PoolThread) -> None:
-        stays = False
+    def _run(self, pool_thread: PoolThread) -> None:
+        pool_continues = False
         try:
-            stays = self._serve(seat)
+            pool_continues = self._serve_calls(pool_thread)
         except BaseException as error:  # noqa: BLE001 - a user's task may raise SystemExit
-            if seat.guilty is None:
-                log("the thread of the hooks ended", {"model": self._model}, error)
+            if pool_thread.abandoned_replica is None:
+                log_warning("the thread of the hooks ended", {"model": self._model}, error)
         finally:
-            seat.nudge = None
-            for replica in self._abandoned_with(seat):
-                replica.shut()
-            seat.ended = not stays
-            self.wake()
+            pool_thread.wake_loop = None
+            for replica in self._finished_replicas(pool_thread):
+                replica.close_instance()
+            pool_thread.has_ended = not pool_continues
+            self.schedule_settling()
 
-    def _abandoned_with(self, seat: PoolThread) -> Sequence[Replica]:
+    def _finished_replicas(self, pool_thread: PoolThread) -> Sequence[Replica]:
         """Return the replicas of which nothing runs once a thread has ended."""
-        with seat.lock:
-            if seat.guilty is not None:
-                return (seat.guilty,)
+        with pool_thread.lock:
+            if pool_thread.abandoned_replica is not None:
+                return (pool_thread.abandoned_replica,)
         with self._lock:
-            self._open -= 1
-            return () if self._open else tuple(self._replicas)
+            self._thread_count -= 1
+            return () if self._thread_count else tuple(self._replicas)
 
-    def _serve(self, seat: PoolThread) -> bool:
-        """Run calls. Returns: whether the bench continues without this thread."""
-        while (call := self._next(seat)) is not None:
+    def _serve_calls(self, pool_thread: PoolThread) -> bool:
+        """Run calls. Returns: whether the pool continues without this thread."""
+        while (call := self._next_call(pool_thread)) is not None:
             replica: Replica = call.replica
-            if seat.begin(call):
+            if pool_thread.begin(call):
                 try:
-                    call.result = call.made(replica.bound, call.invoke(replica.bound))
+                    call.result = call.convert_result(replica.bound, call.invoke(replica.bound))
                 except BaseException as error:  # noqa: BLE001 - sys.exit in a hook must only affect its own request
-                    replica.refuse(call, error, kept=seat.guilty is None)
-            if not self._end(seat, call):
+                    replica.set_error(call, error, should_log=pool_thread.abandoned_replica is None)
+            if not self._finish(pool_thread, call):
                 return False
             if replica.is_async:
                 with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-                    runner.run(self._serve_async(seat))
+                    runner.run(self._serve_async_calls(pool_thread))
                 return False
             del call  # otherwise its value would be kept until the next call
         return not self.stopped
 
-    def _next(self, seat: PoolThread) -> HookCall | None:
-        line = self._line
+    def _next_call(self, pool_thread: PoolThread) -> HookCall | None:
+        queue = self._queue
         while True:
             try:
-                return line.popleft()
+                return queue.popleft()
             except IndexError:
-                if self.stopped or (len(self._seats) > 1 and self._is_spare(seat)):
+                if self.stopped or (len(self._threads) > 1 and self._retire_if_spare(pool_thread)):
                     return None
-            seat.asleep = True
-            if not line and not self.stopped:  # a call put before that wakes no thread
-                seat.bell.get()
-            seat.asleep = False
+            pool_thread.is_idle = True
+            if not queue and not self.stopped:  # a call put before that wakes no thread
+                pool_thread.wake_queue.get()
+            pool_thread.is_idle = False
 
-    def _is_spare(self, seat: PoolThread) -> bool:
+    def _retire_if_spare(self, pool_thread: PoolThread) -> bool:
         with self._lock:
-            if sum(not each.slow for each in self._seats) <= self.wanted or seat not in self._seats:
+            if (
+                sum(not each.is_slow for each in self._threads) <= self.target_threads
+                or pool_thread not in self._threads
+            ):
                 return False
-            self._seats.remove(seat)
+            self._threads.remove(pool_thread)
             return True
 
-    async def _serve_async(self, seat: PoolThread) -> None:
+    async def _serve_async_calls(self, pool_thread: PoolThread) -> None:
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
         task = asyncio.current_task()
 
-        def nudge() -> None:
-            wake = task.cancel if seat.guilty is not None and task is not None else arrived.set
+        def wake_thread_loop() -> None:
+            callback = task.cancel if pool_thread.abandoned_replica is not None and task is not None else arrived.set
             with contextlib.suppress(RuntimeError):  # that loop has just been closed
-                loop.call_soon_threadsafe(wake)
+                loop.call_soon_threadsafe(callback)
 
-        seat.nudge = nudge
+        pool_thread.wake_loop = wake_thread_loop
         while True:
             arrived.clear()
-            seat.asleep = True
+            pool_thread.is_idle = True
             try:
-                call = self._line.popleft()
+                call = self._queue.popleft()
             except IndexError:
                 if self.stopped:
                     return
                 await arrived.wait()
                 continue
             replica: Replica = call.replica
-            if seat.begin(call):
+            if pool_thread.begin(call):
                 try:
                     result = call.invoke(replica.bound)
-                    made = await result if inspect.isawaitable(result) else result
-                    call.result = call.made(replica.bound, made)
-                except BaseException as error:  # noqa: BLE001 - as in _serve
-                    replica.refuse(call, error, kept=seat.guilty is None)
-            if not self._end(seat, call) or (task is not None and task.cancelling()):
+                    converted = await result if inspect.isawaitable(result) else result
+                    call.result = call.convert_result(replica.bound, converted)
+                except BaseException as error:  # noqa: BLE001 - as in _serve_calls
+                    replica.set_error(call, error, should_log=pool_thread.abandoned_replica is None)
+            if not self._finish(pool_thread, call) or (task is not None and task.cancelling()):
                 # abandoned; or a user's task has ended the loop, which cancels all others on exit
                 return
             del call
-            result = made = None
+            result = converted = None
 
-    def _end(self, seat: PoolThread, call: HookCall) -> bool:
+    def _finish(self, pool_thread: PoolThread, call: HookCall) -> bool:
         """Report a finished call; False if the thread has been abandoned and must end."""
-        if not seat.end(call):
+        if not pool_thread.end(call):
             return False
-        self._done.append(call)
-        self.wake()
+        self._finished.append(call)
+        self.schedule_settling()
         return True
 
-    def wake(self) -> None:
+    def schedule_settling(self) -> None:
         """Schedule the settling of finished calls."""
-        if not self._woken:
-            self._woken = True
+        if not self._settle_scheduled:
+            self._settle_scheduled = True
             try:
-                self._loop.call_soon_threadsafe(self._drain)
+                self._loop.call_soon_threadsafe(self._settle_finished)
             except RuntimeError:
                 # the loop is closed, and nobody waits
                 self.stopped = True

@@ -24,29 +24,29 @@ from penstock.server.ipc.channel import Channel
 from penstock.server.ipc.refusals import write_error
 
 from .bound_hooks import bind
-from .conversions import ModelDescription, make
-from .loading import POST, PRE, HookModule, brief
+from .conversions import ModelDescription, make_conversions
+from .loading import POST, PRE, HookModule, exception_line
 from .mounts import install
 from .packing import (
     ANSWER,
-    ASKED,
+    ANSWER_HEADER,
     CALL,
+    CALL_HEADER,
+    CANCEL_GENERATOR,
+    DISCARD_PARAMETERS,
     DONE,
-    FORGET,
-    FULL_JSON,
-    FULL_PARAMETERS,
-    GIVE_WAY,
-    HUSH,
+    EXCEPTION,
+    INFER_ERROR,
     INPUTS,
     JSON,
-    NUMBER,
     PLAIN_JSON,
-    RAISED,
-    REFUSED,
-    REPLIED,
-    STEPS,
-    TURN,
-    YIELDED,
+    PREEMPT,
+    PYTHON_JSON,
+    PYTHON_JSON_PARAMETERS,
+    REPLY_HEADER,
+    REQUEST_NUMBER,
+    STEP_GENERATOR,
+    STEP_HEADER,
     read_json,
     read_signature,
     read_value,
@@ -55,10 +55,10 @@ from .packing import (
 )  # fmt: skip
 from .private_modules import FolderOnPath
 
-_TELL_NS = 1_000_000_000
-_ASKED_BYTES = ASKED.size
-_PACK_REPLIED, _UNPACK_ASKED, _LOADS = REPLIED.pack, ASKED.unpack_from, orjson.loads
-_OURS = (str(Path(__file__).parent), "<frozen importlib", importlib.__file__)
+_TRACEBACK_INTERVAL_NS = 1_000_000_000
+_CALL_HEADER_BYTES = CALL_HEADER.size
+_PACK_REPLY_HEADER, _UNPACK_CALL_HEADER, _LOADS = REPLY_HEADER.pack, CALL_HEADER.unpack_from, orjson.loads
+_INTERNAL_PATHS = (str(Path(__file__).parent), "<frozen importlib", importlib.__file__)
 """The code whose frames precede the user's in a traceback."""
 Reply = tuple[bytes, Sequence[Array | None] | None]
 
@@ -75,14 +75,14 @@ def open_service(settings: dict[str, Any], channel: Channel) -> HookService:
         if error.__cause__ is not None:
             sys.stderr.write(_traceback(error.__cause__))
         raise
-    inside = AsyncHookService if module.is_async else HookService
-    return inside(module, on_path, settings, channel)
+    service = AsyncHookService if module.is_async else HookService
+    return service(module, on_path, settings, channel)
 
 
 def _traceback(error: BaseException) -> str:
     """Format a traceback that begins in user code."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_INTERNAL_PATHS):
         frames = frames.tb_next
     return "".join(traceback.format_exception(type(error), error, frames))
 
@@ -90,8 +90,8 @@ def _traceback(error: BaseException) -> str:
 class HookService:
     """One instance of the hook file, and its active generators.
 
-    `_kept` are the parameters of requests whose pre_inference has run here and whose post_inference will: user code may
-    have added objects to them that cannot be sent between processes.
+    `_retained_parameters` are the parameters of requests whose pre_inference has run here and whose post_inference
+    will: user code may have added objects to them that cannot be sent between processes.
     Threads: hooks run on the main one. `told` may be called on another, and only records.
     """
 
@@ -103,146 +103,159 @@ class HookService:
         self._channel = channel
         signature = read_signature(settings["signature"])
         inputs, outputs = (list(map(Node.read, settings[side])) for side in ("inputs", "outputs"))
-        described = ModelDescription(signature, inputs, outputs, settings["described"], settings["dialect_settings"])
-        rules = make(settings["dialect"], described)
-        self._bound = bind(module, rules, signature, unpack(settings["metadata"]))
-        self._hooks, self._makers = (self._bound.functions[PRE], self._bound.functions[POST]), self._bound.makers
-        self._prediction = rules.prediction
+        description = ModelDescription(signature, inputs, outputs, settings["described"], settings["dialect_settings"])
+        conversions = make_conversions(settings["dialect"], description)
+        self._bound = bind(module, conversions, signature, unpack(settings["metadata"]))
+        self._hooks, self._converters = (
+            (self._bound.functions[PRE], self._bound.functions[POST]),
+            self._bound.converters,
+        )
+        self._to_prediction = conversions.to_prediction
         self._in_hook = False
-        self._takes = [bool(settings["dialect"]) or module.takes_parameters(hook) for hook in (PRE, POST)]
-        self._keeps = module.takes_parameters(PRE) and module.takes_parameters(POST)
-        self._kept: dict[int, dict[str, Any]] = {}
+        self._accepts_parameters = [bool(settings["dialect"]) or module.takes_parameters(hook) for hook in (PRE, POST)]
+        self._keeps_parameters = module.takes_parameters(PRE) and module.takes_parameters(POST)
+        self._retained_parameters: dict[int, dict[str, Any]] = {}
         self._generators: dict[int, tuple[Iterator[Any], dict[str, Any]]] = {}
-        self._hushed: set[int] = set()
-        self._give_way = 0
-        self._told_ns = 0
-        self._ended_ns = -1
+        self._cancelled: set[int] = set()
+        self._preempted_turn = 0
+        self._last_traceback_ns = 0
+        self._exhausted_ns = -1
         self.listens = module.yields and not self.awaits
 
     def opened(self) -> Reply:
         """Describe the hooks in the file."""
-        has = {"pre": self._hooks[0] is not None, "post": self._hooks[1] is not None, "yields": self._module.yields}
-        return json.dumps(has | {"takes": self._takes, "keeps": self._keeps}).encode(), None
+        description = {
+            "pre": self._hooks[0] is not None,
+            "post": self._hooks[1] is not None,
+            "yields": self._module.yields,
+        }
+        return json.dumps(
+            description | {"takes": self._accepts_parameters, "keeps": self._keeps_parameters}
+        ).encode(), None
 
     def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Any:
         """Run a hook, or some steps of a generator. Errors are part of the reply."""
         start_ns, self._in_hook = 0, False
         try:
             if kind == CALL:
-                hook, form, value, parameters = self._asked(body, 0, arrays)
+                hook, conversion, value, parameters = self._read_call(body, 0, arrays)
                 start_ns = time.monotonic_ns()
                 self._in_hook = True
                 result = hook(value, parameters)
-                if form == INPUTS:  # inlined from `_made`, for what every small request needs
+                if conversion == INPUTS:  # inlined from `_convert_result`, for what every small request needs
                     self._in_hook = False
-                    made = self._makers[INPUTS](result, parameters)
-                    return _PACK_REPLIED(DONE, time.monotonic_ns() - start_ns, 0), made
-                return self._done(start_ns, *self._made(form, result, parameters))
+                    converted = self._converters[INPUTS](result, parameters)
+                    return _PACK_REPLY_HEADER(DONE, time.monotonic_ns() - start_ns, 0), converted
+                return self._reply(start_ns, *self._convert_result(conversion, result, parameters))
             start_ns = time.monotonic_ns()
-            if kind == TURN:
-                for _ in self._turn(body, arrays):
+            if kind == STEP_GENERATOR:
+                for _ in self._step_generator(body, arrays):
                     pass
             else:
-                self._shut(NUMBER.unpack(body)[0])
-            return self._done(start_ns)
+                self._close_generator(REQUEST_NUMBER.unpack(body)[0])
+            return self._reply(start_ns)
         except BaseException as error:  # noqa: BLE001 - sys.exit in a hook must only affect its own request
-            return self._wrong(start_ns, error, body if kind == CALL else b"")
+            return self._error_reply(start_ns, error, body if kind == CALL else b"")
 
-    def _done(self, start_ns: int, text: bytes = b"", tensors: Sequence[Array | None] | None = None) -> Reply:
-        ended_ns, self._ended_ns = self._ended_ns, -1
-        return REPLIED.pack(DONE, time.monotonic_ns() - start_ns, ended_ns + 1) + text, tensors
+    def _reply(self, start_ns: int, text: bytes = b"", tensors: Sequence[Array | None] | None = None) -> Reply:
+        exhausted_ns, self._exhausted_ns = self._exhausted_ns, -1
+        return REPLY_HEADER.pack(DONE, time.monotonic_ns() - start_ns, exhausted_ns + 1) + text, tensors
 
-    def _asked(self, body: bytes, start: int, arrays: list[Array | None]) -> tuple[Any, int, Any, dict[str, Any]]:
-        position, form, how, size, request = _UNPACK_ASKED(body, start)
-        start += _ASKED_BYTES
-        if not (position or how or size or self._keeps):
-            return self._hooks[0], form, _LOADS(body[start:]), {}
-        parameters = self._kept.pop(request, None) if position else None
+    def _read_call(self, body: bytes, start: int, arrays: list[Array | None]) -> tuple[Any, int, Any, dict[str, Any]]:
+        hook_index, conversion, encoding, parameters_bytes, request_number = _UNPACK_CALL_HEADER(body, start)
+        start += _CALL_HEADER_BYTES
+        if not (hook_index or encoding or parameters_bytes or self._keeps_parameters):
+            return self._hooks[0], conversion, _LOADS(body[start:]), {}
+        parameters = self._retained_parameters.pop(request_number, None) if hook_index else None
         if parameters is None:
-            full = FULL_JSON if how & FULL_PARAMETERS else PLAIN_JSON
-            parameters = read_json(body[start : start + size], full) if size else {}
-            if self._keeps and not position:
-                self._kept[request] = parameters
-        if how == PLAIN_JSON:
-            value = orjson.loads(body[start + size :])
+            parameters_encoding = PYTHON_JSON if encoding & PYTHON_JSON_PARAMETERS else PLAIN_JSON
+            parameters = (
+                read_json(body[start : start + parameters_bytes], parameters_encoding) if parameters_bytes else {}
+            )
+            if self._keeps_parameters and not hook_index:
+                self._retained_parameters[request_number] = parameters
+        if encoding == PLAIN_JSON:
+            value = orjson.loads(body[start + parameters_bytes :])
         else:
-            value = read_value(body[start + size :], how & ~FULL_PARAMETERS, arrays)
-        if position:
-            value = self._prediction(value, parameters)
-        return self._hooks[position], form, value, parameters
+            value = read_value(body[start + parameters_bytes :], encoding & ~PYTHON_JSON_PARAMETERS, arrays)
+        if hook_index:
+            value = self._to_prediction(value, parameters)
+        return self._hooks[hook_index], conversion, value, parameters
 
-    def _made(self, form: int, result: Any, parameters: Mapping[str, Any]) -> Reply:
+    def _convert_result(self, conversion: int, result: Any, parameters: Mapping[str, Any]) -> Reply:
         self._in_hook = False
-        made = self._makers[form](result, parameters)
-        if form == INPUTS:
-            return b"", made
-        return (made, None) if form == JSON else (orjson.dumps(list(made)), list(made.values()))
+        converted = self._converters[conversion](result, parameters)
+        if conversion == INPUTS:
+            return b"", converted
+        return (converted, None) if conversion == JSON else (orjson.dumps(list(converted)), list(converted.values()))
 
-    def _wrong(self, start_ns: int, error: BaseException, body: bytes) -> Reply:
+    def _error_reply(self, start_ns: int, error: BaseException, body: bytes) -> Reply:
         """Encode an exception, with a traceback unless the sample may be the cause and the last one was just sent."""
         now_ns, is_pre = time.monotonic_ns(), body[:1] == b"\0"
         if is_pre:
-            self._kept.pop(ASKED.unpack_from(body)[-1], None)
-        took_ns = now_ns - start_ns if start_ns else 0
-        worded = self._bound.words(PRE if is_pre else POST, error) if self._in_hook else None
-        if worded is None and isinstance(error, InferError):
-            return REPLIED.pack(REFUSED, took_ns, 0) + write_error(error), None
-        plain, lines = isinstance(error, Exception), ""
-        if not (is_pre and plain) or now_ns - self._told_ns > _TELL_NS:
-            self._told_ns = now_ns
-            lines = _traceback(error)
-        told = write_error(worded).decode() if worded is not None else ""
-        return REPLIED.pack(RAISED, took_ns, 0) + json.dumps([brief(error), plain, lines, told]).encode(), None
+            self._retained_parameters.pop(CALL_HEADER.unpack_from(body)[-1], None)
+        duration_ns = now_ns - start_ns if start_ns else 0
+        dialect_error = self._bound.dialect_error(PRE if is_pre else POST, error) if self._in_hook else None
+        if dialect_error is None and isinstance(error, InferError):
+            return REPLY_HEADER.pack(INFER_ERROR, duration_ns, 0) + write_error(error), None
+        is_exception, traceback_text = isinstance(error, Exception), ""
+        if not (is_pre and is_exception) or now_ns - self._last_traceback_ns > _TRACEBACK_INTERVAL_NS:
+            self._last_traceback_ns = now_ns
+            traceback_text = _traceback(error)
+        dialect_error_text = write_error(dialect_error).decode() if dialect_error is not None else ""
+        return REPLY_HEADER.pack(EXCEPTION, duration_ns, 0) + json.dumps(
+            [exception_line(error), is_exception, traceback_text, dialect_error_text]
+        ).encode(), None
 
     # -- generators --------------------------------------------------------------------------------------------
 
-    def _turn(self, body: bytes, arrays: list[Array | None]) -> Iterator[None]:
+    def _step_generator(self, body: bytes, arrays: list[Array | None]) -> Iterator[None]:
         """Step until enough is ahead, another call waits, or it ends; pause after each. Raises: what a step raises."""
-        number, turn, form, most, room_bytes = STEPS.unpack_from(body)
-        steps = made_bytes = 0
+        number, turn, conversion, max_steps, room_bytes = STEP_HEADER.unpack_from(body)
+        steps = answered_bytes = 0
         try:
-            while number not in self._hushed and steps < most and made_bytes < room_bytes:
-                if steps and turn <= self._give_way:
+            while number not in self._cancelled and steps < max_steps and answered_bytes < room_bytes:
+                if steps and turn <= self._preempted_turn:
                     return
                 steps += 1
                 start_ns = time.monotonic_ns()
                 if number not in self._generators:
-                    hook, _, value, parameters = self._asked(body, STEPS.size, arrays)
+                    hook, _, value, parameters = self._read_call(body, STEP_HEADER.size, arrays)
                     self._in_hook = True
                     self._generators[number] = iter(hook(value, parameters)), parameters
                     del value
                     arrays.clear()
                 self._in_hook = True
-                steps_of, parameters = self._generators[number]
+                generator, parameters = self._generators[number]
                 try:
-                    value = next(steps_of)
+                    value = next(generator)
                 except StopIteration:
                     self._generators.pop(number)
-                    self._ended_ns = time.monotonic_ns() - start_ns
+                    self._exhausted_ns = time.monotonic_ns() - start_ns
                     return
-                made_bytes += self._tell(number, value, start_ns, form, parameters)
+                answered_bytes += self._send_answer(number, value, start_ns, conversion, parameters)
                 yield
         except BaseException:
-            self._shut(number)
+            self._close_generator(number)
             raise
-        if number in self._hushed:
-            self._shut(number)
+        if number in self._cancelled:
+            self._close_generator(number)
 
-    def _tell(self, number: int, value: Any, start_ns: int, form: int, parameters: dict[str, Any]) -> int:
+    def _send_answer(self, number: int, value: Any, start_ns: int, conversion: int, parameters: dict[str, Any]) -> int:
         computed_ns = time.monotonic_ns()
         infer_ns = computed_ns - start_ns
         if isinstance(value, InferError):
-            self._channel.send(ANSWER, number, YIELDED.pack(REFUSED, infer_ns, 0, 0) + write_error(value))
+            self._channel.send(ANSWER, number, ANSWER_HEADER.pack(INFER_ERROR, infer_ns, 0, 0) + write_error(value))
             return 0
-        text, tensors = self._made(form, value, parameters)
+        text, tensors = self._convert_result(conversion, value, parameters)
         nbytes = tensor_bytes(tensors) if tensors else len(text)
         output_ns = time.monotonic_ns() - computed_ns
-        self._channel.send(ANSWER, number, YIELDED.pack(DONE, infer_ns, output_ns, nbytes) + text, tensors)
+        self._channel.send(ANSWER, number, ANSWER_HEADER.pack(DONE, infer_ns, output_ns, nbytes) + text, tensors)
         return nbytes
 
-    def _shut(self, number: int) -> None:
+    def _close_generator(self, number: int) -> None:
         """Close a generator, if it is active: its `finally` runs. Raises: what that raises."""
-        self._hushed.discard(number)
+        self._cancelled.discard(number)
         close = getattr(self._generators.pop(number, (None,))[0], "close", None)
         if close is not None:
             close()
@@ -251,18 +264,18 @@ class HookService:
 
     def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
         """Record a notification that arrives while a hook runs."""
-        if kind == GIVE_WAY:
-            self._give_way = number
-        elif kind == HUSH:
-            self._hushed.add(number)
-        elif kind == FORGET:
-            self._kept.pop(number, None)
+        if kind == PREEMPT:
+            self._preempted_turn = number
+        elif kind == CANCEL_GENERATOR:
+            self._cancelled.add(number)
+        elif kind == DISCARD_PARAMETERS:
+            self._retained_parameters.pop(number, None)
 
     def close(self) -> None:
         """Close active generators."""
         for number in tuple(self._generators):
             try:
-                self._shut(number)
+                self._close_generator(number)
             except BaseException as error:  # noqa: BLE001 - an error of user code that nobody waits for
                 traceback.print_exception(error)
         self._module.close()
@@ -279,20 +292,20 @@ class AsyncHookService(HookService):
         start_ns, self._in_hook = time.monotonic_ns(), False
         try:
             if kind == CALL:
-                hook, form, value, parameters = self._asked(body, 0, arrays)
+                hook, conversion, value, parameters = self._read_call(body, 0, arrays)
                 start_ns = time.monotonic_ns()
                 self._in_hook = True
                 result = hook(value, parameters)
                 if inspect.isawaitable(result):
                     result = await result
-                return self._done(start_ns, *self._made(form, result, parameters))
-            if kind == TURN:
+                return self._reply(start_ns, *self._convert_result(conversion, result, parameters))
+            if kind == STEP_GENERATOR:
                 import asyncio  # already imported by a worker that awaits
 
-                for _ in self._turn(body, arrays):
+                for _ in self._step_generator(body, arrays):
                     await asyncio.sleep(0)
             else:
-                self._shut(NUMBER.unpack(body)[0])
-            return self._done(start_ns)
+                self._close_generator(REQUEST_NUMBER.unpack(body)[0])
+            return self._reply(start_ns)
         except BaseException as error:  # noqa: BLE001 - as above
-            return self._wrong(start_ns, error, body if kind == CALL else b"")
+            return self._error_reply(start_ns, error, body if kind == CALL else b"")

@@ -102,6 +102,6 @@ def tensorflow(
 def refused(rules: Conversions, value: Any) -> str:
     """What a client is told of a value, after `prediction failed: `."""
     with pytest.raises(InferError) as error:
-        rules.inputs(value, NONE)
+        rules.to_inputs(value, NONE)
     assert error.value.code is Code.INVALID
     return error.value.message

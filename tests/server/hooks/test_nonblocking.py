@@ -15,9 +15,9 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.server.hooks import replica, replicas
 from penstock.server.hooks.loading import POST, PRE
+from penstock.server.hooks.nonblocking import MAX_SMALL_BYTES, are_small_tensors, is_nonblocking
 from penstock.server.hooks.plain_values import is_small
 from penstock.server.hooks.runner import Hooks
-from penstock.server.hooks.nonblocking import SMALL_BYTES, are_small_tensors, is_nonblocking
 from tests.server.hooks.stage import Act, PuppetEngine, Stage
 
 PLAIN = """
@@ -339,7 +339,7 @@ def test_a_request_through_swift_hooks_needs_no_turn_of_the_loop(act: Act) -> No
 @pytest.mark.parametrize(
     ("source", "options", "nbytes"),
     [
-        (PLAIN, {}, SMALL_BYTES + 1),
+        (PLAIN, {}, MAX_SMALL_BYTES + 1),
         (PLAIN, {"replicas": "shared"}, 20),
         (PLAIN, {"metadata": {"words": ["a"] * 5000}}, 20),
         (
@@ -378,12 +378,12 @@ def test_where_many_are_under_way_a_thread_runs_them(act: Act) -> None:
     async def scene(stage: Stage) -> None:
         engine = PuppetEngine()
         hooks = await stage.load(PLAIN, engine)
-        under_way = [started(hooks, {"x": 0.0}) for _ in range(replicas.FEW)]
-        assert engine.waiting == replicas.FEW
+        under_way = [started(hooks, {"x": 0.0}) for _ in range(replicas.MAX_INLINE_REQUESTS)]
+        assert engine.waiting == replicas.MAX_INLINE_REQUESTS
 
-        under_way += [started(hooks, {"x": 1.0}) for _ in range(3 * replicas.FEW)]
-        assert engine.waiting < 3 * replicas.FEW
-        await engine.gather(4 * replicas.FEW)
+        under_way += [started(hooks, {"x": 1.0}) for _ in range(3 * replicas.MAX_INLINE_REQUESTS)]
+        assert engine.waiting < 3 * replicas.MAX_INLINE_REQUESTS
+        await engine.gather(4 * replicas.MAX_INLINE_REQUESTS)
         engine.run()
         for each in under_way:
             await each.told.wait()
@@ -443,7 +443,7 @@ def test_one_that_takes_long_is_swift_no_more_if_it_computes(
         begun = [started(hooks, {"x": 0.0}) for _ in range(2)]
 
         assert [each.told.is_set() for each in begun] == [True, True]
-        assert only.swift == ({POST} if computes else {PRE, POST})
-        hooks.leave(None)
+        assert only.inline_hooks == ({POST} if computes else {PRE, POST})
+        hooks.release(None)
 
     act(scene)

@@ -38,9 +38,9 @@ def test_each_sequence_keeps_its_order_however_long_each_takes(asked: list[tuple
                     await asyncio.sleep(0)
                 if end == "fails":
                     return
-                await turn.come()
+                await turn.wait_turn()
             finally:
-                turn.pass_on()
+                turn.release_turn()
             gone.append((name, number))
 
         tasks = []
