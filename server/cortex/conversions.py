@@ -1,8 +1,8 @@
 """Cortex's Conversions: its rules for the values of one model, and its error texts.
 
-Called on a Replica's thread or in its process, and on the event loop if a model lacks the hook or it is swift. The code
-of an InferError selects the answer of `service.py`: INVALID is `prediction failed: ` and its message, UNKNOWN an answer
-that cannot be encoded.
+Called on a Replica's thread or in its process, and on the event loop if a model lacks the hook or the hook runs inline.
+The code of an InferError selects the answer of `service.py`: INVALID is `prediction failed: ` and its message, UNKNOWN
+an answer that cannot be encoded.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class ReplicaOwner(Protocol):
     def on_released(self, replica: Any) -> None:
         """Handle that the replica was given back, and that none of its hooks is running."""
 
-    def on_lost(self, replica: Any) -> None:
+    def on_failed(self, replica: Any) -> None:
         """Handle that the replica hangs, or that its thread has ended."""
 
 

@@ -47,14 +47,14 @@ _LAZY = {"enumerate", "filter", "map", "reversed", "zip"}
 class CallArguments:
     """The analyzed arguments of one call."""
 
-    def __init__(self, call: ast.Call, values: list[Value], named: dict[str, Value]) -> None:
+    def __init__(self, call: ast.Call, values: list[Value], keyword_arguments: dict[str, Value]) -> None:
         self.call = call
         self.values = values
-        self.named = named
+        self.keyword_arguments = keyword_arguments
 
     def __iter__(self) -> Iterator[Value]:
         yield from self.values
-        yield from self.named.values()
+        yield from self.keyword_arguments.values()
 
     @property
     def keyword_values(self) -> list[ast.expr]:
@@ -92,8 +92,8 @@ class CallAnalysis:
     def call(self, node: ast.Call, source: SourceFile, scope: Scope) -> Value:
         """Return the value of a call."""
         values = [self.value(each, source, scope) for each in node.args]
-        named = {each.arg or "**": self.value(each.value, source, scope) for each in node.keywords}
-        arguments = CallArguments(node, values, named)
+        keyword_arguments = {each.arg or "**": self.value(each.value, source, scope) for each in node.keywords}
+        arguments = CallArguments(node, values, keyword_arguments)
         if isinstance(node.func, ast.Attribute):
             owner = self.value(node.func.value, source, scope)
             if owner.kind in {"MODULE", "OWN"}:
@@ -149,7 +149,7 @@ class CallAnalysis:
         line = arguments.call.lineno
         if name.startswith("__") and name.endswith("__"):
             self.record(source, line, name, PROCESS)
-        if name in FILE_WRITERS or (name == "open" and _writes_a_file(arguments.call)):
+        if name in FILE_WRITERS or (name == "open" and _writes_file(arguments.call)):
             self.record(source, line, f".{name}()", MACHINE)
         if owner.kind in {"BUILTIN", "LOGGER"}:
             return self._known_method(owner, name, arguments, source)
@@ -233,9 +233,9 @@ class CallAnalysis:
         return Value("FIXED", parts.held) if parts.kind == "FLAT" and name in _ONE_OF else parts
 
     def _getattr(self, name: str, arguments: CallArguments, source: SourceFile) -> Value:
-        word = arguments.call.args[1] if len(arguments.call.args) > 1 else None
-        plain = isinstance(word, ast.Constant) and not str(word.value).startswith("__")
-        if not plain or arguments.held or arguments.values[0].kind in {"MODULE", "BUILTIN"}:
+        name_argument = arguments.call.args[1] if len(arguments.call.args) > 1 else None
+        is_plain_name = isinstance(name_argument, ast.Constant) and not str(name_argument.value).startswith("__")
+        if not is_plain_name or arguments.held or arguments.values[0].kind in {"MODULE", "BUILTIN"}:
             self.record(source, arguments.call.lineno, name, PROCESS)
         return UNTRACKED
 
@@ -247,16 +247,16 @@ class CallAnalysis:
         top, leaf = path.partition(".")[0], path.rpartition(".")[2]
         path = re.sub(r"^np\.", "numpy.", path)
         keeps = top in sys.stdlib_module_names and top not in PURE_STDLIB
-        sets = any(SETS.match(word) for word in path.split(".")[1:]) and not NOT_SETS.fullmatch(path)
+        sets = any(SETS.match(name_argument) for name_argument in path.split(".")[1:]) and not NOT_SETS.fullmatch(path)
         if top == "os" and not OF_OS.fullmatch(path):
             self.record(source, arguments.call.lineno, path, MACHINE)
         elif keeps or (sets and not COPIES.fullmatch(path)):
             self.record(source, arguments.call.lineno, path, PROCESS)
         copies = COPIES.fullmatch(path) is not None
-        if leaf in FILE_WRITERS or (not copies and _writes_a_file(arguments.call)):
+        if leaf in FILE_WRITERS or (not copies and _writes_file(arguments.call)):
             self.record(source, arguments.call.lineno, path, MACHINE)
-        if "out" in arguments.named:
-            self.check_escape(arguments.named["out"], arguments.call, source)
+        if "out" in arguments.keyword_arguments:
+            self.check_escape(arguments.keyword_arguments["out"], arguments.call, source)
         if path.startswith("numpy."):
             for value in arguments.values[out_position(path) :]:
                 self.check_escape(value, arguments.call, source)
@@ -268,7 +268,7 @@ class CallAnalysis:
         return UNTRACKED if copies else arguments.parts
 
 
-def _writes_a_file(call: ast.Call) -> bool:
+def _writes_file(call: ast.Call) -> bool:
     """Return whether a call has a mode argument that writes files, or makes a permanent temporary file."""
     texts = [each.value for each in call.args if isinstance(each, ast.Constant)]
     texts += [each.value.value for each in call.keywords if each.arg == "mode" and isinstance(each.value, ast.Constant)]

@@ -63,8 +63,8 @@ def _to_input(value: Any, spec: TensorSpec) -> Array | None:
         raise
     except Exception as error:
         # whatever numpy or the value's own __array__ raises
-        takes = f"{spec.datatype} [{','.join(map(str, spec.shape))}]"
-        raise InferError(Code.INVALID, f"input '{spec.name}' takes {takes}: {error}") from error
+        expected = f"{spec.datatype} [{','.join(map(str, spec.shape))}]"
+        raise InferError(Code.INVALID, f"input '{spec.name}' takes {expected}: {error}") from error
 
 
 def _with_datatype(value: Any, spec: TensorSpec) -> Array:

@@ -32,13 +32,15 @@ class DecoupledRequest(NamedTuple):
 
 
 async def stream_answers(
-    engine: Any, model: Model, asked: DecoupledRequest, statistics: AnswerStatistics
+    engine: Any, model: Model, decoupled_request: DecoupledRequest, statistics: AnswerStatistics
 ) -> AsyncGenerator[Answer, None]:
     """Submit a request, and yield and count its answers. Close it if not all are taken. Raises: InferError."""
-    inputs = to_inputs(asked.inputs, model.signature)
-    requested_outputs = model.all_outputs if asked.requested_outputs is None else asked.requested_outputs
-    request = request_for(model, inputs, requested_outputs, asked.terms, asked.parameters)
-    request.id = asked.id
+    inputs = to_inputs(decoupled_request.inputs, model.signature)
+    requested_outputs = (
+        model.all_outputs if decoupled_request.requested_outputs is None else decoupled_request.requested_outputs
+    )
+    request = request_for(model, inputs, requested_outputs, decoupled_request.terms, decoupled_request.parameters)
+    request.id = decoupled_request.id
     start_ns = since_ns = time.monotonic_ns()
     number = 0
     try:

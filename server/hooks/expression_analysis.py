@@ -138,8 +138,8 @@ class ExpressionAnalysis(CallAnalysis):
             for test in generator.ifs:
                 self.value(test, source, inner_scope)
         parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-        made = self._container([self.value(part, source, inner_scope) for part in parts], node)
-        return Value("UNKNOWN", made.held) if isinstance(node, ast.GeneratorExp) and self.loading else made
+        container = self._container([self.value(part, source, inner_scope) for part in parts], node)
+        return Value("UNKNOWN", container.held) if isinstance(node, ast.GeneratorExp) and self.loading else container
 
     # -- names, attributes, items ------------------------------------------------------------------------------
 
@@ -202,9 +202,11 @@ class ExpressionAnalysis(CallAnalysis):
                 values.append(self._resolved(binding))
             elif isinstance(binding, tuple):
                 node, _ = binding
-                plain = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list
+                is_plain_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list
                 is_class = isinstance(node, ast.ClassDef)
-                values.append(Value("FUNCTION" if plain else "CLASS" if is_class else "UNKNOWN", name, name, binding))
+                values.append(
+                    Value("FUNCTION" if is_plain_function else "CLASS" if is_class else "UNKNOWN", name, name, binding)
+                )
             else:
                 value = self.module_value(binding, source, source.scope)
                 values.append(item_value(value) if id(binding) in source.iterated_ids else value)
@@ -297,11 +299,11 @@ def join_values(values: Sequence[Value], *, loading: bool = False) -> Value:
     counted = values if loading else [value for value in values if value.held]
     if not counted:
         return values[0] if values and len({value.kind for value in values}) == 1 else UNTRACKED
-    rest = [value for value in counted if value.kind != "FIXED"] or counted
-    kinds = {value.kind for value in rest}
-    if len(kinds) == 1 and len({value.path for value in rest}) == 1:
-        return rest[0]
-    held = next((value.held for value in rest if value.held), "")
+    mutable = [value for value in counted if value.kind != "FIXED"] or counted
+    kinds = {value.kind for value in mutable}
+    if len(kinds) == 1 and len({value.path for value in mutable}) == 1:
+        return mutable[0]
+    held = next((value.held for value in mutable if value.held), "")
     return Value("PLAIN" if kinds <= DATA_KINDS else "UNKNOWN", held)
 
 

@@ -254,10 +254,10 @@ def check_file(path: Path, *, decoupled: bool = False, dialect: str = "") -> lis
     except ValueError as error:  # null bytes
         return [f"{path}: {error}"]
     problems = []
-    found = not rules.requires_hook
+    defines_hook = not rules.requires_hook
     for node in _module_level(tree.body):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in HOOK_NAMES:
-            found = True
+            defines_hook = True
             if not node.decorator_list and (text := _argument_text(node.args)) not in map(
                 _joined, rules.forms[node.name]
             ):
@@ -268,9 +268,9 @@ def check_file(path: Path, *, decoupled: bool = False, dialect: str = "") -> lis
                 yields=any(isinstance(inner, ast.Yield | ast.YieldFrom) for inner in own_nodes(node.body)),
             )  # fmt: skip
             problems += [f"{path}:{node.lineno}: {problem}"] if problem else []
-        elif not found:
-            found = _may_bind(node, set(HOOK_NAMES))
-    return problems if found else [*problems, f"{path}: {_no_hooks_message(path)}"]
+        elif not defines_hook:
+            defines_hook = _may_bind(node, set(HOOK_NAMES))
+    return problems if defines_hook else [*problems, f"{path}: {_no_hooks_message(path)}"]
 
 
 def hook_names_in(path: Path) -> list[str]:

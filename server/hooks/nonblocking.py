@@ -1,4 +1,4 @@
-"""Swift hooks: those certain to return at once, so that the event loop may run them itself. Used by `replica.py`.
+"""Nonblocking hooks: those certain to return at once, which the event loop may run itself. Used by `replica.py`.
 
 Running a hook on a thread keeps one that waits or spins from blocking everything else. A hook that calculates, looks
 into lists and dicts and calls functions listed here can do neither with a small sample, and passing it to a thread and
@@ -207,8 +207,8 @@ class _FunctionAnalysis:
         return name in self._locals or name in self._comprehension_names
 
     def _global(self, name: str) -> None:
-        known = name in self._globals
-        if not (count_members(self._globals[name]) <= MAX_MEMBERS if known else _is_type(name)):
+        is_global = name in self._globals
+        if not (count_members(self._globals[name]) <= MAX_MEMBERS if is_global else _is_type(name)):
             raise _NotProvenError
 
     def _lookup(self, owner: ast.expr, kinds: tuple[type, ...]) -> None:
@@ -248,8 +248,8 @@ class _FunctionAnalysis:
             raise _NotProvenError
         is_builtin = isinstance(node.func, ast.Name) and node.func.id not in self._globals
         consumes = is_builtin or (isinstance(node.func, ast.Attribute) and node.func.attr == "join")
-        for given in (*node.args, *node.keywords):
-            (self._consumed_expression if consumes else self._expression)(given)
+        for argument in (*node.args, *node.keywords):
+            (self._consumed_expression if consumes else self._expression)(argument)
         match node.func:
             case ast.Attribute(value=owner, attr=name):
                 self._method(owner, name)

@@ -107,10 +107,10 @@ class PrivateModules:
         return found if fromlist else sys.modules[self._prefix + top]
 
     def _is_private(self, top: str) -> bool:
-        known = self._private_names.get(top)
-        if known is None:
-            known = self._private_names[top] = self._is_private_module(top)
-        return known
+        is_private = self._private_names.get(top)
+        if is_private is None:
+            is_private = self._private_names[top] = self._is_private_module(top)
+        return is_private
 
     def _is_hook_file(self, top: str) -> bool:
         spec = PathFinder.find_spec(top, self._folders)

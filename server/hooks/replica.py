@@ -223,7 +223,7 @@ class Replica:
         what = "loading the hooks" if running is self._load else running.hook
         text = f"{what} of model '{self._model.name}' took longer than its limit of {limit_ns / 1e9:g} s"
         log_warning(text, log_context(self._model, running))
-        self._owner.on_lost(self)  # first, because the callers look for another replica at once
+        self._owner.on_failed(self)  # first, because the callers look for another replica at once
         self._fail(running, InferError(Code.EXPIRED, text))
         self._return_waiting()
 
@@ -232,7 +232,7 @@ class Replica:
         if self._stopping:
             return
         self._stopping = True
-        self._owner.on_lost(self)  # as above
+        self._owner.on_failed(self)  # as above
         if running is not None:
             text = f"the hooks of model '{self._model.name}' ended their thread"
             self._fail(running, InferError(Code.INTERNAL, text))

@@ -250,7 +250,7 @@ class Replicas:
         if not self.shared:
             self._free.append(replica)
 
-    def on_lost(self, replica: Any) -> None:
+    def on_failed(self, replica: Any) -> None:
         """Replace a replica that hangs or has died."""
         if replica.is_hanging:
             self._hanging.append(replica)

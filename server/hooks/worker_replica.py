@@ -85,7 +85,7 @@ class WorkerReplica:
         self.pending_calls = 0
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.ready.add_done_callback(lambda ready: ready.exception())
-        self._worker = Worker(order, self._on_lost, self._on_notification)
+        self._worker = Worker(order, self._on_worker_ended, self._on_notification)
         self._worker.ready.add_done_callback(self._on_opened)
 
     @property
@@ -316,11 +316,11 @@ class WorkerReplica:
                 self._sent[0].limit_start_ns = time.monotonic_ns()  # the limit is per step
             generator_call.on_answer(body, arrays)
 
-    def _on_lost(self, worker: Worker) -> None:
+    def _on_worker_ended(self, worker: Worker) -> None:
         if self.ready.done() and not self._stopping:
             self._stopping = True
             self._return_queued()
-            self._owner.on_lost(self)
+            self._owner.on_failed(self)
 
     def _return_queued(self) -> None:
         """Hand back the calls that have not been sent."""

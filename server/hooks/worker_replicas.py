@@ -113,7 +113,7 @@ class WorkerReplicas(Replicas):
             self.on_released(replica)
             self.dispatch_queued()
         else:
-            self.on_lost(replica)
+            self.on_failed(replica)
 
     # -- requests ----------------------------------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ class WorkerReplicas(Replicas):
     def _add_replica(self) -> None:
         """Do nothing: all replicas exist, or are being started."""
 
-    def on_lost(self, replica: WorkerReplica) -> None:
+    def on_failed(self, replica: WorkerReplica) -> None:
         """Replace a replica that has ended."""
         backoff = self._backoffs.pop(replica, None)
         if backoff is None:
@@ -216,7 +216,7 @@ class WorkerReplicas(Replicas):
             log_warning(error.message, {"model": self._model.name})
             # a file that has become invalid is not the client's mistake
             self._on_load_failed(InferError(Code.NOT_READY, error.message))
-        self.on_lost(replica)
+        self.on_failed(replica)
 
     def _on_load_failed(self, error: InferError) -> None:
         self._load_error = error = self._without_paths(error)

@@ -1,4 +1,4 @@
-"""Swift hooks: what can neither wait nor grow is run by the event loop itself, and nothing else is."""
+"""Nonblocking hooks: what can neither wait nor grow is run by the event loop itself, and nothing else is."""
 
 from __future__ import annotations
 
