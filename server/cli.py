@@ -189,7 +189,7 @@ def _parser() -> argparse.ArgumentParser:
     for word, text in _SERVER_COMMANDS.items():
         command = commands.add_parser(
             word, help=text, usage=f"penstock {word} {_USAGES.get(word, 'PATH...')} [--FLAG VALUE ...]", epilog=_PAGES,
-            allow_abbrev=False, formatter_class=_wide,
+            allow_abbrev=False, formatter_class=functools.partial(argparse.HelpFormatter, max_help_position=36),
         )  # fmt: skip
         command.add_argument("paths", nargs="*", metavar="PATH", help=_PATH)
         command.add_argument("--config", metavar="FILE", help="a TOML file of settings")
@@ -222,10 +222,6 @@ def _require_command(words: Sequence[str], parser: argparse.ArgumentParser) -> N
 
         meant = f"; to serve it: penstock serve {shlex.join(words)}"
     parser.error(f"unknown command '{words[0]}'{meant or '; penstock --help lists the commands'}")
-
-
-def _wide(prog: str) -> argparse.HelpFormatter:
-    return argparse.HelpFormatter(prog, max_help_position=36)
 
 
 def add_flag(group: argparse._ActionsContainer, item: Setting) -> None:
