@@ -46,15 +46,8 @@ class FastLane(AnsweringConnection):
     """
 
     __slots__ = (
-        "_advancing",
-        "_answered",
-        "_body_buffer",
-        "_head_bytes",
-        "_heads",
-        "_parts",
-        "_refusal",
+        "_advancing", "_answered", "_body_buffer", "_direct_reader", "_head_bytes", "_heads", "_parts", "_refusal",
         "_scanned",
-        "_straight",
     )  # fmt: skip
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -63,7 +56,7 @@ class FastLane(AnsweringConnection):
         self._scanned = 0
         self._parts: list[bytes | bytearray | memoryview] = []
         self._body_buffer: BodyBuffer | None = None
-        self._straight: DirectReader | None = None
+        self._direct_reader: DirectReader | None = None
         self._head_bytes = 0
         self._refusal: Any = None
         self._advancing = False
@@ -235,11 +228,9 @@ class FastLane(AnsweringConnection):
         return True
 
     def _begin(self) -> None:
-        body_buffer, parts = self._body_buffer, self._parts
+        buffer, parts = self._body_buffer, self._parts
         self._body_buffer, self._parts, self._chunked = None, [], None
-        body = (
-            body_buffer.finish() if body_buffer is not None else bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
-        )
+        body = buffer.finish() if buffer is not None else bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
         self._state = BUSY
         head, refusal = self.head, self._refusal
         if refusal is not None:
@@ -259,9 +250,9 @@ class FastLane(AnsweringConnection):
     def _read_straight(self, head_bytes: int) -> None:
         """Let the kernel write input directly to its destination; assume the next head is as long as this one."""
         self._head_bytes = head_bytes
-        if self._straight is None:
-            self._straight = DirectReader(self)
-            self.transport.set_protocol(self._straight)
+        if self._direct_reader is None:
+            self._direct_reader = DirectReader(self)
+            self.transport.set_protocol(self._direct_reader)
 
     def read_buffer(self) -> memoryview:
         """Return the buffer for the next read: inside the body, or the shared scratch buffer."""
@@ -281,13 +272,13 @@ class FastLane(AnsweringConnection):
                 self._begin()
             return
         self.data_received(bytes(self.shared.scratch[:size]))
-        if self._body_buffer is None and not (self._state == HEAD and self._buffer) and self._straight is not None:
-            self._straight = None
+        if self._body_buffer is None and not (self._state == HEAD and self._buffer) and self._direct_reader is not None:
+            self._direct_reader = None
             self.transport.set_protocol(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Also release what was read."""
-        self._body_buffer = self._straight = None
+        self._body_buffer = self._direct_reader = None
         super().connection_lost(exc)
 
     # -- uvicorn's requests ------------------------------------------------------------------------------------
