@@ -25,6 +25,7 @@ from .packing import (
     write_outputs,
     write_sample,
 )  # fmt: skip
+from .user_frames import user_frames
 
 EncodedCall = tuple[int, bytes, list[Array | None] | None]
 """What a worker process is sent: kind, body, tensors."""
@@ -186,7 +187,8 @@ def log_warning(message: str, context: Mapping[str, str], error: BaseException |
 
     Python 3.11 parses source to format a traceback, and raises SystemError if two threads do so at once.
     """
-    for exc_info in (error, error, error, None):
+    trimmed = None if error is None else (type(error), error, user_frames(error))
+    for exc_info in (trimmed, trimmed, trimmed, None):
         try:
             logger.warning("%s", message, exc_info=exc_info, extra=dict(context))
         except SystemError:

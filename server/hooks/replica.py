@@ -264,7 +264,9 @@ class Replica:
         """Run the file. Raises: InferError."""
         before_bytes, before = resident_bytes(), thread_settings()
         spec, decoupled = self._spec, self._model.spec.decoupled
-        module = HookModule(spec.path, decoupled=decoupled, roots=spec.roots, dialect=spec.dialect)
+        module = HookModule(
+            spec.path, decoupled=decoupled, roots=spec.roots, dialect=spec.dialect, label=self._model.name
+        )
         self._module = module
         metadata, self.yields = copy.deepcopy(dict(spec.metadata)), module.yields
         conversions = conversions_for(self._model, for_hooks=True)
