@@ -433,7 +433,7 @@ def test_whatever_hooks_and_clients_do_each_gets_its_own(act: Act, seed: int, ke
         assert {code for code, _ in failed} <= {Code.EXPIRED}
         assert all(s >= 0.06 for _, s in failed)
         replicas = replicas_of(hooks)
-        await until(lambda: not replicas.runs())
+        await until(lambda: not replicas.is_running_hook())
         if not replicas.shared:
             await until(lambda: len(replicas._free) == len(replicas._live))
 
