@@ -340,7 +340,9 @@ class Model:
 
 def _said_by(backends: Sequence[Backend]) -> tuple[Sequence[Any], Sequence[Any], Mapping[str, Any]]:
     """Return what the runtime reports about the model: its input nodes, output nodes and description."""
-    return (backends[0].node_inputs, backends[0].node_outputs, backends[0].described) if backends else ((), (), {})
+    return (
+        (backends[0].node_inputs, backends[0].node_outputs, backends[0].runtime_metadata) if backends else ((), (), {})
+    )
 
 
 def _completed(spec: ModelSpec) -> Signature:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
-from penstock.backends.errors import Code, InferError, bare
+from penstock.backends.errors import Code, InferError, without_traceback
 from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.server.answering import (
     LARGE_BYTES,
@@ -248,7 +248,7 @@ class Inference:
     @staticmethod
     def refuse(connection: FastLane, error: InferError) -> None:
         """Answer with an error."""
-        body, again = error_body(bare(error).message), retry_after_line(error)
+        body, again = error_body(without_traceback(error).message), retry_after_line(error)
         connection.answer(HTTP_STATUS[error.code], body, b"application/json", again)
 
     # -- calls that take more than one step --------------------------------------------------------------------
