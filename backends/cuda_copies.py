@@ -86,7 +86,7 @@ def gather_into_pinned(
 
 
 def plan_input_copies(slab: Slab, parts: Sequence[Array | DeviceArray]) -> list[DeviceCopy]:
-    """Return the copies of parts, as returned by `gather_into_pinned`, into a run's slab, then those of the last row."""
+    """Return the copies of parts from `gather_into_pinned` into a slab, then those of the last row."""
     copies: list[DeviceCopy] = []
     filled = 0
     for part in parts:
