@@ -127,8 +127,7 @@ class OnnxBinding:
 
     def stop(self) -> None:
         """End the current run: ONNX Runtime checks the flag between two nodes."""
-        # in this order: otherwise a `acquire_buffers` in between would clear a flag that is set after it, and nothing
-        # could run any more
+        # in this order: otherwise `acquire_buffers` would clear a flag that is set after it, and nothing could run
         self._run_options.terminate = True
         self._stopped = True
 

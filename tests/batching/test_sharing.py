@@ -369,7 +369,7 @@ class TestALostDevice:
         self, device: Device, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class Telling(Waiting):
-            def tell_loss(self, told: Callable[[], None]) -> None:
+            def on_loss(self, told: Callable[[], None]) -> None:
                 self.told = told
 
         reopen = Reopening(list)
