@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from uvicorn.protocols.utils import get_remote_addr
 
 from penstock.backends.protobuf_fields import fields
-from penstock.server.listening.access import tell
+from penstock.server.listening.access_log import log_answer
 
 from .call import GrpcCall
 from .compressing_call import CompressingCall
@@ -18,7 +18,7 @@ from .method import Call, Method, Status, Unary
 
 if TYPE_CHECKING:
     from penstock.server.http2.frames import ErrorCode
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
 
     from .connection import GrpcConnection
     from .request import GrpcRequest
@@ -93,7 +93,7 @@ class LoggedCall(GrpcCall):
     def _log(self) -> None:
         request_line = f"POST {self.request.path} HTTP/2"
         names = {"model": self._model, "request_id": self._request_id}
-        tell(self._client, request_line, self._status.name, self._started_s, self._sent_bytes, names)
+        log_answer(self._client, request_line, self._status.name, self._started_s, self._sent_bytes, names)
 
 
 class LoggedCompressingCall(LoggedCall, CompressingCall):

@@ -18,7 +18,7 @@ from .framing import PREFIX, PREFIX_BYTES
 from .method import Status
 
 if TYPE_CHECKING:
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
 
     from .connection import GrpcConnection
     from .request import GrpcRequest
@@ -31,7 +31,7 @@ class AnsweringStream(Stream):
     """The sending side of a call.
 
     Invariants: `headers_sent` once the response headers are sent. Once `ended`, nothing is sent except what is pending;
-    that may be `delayed_answer`, a delayed rejection (listening/pace.py), which is then all that is left of the call.
+    that may be `delayed_answer`, a delayed rejection (listening/rejection_pacer.py), which is then all that is left of the call.
     """
 
     __slots__ = (
@@ -137,7 +137,7 @@ class AnsweringStream(Stream):
 
     def _delay_rejection(self) -> bool:
         connection, shared = self.connection, self.connection.shared
-        return connection.is_early_retry() and shared.pace.holds(self, shared.loop)
+        return connection.is_early_retry() and shared.pacer.hold(self, shared.loop)
 
     def send_held(self) -> None:
         """Send the held rejection, if the call is still open."""
@@ -149,7 +149,7 @@ class AnsweringStream(Stream):
 
     def count_error(self, status: Status) -> None:
         """Count an error, sent as the call's status or in a message."""
-        self.connection.shared.tally.error(status.name)
+        self.connection.shared.tally.count_error(status.name)
 
     def _send_last(self, last_frame: bytes) -> None:
         if not last_frame:

@@ -15,7 +15,7 @@ from .compressing import LARGE_BYTES, Compressor
 from .framing import MIN_COMPRESSED_BYTES, compress
 
 if TYPE_CHECKING:
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
 
     from .connection import GrpcConnection
     from .request import GrpcRequest

@@ -10,12 +10,12 @@ import zlib
 from collections import deque
 from typing import TYPE_CHECKING
 
-from penstock.server.listening.landing import LARGE_BYTES, Landing
+from penstock.server.listening.body_buffer import LARGE_BYTES, BodyBuffer
 
 from .method import Status
 
 if TYPE_CHECKING:
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
 
 PREFIX = struct.Struct(">BI")
 PREFIX_BYTES = PREFIX.size
@@ -23,7 +23,7 @@ GZIP, DEFLATE = b"gzip", b"deflate"
 WBITS = {GZIP: 31, DEFLATE: 15}
 MIN_COMPRESSED_BYTES = 256
 """Smaller answers are not compressed."""
-_MIN_LANDING_BYTES = 4096
+_MIN_BUFFER_BYTES = 4096
 """A large message gets its own memory only once this much of it has arrived: the announced length cannot be trusted."""
 
 _MAX_PARTS = 1024
@@ -45,13 +45,15 @@ class IncomingMessages:
 
     Invariants: `stored_bytes` are in `_parts`, of whose first one `_offset` bytes are consumed. `needed_bytes`
     is the size of the message with its prefix, or of the prefix alone while the size is unknown. A large message goes
-    to `_landing`, and `_parts` hold what follows it. Once `storage_decided`, further bytes are only stored until the
-    message is complete. `counted_bytes` is for the owner's accounting. `received_bytes` counts everything that has
+    to
+    `_body_buffer`, and `_parts` hold what follows it. Once `storage_decided`, further bytes are only stored until the
+    message
+    is complete. `counted_bytes` is for the owner's accounting. `received_bytes` counts everything that has
     arrived.
     """
 
     __slots__ = (
-        "_flags", "_landing", "_offset", "_parts", "_size_known", "counted_bytes", "max_bytes", "needed_bytes",
+        "_body_buffer", "_flags", "_offset", "_parts", "_size_known", "counted_bytes", "max_bytes", "needed_bytes",
         "received_bytes", "storage_decided", "stored_bytes",
     )  # fmt: skip
 
@@ -65,19 +67,19 @@ class IncomingMessages:
         self._flags = 0
         self._offset = 0
         self._parts: deque[bytes] = deque()
-        self._landing: Landing | None = None
+        self._body_buffer: BodyBuffer | None = None
 
     def feed(self, payload: bytes | memoryview) -> None:
         """Store received bytes."""
-        landing, size = self._landing, len(payload)
+        buffer, size = self._body_buffer, len(payload)
         self.stored_bytes += size
         self.received_bytes += size
-        if landing is not None:
-            missing = landing.missing
+        if buffer is not None:
+            missing = buffer.missing_bytes
             if size <= missing:
-                landing.put(payload)
+                buffer.append(payload)
                 return
-            landing.put(payload[:missing])
+            buffer.append(payload[:missing])
             payload = payload[missing:]
         if payload:
             self._parts.append(bytes(payload))
@@ -86,12 +88,16 @@ class IncomingMessages:
 
     def get_buffer(self) -> memoryview | None:
         """Return the buffer for the next bytes, None if the current message has none. Then call `buffer_updated`."""
-        return self._landing.room() if self._landing is not None and self._landing.missing else None
+        return (
+            self._body_buffer.free_space()
+            if self._body_buffer is not None and self._body_buffer.missing_bytes
+            else None
+        )
 
     def buffer_updated(self, size: int) -> None:
         """Account for `size` bytes written to that buffer."""
-        if self._landing is not None:
-            self._landing.have += size
+        if self._body_buffer is not None:
+            self._body_buffer.received_bytes += size
         self.stored_bytes += size
         self.received_bytes += size
 
@@ -101,12 +107,12 @@ class IncomingMessages:
         Raises: MessageError.
         """
         if self.stored_bytes < self.needed_bytes:
-            self._allocate_landing()
+            self._allocate_body_buffer()
             return None
-        if self._landing is not None:
-            flag, message = self._flags, self._landing.whole()
+        if self._body_buffer is not None:
+            flag, message = self._flags, self._body_buffer.finish()
             self.stored_bytes -= self.needed_bytes
-            self._landing = None
+            self._body_buffer = None
         else:
             flag, length = PREFIX.unpack(self._prefix())
             if not self._size_known:
@@ -114,7 +120,7 @@ class IncomingMessages:
                 self._size_known = True
                 self.needed_bytes = PREFIX_BYTES + length
                 if self.stored_bytes < self.needed_bytes:
-                    self._allocate_landing()
+                    self._allocate_body_buffer()
                     return None
             self._consume(PREFIX_BYTES)
             message = self._read(length)
@@ -129,18 +135,18 @@ class IncomingMessages:
             text = f"Received message larger than max ({length} vs. {self.max_bytes})"
             raise MessageError(Status.RESOURCE_EXHAUSTED, text)
 
-    def _allocate_landing(self) -> None:
+    def _allocate_body_buffer(self) -> None:
         """Allocate memory for a large message, once some of it has arrived."""
         if self.storage_decided or not self._size_known:
             return
-        self.storage_decided = self.stored_bytes >= _MIN_LANDING_BYTES or self.needed_bytes < LARGE_BYTES
+        self.storage_decided = self.stored_bytes >= _MIN_BUFFER_BYTES or self.needed_bytes < LARGE_BYTES
         if not self.storage_decided or self.needed_bytes < LARGE_BYTES:
             return
         self._flags, length = PREFIX.unpack(self._prefix())
-        self._landing = Landing(length)
+        self._body_buffer = BodyBuffer(length)
         offset = self._offset + PREFIX_BYTES
         for part in self._parts:
-            self._landing.put(memoryview(part)[offset:])
+            self._body_buffer.append(memoryview(part)[offset:])
             offset = 0
         self._parts.clear()
         self._offset = 0

@@ -8,7 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
-from penstock.server.listening.access import tell
+from penstock.server.listening.access_log import log_answer
 
 from .connection import HEAD
 from .fastlane import FastLane
@@ -17,7 +17,7 @@ from .unchunked import TransportWrapper
 if TYPE_CHECKING:
     import asyncio
 
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
 
     from .head import Head
 
@@ -65,7 +65,7 @@ class LoggedFastLane(FastLane):
 
     def info(self, text: str, *args: Any) -> None:
         """Stand in for uvicorn's access logger, which it calls as an answer begins; the status is the last argument."""
-        self.shared.heard.info(text, *args)
+        self.shared.access_logger.info(text, *args)
         if self.cycle is not None:
             self._logged_transport = _CountingTransport(self.cycle.transport, args[-1])
             self.cycle.transport = self._logged_transport  # type: ignore[assignment]
@@ -94,7 +94,7 @@ class LoggedFastLane(FastLane):
             request_line, found = target.decode("latin-1"), _MODEL.search(head.path)
             model = unquote_to_bytes(found[1]).decode("utf-8", "replace") if found else ""
             request_id = request_id or head.header.get(b"x-request-id", b"").decode("latin-1")
-        tell(self.client, request_line, status, self._started_s, size, {"model": model, "request_id": request_id})
+        log_answer(self.client, request_line, status, self._started_s, size, {"model": model, "request_id": request_id})
         self._started_s, self._request_id = time.perf_counter(), ""
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.server.listening.pace import TOLD_S
+from penstock.server.listening.rejection_pacer import EARLY_RETRY_S
 from penstock.server.listening.tally import FIRST_ERROR
 
 from .connection import ANSWERING, DELAYED, DRAIN_LINGER_S, HEAD, Connection
 
 if TYPE_CHECKING:
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
 
     from .head import Head
 
@@ -78,12 +78,12 @@ class AnsweringConnection(Connection):
             status == 503
             and _RETRY_AFTER in extra
             and self._is_early_retry(head)
-            and self.shared.pace.holds(self, self.loop)
+            and self.shared.pacer.hold(self, self.loop)
         ):
             self._state, self._delayed_answer = DELAYED, (status, body, content_type, extra)
             return
         if status >= FIRST_ERROR and not self.transport.is_closing():
-            self.shared.tally.error(status)
+            self.shared.tally.count_error(status)
         is_ending = self.shared.draining or self._half_closed
         # what has already arrived is answered first
         keep_alive = head.keep_alive and (not is_ending or bool(self._buffer))
@@ -110,12 +110,12 @@ class AnsweringConnection(Connection):
     def _is_early_retry(self, head: Head) -> bool:
         """Record a rejection. Returns: whether its client repeated it before the Retry-After, and sent nothing else."""
         last, now_s = self._last_rejection, self.loop.time()
-        self._last_rejection = head.path, now_s + TOLD_S
+        self._last_rejection = head.path, now_s + EARLY_RETRY_S
         return last is not None and last[0] == head.path and now_s < last[1] and not self._buffer
 
     def send_held(self) -> None:
         """Send the delayed rejection, because it is due or the client has sent another request."""
-        self.shared.pace.forget(self)
+        self.shared.pacer.discard(self)
         delayed, self._delayed_answer, self._last_rejection = self._delayed_answer, None, None
         if self._state == DELAYED and delayed is not None:
             self._state = ANSWERING

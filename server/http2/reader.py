@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.server.listening.landing import Straight
+from penstock.server.listening.body_buffer import DirectReader
 
 from .frames import (
     ACK,
@@ -53,7 +53,7 @@ class FrameReader:
 
     Invariants: `_needs_prepending`: input must be examined before its frames. `_partial` is the beginning of an
     incomplete frame; a long DATA frame is instead passed on as it arrives, and `_remaining_bytes` is the number of
-    bytes missing. While `_reads_directly`, the transport reads through `room` and `filled`; `_target` is the stream of
+    bytes missing. While `_reads_directly`, the transport reads through `read_buffer` and `on_read`; `_target` is the stream of
     the last `room`. `_settings_received`: the client's SETTINGS have been received.
     """
 
@@ -81,7 +81,7 @@ class FrameReader:
             self._progressed |= offset > 0
         elif self._remaining_bytes >= _DIRECT_READ_BYTES and not self._reads_directly and self._has_room(connection):
             self._reads_directly = True
-            connection.transport.set_protocol(Straight(connection))
+            connection.transport.set_protocol(DirectReader(connection))
         if (self._limit_reached or connection.last_id > max_id) and not self._yielding:
             self._yielding, self._limit_reached = True, False
             connection.transport.pause_reading()
