@@ -31,7 +31,8 @@ class AnsweringStream(Stream):
     """The sending side of a call.
 
     Invariants: `headers_sent` once the response headers are sent. Once `ended`, nothing is sent except what is pending;
-    that may be `delayed_answer`, a delayed rejection (listening/rejection_pacer.py), which is then all that is left of the call.
+    that may be `delayed_answer`, a delayed rejection (listening/rejection_pacer.py), which is then all that is left of
+    the call.
     """
 
     __slots__ = (

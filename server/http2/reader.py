@@ -53,8 +53,8 @@ class FrameReader:
 
     Invariants: `_needs_prepending`: input must be examined before its frames. `_partial` is the beginning of an
     incomplete frame; a long DATA frame is instead passed on as it arrives, and `_remaining_bytes` is the number of
-    bytes missing. While `_reads_directly`, the transport reads through `read_buffer` and `on_read`; `_target` is the stream of
-    the last `room`. `_settings_received`: the client's SETTINGS have been received.
+    bytes missing. While `_reads_directly`, the transport reads through `read_buffer` and `on_read`; `_target` is the
+    stream of the last `get_buffer`. `_settings_received`: the client's SETTINGS have been received.
     """
 
     __slots__ = (
