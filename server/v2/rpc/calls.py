@@ -102,7 +102,7 @@ class Tasks:
     def start(self, call: Call, work: Callable[[], Awaitable[None]], what: str) -> asyncio.Task[None]:
         """Run `work`, which must end `call`; an exception from it ends the call too, and the call's end cancels it."""
         task = self._run(call, work, what)
-        call.cancelled = partial(self._cancel, task)
+        call.on_cancel = partial(self._cancel, task)
         return task
 
     def _run(self, call: Call, work: Callable[[], Awaitable[None]], what: str) -> asyncio.Task[None]:
@@ -124,7 +124,7 @@ class Tasks:
 
 def refuse(call: Call, error: InferError) -> None:
     """End a call with an error."""
-    call.refuse(GRPC_STATUS[error.code], brief(error.message), pushback_ms(error))
+    call.abort(GRPC_STATUS[error.code], brief(error.message), pushback_ms(error))
 
 
 def brief(text: str) -> str:
