@@ -99,7 +99,7 @@ class HookService:
         self._on_path = on_path
         self._channel = channel
         signature = read_signature(settings["signature"])
-        inputs, outputs = (list(map(Node.read, settings[side])) for side in ("inputs", "outputs"))
+        inputs, outputs = (list(map(Node.from_json, settings[side])) for side in ("inputs", "outputs"))
         description = ModelDescription(signature, inputs, outputs, settings["described"], settings["dialect_settings"])
         conversions = make_conversions(settings["dialect"], description)
         self._bound = bind(module, conversions, signature, unpack(settings["metadata"]))
