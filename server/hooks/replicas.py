@@ -59,7 +59,6 @@ class Replicas:
         self.gil_monitor: GilMonitor | None = None
         self.active_requests = 0
         self._mean_requests = 0.0
-        self._is_retiring = False
         self._model = model
         self._spec = spec
         self._loop = loop
@@ -75,9 +74,7 @@ class Replicas:
         self._free: list[Any] = []
         self._starting: Replica | None = None
         self._hanging: list[Replica] = []
-        self._hanging_reported = False
-        self._started = False
-        self._closing = False
+        self._is_retiring = self._hanging_reported = self._started = self._closing = False
         self._waiters: deque[asyncio.Future[Any]] = deque()
 
     async def start(self) -> Any:
@@ -287,9 +284,8 @@ class Replicas:
             self._starting = Replica(self._model, self._spec, self._loop, self, pool, is_constant=self._is_constant)
         except RuntimeError as error:  # the system's limit of threads
             if not self._live:
-                self._reject_waiters(
-                    InferError(Code.OVERLOADED, f"no thread for the hooks of '{self._model.name}': {error}")
-                )
+                text = f"no thread for the hooks of '{self._model.name}': {error}"
+                self._reject_waiters(InferError(Code.OVERLOADED, text))
             return
         self._starting.ready.add_done_callback(self._on_started)
 

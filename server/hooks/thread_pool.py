@@ -31,8 +31,7 @@ class HookThreadPool:
     is put at a time, unless the replica has the pool to itself; then there is one thread. A thread whose hook exceeds
     its limit is abandoned, together with the replica of that hook and no other; a new thread takes its place. Calls put
     during one turn of the loop begin at the end of the turn: woken earlier, the threads would only wait for the
-    interpreter. `target_threads` is how many threads there should be while that many calls wait; if `stopped`, threads
-    end.
+    interpreter. `target_threads` is how many there should be while that many calls wait; if `stopped`, threads end.
     Threads: the event loop's, except for what `_run` calls. An `async` hook runs on an asyncio loop that its thread
     keeps running, so that its tasks survive between calls.
     """
@@ -70,16 +69,16 @@ class HookThreadPool:
 
     def _add_thread(self) -> None:
         """Add a thread; if none can be started, the others continue. Raises: RuntimeError if there are no others."""
-        pool_thread = PoolThread(self._run, self._thread_name)
+        thread = PoolThread(self._run, self._thread_name)
         try:
             with self._lock:  # which the thread takes before it ends
-                pool_thread.thread.start()
+                thread.thread.start()
                 self._thread_count += 1
         except RuntimeError:
             if not self._threads:
                 raise
         else:
-            self._threads.append(pool_thread)
+            self._threads.append(thread)
 
     def enqueue(self, call: HookCall, *, wake_now: bool) -> None:
         """Run a call; `wake_now`: no other call is coming in this turn of the loop."""
@@ -99,11 +98,11 @@ class HookThreadPool:
 
     def _wake_idle(self) -> None:
         count = len(self._queue)
-        for pool_thread in tuple(self._threads):
+        for thread in tuple(self._threads):
             if not count:
                 return
-            if pool_thread.is_idle:
-                pool_thread.wake()
+            if thread.is_idle:
+                thread.wake()
                 count -= 1
         while count > 0 and len(self._threads) < min(self.target_threads, len(self._replicas)):
             self._add_thread()
@@ -121,8 +120,8 @@ class HookThreadPool:
 
     def _stop(self) -> None:
         self.stopped = True
-        for pool_thread in tuple(self._threads):
-            pool_thread.wake()
+        for thread in tuple(self._threads):
+            thread.wake()
         if self._timer is not None and not self._abandoned:  # a hook that spins must still be ended
             self._timer.cancel()
 
@@ -147,15 +146,15 @@ class HookThreadPool:
             call = done.popleft()
             call.replica.settle(call)
         if not self.stopped:
-            for pool_thread in tuple(self._threads):
-                if pool_thread.has_ended and pool_thread in self._threads:
-                    self._threads.remove(pool_thread)
-                    self._on_thread_ended(pool_thread)
+            for thread in tuple(self._threads):
+                if thread.has_ended and thread in self._threads:
+                    self._threads.remove(thread)
+                    self._on_thread_ended(thread)
 
-    def _on_thread_ended(self, pool_thread: PoolThread) -> None:
+    def _on_thread_ended(self, thread: PoolThread) -> None:
         """Continue without a thread that user code has ended."""
-        replica = pool_thread.running_call.replica if pool_thread.running_call is not None else self._replicas[0]
-        running, pool_thread.running_call = pool_thread.running_call, None
+        replica = thread.running_call.replica if thread.running_call is not None else self._replicas[0]
+        running, thread.running_call = thread.running_call, None
         self._detach(replica)
         replica.on_thread_died(running)
 
@@ -177,8 +176,8 @@ class HookThreadPool:
         """Check the running hooks. One timer for any number of calls, which fires at intervals."""
         self._timer = None
         now_ns = time.monotonic_ns()
-        for pool_thread in self._threads:
-            pool_thread.record_check((now_ns - self._check_due_ns) / 1e9)
+        for thread in self._threads:
+            thread.record_check((now_ns - self._check_due_ns) / 1e9)
         remaining_ns = self.enforce_limits(now_ns)
         if remaining_ns and self._timer is None:
             self._schedule_check(remaining_ns)
@@ -193,14 +192,14 @@ class HookThreadPool:
         Returns: in how many nanoseconds to check again; 0 means not before the next call.
         """
         self._settle_finished()
-        delays_ns = [self._enforce_limit(pool_thread, now_ns) for pool_thread in tuple(self._threads)]
-        self._abandoned = [pool_thread for pool_thread in self._abandoned if not pool_thread.try_interrupt()]
+        delays_ns = [self._enforce_limit(thread, now_ns) for thread in tuple(self._threads)]
+        self._abandoned = [thread for thread in self._abandoned if not thread.try_interrupt()]
         if self._abandoned:
             delays_ns.append(_RECHECK_NS)
         return min(filter(None, delays_ns), default=0)
 
-    def _enforce_limit(self, pool_thread: PoolThread, now_ns: int) -> int:
-        running = pool_thread.running_call
+    def _enforce_limit(self, thread: PoolThread, now_ns: int) -> int:
+        running = thread.running_call
         if self.stopped or not any(replica.pending_calls for replica in self._replicas):
             return 0
         shared = len(self._replicas) > 1
@@ -209,113 +208,108 @@ class HookThreadPool:
         limit_ns, limit_start_ns = running.replica.limit_of(running), running.limit_start_ns
         remaining_ns: int = limit_start_ns + limit_ns - now_ns
         if remaining_ns <= 0:
-            remaining_ns = math.ceil(
-                pool_thread.doubt.more_s(limit_start_ns, -remaining_ns / 1e9, limit_ns / 1e9) * 1e9
-            )
+            remaining_ns = math.ceil(thread.doubt.more_s(limit_start_ns, -remaining_ns / 1e9, limit_ns / 1e9) * 1e9)
         if remaining_ns > 0:
             if shared and now_ns - limit_start_ns > SLOW_NS:
-                self._mark_slow(pool_thread)
+                self._mark_slow(thread)
             return min(remaining_ns, SLOW_NS) if shared else remaining_ns
-        with pool_thread.lock:
-            if pool_thread.running_call is not running:
+        with thread.lock:
+            if thread.running_call is not running:
                 return _RECHECK_NS
-            pool_thread.abandoned_replica = running.replica
+            thread.abandoned_replica = running.replica
         with self._lock:
             self._thread_count -= 1
-        self._threads.remove(pool_thread)
-        self._abandoned.append(pool_thread)
-        self._detach(pool_thread.abandoned_replica)
-        pool_thread.abandoned_replica.abandon(running, pool_thread, limit_ns)
-        if pool_thread.wake_loop is not None:
-            pool_thread.wake_loop()
+        self._threads.remove(thread)
+        self._abandoned.append(thread)
+        self._detach(thread.abandoned_replica)
+        thread.abandoned_replica.abandon(running, thread, limit_ns)
+        if thread.wake_loop is not None:
+            thread.wake_loop()
         self._wake_idle()
         return 0
 
-    def _mark_slow(self, pool_thread: PoolThread) -> None:
+    def _mark_slow(self, thread: PoolThread) -> None:
         """Let another thread run what waits behind a slow call."""
-        pool_thread.is_slow = True
+        thread.is_slow = True
         if self._queue and all(each.is_slow for each in self._threads):
             self._add_thread()
 
     # -- on the threads ----------------------------------------------------------------------------------------
 
-    def _run(self, pool_thread: PoolThread) -> None:
+    def _run(self, thread: PoolThread) -> None:
         pool_continues = False
         try:
-            pool_continues = self._serve_calls(pool_thread)
+            pool_continues = self._serve_calls(thread)
         except BaseException as error:  # noqa: BLE001 - a user's task may raise SystemExit
-            if pool_thread.abandoned_replica is None:
+            if thread.abandoned_replica is None:
                 log_warning("the thread of the hooks ended", {"model": self._model}, error)
         finally:
-            pool_thread.wake_loop = None
-            for replica in self._finished_replicas(pool_thread):
+            thread.wake_loop = None
+            for replica in self._finished_replicas(thread):
                 replica.close_instance()
-            pool_thread.has_ended = not pool_continues
+            thread.has_ended = not pool_continues
             self.schedule_settling()
 
-    def _finished_replicas(self, pool_thread: PoolThread) -> Sequence[Replica]:
+    def _finished_replicas(self, thread: PoolThread) -> Sequence[Replica]:
         """Return the replicas of which nothing runs once a thread has ended."""
-        with pool_thread.lock:
-            if pool_thread.abandoned_replica is not None:
-                return (pool_thread.abandoned_replica,)
+        with thread.lock:
+            if thread.abandoned_replica is not None:
+                return (thread.abandoned_replica,)
         with self._lock:
             self._thread_count -= 1
             return () if self._thread_count else tuple(self._replicas)
 
-    def _serve_calls(self, pool_thread: PoolThread) -> bool:
+    def _serve_calls(self, thread: PoolThread) -> bool:
         """Run calls. Returns: whether the pool continues without this thread."""
-        while (call := self._next_call(pool_thread)) is not None:
+        while (call := self._next_call(thread)) is not None:
             replica: Replica = call.replica
-            if pool_thread.begin(call):
+            if thread.begin(call):
                 try:
                     call.result = call.convert_result(replica.bound, call.invoke(replica.bound))
                 except BaseException as error:  # noqa: BLE001 - sys.exit in a hook must only affect its own request
-                    replica.set_error(call, error, should_log=pool_thread.abandoned_replica is None)
-            if not self._finish(pool_thread, call):
+                    replica.set_error(call, error, should_log=thread.abandoned_replica is None)
+            if not self._finish(thread, call):
                 return False
             if replica.is_async:
                 with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-                    runner.run(self._serve_async_calls(pool_thread))
+                    runner.run(self._serve_async_calls(thread))
                 return False
             del call  # otherwise its value would be kept until the next call
         return not self.stopped
 
-    def _next_call(self, pool_thread: PoolThread) -> HookCall | None:
+    def _next_call(self, thread: PoolThread) -> HookCall | None:
         queue = self._queue
         while True:
             try:
                 return queue.popleft()
             except IndexError:
-                if self.stopped or (len(self._threads) > 1 and self._retire_if_spare(pool_thread)):
+                if self.stopped or (len(self._threads) > 1 and self._retire_if_spare(thread)):
                     return None
-            pool_thread.is_idle = True
+            thread.is_idle = True
             if not queue and not self.stopped:  # a call put before that wakes no thread
-                pool_thread.wake_queue.get()
-            pool_thread.is_idle = False
+                thread.wake_queue.get()
+            thread.is_idle = False
 
-    def _retire_if_spare(self, pool_thread: PoolThread) -> bool:
+    def _retire_if_spare(self, thread: PoolThread) -> bool:
         with self._lock:
-            if (
-                sum(not each.is_slow for each in self._threads) <= self.target_threads
-                or pool_thread not in self._threads
-            ):
+            if sum(not each.is_slow for each in self._threads) <= self.target_threads or thread not in self._threads:
                 return False
-            self._threads.remove(pool_thread)
+            self._threads.remove(thread)
             return True
 
-    async def _serve_async_calls(self, pool_thread: PoolThread) -> None:
+    async def _serve_async_calls(self, thread: PoolThread) -> None:
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
         task = asyncio.current_task()
 
         def wake_thread_loop() -> None:
-            callback = task.cancel if pool_thread.abandoned_replica is not None and task is not None else arrived.set
+            callback = task.cancel if thread.abandoned_replica is not None and task is not None else arrived.set
             with contextlib.suppress(RuntimeError):  # that loop has just been closed
                 loop.call_soon_threadsafe(callback)
 
-        pool_thread.wake_loop = wake_thread_loop
+        thread.wake_loop = wake_thread_loop
         while True:
             arrived.clear()
-            pool_thread.is_idle = True
+            thread.is_idle = True
             try:
                 call = self._queue.popleft()
             except IndexError:
@@ -324,22 +318,22 @@ class HookThreadPool:
                 await arrived.wait()
                 continue
             replica: Replica = call.replica
-            if pool_thread.begin(call):
+            if thread.begin(call):
                 try:
                     result = call.invoke(replica.bound)
                     converted = await result if inspect.isawaitable(result) else result
                     call.result = call.convert_result(replica.bound, converted)
                 except BaseException as error:  # noqa: BLE001 - as in _serve_calls
-                    replica.set_error(call, error, should_log=pool_thread.abandoned_replica is None)
-            if not self._finish(pool_thread, call) or (task is not None and task.cancelling()):
+                    replica.set_error(call, error, should_log=thread.abandoned_replica is None)
+            if not self._finish(thread, call) or (task is not None and task.cancelling()):
                 # abandoned; or a user's task has ended the loop, which cancels all others on exit
                 return
             del call
             result = converted = None
 
-    def _finish(self, pool_thread: PoolThread, call: HookCall) -> bool:
+    def _finish(self, thread: PoolThread, call: HookCall) -> bool:
         """Report a finished call; False if the thread has been abandoned and must end."""
-        if not pool_thread.end(call):
+        if not thread.end(call):
             return False
         self._finished.append(call)
         self.schedule_settling()
