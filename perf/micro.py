@@ -250,7 +250,7 @@ def running(model: Model, service: Inference) -> None:
         parts = [np.zeros((1, 4), np.float32)] * rows
 
         def run(rows: int = rows, parts: list[Any] = parts) -> None:
-            for buffer in binding.lend(rows, [(rows, 4)]):  # type: ignore[union-attr]
+            for buffer in binding.acquire_buffers(rows, [(rows, 4)]):  # type: ignore[union-attr]
                 np.concatenate(parts, out=buffer)
             binding.run((0,))  # type: ignore[union-attr]
 

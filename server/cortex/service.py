@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote_to_bytes
 
-from penstock.backends.errors import Code, InferError, bare
+from penstock.backends.errors import Code, InferError, without_traceback
 from penstock.server.answering import (
     LARGE_BYTES,
     LargeTexts,
@@ -219,7 +219,7 @@ class CortexService:
     @staticmethod
     def _refuse(connection: FastLane, route: ServedApi | None, error: InferError, began_ns: int) -> None:
         """Answer with an error, and count it if it is that of a prediction (`route`)."""
-        status, body, content_type = pages.refused(bare(error))
+        status, body, content_type = pages.refused(without_traceback(error))
         again = retry_after_line(error) if status == 503 else b""
         if route is not None:
             route.counted.count(status, time.monotonic_ns() - began_ns)

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
-from penstock.backends.errors import Code, InferError, bare
+from penstock.backends.errors import Code, InferError, without_traceback
 from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.server.answering import (
     LARGE_BYTES,
@@ -257,7 +257,7 @@ class Inference:
     @staticmethod
     def answer_error(connection: FastLane, error: InferError) -> None:
         """Answer with an error."""
-        body, retry_after = error_body(bare(error).message), retry_after_line(error)
+        body, retry_after = error_body(without_traceback(error).message), retry_after_line(error)
         connection.answer(HTTP_STATUS[error.code], body, b"application/json", retry_after)
 
     # -- calls that take more than one step --------------------------------------------------------------------

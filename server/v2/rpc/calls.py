@@ -14,7 +14,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from penstock.backends.errors import Code, InferError, bare
+from penstock.backends.errors import Code, InferError, without_traceback
 from penstock.server.errors import GRPC_STATUS, MAX_TEXT_CHARS, pushback_ms
 from penstock.server.grpc.method import Call, Method
 
@@ -141,7 +141,7 @@ def client_error(error: Exception, what: str, request_id: str = "") -> InferErro
     The result may be kept with the call, so it holds no frames, which would hold the call and its message.
     """
     if isinstance(error, InferError):
-        return bare(error)
+        return without_traceback(error)
     request_id = request_id or secrets.token_hex(4)
     logger.error("%s failed", what, exc_info=error, extra={"request_id": request_id})
     return InferError(Code.INTERNAL, f"internal error, request id {request_id}")
