@@ -97,7 +97,7 @@ class ZeroCopyWire(Wire):
 
 
 class ZeroCopyChannel(Channel):
-    """A Channel that allocates the tensors it sends in shared memory. Threads: as a Channel; one at a time may allocate."""
+    """A Channel that allocates the tensors it sends in shared memory. Threads: as a Channel; one may allocate."""
 
     _wire: ZeroCopyWire
 

@@ -81,8 +81,8 @@ class BindingThread:
     """One Binding, and the thread that runs the requests from its socket until that is closed.
 
     A Binding with `run_on(arrays, wanted)`, and `begin`, which clears a stop as `acquire_buffers` does, runs on the
-    received arrays in place; for others they are copied into acquired buffers. A run that is stopped before it begins does
-    not begin: a STOP message may overtake the run.
+    received arrays in place; for others they are copied into acquired buffers. A run that is stopped before it begins
+    does not begin: a STOP message may overtake the run.
     Threads: another thread calls `stop`; `_lock` ensures that it stops only the intended run.
     """
 
