@@ -77,7 +77,7 @@ class ZeroCopyWire(Wire):
         return self._plans[form]
 
     def put_allocated(self, kind: int, number: int, body: bytes, tensors: SharedTensors) -> None:
-        """Put a message with allocated tensors. If put again, they are copied, unchanged if nothing has written to them.
+        """Put a message with allocated tensors. If put again, they are copied as they then are.
 
         Raises: as `put`.
         """
