@@ -31,7 +31,7 @@ from penstock.server.hooks.packing import (
 )  # fmt: skip
 from penstock.server.hooks.plan import DEFAULT_REPLICAS, LIGHT_REPLICAS, ReplicaPlan, plan_replicas
 from penstock.server.hooks.worker_service import HookService, open_service
-from penstock.server.ipc.refusals import read_error
+from penstock.server.ipc.errors import read_error
 from tests.fakes import fake_model
 from tests.server.hooks.stage import Act, Stage, refusal
 
