@@ -42,13 +42,13 @@ class AbejaClaim:
     status and body of the answer to a request that is not sent to the handler; None for a call.
     """
 
-    __slots__ = ("lookup", "packed_head", "query", "rejection")
+    __slots__ = ("found", "packed_head", "query", "rejection")
 
     def __init__(
-        self, lookup: ModelLookup | None, packed_head: bytes = b"", query: bytes | None = None,
+        self, found: ModelLookup | None, packed_head: bytes = b"", query: bytes | None = None,
         rejection: tuple[int, bytes] | None = None,
     ) -> None:  # fmt: skip
-        self.lookup = lookup
+        self.found = found
         self.packed_head = packed_head
         self.query = query
         self.rejection = rejection
@@ -95,8 +95,8 @@ class AbejaService(CarryingService):
 
     def answer(self, connection: FastLane, claim: AbejaClaim, body: bytes) -> None:
         """Send a request to the handler."""
-        if claim.lookup is not None:
-            self.ask(connection, claim.lookup, claim.packed_head + (body if claim.query is None else claim.query))
+        if claim.found is not None:
+            self.ask(connection, claim.found, claim.packed_head + (body if claim.query is None else claim.query))
         elif claim.rejection is not None:
             connection.answer(claim.rejection[0], claim.rejection[1], JSON)
         else:

@@ -1,7 +1,8 @@
 """Values of TensorFlow models: how Cortex made a model's inputs, and the flat prediction it passed to a handler.
 
 Called by `conversions.py`. Source: Cortex 0.9 and 0.10, tf_api, by the observed behavior of its process: inputs went
-through TensorFlow 1.14's make_tensor_proto, answers through protobuf's JSON. `tensor_protos.py` has the rules of the former.
+through TensorFlow 1.14's make_tensor_proto, answers through protobuf's JSON. `tensor_protos.py` has the rules of the
+former.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .inside.payloads import loads, parts
 from .inside.proto_values import array_of
-from .tensor_protos import message_class
+from .protos import message_class
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array

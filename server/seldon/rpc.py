@@ -18,7 +18,7 @@ from penstock.server.v2.rpc.calls import Tasks, abort, client_error
 
 from .calls import SeldonCall
 from .messages import Endpoint, PayloadKind, read_answer
-from .tensor_protos import message_class
+from .protos import message_class
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

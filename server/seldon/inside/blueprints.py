@@ -19,7 +19,7 @@ from penstock.server.seldon.messages import Endpoint, PayloadKind
 
 from .answers import Writer
 from .component import MISSING
-from .errors import failure
+from .failing import failure
 from .originals import SeldonMicroserviceException
 
 logger = logging.getLogger("seldon_core")

@@ -12,7 +12,7 @@ from penstock.server.seldon.messages import Endpoint, PayloadKind
 from .answers import Writer, construct, reply
 from .blueprints import Blueprints, blueprints_of, looking
 from .component import NOTHING, Component, merged, merged_metrics
-from .errors import UNTOLD, failure, http_status, is_response, said_of
+from .failing import UNTOLD, failure, http_status, is_response, said_of
 from .originals import SeldonMicroserviceException
 from .payloads import names_of, parts
 from .requests import found_in, message_of

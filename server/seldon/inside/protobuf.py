@@ -20,7 +20,7 @@ from penstock.server.v2.rpc.wire import field
 
 from .answers import reply
 from .component import NOTHING, merged, merged_metrics
-from .errors import text_of
+from .failing import text_of
 from .originals import SeldonMicroserviceException, SeldonNotImplementedError
 from .payloads import NUMERIC
 from .proto_bytes import data_bytes, json_bytes, meta_bytes, pb

@@ -22,7 +22,7 @@ from . import protobuf
 from .answers import recorded_of
 from .arrays import array_of, tensors_of
 from .component import NOTHING, Component, inherited
-from .errors import failure, text_of
+from .failing import failure, text_of
 from .originals import SeldonNotImplementedError
 from .payloads import loads, parts
 from .proto_bytes import pb

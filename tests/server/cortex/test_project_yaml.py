@@ -186,7 +186,7 @@ class TestNodes:
     def test_quotes_and_tags_say_what_is_meant(self) -> None:
         text = """{a: '5', b: !!str 5, c: !!float 5, d: !other x, e: "yes", f: |\n  5\n}"""
 
-        assert self.unwrapped(text.replace(", f: |\n  5\n", "")) == {"a": "5", "b": "5", "c": 5.0, "d": "x", "e": "yes"}
+        assert self.plain(text.replace(", f: |\n  5\n", "")) == {"a": "5", "b": "5", "c": 5.0, "d": "x", "e": "yes"}
 
     def test_lines_are_where_things_begin(self) -> None:
         root = parse("a:\n  b:\n  - 1\n")
@@ -196,7 +196,7 @@ class TestNodes:
         assert (root.line, inner.key_line, inner.line) == (1, 1, 2)
 
     def test_merges_give_way_to_what_is_said(self) -> None:
-        assert self.unwrapped("a: &a {x: 1, y: 1}\nb: &b {x: 2, z: 2}\nc: {<<: [*a, *b], y: 3}\n")["c"] == {
+        assert self.plain("a: &a {x: 1, y: 1}\nb: &b {x: 2, z: 2}\nc: {<<: [*a, *b], y: 3}\n")["c"] == {
             "x": 1, "y": 3, "z": 2,
         }  # fmt: skip
 
