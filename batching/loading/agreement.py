@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import TensorSpec
-from penstock.batching.scheduling.admission import dims_text
+from penstock.batching.scheduling.admission import format_shape
 from penstock.batching.shapes.reshape import check_reshape
 from penstock.batching.spec import ModelSpec
 
@@ -61,7 +61,7 @@ def _rankless(spec: ModelSpec, said: TensorSpec, declared: TensorSpec, batched: 
             return declared
         text = f"unable to load model '{spec.name}', scalar tensor '{said.name}', should only provide 1 in the"
         text += " model configuration when the model doesn't support batching. Model configuration provided:"
-        raise _invalid(f"{text} {dims_text(model_dims(said))}.")
+        raise _invalid(f"{text} {format_shape(model_dims(said))}.")
     dims = said.shape or (1,)
     return replace(said, shape=dims, reshape=None if dims == (1,) else (1,))
 
@@ -74,7 +74,7 @@ def _ragged(spec: ModelSpec, said: TensorSpec, tensor: TensorSpec, batched: bool
     if not batched:
         raise _invalid(f"model '{spec.name}', ragged input '{said.name}': max_batch_size must be > 0")
     if tensor.shape != (-1,):
-        raise _invalid(f"{text}, model provides {dims_text(tensor.shape)}")
+        raise _invalid(f"{text}, model provides {format_shape(tensor.shape)}")
     return replace(said, shape=(-1, *said.shape))
 
 
@@ -84,8 +84,8 @@ def _values(spec: ModelSpec, said: TensorSpec, tensor: TensorSpec) -> TensorSpec
     if said.datatype not in ("INT32", "INT64") or said.reshape is not None or said.ragged:
         raise _invalid(f"{place}: it must be TYPE_INT32 or TYPE_INT64, and neither ragged nor with a reshape")
     if len(said.shape) != 1 or len(tensor.shape) != 1:
-        text = f"must be a list of values, but the model has {dims_text(tensor.shape)} and the configuration"
-        raise _invalid(f"{place}: it {text} {dims_text(said.shape)}")
+        text = f"must be a list of values, but the model has {format_shape(tensor.shape)} and the configuration"
+        raise _invalid(f"{place}: it {text} {format_shape(said.shape)}")
     if tensor.shape[0] not in (-1, said.shape[0] + 1) or (said.shape[0] == -1 and tensor.shape[0] != -1):
         text = (
             f"the model takes {tensor.shape[0]} values, one of them for the batch size, but the configuration expects"
@@ -107,16 +107,16 @@ def check_row_axis(spec: ModelSpec, tensor: TensorSpec) -> None:
         return
     text = f"model '{spec.name}', tensor '{tensor.name}': for the model to support batching the shape should have at"
     text += " least 1 dimension and the first dimension must be -1; but shape expected by the model is"
-    raise _invalid(f"{text} {dims_text(tensor.shape)}")
+    raise _invalid(f"{text} {format_shape(tensor.shape)}")
 
 
 def _mismatch(spec: ModelSpec, tensor: TensorSpec, whole: tuple[int, ...], batched: bool) -> InferError:
     text = f"model '{spec.name}', tensor '{tensor.name}': the model expects {len(tensor.shape)} dimensions (shape"
-    text += f" {dims_text(tensor.shape)}) but the model configuration specifies {len(whole)} dimensions ("
+    text += f" {format_shape(tensor.shape)}) but the model configuration specifies {len(whole)} dimensions ("
     if batched:
         text += "an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, making"
         text += " complete "
-    return _invalid(f"{text}shape {dims_text(whole)})")
+    return _invalid(f"{text}shape {format_shape(whole)})")
 
 
 def model_dims(said: TensorSpec) -> tuple[int, ...]:

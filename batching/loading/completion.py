@@ -12,9 +12,9 @@ from itertools import pairwise
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.scheduling.admission import dims_text
+from penstock.batching.scheduling.admission import format_shape
 from penstock.batching.shapes.bound import bound_signature
-from penstock.batching.shapes.derived import derived_names, kept_names
+from penstock.batching.shapes.derived import derived_names, stored_names
 from penstock.batching.shapes.padding_rules import check_padding
 from penstock.batching.spec import ModelSpec
 
@@ -64,7 +64,7 @@ def _max_batch_rows(spec: ModelSpec, graph: Signature) -> int:
         if said is None:
             return 0
         text = f"autofill failed for model '{spec.name}': model does not support batching while non-zero max_batch_size"
-        raise _invalid(f"{text} is specified: '{obstacle.name}' is {obstacle.datatype} {dims_text(obstacle.shape)}")
+        raise _invalid(f"{text} is specified: '{obstacle.name}' is {obstacle.datatype} {format_shape(obstacle.shape)}")
     if said is not None:
         return said
     if all(tensor.optional for tensor in graph.inputs):
@@ -114,7 +114,7 @@ def _allowed_rows(spec: ModelSpec, rows: int) -> int:
     if not rows:
         raise _invalid(f"{name}: the model has no batch axis")
     if allowed[0] < 1 or any(after <= before for before, after in pairwise(allowed)):
-        raise _invalid(f"{name}: {dims_text(allowed)} must be positive and ascending")
+        raise _invalid(f"{name}: {format_shape(allowed)} must be positive and ascending")
     said = spec.policy.max_batch_rows
     if said is not None and allowed[-1] > said:
         raise _invalid(f"{name}: {allowed[-1]} exceeds the max batch size of {said}")
@@ -170,7 +170,7 @@ def _outputs(spec: ModelSpec, graph: Signature, batched: bool) -> tuple[TensorSp
         text = f"unable to load model '{spec.name}', configuration expects 0 outputs, model provides"
         raise _invalid(f"{text} {len(graph.outputs)}: {names}")
     outputs: list[TensorSpec] = []
-    kept = kept_names(spec)
+    kept = stored_names(spec)
     for tensor in graph.outputs:
         if tensor.name in declared:
             outputs.append(agreed(spec, declared[tensor.name], tensor, batched, "output"))

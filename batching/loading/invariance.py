@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock.backends.backend import Backend, Binding
 from penstock.backends.signature import Signature
-from penstock.batching.scheduling.costs import NEAR_BEST
+from penstock.batching.scheduling.costs import KNEE_FACTOR
 from penstock.batching.shapes.derived import derived_names
 from penstock.batching.spec import ModelSpec
 
@@ -97,7 +97,7 @@ def settle(spec: ModelSpec, backends: Sequence[Backend]) -> ModelSpec:
 def _best(fixed: dict[int, int]) -> int:
     """Choose the smallest size whose time per row is near the best, as the CostModel does."""
     best = min(ns / size for size, ns in fixed.items())
-    return min(size for size, ns in fixed.items() if ns / size <= best * NEAR_BEST)
+    return min(size for size, ns in fixed.items() if ns / size <= best * KNEE_FACTOR)
 
 
 def probe(spec: ModelSpec, backend: Backend, *, natural: bool = True) -> Probed:

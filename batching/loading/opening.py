@@ -16,7 +16,7 @@ from penstock.batching.devices.memory import give_back
 from penstock.batching.devices.placement import Devices, on_cpus, spread
 from penstock.batching.model import Model
 from penstock.batching.running.batch import Batch
-from penstock.batching.shapes.bound import reshaped_signature, said_signature
+from penstock.batching.shapes.bound import configured_signature, reshaped_signature
 from penstock.batching.spec import THREADS, InstanceGroup, ModelSpec
 
 from . import warmup
@@ -94,7 +94,7 @@ def complete_ensemble(spec: ModelSpec) -> ModelSpec:
             raise InferError(Code.INVALID, f"tensor '{tensor.name}' of ensemble '{spec.name}' has no datatype")
     if not spec.inputs or not spec.outputs:
         raise InferError(Code.INVALID, f"ensemble '{spec.name}' must declare its inputs and outputs")
-    signature = said_signature(spec)
+    signature = configured_signature(spec)
     policy = replace(spec.policy, max_batch_rows=spec.policy.max_batch_rows or 0)
     return replace(spec, signature=signature, bound=reshaped_signature(signature), policy=policy, instances=())
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature
 from penstock.batching.devices.memory import give_back
-from penstock.batching.shapes.padding import bucket, same_axes
+from penstock.batching.shapes.padding import bucket, tied_axes
 
 from .rehearsal import Tails, rehearsal
 from .run_sizes import said_sizes
@@ -120,5 +120,5 @@ def _axes(signature: Signature, padded: PaddedAxis) -> Iterator[tuple[int, int]]
     """Yield a padded axis and those that must be as long: the position of the input, and the axis after the rows."""
     places = {spec.name: place for place, spec in enumerate(signature.inputs)}
     yield places[padded.input], padded.axis
-    for spec, axis in same_axes(signature, padded):
+    for spec, axis in tied_axes(signature, padded):
         yield places[spec.name], axis

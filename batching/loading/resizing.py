@@ -74,7 +74,7 @@ class Change:
                 staying[0].mend_loop()
             if model.places:
                 self._place(model)
-            if model.scheduler.live:
+            if model.scheduler.request_count:
                 model.wake_one()  # an Instance that was woken for waiting requests may be one that ends
         text = "model %s version %s: %d instances kept, %d added, %d removed"
         logger.info(text, model.name, model.version, len(staying), len(self.added), len(self.ended))
@@ -95,8 +95,8 @@ class Change:
         scheduler, sequences = model.scheduler, model.scheduler.sequences
         if sequences is not None:
             here, now_ns = [*staying, *self.added], time.monotonic_ns()
-            seats = [instance.seat for instance in here] if sequences.remembers else range(len(here))
-            sequences.seat(seats, now_ns)
+            seats = [instance.seat for instance in here] if sequences.model_keeps_state else range(len(here))
+            sequences.set_instances(seats, now_ns)
             scheduler.expired += scheduler.expire(now_ns)
             model.leave_held()
 
@@ -255,7 +255,7 @@ def _end_thread(model: Model, instance: ThreadInstance) -> None:
     instance.join()
     with model.lock:
         model.instances = [each for each in model.instances if each is not instance]
-        if model.scheduler.live:
+        if model.scheduler.request_count:
             model.wake_one()  # its last run may have released other sequences
         used = any(each.place is at for each in model.threads)
         if not used:
@@ -301,7 +301,7 @@ async def _outside_change(model: Model, spec: ModelSpec, loader: OutsideLoader, 
 def _is_apart(model: Model) -> bool:
     """Whether each Instance remembers sequences itself."""
     sequences = model.scheduler.sequences
-    return sequences is not None and sequences.remembers
+    return sequences is not None and sequences.model_keeps_state
 
 
 def _leave(model: Model, instance: Instance) -> asyncio.Event | None:
@@ -310,11 +310,11 @@ def _leave(model: Model, instance: Instance) -> asyncio.Event | None:
     Returns: the event that is set when the last of those is over.
     """
     sequences = model.scheduler.sequences
-    if sequences is None or not sequences.remembers or not sequences.stand_at(instance.seat):
+    if sequences is None or not sequences.model_keeps_state or not sequences.has_sequences_at(instance.seat):
         instance.stop()
         return None
     over = asyncio.Event()
-    sequences.vacated[instance.seat] = partial(asyncio.get_running_loop().call_soon_threadsafe, over.set)
+    sequences.on_vacated[instance.seat] = partial(asyncio.get_running_loop().call_soon_threadsafe, over.set)
     return over
 
 
@@ -339,7 +339,7 @@ async def _end(model: Model, instance: Instance, over: asyncio.Event | None = No
 async def close(model: Model) -> None:
     """End a Model, after those of its Instances that are already ending. Nothing may wait or run there."""
     sequences = model.scheduler.sequences
-    for tell in () if sequences is None else [*sequences.vacated.values()]:
+    for tell in () if sequences is None else [*sequences.on_vacated.values()]:
         tell()
     for error in filter(None, await asyncio.gather(*model.leaving, return_exceptions=True)):
         logger.error("model %s: an instance could not be removed", model.name, exc_info=error)

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import InferError
-from penstock.batching.scheduling.admission import dims_text
-from penstock.batching.shapes.forms import rows_of
+from penstock.batching.scheduling.admission import format_shape
+from penstock.batching.shapes.forms import row_count
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model
@@ -39,13 +39,13 @@ class Evidence:
         tails = [tuple(getattr(output, "shape", ())[1:]) for output in outputs]
         before = self._tails or tails
         for spec, output, tail, known in zip(self._outputs, outputs, tails, before, strict=True):
-            made = rows_of(output)
+            made = row_count(output)
             if made != rows:
                 has = f"{made} rows" if made >= 0 else "no batch axis"
                 self.reason = f"output '{spec.name}' has {has} for {rows} {self._what}"
             elif tail != known:
-                self.reason = f"rows of output '{spec.name}' are {dims_text(tail)} in a batch of {rows}, otherwise "
-                self.reason += dims_text(known)
+                self.reason = f"rows of output '{spec.name}' are {format_shape(tail)} in a batch of {rows}, otherwise "
+                self.reason += format_shape(known)
             if self.reason:
                 return
         self._tails = tails

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.batching.shapes.bound import laid_flat
+from penstock.batching.shapes.bound import flattening_fields
 
 if TYPE_CHECKING:
     from penstock.batching.spec import ModelSpec
@@ -41,7 +41,12 @@ def with_run_sizes(spec: ModelSpec) -> ModelSpec:
     policy, signature, most = spec.policy, spec.signature, spec.policy.max_batch_rows or 0
     if most < 2 or policy.allowed_rows or all(set(group.devices) <= {"cpu"} for group in spec.instances):
         return spec
-    if policy.invariant or spec.sequence is not None or signature is None or any(laid_flat(spec, signature).values()):
+    if (
+        policy.invariant
+        or spec.sequence is not None
+        or signature is None
+        or any(flattening_fields(spec, signature).values())
+    ):
         return spec
     wanted = {*(said_sizes(spec) or run_sizes(most)), *policy.preferred_rows, policy.cap_rows or most, most}
     sizes = sorted(size for size in wanted if 1 <= size <= most)

@@ -22,8 +22,8 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest, InSequence
 from penstock.batching.running.batch import Batch
 from penstock.batching.running.execution import run_batch
-from penstock.batching.scheduling.admission import admit, values_key
-from penstock.batching.sequences.under_way import UnderWay
+from penstock.batching.scheduling.admission import check_shapes, values_key
+from penstock.batching.sequences.under_way import ActiveSequence
 from penstock.batching.sinks import FutureSink
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class _Prepared:
             for spec, array in ((spec, values.get(spec.name)) for spec in signature.inputs)
         ]
         shapes = [None if array is None else array.shape for array in self._inputs]
-        _, self._key = admit(model.name, signature, most, shapes, model.padding)
+        _, self._key = check_shapes(model.name, signature, most, shapes, model.padding)
         self._derived = {
             position: values[spec.name]
             for position, spec in enumerate(model.bound.inputs)
@@ -137,7 +137,7 @@ class _Prepared:
         requests = [
             InferRequest(model, list(self._inputs), 1, self._key, model.all_outputs, sink) for _ in range(sample.rows)
         ]
-        if model.forms is not None and model.forms.valued:
+        if model.forms is not None and model.forms.has_value_keys:
             for request in requests:
                 request.key = values_key(request)
         if model.spec.sequence is not None:
@@ -147,7 +147,7 @@ class _Prepared:
             for number, request in enumerate(requests, 1):
                 # whole sequences of one request that nothing else refers to
                 name = str(number) if texts else number
-                request.sequence, request.under_way = InSequence(name, start=True, end=True), UnderWay(name)
+                request.sequence, request.under_way = InSequence(name, start=True, end=True), ActiveSequence(name)
         return requests
 
 

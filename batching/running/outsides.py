@@ -19,7 +19,7 @@ from penstock.batching.devices.placement import Devices, limiter_of
 from penstock.batching.loading.samples import failed, prepare
 from penstock.batching.model import Model
 from penstock.batching.sequences.controls import check_sequence
-from penstock.batching.shapes.bound import bound_signature, said_signature
+from penstock.batching.shapes.bound import bound_signature, configured_signature
 from penstock.batching.spec import InstanceGroup, ModelSpec
 from penstock.batching.stream import AnswerStream
 
@@ -190,7 +190,7 @@ def complete_outside(spec: ModelSpec) -> ModelSpec:
     if not spec.inputs and not spec.outputs:
         who = "its configuration, or the model itself,"
         raise InferError(Code.INVALID, f"model '{spec.name}' has neither inputs nor outputs: {who} must declare them")
-    signature = said_signature(spec)
+    signature = configured_signature(spec)
     if max(spec.policy.preferred_rows, default=0) > rows:
         raise InferError(Code.INVALID, spec.too_preferred)
     controls = () if spec.sequence is None else spec.sequence.controls
@@ -200,4 +200,4 @@ def complete_outside(spec: ModelSpec) -> ModelSpec:
     # the event loop runs none of its batches
     spec = replace(spec, policy=replace(spec.policy, max_batch_rows=rows, executor="thread"))
     check_sequence(spec, graph)
-    return replace(spec, signature=signature, bound=bound_signature(spec, signature, graph, apart=True))
+    return replace(spec, signature=signature, bound=bound_signature(spec, signature, graph, ungathered=True))

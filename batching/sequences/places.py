@@ -6,60 +6,64 @@ from collections.abc import Collection
 from heapq import heapify, heappop, heappush
 
 
-class Places:
+class SequenceSlots:
     """The free places; the one with the lowest row is taken first. Pure.
 
-    Each Instance has `rows` of them. `seats` are the numbers of the Instances where sequences may begin.
+    Each Instance has `rows` of them. `instances` are the numbers of the Instances where sequences may begin.
     """
 
     def __init__(self, rows: int, instances: int) -> None:
         self.rows = rows
-        self.seats = frozenset(range(instances))
-        self._shut: set[int] = set()
-        self._unused, self._most = 0, rows * instances
-        self._freed: list[tuple[int, int]] = []
+        self.instances = frozenset(range(instances))
+        self._paused: set[int] = set()
+        self._next_unused, self._slot_count = 0, rows * instances
+        self._free_slots: list[tuple[int, int]] = []
 
     @property
-    def free(self) -> bool:
+    def has_free(self) -> bool:
         """Whether any place is free."""
-        return bool(self._freed) or self._unused < self._most
+        return bool(self._free_slots) or self._next_unused < self._slot_count
 
-    def take(self) -> tuple[int, int] | None:
+    def acquire(self) -> tuple[int, int] | None:
         """Take the lowest place: its row and Instance; None if none is free. A shut Instance's only if all are shut."""
-        shut = self._shut & self.seats
-        if 0 < len(shut) < len(self.seats):
-            self._list()
-            found = min((place for place in self._freed if place[1] not in shut), default=None)
+        paused = self._paused & self.instances
+        if 0 < len(paused) < len(self.instances):
+            self._list_unused()
+            found = min((slot for slot in self._free_slots if slot[1] not in paused), default=None)
             if found is not None:
-                self._freed.remove(found)
-            heapify(self._freed)
+                self._free_slots.remove(found)
+            heapify(self._free_slots)
             return found
-        if self._freed:
-            return heappop(self._freed)
-        if self._unused == self._most:
+        if self._free_slots:
+            return heappop(self._free_slots)
+        if self._next_unused == self._slot_count:
             return None
-        self._unused += 1
-        return divmod(self._unused - 1, len(self.seats))
+        self._next_unused += 1
+        return divmod(self._next_unused - 1, len(self.instances))
 
-    def give_back(self, row: int, seat: int) -> bool:
+    def release(self, row: int, instance: int) -> bool:
         """Return a place. Returns: False if it no longer exists."""
-        if seat in self.seats:
-            heappush(self._freed, (row, seat))
-        return seat in self.seats
+        if instance in self.instances:
+            heappush(self._free_slots, (row, instance))
+        return instance in self.instances
 
-    def shut(self, seat: int, *, shut: bool) -> None:
+    def set_paused(self, instance: int, *, paused: bool) -> None:
         """Stop giving away places at an Instance while others have some, or resume."""
-        (self._shut.add if shut else self._shut.discard)(seat)
+        (self._paused.add if paused else self._paused.discard)(instance)
 
-    def move(self, seats: Collection[int], taken: Collection[tuple[int, int]]) -> None:
-        """Move the places to other Instances; `taken` are those of sequences under way, wherever they are."""
-        self.seats = frozenset(seats)
-        self._unused = self._most
-        self._freed = sorted({(row, seat) for seat in self.seats for row in range(self.rows)}.difference(taken))
+    def move(self, instances: Collection[int], occupied: Collection[tuple[int, int]]) -> None:
+        """Move the places to other Instances; `occupied` are those of sequences under way, wherever they are."""
+        self.instances = frozenset(instances)
+        self._next_unused = self._slot_count
+        self._free_slots = sorted(
+            {(row, instance) for instance in self.instances for row in range(self.rows)}.difference(occupied)
+        )
 
-    def _list(self) -> None:
-        self._freed += [divmod(number, len(self.seats)) for number in range(self._unused, self._most)]
-        self._unused = self._most
+    def _list_unused(self) -> None:
+        self._free_slots += [
+            divmod(number, len(self.instances)) for number in range(self._next_unused, self._slot_count)
+        ]
+        self._next_unused = self._slot_count
 
 
 def pin(instance: int) -> tuple[int]:

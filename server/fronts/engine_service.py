@@ -104,7 +104,7 @@ class EngineService:
                 raise InferError(Code.NOT_READY, _NO_FORM)
             model, form = known
             scheduler = model.scheduler
-            if scheduler.full() or scheduler.target_ns:
+            if scheduler.is_full() or scheduler.target_ns:
                 refusal = engine.turn_away(model)
                 if refusal is not None:
                     raise refusal

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.backends.backend import Array
 from penstock.backends.errors import InferError
 from penstock.batching.request import NO_TERMS, Terms
-from penstock.batching.scheduling.admission import request_for
+from penstock.batching.scheduling.admission import make_request
 from penstock.batching.stream import stream
 
 from .convert import to_inputs
@@ -37,7 +37,7 @@ async def told(
     """Submit a request, and yield and count its answers. Close it if not all are taken. Raises: InferError."""
     inputs = to_inputs(asked.inputs, model.signature)
     wanted = model.all_outputs if asked.wanted is None else asked.wanted
-    request = request_for(model, inputs, wanted, asked.terms, asked.parameters)
+    request = make_request(model, inputs, wanted, asked.terms, asked.parameters)
     request.id = asked.id
     start_ns = since_ns = time.monotonic_ns()
     number = 0

@@ -17,7 +17,7 @@ import numpy as np
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest, Terms
 from penstock.batching.running.own_outputs import lack_of
-from penstock.batching.scheduling.admission import request_for
+from penstock.batching.scheduling.admission import make_request
 from penstock.batching.statistics import OTHER
 
 from .bound_hooks import Maker
@@ -207,7 +207,7 @@ class Trip:
         hooks = self._hooks
         wanted = hooks.every if hooks.has_post or self._form.wanted is None else self._form.wanted
         try:
-            request = request_for(
+            request = make_request(
                 hooks.model, inputs, wanted, self._terms, self.parameters if hooks.takes_parameters else None
             )
             request.id = self.request_id

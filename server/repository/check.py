@@ -14,7 +14,7 @@ from typing import Any
 from penstock.backends.backend import Backend, Loader
 from penstock.backends.errors import Code, InferError
 from penstock.batching.devices.fallback import falls_back, moved
-from penstock.batching.ensembles.steps import link
+from penstock.batching.ensembles.steps import link_steps
 from penstock.batching.loading.completion import complete, why_unbatched
 from penstock.batching.loading.invariance import Probed, probe
 from penstock.batching.loading.opening import complete_ensemble
@@ -142,7 +142,7 @@ def _linked(spec: ModelSpec, others: list[ModelSpec]) -> ModelSpec:
     steps = () if done.ensemble is None else done.ensemble.steps
     # the tensors that a Python model would report are unknown here
     if done.signature is not None and not any(step.model in known for step in steps):
-        done = replace(done, decoupled=link(done, done.bound or done.signature, find).decoupled)
+        done = replace(done, decoupled=link_steps(done, done.bound or done.signature, find).decoupled)
     return done
 
 

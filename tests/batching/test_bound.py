@@ -117,8 +117,8 @@ def test_an_ensemble_hands_on_what_a_model_of_these_shapes_would_get(
 
     assert reshaped_signature(spec.signature) == spec.bound
     assert model.forms is not None
-    (handed,) = model.forms.enter([array])
+    (handed,) = model.forms.to_model([array])
     (ran,) = backend.runs[0].inputs
     np.testing.assert_array_equal(handed, ran)
-    np.testing.assert_array_equal(model.forms.leave("m", (0,), [handed])[0], array)
+    np.testing.assert_array_equal(model.forms.to_client("m", (0,), [handed])[0], array)
     assert len(rehearsed_key(spec, smallest_tails(spec))) == 1

@@ -23,7 +23,7 @@ from penstock.batching.request import InferRequest, InSequence
 from penstock.batching.running.batch import Batch
 from penstock.batching.running.execution import run_batch
 from penstock.batching.running.isolation import execute
-from penstock.batching.shapes.derived import derived_names, kept_names
+from penstock.batching.shapes.derived import derived_names, stored_names
 from penstock.batching.spec import BatchPolicy, BatchTensor, Control, ModelSpec, SequenceSpec, State
 from tests.fakes import FakeBackend, Function, fake_request
 
@@ -96,7 +96,7 @@ class TestCompletion:
         spec = spec_of(batch_inputs=(told,))
 
         assert derived_names(spec) == ("ready", "before", "told")
-        assert kept_names(spec) == ("after",)
+        assert stored_names(spec) == ("after",)
 
     def test_a_model_that_nobody_sends_anything_has_no_rows(self) -> None:
         with pytest.raises(InferError, match="no input has rows"):
@@ -172,7 +172,7 @@ class Keeping:
     def __init__(self) -> None:
         self.kept: list[tuple[list[InferRequest], list[Any]]] = []
 
-    def keep(self, batch: Batch, outputs: list[Any]) -> None:
+    def store(self, batch: Batch, outputs: list[Any]) -> None:
         self.kept.append((batch.requests, [output.tolist() for output in outputs]))
 
 
@@ -193,7 +193,7 @@ def keeping(function: Function = counting, outputs: tuple[TensorSpec, ...] = ())
     )  # fmt: skip
     model, kept = Model(spec, [backend], lambda *_: None), Keeping()
     assert model.forms is not None
-    model.forms.kept, model.forms.kept_places = kept, (1,)
+    model.forms.output_store, model.forms.stored_positions = kept, (1,)
     return model, backend, kept
 
 
