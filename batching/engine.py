@@ -18,7 +18,7 @@ from .ensembles.ensembles import Ensembles
 from .ensembles.passage import is_step
 from .loaded import STOPPING, Leaving, Loaded
 from .loading.opening import open_ensemble, open_model
-from .loading.resizing import Change, change_to, close
+from .loading.resizing import Change, make_change, close
 from .model import Model
 from .request import NO_TERMS, InferRequest, Terms
 from .running.batch import Batch
@@ -106,7 +106,7 @@ class Engine:
 
         Returns: None if the model must be opened anew. Raises: InferError, after undoing everything it did.
         """
-        return await change_to(model, spec, self._loaders, self.outsides, self.devices)
+        return await make_change(model, spec, self._loaders, self.outsides, self.devices)
 
     def _changed(self) -> None:
         self.generation += 1

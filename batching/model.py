@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .devices.memory import usable_bytes
 from .devices.placement import Devices, Placement, Reopen, needs_threads, place
-from .loading.closing import patiently
+from .loading.closing import end_with_timeout
 from .running.in_place import devices_of, unread
 from .running.instance import ThreadInstance
 from .running.isolation import LostBatch, execute, refuse, settled
@@ -182,7 +182,7 @@ class Model:
         with self.lock:
             for instance in self.instances:
                 instance.stop()
-        patiently(self.name, [at.name for at in self.places], self._end)
+        end_with_timeout(self.name, [at.name for at in self.places], self._end)
 
     def _end(self) -> None:
         for instance in self.instances:

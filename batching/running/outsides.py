@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import TensorSpec
 from penstock.batching.devices.placement import Devices, limiter_of
-from penstock.batching.loading.samples import failed, prepare
+from penstock.batching.loading.samples import sample_error, prepare_sample
 from penstock.batching.model import Model
 from penstock.batching.sequences.controls import check_sequence
 from penstock.batching.shapes.bound import bound_signature, configured_signature
@@ -134,7 +134,7 @@ class _Rehearsal:
 async def run_samples(model: Model, outsides: Sequence[Outside]) -> None:
     """Run all samples on each Outside. Raises: InferError (INVALID), naming the sample."""
     for sample in model.spec.samples:
-        prepared = prepare(model, sample)
+        prepared = prepare_sample(model, sample)
         runs = itertools.product(range(1, sample.count + 1), enumerate(outsides))
         for iteration, (number, outside) in runs:
             requests = prepared.requests(str(number), iteration)
@@ -153,7 +153,7 @@ async def run_samples(model: Model, outsides: Sequence[Outside]) -> None:
             for request in batch.again:
                 outside.abandon(request)
             if error is not None:
-                raise failed(sample, error.message)
+                raise sample_error(sample, error.message)
 
 
 async def says_ready(model: Model) -> bool:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.loading.warmup import RUNS
+from penstock.batching.loading.warmup import RUNS_PER_SIZE
 from penstock.batching.request import InferRequest, Sink
 from penstock.batching.running.batch import Batch
 from penstock.batching.scheduling.costs import CostModel
@@ -132,7 +132,7 @@ class World:
         """Teach run times as the sweep does before a model is ready. With several shapes, the sweep would know none."""
         key, most = self.arrivals.kinds[0].key, policy.max_batch_rows or 1
         for rows in self._allowed or [*(1 << power for power in range((most - 1).bit_length())), most]:
-            for _ in range(RUNS - 1):
+            for _ in range(RUNS_PER_SIZE - 1):
                 self.scheduler.learn(key, rows, self._draw_ns(key, rows, 0), START_NS)
 
     def padded(self, rows: int) -> int:
