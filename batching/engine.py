@@ -18,16 +18,16 @@ from .ensembles.ensembles import Ensembles
 from .ensembles.passage import is_step
 from .loaded import STOPPING, Leaving, Loaded
 from .loading.opening import open_ensemble, open_model
-from .loading.resizing import Change, make_change, close
+from .loading.resizing import Change, close, make_change
 from .model import Model
 from .request import NO_TERMS, InferRequest, Terms
 from .running.batch import Batch
 from .running.outsides import OutsideLoader, close_outsides, open_outside
 from .running.watchdog import Watchdog
-from .scheduling.admission import make_request, values_key
+from .scheduling.admission_control import LATE_EVENT, AdmissionControl
 from .scheduling.arrivals import Arrivals
-from .scheduling.door import LATE_EVENT, AdmissionControl
-from .scheduling.together import enqueue_all
+from .scheduling.bulk_enqueue import enqueue_all
+from .scheduling.request_checks import make_request, values_key
 from .shapes.splitting import add_parts
 from .sinks import answered, let_go, withdraw
 from .spec import ModelSpec
@@ -57,8 +57,8 @@ class Engine:
         self.devices = Devices()
         self.outsides: dict[str, OutsideLoader] = {}
         self._ensembles = Ensembles(self, self._left, self._turns.begin)
-        door = AdmissionControl(self._turns)
-        self._aim, self.turn_away, self.make_room = door.set_target, door.early_rejection, door.make_room
+        admission = AdmissionControl(self._turns)
+        self._aim, self.turn_away, self.make_room = admission.set_target, admission.early_rejection, admission.make_room
         self._arrivals = Arrivals(self, self._turns.begin, self._left)
         self.submit_soon = self._arrivals.add
         self._held = Leaving(lambda model: not model.holds)
@@ -230,7 +230,7 @@ class Engine:
             self._turns.mark(model)
 
     def submit_together(self, model: Model, requests: Sequence[InferRequest]) -> bool:
-        """Accept steps of requests accepted earlier (together.py). Returns: False if each must be submitted alone."""
+        """Accept steps of requests accepted earlier (bulk_enqueue.py). Returns: False to submit each alone."""
         if not enqueue_all(model, requests, time.monotonic_ns()):
             return False
         model.inflight += len(requests)

@@ -20,7 +20,7 @@ from .running.quarantine import Quarantine
 from .running.stay import LONG_NS, Stay
 from .scheduling.arrivals import needs_own_checks
 from .scheduling.costs import CostModel
-from .scheduling.room import max_split_rows
+from .scheduling.queue_limits import max_split_rows
 from .scheduling.scheduler import Scheduler
 from .scheduling.sizing import fast_ns
 from .scheduling.timeouts import has_default_timeout

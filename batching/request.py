@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .caching.remembering import Miss
     from .ensembles.course import CourseStep
     from .model import Model
-    from .sequences.under_way import ActiveSequence
+    from .sequences.active_sequence import ActiveSequence
     from .stream import AnswerSink
 
 Key = tuple[tuple[int, ...] | None, ...]

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.batching.scheduling.room import MIN_ROWS
+from penstock.batching.scheduling.queue_limits import MIN_ROWS
 
 from . import models
 from .bench import IRIS_64, MLP_32, Case, call

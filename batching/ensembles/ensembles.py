@@ -18,7 +18,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.loaded import STOPPING
 from penstock.batching.request import InferRequest, bytes_of
 from penstock.batching.running.own_outputs import OwnOutputs
-from penstock.batching.scheduling.admission import check_shapes_cached
+from penstock.batching.scheduling.request_checks import check_shapes_cached
 from penstock.batching.sinks import to_sinks
 from penstock.batching.statistics import BACKEND, CANCELED, OTHER, REJECTED
 

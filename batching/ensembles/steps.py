@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.scheduling.admission import format_shape
+from penstock.batching.scheduling.request_checks import format_shape
 
 from .course import ADD_ROWS, AS_IS, DROP_ROWS, LinkedStep, Links
 

@@ -15,13 +15,14 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.shapes.derived import derived_names
 from penstock.batching.spec import ModelSpec
 
-from .agreement import has_row_axis, model_dims
+from .tensor_checks import has_row_axis, model_dims
 
 
 def max_batch_rows(spec: ModelSpec, graph: Signature, rowless_names: Collection[str]) -> int:
-    """Return the configured value, or else infer it from the model and the declared dims. `rowless_names` never have rows.
+    """Return the configured value, or else infer it from the model and the declared dims.
 
-    The declared dims of a tensor of unknown rank are trusted, where Triton gives up.
+    Tensors in `rowless_names` never have rows. The declared dims of a tensor of unknown rank are trusted, where Triton
+    gives up.
     Raises: InferError (INVALID).
     """
     configured = spec.policy.max_batch_rows

@@ -12,14 +12,14 @@ from itertools import pairwise
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.scheduling.admission import format_shape
+from penstock.batching.scheduling.request_checks import format_shape
 from penstock.batching.shapes.bound import bound_signature
 from penstock.batching.shapes.derived import derived_names, stored_names
 from penstock.batching.shapes.padding_rules import check_padding
 from penstock.batching.spec import ModelSpec
 
 from . import autofill
-from .agreement import TENSORFLOW, check_declared, check_row_axis, has_row_axis, model_dims
+from .tensor_checks import TENSORFLOW, check_declared, check_row_axis, has_row_axis, model_dims
 
 UNSET_ROWS_REASON = "max_batch_size is unset or 0"
 """The reason when only the configuration keeps a model from having rows."""

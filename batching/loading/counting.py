@@ -20,7 +20,7 @@ from penstock.batching.devices.memory import free_bytes, give_back, resident_byt
 from penstock.batching.scheduling.costs import CostModel
 
 from .completion import complete
-from .rehearsal import dummy_fill, smallest_tails
+from .dummy_inputs import dummy_fill, smallest_tails
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Backend, Binding, Overlapping
@@ -115,8 +115,8 @@ def _predict_growth(trials: Sequence[Trial], split: Split) -> float:
 class Trials:
     """Measures Splits of one model on one device, for `choose_split`. Holds the sessions of the last one.
 
-    `load` opens a session with a number of threads; the first is opened at once. `own_sessions`: each Instance has its own.
-    `rows` is the batch size, determined with the first Split.
+    `load` opens a session with a number of threads; the first is opened at once. `own_sessions`: each Instance has its
+    own. `rows` is the batch size, determined with the first Split.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from penstock.backends.errors import InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.spec import ModelSpec
 
-from .drawn import NEIGHBOR_KINDS, MAX_INTEGERS, Inputs, make_neighbors, draw_inputs, run_rows
+from .random_rows import MAX_INTEGERS, NEIGHBOR_KINDS, Inputs, draw_inputs, make_neighbors, run_rows
 
 logger = logging.getLogger("penstock.batching")
 

@@ -1,8 +1,8 @@
 """Invariance: whether the bytes of a row's answer depend on the other rows of its batch, found by running the model.
 
 Kernels are chosen by shape, so rows change with the number of rows; at one fixed number, most models give a row the
-same bytes at any position and with any neighbors. `set_invariant_size` finds such a number for a policy that asks for it (called by
-opening.py); `probe` also reports what holds without one (`penstock check --invariance`).
+same bytes at any position and with any neighbors. `set_invariant_size` finds such a number for a policy that asks for
+it (called by opening.py); `probe` also reports what holds without one (`penstock check --invariance`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from penstock.batching.scheduling.costs import KNEE_FACTOR
 from penstock.batching.shapes.derived import derived_names
 from penstock.batching.spec import ModelSpec
 
-from . import drawn
-from .drawn import NEIGHBOR_KINDS, MAX_INTEGERS, Inputs, make_neighbors, draw_inputs
+from .random_rows import MAX_INTEGERS, NEIGHBOR_KINDS, Inputs, draw_inputs, make_neighbors, run_rows
 
 logger = logging.getLogger("penstock.batching")
 
@@ -43,8 +42,8 @@ class ProbeResult:
     """What was found for one model.
 
     Units: rows. `fixed_sizes`: the sizes at which a row's bytes depend on nothing but the row, with the ns of a run.
-    `natural_sizes`: the sizes, of those `tried_sizes`, at which rows have the same bytes as alone. `reason`: why nothing was
-    probed.
+    `natural_sizes`: the sizes, of those `tried_sizes`, at which rows have the same bytes as alone. `reason`: why
+    nothing was probed.
     """
 
     fixed_sizes: dict[int, int]
@@ -109,8 +108,8 @@ def _best_size(fixed_sizes: dict[int, int]) -> int:
 def probe(spec: ModelSpec, backend: Backend, *, with_natural: bool = True) -> ProbeResult:
     """Run a model on drawn rows, at different positions and with different neighbors, for about BUDGET_NS.
 
-    `with_natural`: also compare batches of every size with rows that run alone. Never raises; the result for a model that
-    cannot run on drawn rows has a reason.
+    `with_natural`: also compare batches of every size with rows that run alone. Never raises; the result for a model
+    that cannot run on drawn rows has a reason.
     """
     signature, max_rows = spec.bound or spec.signature, spec.policy.max_batch_rows or 1
     max_rows = min(max_rows, spec.policy.cap_rows or max_rows)
@@ -161,7 +160,7 @@ class _RowRunner:
 
 
 def _run(signature: Signature, binding: Binding, rows: Inputs) -> RowBytes:
-    outputs = drawn.run_rows(binding, rows, tuple(range(len(signature.outputs))))
+    outputs = run_rows(binding, rows, tuple(range(len(signature.outputs))))
     if any(len(output) != len(rows[0]) for output in outputs):
         raise ValueError("its outputs do not have as many rows as its inputs")
     return list(zip(*[map(_bytes, output) for output in outputs], strict=True))

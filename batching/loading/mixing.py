@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .drawn import Inputs, draw_inputs, as_float64, run_rows
+from .random_rows import Inputs, as_float64, draw_inputs, run_rows
 from .rowwise import Evidence
 
 if TYPE_CHECKING:

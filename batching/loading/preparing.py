@@ -15,7 +15,7 @@ from penstock.backends.signature import Signature
 from penstock.batching.devices.memory import give_back
 from penstock.batching.shapes.padding import bucket, tied_axes
 
-from .rehearsal import Tails, dummy_fill
+from .dummy_inputs import Tails, dummy_fill
 from .run_sizes import configured_sizes
 
 if TYPE_CHECKING:

@@ -34,7 +34,6 @@ from .samples import run_samples_on
 
 if TYPE_CHECKING:
     from penstock.batching.devices.rates import Claim, RateLimiter
-    from penstock.batching.running.outside import Outside
     from penstock.batching.spec import InstanceGroup, ModelSpec
 
 logger = logging.getLogger("penstock.batching")
@@ -82,9 +81,8 @@ class Change:
         for task in tasks:
             model.leaving.add(task)
             task.add_done_callback(model.leaving.discard)
-        return [
-            task for task, (instance, vacated) in zip(tasks, ends, strict=True) if instance in idle and vacated is None
-        ]
+        pairs = zip(tasks, ends, strict=True)
+        return [task for task, (instance, vacated) in pairs if instance in idle and vacated is None]
 
     def _assign_seats(self, model: Model) -> None:
         used_seats = {instance.seat for instance in model.instances}
@@ -151,10 +149,10 @@ def match_groups(old: Sequence[InstanceGroup], new: Sequence[InstanceGroup]) -> 
     remaining = list(enumerate(old))
     matches: list[int | None] = []
     for group in new:
-        index = next((each for each in remaining if each[1] == group), None)
-        if index is not None:
-            remaining.remove(index)
-        matches.append(None if index is None else index[0])
+        equal = next((each for each in remaining if each[1] == group), None)
+        if equal is not None:
+            remaining.remove(equal)
+        matches.append(None if equal is None else equal[0])
     return matches
 
 
@@ -163,15 +161,15 @@ def match_groups(old: Sequence[InstanceGroup], new: Sequence[InstanceGroup]) -> 
 
 def _thread_change(model: Model, spec: ModelSpec, loader: Loader) -> Change | None:
     """Make the Change of a model that runs in this process. It blocks while a device loads."""
-    groups_wanted, old = singles(spec), [instance for instance in model.threads if not instance.leaving]
-    matches = match_groups([instance.group for instance in old], groups_wanted)
+    new_groups, old = singles(spec), [instance for instance in model.threads if not instance.leaving]
+    matches = match_groups([instance.group for instance in old], new_groups)
     staying = [instance for index, instance in enumerate(old) if index in matches]
-    missing = [group for group, index in zip(groups_wanted, matches, strict=True) if index is None]
+    missing = [group for group, index in zip(new_groups, matches, strict=True) if index is None]
     if not _can_resize(model, spec, staying, missing):
         return None
     groups = [replace(group, devices=(device,)) for group in spec.instances for device in group.devices]
     if _model_keeps_state(model):
-        groups = groups_wanted
+        groups = new_groups
     ended = [instance for instance in old if instance not in staying]
     made: list[ThreadInstance] = []
     try:
@@ -290,9 +288,7 @@ async def _outside_change(model: Model, spec: ModelSpec, loader: OutsideLoader, 
     missing = [index for index, match in enumerate(matches) if match is None]
     opened = await open_more(model.spec, spec, missing)
     claims: list[tuple[RateLimiter, Claim]] = []
-    pairs: list[tuple[InstanceGroup, Outside]] = list(
-        zip([groups[index] for index in missing], opened.outsides, strict=True)
-    )
+    pairs = list(zip([groups[index] for index in missing], opened.outsides, strict=True))
     try:
         await run_samples(model, opened.outsides)
         added = instances_of(model, pairs, devices, claims)
@@ -332,9 +328,8 @@ async def _end(model: Model, instance: Instance, vacated: asyncio.Event | None =
             instance.stop()
             model.wake_one()
     if isinstance(instance, ThreadInstance):
-        await asyncio.to_thread(
-            end_with_timeout, model.name, [instance.place.name], partial(_end_thread, model, instance)
-        )
+        end = partial(_end_thread, model, instance)
+        await asyncio.to_thread(end_with_timeout, model.name, [instance.place.name], end)
         return
     await instance.quiet()
     instance.join()

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import InferError
-from penstock.batching.scheduling.admission import format_shape
+from penstock.batching.scheduling.request_checks import format_shape
 from penstock.batching.shapes.forms import row_count
 
 if TYPE_CHECKING:

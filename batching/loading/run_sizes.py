@@ -21,7 +21,7 @@ SIZES_OPTION = "penstock.rows"
 
 
 def run_sizes(max_rows: int) -> tuple[int, ...]:
-    """Return 1, 2, 3, 4, 6, 8, 12, 16, 24 and so on up to `max_rows`: two per doubling, at most a third of it padding."""
+    """Return 1, 2, 3, 4, 6, 8, 12, 16, 24 ... up to `max_rows`: two per doubling, at most a third of it padding."""
     steps = (rows for power in range(1, max_rows.bit_length() + 1) for rows in (1 << power, 3 << power - 1))
     return (*sorted({size for size in (1, *steps) if size < max_rows}), max_rows)
 
@@ -34,9 +34,9 @@ def configured_sizes(spec: ModelSpec) -> tuple[int, ...]:
 def with_run_sizes(spec: ModelSpec) -> ModelSpec:
     """Set the batch sizes of a completed spec, if it has any device that needs few of them.
 
-    They come from its options (`SIZES_OPTION`) or else from `run_sizes`, plus the sizes that its policy asks for. A policy
-    with its own sizes is unchanged. So are models whose batches are more than rows, and models that must be invariant:
-    the one size of all their batches is found by running them (invariance.py).
+    They come from its options (`SIZES_OPTION`) or else from `run_sizes`, plus the sizes that its policy asks for. A
+    policy with its own sizes is unchanged. So are models whose batches are more than rows, and models that must be
+    invariant: the one size of all their batches is found by running them (invariance.py).
     """
     policy, signature, max_rows = spec.policy, spec.signature, spec.policy.max_batch_rows or 0
     if max_rows < 2 or policy.allowed_rows or all(set(group.devices) <= {"cpu"} for group in spec.instances):

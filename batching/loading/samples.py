@@ -22,8 +22,8 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest, InSequence
 from penstock.batching.running.batch import Batch
 from penstock.batching.running.execution import run_batch
-from penstock.batching.scheduling.admission import check_shapes, values_key
-from penstock.batching.sequences.under_way import ActiveSequence
+from penstock.batching.scheduling.request_checks import check_shapes, values_key
+from penstock.batching.sequences.active_sequence import ActiveSequence
 from penstock.batching.sinks import FutureSink
 
 if TYPE_CHECKING:
@@ -231,8 +231,8 @@ def _from_file(name: str, sample_input: SampleInput, path: Path) -> Array:
         return _strings(name, raw, count, path.name).reshape(sample_input.shape)
     required_bytes = count * datatype.size_bytes
     if len(raw) < required_bytes:
-        text = f"warmup setting expects {required_bytes} bytes, but the data provided from {path.name} only has {len(raw)} bytes"
-        raise InferError(Code.INVALID, text)
+        text = f"warmup setting expects {required_bytes} bytes, but the data provided from {path.name}"
+        raise InferError(Code.INVALID, f"{text} only has {len(raw)} bytes")
     return datatype.view(raw, count).reshape(sample_input.shape)
 
 

@@ -11,8 +11,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .preparing import prepare, input_shapes, batch_sizes
-from .rehearsal import Tails, dummy_fill, dummy_key
+from .dummy_inputs import Tails, dummy_fill, dummy_key
+from .preparing import batch_sizes, input_shapes, prepare
 from .rowwise import Evidence
 
 if TYPE_CHECKING:

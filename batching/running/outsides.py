@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import TensorSpec
 from penstock.batching.devices.placement import Devices, limiter_of
-from penstock.batching.loading.samples import sample_error, prepare_sample
+from penstock.batching.loading.samples import prepare_sample, sample_error
 from penstock.batching.model import Model
 from penstock.batching.sequences.controls import check_sequence
 from penstock.batching.shapes.bound import bound_signature, configured_signature

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.backends.backend import overlaps
 from penstock.backends.errors import DeviceLost, InferError, OutOfMemory, RunStopped
-from penstock.batching.scheduling.caps import RECOVERY_NS
+from penstock.batching.scheduling.memory_cap import RECOVERY_NS
 
 from .execution import Filled, gather, scatter
 from .isolation import as_failure, give_up, refuse, settled

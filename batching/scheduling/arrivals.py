@@ -17,7 +17,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.sinks import to_sinks
 from penstock.batching.statistics import CANCELED
 
-from .together import enqueue_all
+from .bulk_enqueue import enqueue_all
 
 if TYPE_CHECKING:
     from penstock.batching.engine import Engine

@@ -15,7 +15,7 @@ from penstock.batching.request import InferRequest, Key
 from penstock.batching.spec import BatchPolicy, QueuePolicy
 
 from .lane import MAX_SKIPPED, Lane, urgency_ns
-from .room import QueueLimits, queue_requests
+from .queue_limits import QueueLimits, queue_requests
 from .timeouts import default_policy, level_of
 
 STARVATION_NS = 10_000_000_000

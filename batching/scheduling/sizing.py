@@ -5,11 +5,11 @@ from __future__ import annotations
 from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy
 
-from .caps import MemoryCap
 from .costs import CostModel
 from .lane import Lane
 from .lockstep import LockStep
-from .preferred import QueuePrefix, find_prefix
+from .memory_cap import MemoryCap
+from .preferred_sizes import QueuePrefix, find_prefix
 from .promise import Promises
 
 PROBE_ABOVE_EVERY = 128

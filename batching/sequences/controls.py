@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import NO_SEQUENCE, InSequence
-from penstock.batching.scheduling.admission import format_shape
+from penstock.batching.scheduling.request_checks import format_shape
 from penstock.batching.shapes.derived import zero
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from penstock.batching.request import NO_SEQUENCE
 from penstock.batching.running.batch import Batch
 from penstock.batching.running.isolation import LostBatch, refuse
 
-from .places import pin
+from .sequence_slots import pin
 from .sequences import Sequences
 
 if TYPE_CHECKING:

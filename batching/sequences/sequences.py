@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import NO_SEQUENCE
 
+from .active_sequence import ActiveSequence, InstanceRows
 from .controls import check_id
 from .iterations import SequenceIds, requeue
-from .places import SequenceSlots, pin
-from .under_way import ActiveSequence, InstanceRows
+from .sequence_slots import SequenceSlots, pin
 
 if TYPE_CHECKING:
     from penstock.batching.request import InferRequest

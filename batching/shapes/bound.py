@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.scheduling.admission import format_shape
+from penstock.batching.scheduling.request_checks import format_shape
 from penstock.batching.spec import BatchTensor, ModelSpec
 
 from .derived import derived_names, stored_names

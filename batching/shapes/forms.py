@@ -1,7 +1,7 @@
 """Forms: how request tensors are laid out in a run, for models where that is not plain concatenated rows.
 
 These are rows at fixed places, reshaped, ragged and shape tensors, and inputs that no client sends. Used by
-execution.py, and by code that runs a model on zeros before there are requests (rehearsal.py, rowwise.py).
+execution.py, and by code that runs a model on zeros before there are requests (dummy_inputs.py, rowwise.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Padding: free axes are padded to a few lengths, so that requests of different lengths share a Lane.
 
-A request's Key has the padded lengths (admission.py). Its rows are padded when a batch is gathered, and its outputs are
-trimmed when it is scattered (execution.py). completion.py checks the configuration.
+A request's Key has the padded lengths (request_checks.py). Its rows are padded when a batch is gathered, and its
+outputs are trimmed when it is scattered (execution.py). completion.py checks the configuration.
 """
 
 from __future__ import annotations

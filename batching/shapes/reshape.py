@@ -1,7 +1,7 @@
 """Reshape: a tensor has one shape for clients and another for the model, with the same elements in the same order.
 
-bound.py and agreement.py use the rules, forms.py the shapes of a run. Nothing is copied: inputs are gathered into the
-buffer viewed in the clients' shape, and scattered outputs are views.
+bound.py and tensor_checks.py use the rules, forms.py the shapes of a run. Nothing is copied: inputs are gathered into
+the buffer viewed in the clients' shape, and scattered outputs are views.
 Source: ModelTensorReshape of model_config.proto; ValidateIOShape of Triton's core for rules and texts.
 """
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from penstock.backends.errors import Code, InferError, bare
 from penstock.batching.loaded import COMING, STOPPING, Leaving, Loaded
 from penstock.batching.request import NO_TERMS, Terms
-from penstock.batching.scheduling.admission import make_request
+from penstock.batching.scheduling.request_checks import make_request
 from penstock.batching.sinks import answered
 from penstock.batching.statistics import REJECTED
 from penstock.server.ipc.refusals import read_error

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.backends.backend import Array
 from penstock.backends.errors import InferError
 from penstock.batching.request import NO_TERMS, Terms
-from penstock.batching.scheduling.admission import make_request
+from penstock.batching.scheduling.request_checks import make_request
 from penstock.batching.stream import stream
 
 from .convert import to_inputs

@@ -17,7 +17,7 @@ import numpy as np
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest, Terms
 from penstock.batching.running.own_outputs import lack_of
-from penstock.batching.scheduling.admission import make_request
+from penstock.batching.scheduling.request_checks import make_request
 from penstock.batching.statistics import OTHER
 
 from .bound_hooks import Maker

@@ -14,7 +14,7 @@ import orjson
 from penstock.backends.datatypes import BY_DTYPE
 from penstock.backends.errors import Code, InferError
 from penstock.batching.running.own_outputs import OwnOutputs
-from penstock.batching.scheduling.admission import format_shape
+from penstock.batching.scheduling.request_checks import format_shape
 from penstock.batching.shapes.forms import Forms, forms_of, row_spans
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InSequence, Terms
 from penstock.batching.running.outsides import says_ready
-from penstock.batching.scheduling.admission import check_shapes
+from penstock.batching.scheduling.request_checks import check_shapes
 from penstock.batching.scheduling.timeouts import queue_deadline_ns
 from penstock.batching.stream import StreamedAnswer
 from penstock.server.v2.decode import wrong_datatype, wrong_inputs

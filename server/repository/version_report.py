@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.backends.signature import TensorSpec
 from penstock.batching.devices.fallback import CPU_FALLBACK
 from penstock.batching.loading.completion import UNSET_ROWS_REASON
-from penstock.batching.scheduling.room import queue_rows
+from penstock.batching.scheduling.queue_limits import queue_rows
 from penstock.batching.spec import BatchPolicy, ModelSpec, PaddedAxis, SequenceSpec, WorkerSpec
 from penstock.server.hooks.loading import hooks_in
 from penstock.server.hooks.plan import plan

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.backends.errors import InferError
 from penstock.batching.request import InferRequest
-from penstock.batching.scheduling.admission import check_input_shape, check_shapes_cached
+from penstock.batching.scheduling.request_checks import check_input_shape, check_shapes_cached
 
 from . import call_parameters
 from .call_parameters import BINARY, NOT_UNSIGNED, PLAIN, Options, PerOutputPlan, invalid, options_of, with_id

@@ -23,7 +23,7 @@ from starlette.responses import Response
 
 from penstock.backends.errors import Code, InferError, bare
 from penstock.batching.model import Model
-from penstock.batching.scheduling.admission import check_shapes
+from penstock.batching.scheduling.request_checks import check_shapes
 from penstock.server.answering import LargeTexts
 from penstock.server.errors import HTTP_STATUS, error_body
 from penstock.server.http.parts import PARTS

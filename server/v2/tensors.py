@@ -12,7 +12,7 @@ import orjson
 
 from penstock.backends.datatypes import strings
 from penstock.backends.errors import Code, InferError
-from penstock.batching.scheduling.admission import format_shape
+from penstock.batching.scheduling.request_checks import format_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

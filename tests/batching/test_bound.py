@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.backends.errors import InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.loading.completion import complete
-from penstock.batching.loading.rehearsal import dummy_fill, dummy_key, smallest_tails
+from penstock.batching.loading.dummy_inputs import dummy_fill, dummy_key, smallest_tails
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.running.batch import Batch

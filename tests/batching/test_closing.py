@@ -14,7 +14,7 @@ from tests.fakes import PATIENCE_S, no_more_threads
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closing, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(closing, "END_TIMEOUT_S", 0.01)
 
 
 def same(inputs: list[Any]) -> list[Any]:

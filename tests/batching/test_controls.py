@@ -15,9 +15,9 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.request import InSequence
 from penstock.batching.running.batch import Batch
+from penstock.batching.sequences.active_sequence import ActiveSequence
 from penstock.batching.sequences.controls import ControlInput, check_sequence
 from penstock.batching.sequences.states import StateInput, StateOutputs
-from penstock.batching.sequences.under_way import ActiveSequence
 from penstock.batching.spec import BatchPolicy, Control, InstanceGroup, ModelSpec, PaddedAxis, SequenceSpec, State
 from tests.fakes import fake_model, fake_request
 

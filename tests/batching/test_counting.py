@@ -20,9 +20,9 @@ from penstock.batching.loading.counting import (
     Split,
     Trial,
     Trials,
+    candidate_splits,
     choose_split,
     count_instances,
-    candidate_splits,
     run_concurrently,
 )
 from penstock.batching.running.instance import ThreadInstance

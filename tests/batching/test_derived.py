@@ -15,8 +15,8 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.loading.completion import complete
 from penstock.batching.loading.counting import Split, Trials
+from penstock.batching.loading.dummy_inputs import dummy_fill, dummy_key, smallest_tails
 from penstock.batching.loading.invariance import probe, set_invariant_size
-from penstock.batching.loading.rehearsal import dummy_fill, dummy_key, smallest_tails
 from penstock.batching.loading.warmup import sweep
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest, InSequence

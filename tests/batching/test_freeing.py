@@ -88,7 +88,7 @@ def test_a_comparison_that_is_broken_off_closes_what_it_has_loaded(
     def broken(*_: Any) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(freeing, "obstacle", broken)
+    monkeypatch.setattr(freeing, "sharing_obstacle", broken)
     path = iris(tmp_path / "m.onnx")
 
     with pytest.raises(KeyboardInterrupt):

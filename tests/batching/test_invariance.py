@@ -138,7 +138,7 @@ def test_a_model_too_slow_to_be_tried_often_enough_holds_nowhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, backend = load(tmp_path, "matmul")
-    monkeypatch.setattr(invariance, "PATIENCE_NS", 0)
+    monkeypatch.setattr(invariance, "MAX_TRIALS_NS", 0)
 
     assert probe(spec, backend, with_natural=False).fixed_sizes == {}
 

@@ -11,7 +11,7 @@ from penstock.batching.request import InferRequest, Key
 from penstock.batching.scheduling.costs import CostModel
 from penstock.batching.scheduling.lane import MAX_SKIPPED
 from penstock.batching.scheduling.levels import STARVATION_NS, LevelLane, Levels
-from penstock.batching.scheduling.room import QueueLimits
+from penstock.batching.scheduling.queue_limits import QueueLimits
 from penstock.batching.scheduling.scheduler import Scheduler
 from penstock.batching.spec import BatchPolicy, QueuePolicy
 from tests.fakes import fake_model, fake_request

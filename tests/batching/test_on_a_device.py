@@ -160,7 +160,7 @@ class TestSessions:
 
     async def test_what_is_measured_to_choose_their_number_has_as_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
         rates = iter([100.0, 190.0, 191.0])
-        monkeypatch.setattr(counting, "together", lambda runs: [run() for run in runs] and [next(rates)])
+        monkeypatch.setattr(counting, "run_concurrently", lambda runs: [run() for run in runs] and [next(rates)])
         loads = Loads()
         split, backends, tried = count_instances(
             SPEC, "cuda:0", lambda threads: loads(SPEC.path, "cuda:0", {}), threads=None
@@ -273,7 +273,7 @@ class TestBeforeItIsReady:
             assert ran == [("m/1#0", 2)] * 2
 
     async def test_it_rests_when_nothing_comes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(instance, "REST_S", 0.0)
+        monkeypatch.setattr(instance, "IDLE_RELEASE_S", 0.0)
         loads = Loads(kind=Preparing)
         async with served(loads):
             (stream,) = loads.streams

@@ -23,7 +23,7 @@ from penstock.batching.running import outside as running
 from penstock.batching.running.batch import Batch, parted
 from penstock.batching.running.outside import Outside, Takes
 from penstock.batching.running.outsides import OpenedVersion, complete_outside
-from penstock.batching.scheduling.admission import make_request
+from penstock.batching.scheduling.request_checks import make_request
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec, Resource, SequenceSpec
 from penstock.batching.stream import StreamedAnswer, stream
 

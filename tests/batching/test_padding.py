@@ -24,7 +24,7 @@ from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.running.batch import Batch
 from penstock.batching.running.execution import run_batch
-from penstock.batching.scheduling.admission import check_shapes
+from penstock.batching.scheduling.request_checks import check_shapes
 from penstock.batching.shapes.padding import Padding, bucket
 from penstock.batching.spec import BatchPolicy, ModelSpec, PaddedAxis
 from penstock.perf.padding import masked

@@ -21,7 +21,7 @@ from penstock.batching.request import InferRequest
 from penstock.batching.running.batch import Batch
 from penstock.batching.running.execution import run_batch
 from penstock.batching.running.isolation import execute
-from penstock.batching.scheduling.admission import check_shapes, values_key
+from penstock.batching.scheduling.request_checks import check_shapes, values_key
 from penstock.batching.shapes.ragged import KINDS, RAGGED, SCATTER
 from penstock.batching.spec import BatchPolicy, BatchTensor, ModelSpec, PaddedAxis, SequenceSpec
 from tests.fakes import FakeBackend, Function, NoSink

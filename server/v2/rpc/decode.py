@@ -15,7 +15,7 @@ import numpy as np
 from penstock.backends.datatypes import strings
 from penstock.backends.errors import InferError
 from penstock.batching.request import InferRequest
-from penstock.batching.scheduling.admission import check_input_shape, check_shapes_cached
+from penstock.batching.scheduling.request_checks import check_input_shape, check_shapes_cached
 from penstock.server.v2 import call_parameters
 from penstock.server.v2.call_parameters import PLAIN, Options, PerOutputPlan, invalid, with_id
 from penstock.server.v2.decode import MAX_RANK, too_many_dims, wrong_datatype, wrong_inputs

@@ -1,4 +1,4 @@
-"""Admission: checks a request's shapes against the Signature before it is queued.
+"""Request checks: checks a request's shapes against the Signature before it is queued.
 
 Called by every dialect and by `Engine.infer`. The texts are Triton's (core, `InferenceRequest::Normalize`), since its
 clients and tests look for them; a dialect adds its own prefix, such as the request id.

@@ -1,4 +1,4 @@
-"""Places: the rows at each Instance of a model that its sequences occupy. Owned by Sequences."""
+"""SequenceSlots: the rows at each Instance of a model that its sequences occupy. Owned by Sequences."""
 
 from __future__ import annotations
 

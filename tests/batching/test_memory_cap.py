@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.batching.scheduling.caps import RECOVERY_NS, MemoryCap
+from penstock.batching.scheduling.memory_cap import RECOVERY_NS, MemoryCap
 
 
 def test_there_is_no_limit_before_anything_did_not_fit() -> None:

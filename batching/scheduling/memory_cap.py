@@ -1,4 +1,4 @@
-"""Caps: the limit on batch rows after the device ran out of memory. Read by the Scheduler."""
+"""MemoryCap: the limit on batch rows after the device ran out of memory. Read by the Scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agreement: checks one declared tensor against the model's own. Used by completion.py.
+"""Tensor checks: checks one declared tensor against the model's own. Used by completion.py.
 
 The rules and texts are those of Triton's ONNX Runtime backend (ValidateInputs, ValidateOutputs, CompareDimsSupported).
 """
@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import TensorSpec
-from penstock.batching.scheduling.admission import format_shape
+from penstock.batching.scheduling.request_checks import format_shape
 from penstock.batching.shapes.reshape import check_reshape
 from penstock.batching.spec import ModelSpec
 
@@ -29,8 +29,8 @@ def check_declared(spec: ModelSpec, configured: TensorSpec, tensor: TensorSpec, 
         text = f"model '{spec.name}': {kind} '{configured.name}' is {tensor.datatype}, which is not a tensor"
         raise _invalid(f"{text}; remove it from the configuration, hooks receive it in any case")
     if configured.datatype != tensor.datatype:
-        text = f"unable to load model '{spec.name}', configuration expects datatype {configured.type.config_name} for {kind}"
-        raise _invalid(f"{text} '{configured.name}', model provides TYPE_{tensor.datatype}")
+        text = f"unable to load model '{spec.name}', configuration expects datatype {configured.type.config_name}"
+        raise _invalid(f"{text} for {kind} '{configured.name}', model provides TYPE_{tensor.datatype}")
     check_reshape(configured, kind, spec.name, batched=batched)
     if configured.is_shape and batched:
         return _check_shape_tensor(spec, configured, tensor)

@@ -1,4 +1,4 @@
-"""Door: admission decisions on arrival: whether the queue has room, and the request's target. Used by the Engine."""
+"""AdmissionControl: decisions on arrival: whether the queue has room, and the request's target. Used by the Engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""UnderWay: one sequence, first request to last. InstanceRows: the rows of one Instance. Used by sequences.py."""
+"""ActiveSequence: one sequence, first request to last. InstanceRows: the rows of one Instance. Used by sequences.py."""
 
 from __future__ import annotations
 

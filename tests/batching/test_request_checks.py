@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.scheduling.admission import Shape, check_shapes, format_shape
+from penstock.batching.scheduling.request_checks import Shape, check_shapes, format_shape
 from penstock.batching.shapes.padding import Padding
 from penstock.batching.spec import ModelSpec, PaddedAxis
 

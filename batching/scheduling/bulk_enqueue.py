@@ -1,4 +1,4 @@
-"""Together: queues many requests of a model at once, without the checks of `Engine.submit` for each.
+"""Bulk enqueue: queues many requests of a model at once, without the checks of `Engine.submit` for each.
 
 These are the requests that came in one loop turn, steps of ensembles among them, and the next steps of a batch's
 requests. Called by the Engine and arrivals.py. One by one, a pair of small models took 18% longer, without sockets, at

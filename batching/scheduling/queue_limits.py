@@ -1,4 +1,4 @@
-"""Room: how much may wait for a model: the configured limits, or else several full batches. Owned by the Scheduler."""
+"""QueueLimits: how much may wait for a model, as configured or else several full batches. Owned by the Scheduler."""
 
 from __future__ import annotations
 

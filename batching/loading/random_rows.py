@@ -1,4 +1,4 @@
-"""Drawn: random rows to test a model with, of several magnitudes, and neighbors that may affect them.
+"""Random rows: rows to test a model with, of several magnitudes, and neighbors that may affect them.
 
 Used by the modules that prove a property of a model by running it: invariance.py, freeing.py and mixing.py.
 """

@@ -11,7 +11,7 @@ from penstock.backends.errors import InferError
 from penstock.batching.devices.memory import limit_bytes, usable_bytes
 from penstock.batching.request import InferRequest
 from penstock.batching.scheduling.costs import CostModel
-from penstock.batching.scheduling.room import (
+from penstock.batching.scheduling.queue_limits import (
     FULL_BATCHES,
     MEMORY_FRACTION,
     MIN_BYTES,

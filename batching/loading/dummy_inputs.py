@@ -1,4 +1,4 @@
-"""Rehearsal: what a run needs before there are requests: inputs of zeros, gathered as a batch would be.
+"""Dummy inputs: what a run needs before there are requests: inputs of zeros, gathered as a batch would be.
 
 Used by the modules that measure a model before it is ready: warmup.py and counting.py.
 """
