@@ -64,7 +64,7 @@ def dummy_fill(spec: ModelSpec, binding: Binding, rows: int, tails: Tails) -> Ca
     inputs = [_zeros(each, shape) for each, shape in zip(signature.inputs, shapes, strict=True)]
 
     def fill() -> None:
-        for buffer, array in zip(binding.lend(rows, shapes), inputs, strict=True):
+        for buffer, array in zip(binding.acquire_buffers(rows, shapes), inputs, strict=True):
             if buffer is not None:
                 np.copyto(buffer, array)
 

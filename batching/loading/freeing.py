@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.backend import FREE_ROWS, Array, Backend, Binding, Loader
-from penstock.backends.datatypes import widened
+from penstock.backends.datatypes import bf16_to_fp32
 from penstock.backends.errors import InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.spec import ModelSpec
@@ -164,7 +164,7 @@ def _is_same(spec: TensorSpec, actual: Any, expected: Any) -> bool:
     if not isinstance(expected, np.ndarray):
         return len(actual) == len(expected) and all(map(_is_same_entry, actual, expected))
     if spec.datatype == "BF16":
-        actual, expected = widened(actual), widened(expected)
+        actual, expected = bf16_to_fp32(actual), bf16_to_fp32(expected)
     if actual.shape != expected.shape:
         return False
     return _is_close(actual, expected) if expected.dtype.kind == "f" else bool(np.array_equal(actual, expected))

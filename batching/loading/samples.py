@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.backends.backend import Array, Binding
-from penstock.backends.datatypes import DATATYPES, narrowed, strings, strings_in
+from penstock.backends.datatypes import DATATYPES, bytes_tensor, fp32_to_bf16, parse_bytes_elements
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest, InSequence
 from penstock.batching.running.batch import Batch
@@ -164,9 +164,9 @@ class _OverridingBinding:
         self._rows = rows
         self._buffers: list[Array | None] = []
 
-    def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
+    def acquire_buffers(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
         """Lend the Binding's own buffers."""
-        self._buffers = self._binding.lend(rows, shapes)
+        self._buffers = self._binding.acquire_buffers(rows, shapes)
         return self._buffers
 
     def run(self, wanted: Sequence[int]) -> list[Any]:
@@ -209,9 +209,9 @@ def _random(sample_input: SampleInput, rng: np.random.Generator) -> Array:
     shape, dtype = sample_input.shape, DATATYPES[sample_input.datatype].dtype
     if sample_input.datatype == "BYTES":
         texts = [rng.bytes(_RANDOM_STRING_BYTES).hex().encode() for _ in range(math.prod(shape))]
-        return strings(texts).reshape(shape)
+        return bytes_tensor(texts).reshape(shape)
     if sample_input.datatype == "BF16":
-        return narrowed(rng.random(shape, np.float32))
+        return fp32_to_bf16(rng.random(shape, np.float32))
     if dtype.kind == "f":
         return rng.random(shape).astype(dtype)
     if dtype.kind == "b":
@@ -238,10 +238,10 @@ def _from_file(name: str, sample_input: SampleInput, path: Path) -> Array:
 
 def _strings(name: str, raw: bytes, count: int, file: str) -> Array:
     """Read length-prefixed elements."""
-    elements, end = strings_in(raw)
+    elements, end = parse_bytes_elements(raw)
     if end != len(raw) or len(elements) != count:
         text = f"warmup setting expects {count} strings for input '{name}', each preceded by its length in 4 bytes"
         raise InferError(
             Code.INVALID, f"{text}, but the data provided from {file} has {len(elements)} in {len(raw)} bytes"
         )
-    return strings(elements)
+    return bytes_tensor(elements)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from penstock.backends.errors import Code, DeviceLost, DeviceTaken, InferError, ProcessLost
+from penstock.backends.errors import Code, DeviceLost, DeviceRemoved, InferError, ProcessLost
 from penstock.batching.devices.placement import keep_if_there
 from penstock.batching.loading.preparing import IDLE_RELEASE_S, prepare, release_caches
 from penstock.batching.sequences import homes
@@ -57,7 +57,7 @@ class ThreadInstance:
         self.binding, self.place = self.bindings[0], place
         self.overlaps = len(self.bindings) > 1
         self._overlap = Overlap(model, self) if self.overlaps else None
-        self._rests = hasattr(self.binding, "rest")
+        self._rests = hasattr(self.binding, "trim_memory")
         self._errand: tuple[Callable[[], Any], Future[Any]] | None = None
         self._model = model
         self.giver, self.share = place.seat(number)
@@ -152,7 +152,7 @@ class ThreadInstance:
 
     def _sleep(self) -> None:
         """Sleep until something is due; after a while, release memory that the Bindings only keep for speed."""
-        if self._rests and any(binding.tired for binding in self.bindings):  # type: ignore[attr-defined]
+        if self._rests and any(binding.can_trim for binding in self.bindings):  # type: ignore[attr-defined]
             if self.alarm.acquire(timeout=IDLE_RELEASE_S):
                 return
             release_caches(self._model, self.bindings)
@@ -260,17 +260,17 @@ class ThreadInstance:
         Only one Instance at a time does this, so that another's guilty request cannot make this one's look guilty.
         """
         ran: list[Batch] = []
-        release_caches: Batch | None = lost.rest
+        rest: Batch | None = lost.rest
         spared: InferRequest | None = None
         with self.place.trial:
             while self._attempts.left and self._replace(lost.error):
-                if release_caches is None:
+                if rest is None:
                     return ran
                 if self._limited and not self._granted():
                     break
                 try:
                     return ran + self._attempts.forgiven(
-                        homes.execute_at_home(self, self._model, execute_alone, release_caches)
+                        homes.execute_at_home(self, self._model, execute_alone, rest)
                     )
                 except LostBatch as again:
                     lost = again
@@ -278,16 +278,16 @@ class ThreadInstance:
                     self._leave_turn()
                 ran += self._attempts.forgiven(lost.ran)
                 self._attempts.losses += 1
-                release_caches = lost.rest
-                if lost.begun and isinstance(lost.error, DeviceTaken) and release_caches.requests[0] is not spared:
-                    spared = release_caches.requests[0]
+                rest = lost.rest
+                if lost.begun and isinstance(lost.error, DeviceRemoved) and rest.requests[0] is not spared:
+                    spared = rest.requests[0]
                 elif lost.begun:
-                    ran += refuse(cut(release_caches, 0, 1), DeviceLost(lost.error.code, lost.error.message, -1))
-                    release_caches = cut(release_caches, 1) if len(release_caches.requests) > 1 else None
+                    ran += refuse(cut(rest, 0, 1), DeviceLost(lost.error.code, lost.error.message, -1))
+                    rest = cut(rest, 1) if len(rest.requests) > 1 else None
             else:
                 if self.failure is None:
                     self._fail(lost.error)
-        return ran + refuse(release_caches, lost.error) if release_caches is not None else ran
+        return ran + refuse(rest, lost.error) if rest is not None else ran
 
     def _replace(self, cause: InferError) -> bool:
         model = self._model
