@@ -106,9 +106,8 @@ def _predict_growth(trials: Sequence[Trial], split: Split) -> float:
     if len(trials) < 2:
         return 0
     previous, last = trials[-2:]
-    bytes_per_instance = (last.memory_growth_bytes - previous.memory_growth_bytes) / (
-        last.split.count - previous.split.count
-    )
+    growth_bytes, count = last.memory_growth_bytes - previous.memory_growth_bytes, last.split.count
+    bytes_per_instance = growth_bytes / (count - previous.split.count)
     return last.memory_growth_bytes + bytes_per_instance * (split.count - last.split.count)
 
 
@@ -177,7 +176,7 @@ class Trials:
         return self._backends[0]
 
     def _bind(self) -> list[Binding]:
-        """Allocate one more Instance's Bindings, in its own session if `apart`."""
+        """Allocate one more Instance's Bindings, in its own session if `own_sessions`."""
         if self._own_sessions and self._bindings:
             self._backends.append(self._load(self._threads))
         bindings = [self._backends[-1].bind(self._bound, self._policy.max_batch_rows or 1)]

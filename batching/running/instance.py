@@ -269,9 +269,7 @@ class ThreadInstance:
                 if self._limited and not self._granted():
                     break
                 try:
-                    return ran + self._attempts.forgiven(
-                        homes.execute_at_home(self, self._model, execute_alone, rest)
-                    )
+                    return ran + self._attempts.forgiven(homes.execute_at_home(self, self._model, execute_alone, rest))
                 except LostBatch as again:
                     lost = again
                 finally:
