@@ -31,7 +31,7 @@ from penstock.server.grpc.method import Call, Method, Status
 from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.health import EXITING
 from penstock.server.restricted import GRPC_CATEGORIES, Restricted, category_of, http_text
-from penstock.server.v2.routes import gone
+from penstock.server.v2.routes import wait_disconnect
 
 from .kinds import ASK, END, LEAVE, PART, TAKEN
 from .remote_engine import NO_ENGINE
@@ -219,7 +219,7 @@ class AskingApp:
         ask = _HttpAsk()
         number = self._asking.ask(ask, {"http": _head_of(scope)}, body)
         del body
-        left = asyncio.ensure_future(gone(receive))
+        left = asyncio.ensure_future(wait_disconnect(receive))
         left.add_done_callback(lambda _: ask.end({"left": True}))
         try:
             await self._passed_on(ask, number, send)

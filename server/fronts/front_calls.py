@@ -26,7 +26,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.loaded import COMING
 from penstock.server.errors import GRPC_STATUS, HTTP_STATUS, error_body, pushback_ms, retry_after_s
 from penstock.server.grpc.method import Method, Status, Unary
-from penstock.server.v2.rpc.calls import as_refusal
+from penstock.server.v2.rpc.calls import client_error
 
 from .calls import AHEAD, packed, unpacked
 from .kinds import ASK, END, LEAVE, PART, TAKEN
@@ -263,7 +263,7 @@ class _RpcAnswer:
         try:
             begin(self, message)
         except Exception as error:  # noqa: BLE001 - logged under an id, and the client gets an answer whatever it is
-            self._refused(as_refusal(error, self._path))
+            self._refused(client_error(error, self._path))
 
     def left(self) -> None:
         """Handle a LEAVE."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from penstock.backends.errors import Code, InferError
 from penstock.server.hooks.engine import opened
 from penstock.server.hooks.runner import Hooks
-from penstock.server.ipc.refusals import error_of
+from penstock.server.ipc.errors import error_from_json
 
 from .kinds import ACKNOWLEDGED, GONE, MODELS
 from .placing import write_model
@@ -93,7 +93,7 @@ class PublishedEngine:
         if kind == ACKNOWLEDGED:
             front.waiting.discard(number)
             for key, said in json.loads(body).items():
-                front.failed[int(key)] = error_of(said)
+                front.failed[int(key)] = error_from_json(said)
         elif kind == GONE:
             front.models.discard(number)
             front.failed.pop(number, None)

@@ -16,7 +16,7 @@ from penstock.batching.request import NO_TERMS, Terms
 from penstock.batching.scheduling.request_checks import make_request
 from penstock.batching.sinks import answered
 from penstock.batching.statistics import REJECTED
-from penstock.server.ipc.refusals import read_error
+from penstock.server.ipc.errors import read_error
 
 from .kinds import ANSWER, CANCEL, DONE, FAILED, FORM, SUBMIT
 from .submission import RequestTemplate, read_answer, said_more, unpacked_outputs, write_form, write_submit

@@ -72,7 +72,7 @@ class SharedState:
         self._last = 0
         self._levels: LogLevels | None = None
         self._apply = logs.apply
-        memory.regions.added, memory.regions.dropped = self._added, self._dropped
+        memory.regions.on_add, memory.regions.on_drop = self._added, self._dropped
         logs.apply = self._logged
 
     @staticmethod
@@ -147,7 +147,7 @@ class SharedState:
             link.send(STATE, self._last, orjson.dumps(said), None, descriptors)
 
     def _share(self, links: Sequence[Link], region: Region) -> None:
-        said, descriptors = region.shared()
+        said, descriptors = region.export()
         self._tell(links, {"region": said, "kind": region.kind}, descriptors, partial(self._undo, region))
 
     def _undo(self, region: Region) -> None:

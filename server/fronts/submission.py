@@ -16,7 +16,7 @@ from penstock.batching.request import InSequence
 from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.batching.stream import StreamedAnswer
 from penstock.server.hooks.packing import pack, unpack
-from penstock.server.ipc.refusals import error_of, said_of
+from penstock.server.ipc.errors import error_from_json, error_to_json
 from penstock.server.tracing.trace import context_of
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def write_answer(told: StreamedAnswer) -> tuple[bytes, list[Array | None]]:
     """Return the body and the tensors of an ANSWER."""
     said = {
         "names": list(told.outputs),
-        "error": None if told.error is None else said_of(told.error),
+        "error": None if told.error is None else error_to_json(told.error),
         "final": told.final,
         "parameters": told.parameters and dict(told.parameters),
         "infer_ns": told.infer_ns,
@@ -145,7 +145,7 @@ def write_answer(told: StreamedAnswer) -> tuple[bytes, list[Array | None]]:
 def read_answer(body: bytes, arrays: Sequence[Array | None]) -> StreamedAnswer:
     """Decode the result of `write_answer`."""
     said = json.loads(body)
-    error = None if said["error"] is None else error_of(said["error"])
+    error = None if said["error"] is None else error_from_json(said["error"])
     outputs = dict(zip(said["names"], arrays, strict=True))
     return StreamedAnswer(outputs, error, said["final"], said["parameters"], said["infer_ns"])
 
