@@ -12,7 +12,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.server.fronts.spreading import Board, board_bytes
+from penstock.server.fronts.connection_spread import Board, board_bytes
 
 from .kinds import BOARD, NEIGHBOUR
 

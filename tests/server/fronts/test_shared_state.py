@@ -111,7 +111,7 @@ def test_a_new_engine_has_no_regions_and_so_has_its_front_end(tmp_path: Path, ke
             async with engine_of(tmp_path / "other", allow_client_shm=True) as other:
                 state, (again,) = fronts_of(other, 0), (FrontEnd(other.app(), {}, None),)
                 again.copy = front.copy
-                state[0].joined(again.engine_link)
+                state[0].attach(again.engine_link)
                 await turns(lambda: len(front.memory.regions) == 0)
                 again.close()
             front.close()
