@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
     from penstock.server.http.fastlane import FastLane
     from penstock.server.http.head import Head
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
     from penstock.server.restricted import Restricted
     from penstock.server.settings import Settings
     from penstock.server.telemetry.page import ASGIApp

@@ -162,7 +162,9 @@ class ConnectionSpread:
         self._board.clear(self._slot)
         for lane, port in enumerate(ports):
             if port is not None:
-                port.share(partial(self._hand_over, lane), partial(self._board.publish_connections, lane, self._slot))
+                port.share_connections(
+                    partial(self._hand_over, lane), partial(self._board.publish_connections, lane, self._slot)
+                )
 
     def open(self) -> None:
         """Start taking connections from others; the ports are open."""
@@ -278,7 +280,7 @@ class ConnectionSpread:
 
     def _serve(self, lane: int, sock: socket.socket) -> None:
         port = self._ports[lane]
-        if port is None or port.accepting is None:
+        if port is None or port.acceptor is None:
             sock.close()
         else:
-            port.accepting.serve(sock)
+            port.acceptor.serve(sock)

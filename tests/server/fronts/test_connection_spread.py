@@ -23,7 +23,7 @@ from penstock.server.fronts.connection_spread import (
     board_bytes,
     choose_slot,
 )
-from penstock.server.listening import accepting
+from penstock.server.listening import acceptor
 from penstock.server.listening.listener import Port
 from tests.processes import descriptors
 
@@ -126,10 +126,10 @@ class NamedPort(Port):
     def open_connections(self) -> Collection[Any]:
         return self.lines
 
-    def keep_connections(self, connections: set[Any]) -> None:
+    def use_connections(self, connections: set[Any]) -> None:
         self.lines = connections
 
-    def turn_away(self) -> None: ...
+    def begin_draining(self) -> None: ...
 
 
 @dataclass
@@ -276,7 +276,7 @@ def test_connections_are_handed_over_before_the_tls_handshake(
 def test_a_drain_does_not_wait_for_a_client_that_does_not_finish_its_handshake(
     monkeypatch: pytest.MonkeyPatch, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
 ) -> None:
-    monkeypatch.setattr(accepting, "SETTLE_S", 0.01)
+    monkeypatch.setattr(acceptor, "HANDSHAKES_S", 0.01)
 
     async def main() -> None:
         served = await Fronts.of(1, contexts[0])
@@ -284,7 +284,7 @@ def test_a_drain_does_not_wait_for_a_client_that_does_not_finish_its_handshake(
         await until(lambda: served.boards[0].read(HTTP, 0).total == 1)
         await served.ports[0].stop_accepting()
 
-        assert await served.ports[0].finish(asyncio.get_running_loop().time() + 20) == 0
+        assert await served.ports[0].drain(asyncio.get_running_loop().time() + 20) == 0
 
         assert await reader.read() == b""
         assert served.boards[0].read(HTTP, 0).total == 0
@@ -298,7 +298,7 @@ def test_a_drain_does_not_wait_for_a_client_that_does_not_finish_its_handshake(
 def test_who_comes_while_a_drain_waits_for_handshakes_may_finish_its_own(
     monkeypatch: pytest.MonkeyPatch, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
 ) -> None:
-    monkeypatch.setattr(accepting, "SETTLE_S", 10.0)
+    monkeypatch.setattr(acceptor, "HANDSHAKES_S", 10.0)
 
     async def main() -> None:
         served = await Fronts.of(1, contexts[0])
@@ -306,7 +306,7 @@ def test_who_comes_while_a_drain_waits_for_handshakes_may_finish_its_own(
         early, late = socket.socket(), socket.socket()
         early.connect(("127.0.0.1", port.port))
         await until(lambda: board.read(HTTP, 0).total == 1)
-        finishing = asyncio.ensure_future(port.finish(asyncio.get_running_loop().time() + 20))
+        draining = asyncio.ensure_future(port.finish(asyncio.get_running_loop().time() + 20))
         for _ in range(10):  # it has taken who waited, and waits for the first one's handshake
             await asyncio.sleep(0)
         late.connect(("127.0.0.1", port.port))

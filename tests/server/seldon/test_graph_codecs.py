@@ -80,7 +80,7 @@ def test_what_is_no_route_or_no_message_is_told_of() -> None:
     "body", [b"[Infinity]", b"[NaN]", b"[[]]", b'{"data": 1}', b'{"data": {"ndarray": [{}]}}', b"no"]
 )
 def test_what_is_no_route_in_json_is_told_of(body: bytes) -> None:
-    with pytest.raises(GraphError, match="the router.s answer has no route: "):
+    with pytest.raises(GraphError, match=r"the router.s answer has no route: "):
         JsonCodec().route(Message(body))
 
 

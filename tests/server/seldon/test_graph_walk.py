@@ -134,7 +134,7 @@ def test_a_child_that_is_not_there_is_a_mistake_of_the_router(route: int) -> Non
 
 
 def test_what_is_no_route_is_a_mistake_of_the_router() -> None:
-    with pytest.raises(GraphError, match="the router.s answer has no route"):
+    with pytest.raises(GraphError, match=r"the router.s answer has no route"):
         predict(node("r", "ROUTER", node("a")), {"r": lambda *_: {"data": {"ndarray": []}}})
 
 
@@ -348,7 +348,7 @@ def test_the_average_of_two_models_keeps_how_the_first_writes_it_and_what_both_s
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        ({"data": {"ndarray": [[1], [2]]}}, "of one shape"),
+        ({"data": {"ndarray": [[1], [2]]}}, "of the same shape"),
         ({"data": {"ndarray": [1]}}, "two dimensions"),
         ({"data": {"ndarray": [["a"]]}}, "arrays of numbers"),
         ({"strData": "a"}, "arrays of numbers"),
