@@ -306,7 +306,7 @@ def test_who_comes_while_a_drain_waits_for_handshakes_may_finish_its_own(
         early, late = socket.socket(), socket.socket()
         early.connect(("127.0.0.1", port.port))
         await until(lambda: board.read(HTTP, 0).total == 1)
-        draining = asyncio.ensure_future(port.finish(asyncio.get_running_loop().time() + 20))
+        finishing = asyncio.ensure_future(port.drain(asyncio.get_running_loop().time() + 20))
         for _ in range(10):  # it has taken who waited, and waits for the first one's handshake
             await asyncio.sleep(0)
         late.connect(("127.0.0.1", port.port))
