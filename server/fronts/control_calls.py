@@ -102,12 +102,12 @@ class ControlCalls:
         """End the streams that would not end by themselves; `server_stopping`: probes report it."""
         self.draining, self.exiting = True, server_stopping
         for call in list(self.watches.values()):
-            cancelled, call.cancelled = call.cancelled, None
+            on_cancel, call.on_cancel = call.on_cancel, None
             if server_stopping:
                 call.send(_NOT_SERVING)
-            call.refuse(Status.UNAVAILABLE, SHUTTING_DOWN)
-            if cancelled is not None:
-                cancelled()
+            call.abort(Status.UNAVAILABLE, SHUTTING_DOWN)
+            if on_cancel is not None:
+                on_cancel()
 
     def start(self, call: ControlCall, head: Mapping[str, Any], payload: bytes) -> int:
         """Call the engine. Returns: the call's number. Raises: InferError (NOT_READY: there is no engine)."""
@@ -296,7 +296,7 @@ def control_methods(calls: ControlCalls) -> dict[str, Method]:
 def _start_rpc(calls: ControlCalls, path: str, call: Call, message: bytes) -> None:
     local_answer = None if calls.connected and not calls.exiting else _ANSWERS_WITHOUT_ENGINE.get(path)
     if calls.draining and path.endswith("/Watch"):
-        call.refuse(Status.UNAVAILABLE, SHUTTING_DOWN)
+        call.abort(Status.UNAVAILABLE, SHUTTING_DOWN)
     elif local_answer is not None:
         call.answer(b"" if calls.exiting and path.endswith("/ServerLive") else local_answer)
     else:
@@ -312,7 +312,7 @@ class _RpcCall:
         head = {"rpc": path, "metadata": dict(call.metadata), "deadline_ns": call.deadline_ns}
         self._number = calls.start(self, head, message)
         self._draining: asyncio.Task[None] | None = None
-        call.cancelled = self._abandon
+        call.on_cancel = self._abandon
         if path.endswith("/Watch"):
             calls.watches[self._number] = call
 
@@ -326,18 +326,18 @@ class _RpcCall:
     async def _confirm_when_drained(self, previous: asyncio.Task[None] | None) -> None:
         if previous is not None:
             await previous
-        await self._call.drained()
+        await self._call.drain()
         self._calls.confirm_part(self._number)
 
     def on_end(self, outcome: Mapping[str, Any] | None) -> None:
         self._calls.watches.pop(self._number, None)
-        self._call.cancelled = None
+        self._call.on_cancel = None
         if outcome is None:
-            self._call.refuse(Status.UNAVAILABLE, NO_ENGINE)
+            self._call.abort(Status.UNAVAILABLE, NO_ENGINE)
         elif outcome["status"] == Status.OK:
             self._call.finish()
         else:
-            self._call.refuse(Status(outcome["status"]), outcome["text"], outcome["pushback_ms"])
+            self._call.abort(Status(outcome["status"]), outcome["text"], outcome["pushback_ms"])
 
     def _abandon(self) -> None:
         self._calls.watches.pop(self._number, None)

@@ -95,7 +95,7 @@ class ControlService:
         call = self._calls[number] = _RpcCall(self, number, head)
         method = self._methods.get(head["rpc"])
         if method is None or method.unary is None:
-            call.refuse(Status.UNIMPLEMENTED, f"unknown method {head['rpc']}")
+            call.abort(Status.UNIMPLEMENTED, f"unknown method {head['rpc']}")
             return
         self.start_task(call.run(method.unary, payload))
 
@@ -246,7 +246,7 @@ class _RpcCall:
         self.metadata: Mapping[str, str] = head["metadata"]
         self.deadline_ns: int = head["deadline_ns"]
         self.context: Any = None
-        self.cancelled: Callable[[], None] | None = None
+        self.on_cancel: Callable[[], None] | None = None
         self.ended = False
         self._changes: Sequence[StateChange] = ()
         self.flow = _FlowControl()
@@ -255,7 +255,7 @@ class _RpcCall:
     def writable(self) -> bool:
         return self.flow.has_room
 
-    async def drained(self) -> None:
+    async def drain(self) -> None:
         await self.flow.wait()
 
     async def run(self, begin: Unary, message: bytes) -> None:
@@ -269,9 +269,9 @@ class _RpcCall:
         """Handle an ABANDON."""
         self.ended = True
         self.flow.disable()
-        cancelled, self.cancelled = self.cancelled, None
-        if cancelled is not None:
-            cancelled()
+        on_cancel, self.on_cancel = self.on_cancel, None
+        if on_cancel is not None:
+            on_cancel()
 
     def answer(self, message: Body) -> None:
         if self._changes and not self.ended:
@@ -297,17 +297,17 @@ class _RpcCall:
     def finish(self) -> None:
         self._send_end(Status.OK, "", 0)
 
-    def erred(self, status: Status) -> None:
+    def count_error(self, status: Status) -> None:
         """Do nothing: the front end counts."""
 
-    def refuse(self, status: Status, text: str, pushback_ms: int = 0) -> None:
+    def abort(self, status: Status, text: str, pushback_ms: int = 0) -> None:
         if status == Status.NOT_FOUND and self._service.loading():
             self._send_error(InferError(Code.NOT_READY, COMING, RETRY_NS))
         else:
             self._send_end(status, text, pushback_ms)
 
     def _send_error(self, error: InferError) -> None:
-        self.refuse(GRPC_STATUS[error.code], error.message, pushback_ms(error))
+        self.abort(GRPC_STATUS[error.code], error.message, pushback_ms(error))
 
     def _send_end(self, status: Status, text: str, pushback: int) -> None:
         if not self.ended:

@@ -64,12 +64,12 @@ class GraphRpcs:
             route = _PREDICT if work == self._predict else _FEEDBACK
             predictor = await self._graph.choose_predictor(route, message, self._codec)
             answer = await work(predictor, call, message)
-            call.cancelled = None
+            call.on_cancel = None
             call.answer(answer.body)
         except Exception as error:  # noqa: BLE001 - the client gets an answer whatever it is
-            call.cancelled = None
+            call.on_cancel = None
             status, text, retry_ms = _error_status(error)
-            call.refuse(status, text, retry_ms)
+            call.abort(status, text, retry_ms)
         duration_ns = time.monotonic_ns() - started_ns
         self._graph.metrics.count_request(predictor, path, "unary", GRPC_CODES[status], duration_ns)
 
@@ -93,7 +93,7 @@ class GraphRpcs:
         try:
             call.answer(work(message).SerializeToString())
         except (*_GRAPH_ERRORS, json_format.ParseError) as error:
-            call.refuse(Status.UNKNOWN, str(error))
+            call.abort(Status.UNKNOWN, str(error))
 
     def _model_metadata(self, message: bytes) -> Any:
         name = parsed(message_class("SeldonModelMetadataRequest"), message).name
