@@ -144,7 +144,7 @@ class EngineService:
         if request is not None:
             answers = getattr(request, "answers", None)
             if answers is not None:
-                answers.left = True
+                answers.cancelled = True
             self._engine.cancel(request)
 
     def _add_statistics(self, number: int, body: bytes) -> None:
