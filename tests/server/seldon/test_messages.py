@@ -46,7 +46,7 @@ def test_a_node_that_answers_otherwise_has_failed_and_what_it_says_is_told_apart
     counted = []
 
     def submit(call: Any) -> None:
-        call.encode_reply, call.outputs = replied(status, recorded=[COUNTED], lines=lines), []
+        call.reply, call.outputs = replied(status, recorded=[COUNTED], lines=lines), []
         call.sink.deliver([call])
 
     engine: Any = SimpleNamespace(
