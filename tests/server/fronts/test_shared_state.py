@@ -175,7 +175,7 @@ class Runtime:
         self.refuses = False
         self.opened = 0
 
-    def count(self) -> int:
+    def device_count(self) -> int:
         return 1
 
     def open_handle(self, handle: bytes, device: int) -> int:
@@ -187,7 +187,7 @@ class Runtime:
     def close_handle(self, pointer: int, device: int) -> None:
         self.opened -= 1
 
-    def size(self, pointer: int, device: int) -> int:
+    def bytes_to_end(self, pointer: int, device: int) -> int:
         return 100
 
     def read(self, pointer: int, device: int, into: memoryview) -> None:
