@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest
 from penstock.batching.running.own_outputs import OwnOutputs
-from penstock.server.ipc.refusals import write_error
+from penstock.server.ipc.errors import write_error
 
 from .message_kinds import ANSWER, CANCEL, DONE, FAILED, STATISTICS, SUBMIT, TEMPLATE
 from .pending_statistics import add_statistics
@@ -59,7 +59,7 @@ class RemoteAnswers:
         if unsent_bytes > MAX_UNSENT_BYTES:
             raise InferError(Code.OVERLOADED, "the answers of a request wait for a front end that does not read them")
         self._link.send(ANSWER, self._number, *write_answer(answer))
-        return self._link.behind if unsent_bytes > PAUSE_UNSENT_BYTES else None
+        return self._link.when_drained if unsent_bytes > PAUSE_UNSENT_BYTES else None
 
 
 class EngineService:

@@ -20,7 +20,7 @@ from penstock.batching.spec import ModelSpec
 from penstock.batching.statistics import ModelStatistics
 from penstock.server.hooks.modules import let_go
 from penstock.server.hooks.runner import Hooks, close_all
-from penstock.server.ipc.refusals import said_of
+from penstock.server.ipc.errors import error_to_json
 
 from . import snapshot
 from .message_kinds import MODEL_RELEASED, MODELS_APPLIED, STATISTICS
@@ -108,7 +108,9 @@ class FrontModelTable:
 
     def _acknowledge(self, number: int, new: list[int]) -> None:
         """Acknowledge that a MODELS is in place, with the Models that cannot be served."""
-        failed = {key: said_of(self._failed[self._models[key]]) for key in new if self._models.get(key) in self._failed}
+        failed = {
+            key: error_to_json(self._failed[self._models[key]]) for key in new if self._models.get(key) in self._failed
+        }
         self._link.send(MODELS_APPLIED, number, json.dumps(failed).encode())
 
     def _publish(self, names: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from penstock.backends.errors import Code, InferError
 from penstock.server.hooks.engine import opened
 from penstock.server.hooks.runner import Hooks
-from penstock.server.ipc.refusals import error_of
+from penstock.server.ipc.errors import error_from_json
 
 from .message_kinds import MODEL_RELEASED, MODELS, MODELS_APPLIED
 from .model_table import write_model
@@ -93,7 +93,7 @@ class PublishedEngine:
         if kind == MODELS_APPLIED:
             front.unacknowledged.discard(number)
             for key, error in json.loads(body).items():
-                front.failed[int(key)] = error_of(error)
+                front.failed[int(key)] = error_from_json(error)
         elif kind == MODEL_RELEASED:
             front.models.discard(number)
             front.failed.pop(number, None)

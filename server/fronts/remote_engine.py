@@ -16,7 +16,7 @@ from penstock.batching.request import NO_TERMS, Terms
 from penstock.batching.scheduling.admission import request_for
 from penstock.batching.sinks import answered
 from penstock.batching.statistics import REJECTED
-from penstock.server.ipc.refusals import read_error
+from penstock.server.ipc.errors import read_error
 
 from .message_kinds import ANSWER, CANCEL, DONE, FAILED, SUBMIT, TEMPLATE
 from .request_codec import RequestTemplate, extra_properties, read_answer, unpack_outputs, write_submit, write_template

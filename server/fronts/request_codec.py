@@ -16,7 +16,7 @@ from penstock.batching.request import InSequence
 from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.batching.stream import StreamedAnswer
 from penstock.server.hooks.packing import pack, unpack
-from penstock.server.ipc.refusals import error_of, said_of
+from penstock.server.ipc.errors import error_from_json, error_to_json
 from penstock.server.tracing.trace import context_of
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def write_answer(answer: StreamedAnswer) -> tuple[bytes, list[Array | None]]:
     """Return the body and the tensors of an ANSWER."""
     document = {
         "names": list(answer.outputs),
-        "error": None if answer.error is None else said_of(answer.error),
+        "error": None if answer.error is None else error_to_json(answer.error),
         "final": answer.final,
         "parameters": answer.parameters and dict(answer.parameters),
         "infer_ns": answer.infer_ns,
@@ -149,7 +149,7 @@ def write_answer(answer: StreamedAnswer) -> tuple[bytes, list[Array | None]]:
 def read_answer(body: bytes, arrays: Sequence[Array | None]) -> StreamedAnswer:
     """Decode the result of `write_answer`."""
     document = json.loads(body)
-    error = None if document["error"] is None else error_of(document["error"])
+    error = None if document["error"] is None else error_from_json(document["error"])
     outputs = dict(zip(document["names"], arrays, strict=True))
     return StreamedAnswer(outputs, error, document["final"], document["parameters"], document["infer_ns"])
 

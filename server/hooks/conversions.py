@@ -28,7 +28,7 @@ class Described:
     """What is known of a model where its hooks run.
 
     `inputs` and `outputs` are Nodes, or, for a dialect's hooks in the server, the runtime's `onnxruntime.NodeArg`;
-    `described` is `Backend.described`, `settings` is `HookSpec.dialect_settings`.
+    `described` is `Backend.runtime_metadata`, `settings` is `HookSpec.dialect_settings`.
     """
 
     signature: Signature

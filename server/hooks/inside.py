@@ -20,7 +20,7 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import InferError
 from penstock.backends.node import Node
 from penstock.server.ipc.channel import Channel
-from penstock.server.ipc.refusals import write_error
+from penstock.server.ipc.errors import write_error
 
 from .bound_hooks import bind
 from .conversions import Described, make

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.backends.backend import Array
-from penstock.server.ipc.refusals import read_error
+from penstock.server.ipc.errors import read_error
 
 from .call import HookCall, MovedError, Written
 from .packing import (

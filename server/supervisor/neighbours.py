@@ -1,7 +1,7 @@
 """Neighbours: what front ends need to hand connections to each other. Created by `supervisor.py`.
 
-Shared memory in which each publishes its number of connections (fronts/connection_spread.py), and a mailbox for each, to which
-the others send.
+Shared memory in which each publishes its number of connections (fronts/connection_spread.py), and a mailbox for each,
+to which the others send.
 """
 
 from __future__ import annotations

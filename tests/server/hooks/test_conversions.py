@@ -31,7 +31,7 @@ from penstock.server.hooks.packing import (
     write_signature,
 )  # fmt: skip
 from penstock.server.hooks.plan import DEFAULT_REPLICAS, LIGHT_REPLICAS, ReplicaPlan, plan
-from penstock.server.ipc.refusals import read_error
+from penstock.server.ipc.errors import read_error
 from tests.fakes import fake_model
 from tests.server.hooks.stage import Act, Stage, refusal
 

@@ -14,8 +14,8 @@ from hypothesis.extra import numpy as hnp
 from penstock.server.ipc.arena import SEGMENT_BYTES
 from penstock.server.ipc.channel import Channel
 from penstock.server.ipc.layout import NO_SLOT
-from penstock.server.ipc.lending import Form, LendingChannel, LendingWire
 from penstock.server.ipc.wire import FIRST_KIND, INLINE_BYTES, Wire
+from penstock.server.ipc.zero_copy import Form, ZeroCopyChannel, ZeroCopyWire
 from tests.server.ipc.wires import carry, kept, same, sockets
 
 PATIENCE_S = 10.0
@@ -25,8 +25,8 @@ LARGE: Form = ((FLOAT, (150_000,)),)
 
 
 @contextmanager
-def wires(arena_bytes: int = 64 << 20) -> Iterator[tuple[LendingWire, Wire]]:
-    here, there = LendingWire(arena_bytes), Wire(lambda: None)
+def wires(arena_bytes: int = 64 << 20) -> Iterator[tuple[ZeroCopyWire, Wire]]:
+    here, there = ZeroCopyWire(arena_bytes), Wire(lambda: None)
     try:
         yield here, there
     finally:
@@ -34,7 +34,7 @@ def wires(arena_bytes: int = 64 << 20) -> Iterator[tuple[LendingWire, Wire]]:
         there.close()
 
 
-def freed(there: Wire, here: LendingWire) -> None:
+def freed(there: Wire, here: ZeroCopyWire) -> None:
     """Have `there` tell what nobody looks at any more."""
     there.put_freed()
     carry(there, here)
@@ -46,7 +46,7 @@ def test_what_was_lent_is_what_arrives_and_nothing_of_it_is_in_the_frame() -> No
         (array,) = lent.arrays
         assert array is not None
         array[...] = np.arange(array.size)
-        here.put_lent(FIRST_KIND, 7, b"body", lent)
+        here.put_allocated(FIRST_KIND, 7, b"body", lent)
         size = sum(map(len, here.out))
         ((kind, number, body, (come,), _),) = carry(here, there)
 
@@ -62,7 +62,7 @@ def test_what_was_lent_is_what_arrives_and_nothing_of_it_is_in_the_frame() -> No
 def test_a_slot_comes_back_when_the_reader_is_done_with_it() -> None:
     with wires() as (here, there):
         lent = here.allocate(LARGE)
-        here.put_lent(FIRST_KIND, 1, b"", lent)
+        here.put_allocated(FIRST_KIND, 1, b"", lent)
         messages = carry(here, there)
         assert here.arena.leases == 1
         messages.clear()
@@ -73,8 +73,8 @@ def test_a_slot_comes_back_when_the_reader_is_done_with_it() -> None:
 def test_what_is_taken_back_is_free_at_once_and_only_once() -> None:
     with wires() as (here, _):
         lent = here.allocate(LARGE)
-        here.take_back(lent)
-        here.take_back(lent)
+        here.discard(lent)
+        here.discard(lent)
 
         assert here.arena.leases == 0
         assert here.allocate(LARGE).slot != NO_SLOT
@@ -83,8 +83,8 @@ def test_what_is_taken_back_is_free_at_once_and_only_once() -> None:
 def test_what_was_sent_is_not_the_lenders_to_take_back() -> None:
     with wires() as (here, there):
         lent = here.allocate(LARGE)
-        here.put_lent(FIRST_KIND, 1, b"", lent)
-        here.take_back(lent)
+        here.put_allocated(FIRST_KIND, 1, b"", lent)
+        here.discard(lent)
 
         assert here.arena.leases == 1
         carry(here, there).clear()
@@ -96,13 +96,13 @@ def test_what_is_sent_again_is_what_it_was_though_its_slot_may_be_anothers() -> 
         (array,) = lent.arrays
         assert array is not None
         array[...] = 3
-        here.put_lent(FIRST_KIND, 1, b"", lent)
+        here.put_allocated(FIRST_KIND, 1, b"", lent)
         first = carry(here, there)
-        here.put_lent(FIRST_KIND, 2, b"", lent)
+        here.put_allocated(FIRST_KIND, 2, b"", lent)
         second = carry(here, there)
         first.clear()
         freed(there, here)
-        here.put_lent(FIRST_KIND, 3, b"", lent)
+        here.put_allocated(FIRST_KIND, 3, b"", lent)
         third = carry(here, there)
 
         assert same(array, second[0][3][0])
@@ -129,7 +129,7 @@ def test_small_tensors_and_strings_are_plain_memory(form: Form) -> None:
         for array in lent.arrays:
             if array is not None:
                 array[...] = b"text" if array.dtype.hasobject else 2
-        here.put_lent(FIRST_KIND, 1, b"", lent)
+        here.put_allocated(FIRST_KIND, 1, b"", lent)
         ((_, _, _, come, _),) = carry(here, there)
 
         assert all(same(one, other) for one, other in zip(lent.arrays, come, strict=True))
@@ -142,7 +142,7 @@ def test_where_there_is_no_room_it_is_plain_memory_and_travels_all_the_same() ->
         plain = [lent for lent in held if lent.slot == NO_SLOT]
         assert plain
         plain[0].arrays[0][...] = 4  # type: ignore[index]
-        here.put_lent(FIRST_KIND, 1, b"", plain[0])
+        here.put_allocated(FIRST_KIND, 1, b"", plain[0])
         ((_, _, _, come, _),) = carry(here, there)
 
         assert same(plain[0].arrays[0], come[0])
@@ -165,10 +165,10 @@ def test_whatever_is_lent_arrives_as_it_was_filled_and_nothing_stays_leased(step
                     assert array.flags.c_contiguous
                     array[...] = str(number).encode() if array.dtype.hasobject else number
             if what == "drop":
-                here.take_back(lent)
+                here.discard(lent)
                 continue
             for _ in range(2 if what == "twice" else 1):
-                here.put_lent(FIRST_KIND, number, b"x", lent)
+                here.put_allocated(FIRST_KIND, number, b"x", lent)
                 ((_, _, _, come, _),) = carry(here, there)
                 assert all(same(one, other) for one, other in zip(lent.arrays, come, strict=True))
                 del come
@@ -179,7 +179,7 @@ def test_whatever_is_lent_arrives_as_it_was_filled_and_nothing_stays_leased(step
 def test_over_a_socket_and_back() -> None:
     before = kept()
     mine, other = sockets()
-    here, there = LendingChannel(mine), Channel(other)
+    here, there = ZeroCopyChannel(mine), Channel(other)
 
     def answer() -> None:
         for _ in range(20):
@@ -192,12 +192,12 @@ def test_over_a_socket_and_back() -> None:
     thread.start()
     for number in range(20):
         form: Form = ((FLOAT, (10, 300 * number)), None)
-        here.take_back(here.allocate(form))
+        here.discard(here.allocate(form))
         lent = here.allocate(form)
         (array, _) = lent.arrays
         assert array is not None
         array[...] = number
-        here.send_lent(FIRST_KIND, number, b"", lent)
+        here.send_allocated(FIRST_KIND, number, b"", lent)
         ((_, came, _, (doubled, nothing), _),) = here.receive(PATIENCE_S)
         assert (came, nothing) == (number, None)
         assert same(array * 2, doubled)
