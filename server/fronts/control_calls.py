@@ -31,7 +31,7 @@ from penstock.server.grpc.method import Call, Method, Status
 from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.health import EXITING
 from penstock.server.restricted import GRPC_CATEGORIES, Restricted, category_of, http_text
-from penstock.server.v2.routes import gone
+from penstock.server.v2.routes import wait_disconnect
 
 from .message_kinds import ABANDON, CALL, END, PART, PART_CONFIRMED
 from .remote_engine import NO_ENGINE
@@ -219,7 +219,7 @@ class ControlApp:
         call = _HttpCall()
         number = self._calls.start(call, {"http": _encode_head(scope)}, body)
         del body
-        disconnected = asyncio.ensure_future(gone(receive))
+        disconnected = asyncio.ensure_future(wait_disconnect(receive))
         disconnected.add_done_callback(lambda _: call.on_end({"disconnected": True}))
         try:
             await self._relay_answer(call, number, send)

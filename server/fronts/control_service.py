@@ -26,7 +26,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.loaded import COMING
 from penstock.server.errors import GRPC_STATUS, HTTP_STATUS, error_body, pushback_ms, retry_after_s
 from penstock.server.grpc.method import Method, Status, Unary
-from penstock.server.v2.rpc.calls import as_refusal
+from penstock.server.v2.rpc.calls import client_error
 
 from .control_calls import MAX_UNCONFIRMED_PARTS, decode_message, encode_message
 from .message_kinds import ABANDON, CALL, END, PART, PART_CONFIRMED
@@ -263,7 +263,7 @@ class _RpcCall:
         try:
             begin(self, message)
         except Exception as error:  # noqa: BLE001 - logged under an id, and the client gets an answer whatever it is
-            self._send_error(as_refusal(error, self._path))
+            self._send_error(client_error(error, self._path))
 
     def cancel(self) -> None:
         """Handle an ABANDON."""

@@ -35,7 +35,7 @@ from penstock.server.v2.forwarding import Forwarding
 from penstock.server.v2.generate import Generate
 from penstock.server.v2.inference import Inference
 from penstock.server.v2.plane import make_app
-from penstock.server.v2.rpc.services import InferenceParts, inference_methods
+from penstock.server.v2.rpc.services import InferenceDependencies, inference_methods
 from penstock.server.v2.shared_memory import SharedMemory
 
 from .control_calls import ControlApp, ControlCalls, control_methods
@@ -134,7 +134,7 @@ class FrontServer:
 
     def _methods(self) -> dict[str, Method]:
         inference = inference_methods(
-            InferenceParts(
+            InferenceDependencies(
                 engine=self.engine,
                 health=self.health,
                 hooks_of=self._hooks_of,

@@ -72,7 +72,7 @@ class SharedState:
         self._last_number = 0
         self._levels: LogLevels | None = None
         self._apply_log_levels = logs.apply
-        memory.regions.added, memory.regions.dropped = self._on_region_added, self._on_regions_dropped
+        memory.regions.on_add, memory.regions.on_drop = self._on_region_added, self._on_regions_dropped
         logs.apply = self._on_log_levels
 
     @staticmethod
@@ -151,7 +151,7 @@ class SharedState:
             link.send(STATE, self._last_number, orjson.dumps(change_body), None, descriptors)
 
     def _send_region(self, links: Sequence[Link], region: Region) -> None:
-        fields, descriptors = region.shared()
+        fields, descriptors = region.export()
         self._send_change(
             links, {"region": fields, "kind": region.kind}, descriptors, partial(self._undo_region, region)
         )

@@ -14,7 +14,7 @@ from google.protobuf import json_format
 from penstock.backends.errors import Code, InferError
 from penstock.server.answering import LARGE_BYTES, off_loop
 from penstock.server.grpc.method import Method, Status
-from penstock.server.v2.rpc.calls import Tasks, as_refusal, refuse
+from penstock.server.v2.rpc.calls import Tasks, abort, client_error
 
 from .calls import SeldonCall
 from .messages import Endpoint, PayloadKind, read_answer
@@ -148,7 +148,7 @@ class SeldonRpcs:
                 else:
                     call.answer(body)
             except Exception as error:  # noqa: BLE001 - one answer's failure must not take its batch mates' answers
-                refuse(call, as_refusal(error, "component"))
+                abort(call, client_error(error, "component"))
 
     @staticmethod
     def _refuse(call: Call, error: InferError) -> None:
@@ -156,7 +156,7 @@ class SeldonRpcs:
             # its only deadline was the client's
             call.abort(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
         else:
-            refuse(call, error)
+            abort(call, error)
 
 
 def metadata_message(metadata: dict[str, Any]) -> bytes:

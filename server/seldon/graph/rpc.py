@@ -16,7 +16,7 @@ from penstock.backends.errors import InferError
 from penstock.server.errors import GRPC_STATUS, pushback_ms
 from penstock.server.grpc.method import Call, Method, Status
 from penstock.server.seldon.protos import message_class
-from penstock.server.v2.rpc.calls import Tasks, as_refusal, brief, parsed
+from penstock.server.v2.rpc.calls import Tasks, client_error, parse_message, shorten
 
 from . import routes
 from .message_codecs import GraphError, Message, ProtoCodec, new_puid
@@ -96,7 +96,7 @@ class GraphRpcs:
             call.abort(Status.UNKNOWN, str(error))
 
     def _model_metadata(self, message: bytes) -> Any:
-        name = parsed(message_class("SeldonModelMetadataRequest"), message).name
+        name = parse_message(message_class("SeldonModelMetadataRequest"), message).name
         node = self._graph.deployment.find(name)
         if node is None:
             raise GraphError(f"there is no node '{name}'")
@@ -125,5 +125,5 @@ def _error_status(error: Exception) -> tuple[Status, str, int]:
         return Status(error.status), error.message.body.decode("utf-8", "replace"), 0
     if isinstance(error, _GRAPH_ERRORS):
         return Status.UNKNOWN, str(error), 0
-    server_error: InferError = as_refusal(error, "a graph's call")
-    return GRPC_STATUS[server_error.code], brief(server_error.message), pushback_ms(server_error)
+    server_error: InferError = client_error(error, "a graph's call")
+    return GRPC_STATUS[server_error.code], shorten(server_error.message), pushback_ms(server_error)

@@ -8,8 +8,8 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.v2.call_parameters import MAX_CLASSES, Classes, PerOutputPlan
-from penstock.server.v2.regions import OFF, Regions
-from penstock.server.v2.wanted_outputs import outputs
+from penstock.server.v2.regions import DISABLED_TEXT, Regions
+from penstock.server.v2.requested_outputs import parse_outputs
 from tests.fakes import fake_model
 
 MODEL = fake_model()
@@ -17,21 +17,21 @@ MODEL = fake_model()
 
 def refused(entries: list[Any], regions: Regions | None = None) -> str:
     with pytest.raises(InferError) as caught:
-        outputs(MODEL, entries, regions)
+        parse_outputs(MODEL, entries, regions)
     assert caught.value.code is Code.INVALID
     return caught.value.message
 
 
 class TestOutputs:
     def test_travel_as_they_are_asked_for(self) -> None:
-        assert outputs(MODEL, [("y", None)], None) == ((0,), None)
-        assert outputs(MODEL, [("y", {"binary_data": False})], None) == ((0,), None)
-        assert outputs(MODEL, [("y", {"binary_data": True})], None) == ((0,), (True,))
-        assert outputs(MODEL, [("y", {"classification": 3})], None) == (
+        assert parse_outputs(MODEL, [("y", None)], None) == ((0,), None)
+        assert parse_outputs(MODEL, [("y", {"binary_data": False})], None) == ((0,), None)
+        assert parse_outputs(MODEL, [("y", {"binary_data": True})], None) == ((0,), (True,))
+        assert parse_outputs(MODEL, [("y", {"classification": 3})], None) == (
             (0,),
             PerOutputPlan((Classes(3, binary=False),)),
         )
-        assert outputs(MODEL, [("y", {"classification": 0, "binary_data": True})], None) == ((0,), (True,))
+        assert parse_outputs(MODEL, [("y", {"classification": 0, "binary_data": True})], None) == ((0,), (True,))
 
     @pytest.mark.parametrize("value", [-1, 1.0, "3", True, None, 2**64])
     def test_have_unsigned_numbers_of_classes(self, value: Any) -> None:
@@ -63,6 +63,6 @@ class TestOutputs:
     @pytest.mark.parametrize("regions", [None, Regions()])
     def test_in_shared_memory_need_it(self, regions: Regions | None) -> None:
         with pytest.raises(InferError) as caught:
-            outputs(MODEL, [("y", {"shared_memory_region": "r"})], regions)
+            parse_outputs(MODEL, [("y", {"shared_memory_region": "r"})], regions)
 
-        assert (caught.value.code, caught.value.message) == (Code.UNSUPPORTED, OFF)
+        assert (caught.value.code, caught.value.message) == (Code.UNSUPPORTED, DISABLED_TEXT)

@@ -1,4 +1,4 @@
-"""Pulse: one timer for all streams that no event wakes: health's Watch, and idle streams while the server drains."""
+"""Ticker: one timer for all streams that no event wakes: health's Watch, and idle streams while the server drains."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections import deque
 from collections.abc import Callable
 
 INTERVAL_S = 0.2
-_A_TURN = 512
+_MAX_CALLS_PER_TURN = 512
 """The number of calls per turn of the loop: one connection may have a thousand idle streams open."""
 
 
-class Pulse:
+class Ticker:
     """Calls every listener each 0.2 s. Without listeners there is no timer.
 
-    `beat` is what the timer calls; tests call it too. `number` counts the beats.
+    `tick` is what the timer calls; tests call it too. `tick_count` counts the beats.
     """
 
     def __init__(self) -> None:
         self._listeners: dict[Callable[[], None], None] = {}
         self._due: deque[Callable[[], None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        self.number = 0
+        self.tick_count = 0
 
     def __len__(self) -> int:
         return len(self._listeners)
@@ -38,17 +38,17 @@ class Pulse:
             self._timer.cancel()
             self._timer = None
 
-    def beat(self) -> None:
+    def tick(self) -> None:
         """Call all listeners."""
         self._timer = None
-        self.number += 1
+        self.tick_count += 1
         self._due.extend(self._listeners)
         self._call()
 
     def _call(self) -> None:
         due = self._due
         try:
-            for _ in range(min(len(due), _A_TURN)):
+            for _ in range(min(len(due), _MAX_CALLS_PER_TURN)):
                 listener = due.popleft()
                 if listener in self._listeners:
                     listener()
@@ -60,4 +60,4 @@ class Pulse:
 
     def _start(self) -> None:
         if self._listeners and self._timer is None and not self._due:
-            self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self.beat)
+            self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self.tick)

@@ -15,7 +15,7 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.request import InferRequest
 from penstock.server.v2 import layout as http_layout
 from penstock.server.v2.call_parameters import Options, PerOutputPlan
-from penstock.server.v2.decode import decode_new
+from penstock.server.v2.decode import decode_and_cache
 from penstock.server.v2.finish import finish_all
 from penstock.server.v2.regions import InlineRegions, LargeRead, Regions
 from penstock.server.v2.rpc import decode as rpc
@@ -78,7 +78,7 @@ class Http(Transport):
         found = self.layouts.find(self.model, body, header_bytes, SINK)
         if found is None:
             self.in_full += 1
-            found = decode_new(self.model, body, header_bytes, 100, SINK, self.layouts)
+            found = decode_and_cache(self.model, body, header_bytes, 100, SINK, self.layouts)
         self.sent = len(body)
         return found
 
@@ -101,14 +101,14 @@ class Grpc(Transport):
         for name, said in outputs.items():
             self._say(made.outputs.add(name=name), said)
         message = made.SerializeToString(deterministic=True)
-        _, start, _ = rpc_layout.head_of(message)
+        _, start, _ = rpc_layout.read_head(message)
         self.sent = len(message)
         found = self.layouts.find(self.model, message, start, request_id, SINK)
         if found is None:
             self.in_full += 1
             found = rpc.decode(self.model, made, SINK, self.regions)
             found[0].nbytes += len(message)
-            self.layouts.remember(*found, message, start, made)
+            self.layouts.add(*found, message, start, made)
         return found
 
     @staticmethod

@@ -18,14 +18,14 @@ from .call_parameters import (
     MAX_CLASSES,
     Classes,
     PerOutputPlan,
-    flag,
     invalid,
-    place,
-    shared,
-    unsigned,
-    with_id,
+    parse_flag,
+    parse_location,
+    parse_unsigned,
+    prefix_with_id,
+    require_regions,
 )
-from .finish import ways_of
+from .finish import modes_of
 from .regions import Lease
 
 if TYPE_CHECKING:
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from penstock.batching.model import Model
     from penstock.batching.request import InferRequest
 
-    from .call_parameters import Plan, Way
+    from .call_parameters import OutputMode, Plan
     from .regions import Regions
 
 
-def outputs(
+def parse_outputs(
     model: Model, entries: Iterable[tuple[str, Mapping[str, Any] | None]], regions: Regions | None, *,
     hooks: bool = False,
 ) -> tuple[tuple[int, ...], Plan]:  # fmt: skip
@@ -48,23 +48,25 @@ def outputs(
     `hooks`: the request passes through the model's hooks, if it has any.
     Raises: InferError (INVALID, NOT_FOUND, UNSUPPORTED).
     """
-    ways: dict[str, Way] = {}
-    own: dict[str, Way] = {}
+    modes: dict[str, OutputMode] = {}
+    hook_outputs: dict[str, OutputMode] = {}
     for name, items in entries:
-        by_hooks = is_own(model, name, hooks=hooks)
-        if by_hooks and items and "shared_memory_region" in items:
-            raise unexpected(model, name)
-        if name in ways or name in own:
+        is_hook = is_hook_output(model, name, hooks=hooks)
+        if is_hook and items and "shared_memory_region" in items:
+            raise unexpected_output(model, name)
+        if name in modes or name in hook_outputs:
             raise invalid(f"Duplicate output name '{name}' is not allowed in a request")
-        (own if by_hooks else ways)[name] = _way(items, name, regions) if items else JSON
-    specs, known = model.signature.outputs, model.signature.output
-    wanted, chosen = tuple([specs.index(known[name]) for name in ways]), tuple(ways.values())
-    if own or any(type(way) is not bool for way in chosen):
-        return wanted, PerOutputPlan(chosen, not own and all(type(way) is Lease for way in chosen), own)
+        (hook_outputs if is_hook else modes)[name] = _parse_mode(items, name, regions) if items else JSON
+    specs, specs_by_name = model.signature.outputs, model.signature.output
+    wanted, chosen = tuple([specs.index(specs_by_name[name]) for name in modes]), tuple(modes.values())
+    if hook_outputs or any(type(mode) is not bool for mode in chosen):
+        return wanted, PerOutputPlan(
+            chosen, not hook_outputs and all(type(mode) is Lease for mode in chosen), hook_outputs
+        )
     return wanted, chosen if any(chosen) else None  # type: ignore[return-value]
 
 
-def is_own(model: Model, name: str, *, hooks: bool = True) -> bool:
+def is_hook_output(model: Model, name: str, *, hooks: bool = True) -> bool:
     """Return whether a requested output is one that only post_inference can return.
 
     `hooks`: the request passes through the model's hooks, if it has any. Raises: InferError (INVALID, UNSUPPORTED) if
@@ -74,11 +76,11 @@ def is_own(model: Model, name: str, *, hooks: bool = True) -> bool:
     if spec is not None and spec.is_tensor:
         return False
     if not (hooks and model.names_own):
-        raise unexpected(model, name)
+        raise unexpected_output(model, name)
     return True
 
 
-def unexpected(model: Model, name: str) -> InferError:
+def unexpected_output(model: Model, name: str) -> InferError:
     """Return the error for an output that does not exist, or not as a tensor."""
     spec = model.signature.output.get(name)
     if spec is not None:
@@ -88,52 +90,52 @@ def unexpected(model: Model, name: str) -> InferError:
     return invalid(f"unexpected inference output '{name}' for model '{model.name}'")
 
 
-def _way(items: Mapping[str, Any], name: str, regions: Regions | None) -> Way:
-    binary = flag(items, "binary_data", default=JSON)
+def _parse_mode(items: Mapping[str, Any], name: str, regions: Regions | None) -> OutputMode:
+    binary = parse_flag(items, "binary_data", default=JSON)
     if "shared_memory_region" in items:
         if "classification" in items:
             raise invalid("Output can't set both 'shared_memory_region' and 'classification'")
         if binary:
             raise invalid("Output can't set both 'shared_memory_region' and 'binary_data'")
-        region, offset, byte_size = place(items)
-        return shared(regions).lease(region, offset, byte_size)
-    count = unsigned(items, "classification", "set")
+        region, offset, byte_size = parse_location(items)
+        return require_regions(regions).lease(region, offset, byte_size)
+    count = parse_unsigned(items, "classification", "set")
     if count > MAX_CLASSES:
         raise invalid(f"classification of output '{name}' asks for {count} classes, the maximum is {MAX_CLASSES}")
     return Classes(count, binary) if count else binary
 
 
-def demand(model: Model, own: Iterable[str], outputs: Mapping[str, Array]) -> None:
+def require_hook_outputs(model: Model, hook_outputs: Iterable[str], outputs: Mapping[str, Array]) -> None:
     """Reject the single answer of hooks if it lacks an output that only they can return, and count it as failed.
 
     Threads: the event loop's. Raises: InferError (INVALID, UNSUPPORTED).
     """
-    lacking = [name for name in own if name not in outputs]
-    if lacking and not model.spec.decoupled:
+    missing = [name for name in hook_outputs if name not in outputs]
+    if missing and not model.spec.decoupled:
         now_ns = time.monotonic_ns()
         model.statistics.record_failure(OTHER, now_ns, now_ns)
-        raise unexpected(model, lacking[0])
+        raise unexpected_output(model, missing[0])
 
 
-def told(request: InferRequest, plan: Plan, outputs: Mapping[str, Array]) -> dict[str, Way]:
+def select_outputs(request: InferRequest, plan: Plan, outputs: Mapping[str, Array]) -> dict[str, OutputMode]:
     """Return which of the outputs that hooks returned are sent, each with its way: those requested, or all.
 
     All are also sent if only the model's outputs are requested and none of them is present. If there are several
     answers, each may lack some.
-    Raises: as `demand`. Threads: the event loop's.
+    Raises: as `require_hook_outputs`. Threads: the event loop's.
     """
     model = request.model
-    own = plan.own if isinstance(plan, PerOutputPlan) else {}
+    hook_outputs = plan.hook_outputs if isinstance(plan, PerOutputPlan) else {}
     try:
-        demand(model, own, outputs)
+        require_hook_outputs(model, hook_outputs, outputs)
     except InferError as error:
-        raise with_id(request.id, error) from None
-    ways = ways_of(plan, len(request.wanted))
+        raise prefix_with_id(request.id, error) from None
+    modes = modes_of(plan, len(request.wanted))
     # without named outputs, `wanted` is the model's own tuple; an equal tuple names each output, unless it is empty
-    if own or request.wanted is not model.all_outputs:
+    if hook_outputs or request.wanted is not model.all_outputs:
         names = [model.signature.outputs[position].name for position in request.wanted]
-        asked = {**dict(zip(names, ways, strict=True)), **own}
-        chosen = {name: asked[name] for name in outputs if name in asked}
-        if chosen or own:
-            return chosen
-    return dict.fromkeys(outputs, BINARY if plan is not None and all(way is BINARY for way in ways) else JSON)
+        requested = {**dict(zip(names, modes, strict=True)), **hook_outputs}
+        selected = {name: requested[name] for name in outputs if name in requested}
+        if selected or hook_outputs:
+            return selected
+    return dict.fromkeys(outputs, BINARY if plan is not None and all(mode is BINARY for mode in modes) else JSON)
