@@ -18,7 +18,7 @@ from penstock.backends.node import Node
 from penstock.batching.model import Model
 from penstock.batching.spec import ModelSpec
 from penstock.batching.statistics import ModelStatistics
-from penstock.server.hooks.modules import let_go
+from penstock.server.hooks.garbage import collect_garbage
 from penstock.server.hooks.runner import Hooks, close_all
 from penstock.server.ipc.errors import error_to_json
 
@@ -173,7 +173,7 @@ class FrontModelTable:
         self._hooks.pop(model, None)
         self._failed.pop(model, None)
         del hooks
-        await let_go(model)
+        await collect_garbage(model)
         self._send_statistics(model, key)
         self._link.send(MODEL_RELEASED, key)
 

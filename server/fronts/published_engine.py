@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.hooks.engine import opened
+from penstock.server.hooks.engine import open_model
 from penstock.server.hooks.runner import Hooks
 from penstock.server.ipc.errors import error_from_json
 
@@ -155,7 +155,7 @@ class PublishedEngine:
 
     async def open(self, spec: ModelSpec) -> Model:
         """Load a model, its hooks in every front end; it cannot be found until it is published. Raises: InferError."""
-        model = await opened(self._engine, spec, self.retire)
+        model = await open_model(self._engine, spec, self.retire)
         start = time.monotonic()
         self._last_model_number += 1
         key = self._numbers[model] = self._last_model_number

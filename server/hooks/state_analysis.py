@@ -12,91 +12,93 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .reading import Reading
-from .scopes import inner
+from .expression_analysis import ExpressionAnalysis
+from .scopes import function_scope
 from .sources import SourceFile, SourceTree, Value
-from .writes import HOOK_NAMES, INSTANCE, PROCESS, GlobalWrite, files_of
+from .writes import HOOK_NAMES, INSTANCE, PROCESS, GlobalWrite, source_files
 
-_STORES = (ast.Store, ast.Del)
+_STORE_CONTEXTS = (ast.Store, ast.Del)
 _REWRITES = {"__builtins__", "delattr", "eval", "exec", "globals", "locals", "setattr", "vars"}
 """What may rebind a module's name, wherever it is called."""
-_OF_LOGGING = ("Handler", "Filter", "Formatter")
+_LOGGING_BASES = ("Handler", "Filter", "Formatter")
 
 
-def kept(path: Path, roots: Sequence[Path]) -> list[GlobalWrite]:
+def find_state(path: Path, roots: Sequence[Path]) -> list[GlobalWrite]:
     """Find the places where the hooks of a file may keep something, or see what another call has kept.
 
     Raises: OSError, SyntaxError, ValueError.
     """
     project = SourceTree(roots or (path.parent,))
     source = project.read(path)
-    keeping = Keeping(project)
-    for file, tree in files_of(path, roots):
-        project.filled.look(tree)
+    analysis = StateAnalysis(project)
+    for file, tree in source_files(path, roots):
+        project.name_changes.analyze(tree)
         for node in ast.walk(tree):
             if isinstance(node, ast.Name) and node.id in _REWRITES:
-                keeping.note(SourceFile(file, source.scope), node.lineno, node.id, PROCESS)
-            if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith(_OF_LOGGING) for base in node.bases):
+                analysis.record(SourceFile(file, source.scope), node.lineno, node.id, PROCESS)
+            if isinstance(node, ast.ClassDef) and any(
+                ast.unparse(base).endswith(_LOGGING_BASES) for base in node.bases
+            ):
                 # it is called by a logger, which all instances share
-                keeping.note(SourceFile(file, source.scope), node.lineno, node.name, PROCESS)
+                analysis.record(SourceFile(file, source.scope), node.lineno, node.name, PROCESS)
     for name in HOOK_NAMES:
-        for what in source.bound.get(name, ()):
-            keeping.begin(name, what, source)
+        for binding in source.bound.get(name, ()):
+            analysis.add_root(name, binding, source)
         if name in source.scope.bound and not source.bound.get(name):
-            keeping.note(source, 1, name, INSTANCE)
-    if source.stars:
-        keeping.note(source, 1, "import *", INSTANCE)
-    keeping.run()
-    return sorted(keeping.found, key=lambda write: (write.file, write.line, write.name))
+            analysis.record(source, 1, name, INSTANCE)
+    if source.has_star_import:
+        analysis.record(source, 1, "import *", INSTANCE)
+    analysis.run()
+    return sorted(analysis.writes, key=lambda write: (write.file, write.line, write.name))
 
 
-class Keeping(Reading):
-    """One analysis of a project: statements; Reading handles expressions. `found` is what may keep something."""
+class StateAnalysis(ExpressionAnalysis):
+    """One analysis of a project: its statements. `writes` is what may keep something."""
 
     def __init__(self, project: SourceTree) -> None:
         super().__init__(project)
-        self._seen: set[int] = set()
-        self._waiting: list[tuple[Any, SourceFile, str]] = []
+        self._analyzed: set[int] = set()
+        self._pending: list[tuple[Any, SourceFile, str]] = []
 
-    def begin(self, name: str, what: Any, source: SourceFile) -> None:
+    def add_root(self, name: str, binding: Any, source: SourceFile) -> None:
         """Start with what is bound to the name of a hook."""
-        if isinstance(what, Value) and what.kind == "OWN" and isinstance(what.of, tuple):
-            elsewhere, inside = what.of
-            for other in elsewhere.bound.get(inside, ()) or [None]:
-                self.begin(name, other, elsewhere)
-        elif isinstance(what, tuple) and isinstance(what[0], ast.FunctionDef | ast.AsyncFunctionDef):
-            node, where = what
+        if isinstance(binding, Value) and binding.kind == "OWN" and isinstance(binding.definition, tuple):
+            other_source, inside = binding.definition
+            for other in other_source.bound.get(inside, ()) or [None]:
+                self.add_root(name, other, other_source)
+        elif isinstance(binding, tuple) and isinstance(binding[0], ast.FunctionDef | ast.AsyncFunctionDef):
+            node, where = binding
             if node.decorator_list:
-                self.note(where, node.lineno, name, INSTANCE)
-            self._waiting.append((node, where, name))
+                self.record(where, node.lineno, name, INSTANCE)
+            self._pending.append((node, where, name))
         else:
-            self.note(source, getattr(what, "lineno", 1), name, INSTANCE)
+            self.record(source, getattr(binding, "lineno", 1), name, INSTANCE)
 
-    def reach(self, value: Value) -> None:
+    def schedule(self, value: Value) -> None:
         """Schedule a function of the project for analysis."""
-        node, source = value.of
-        self._waiting.append((node, source, ""))
+        node, source = value.definition
+        self._pending.append((node, source, ""))
 
     def run(self) -> None:
         """Analyze everything reachable."""
-        while self._waiting:
-            node, source, hook = self._waiting.pop()
-            if id(node) not in self._seen:
-                self._seen.add(id(node))
+        while self._pending:
+            node, source, hook = self._pending.pop()
+            if id(node) not in self._analyzed:
+                self._analyzed.add(id(node))
                 self._function(node, source, source.scope, hook)
 
-    def _function(self, node: Any, source: SourceFile, around: Any, hook: str = "", *, top: bool = True) -> None:
-        scope, _ = inner(around, node)
+    def _function(self, node: Any, source: SourceFile, enclosing: Any, hook: str = "", *, top: bool = True) -> None:
+        scope, _ = function_scope(enclosing, node)
         if hook:
             # signature and metadata are the same objects on every call
             names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
             scope.carried = {name: name for name in names[1:3]}
         if top:
             for default in (*node.args.defaults, *filter(None, node.args.kw_defaults)):
-                if self.at_load(default, source, source.scope).kind != "FIXED":
-                    self.note(source, default.lineno, f"a default of {getattr(node, 'name', 'a lambda')}", INSTANCE)
+                if self.module_value(default, source, source.scope).kind != "FIXED":
+                    self.record(source, default.lineno, f"a default of {getattr(node, 'name', 'a lambda')}", INSTANCE)
         if isinstance(node, ast.Lambda):
-            self.goes_out(self.value(node.body, source, scope), node.body, source)
+            self.check_escape(self.value(node.body, source, scope), node.body, source)
         else:
             self._statements(node.body, source, scope, is_hook=bool(hook))
 
@@ -120,41 +122,41 @@ class Keeping(Reading):
         if any(isinstance(node, ast.MatchClass | ast.MatchValue) for node in ast.walk(case.pattern)):
             for node in ast.walk(case.pattern):
                 if isinstance(node, ast.expr) and not isinstance(node, ast.Constant):
-                    self.note(source, node.lineno, ast.unparse(node), INSTANCE)
+                    self.record(source, node.lineno, ast.unparse(node), INSTANCE)
 
     def _statement(self, node: ast.stmt, source: SourceFile, scope: Any, *, is_hook: bool) -> None:
         match node:
             case ast.Global(names=names):
                 for name in names:
-                    self.note(source, node.lineno, name, INSTANCE)
+                    self.record(source, node.lineno, name, INSTANCE)
             case ast.Return(value=ast.expr() as value):
-                given = self.value(value, source, scope)
+                returned = self.value(value, source, scope)
                 if not is_hook:
-                    self.goes_out(given, value, source)
+                    self.check_escape(returned, value, source)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 for each in (*node.decorator_list, *node.args.defaults, *filter(None, node.args.kw_defaults)):
-                    self.goes_out(self.value(each, source, scope), each, source)
+                    self.check_escape(self.value(each, source, scope), each, source)
                 self._function(node, source, scope, top=False)
             case ast.ClassDef():
                 # the class lives for one call; what its methods use from outside is analyzed as for any function
                 for each in (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)):
-                    self.goes_out(self.value(each, source, scope), each, source)
+                    self.check_escape(self.value(each, source, scope), each, source)
                 self._statements(node.body, source, scope, is_hook=False)
             case _:
-                self._plain(node, source, scope)
+                self._simple_statement(node, source, scope)
 
-    def _plain(self, node: ast.stmt, source: SourceFile, scope: Any) -> None:
+    def _simple_statement(self, node: ast.stmt, source: SourceFile, scope: Any) -> None:
         """Analyze a statement's own expressions: what is stored, and where."""
         stored, target_values = self._parts(node, source, scope)
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             before = self.value(ast.copy_location(ast.Name(node.target.id, ast.Load()), node.target), source, scope)
             if before.held and before.kind != "FIXED":  # modifies a list or an array in place
-                self.note(source, node.lineno, before.held, INSTANCE)
+                self.record(source, node.lineno, before.held, INSTANCE)
             for value in target_values:
                 if value.kind == "PLAIN":
-                    self.goes_out(value, node, source)
+                    self.check_escape(value, node, source)
         for target in stored:
-            self.store(target, target_values, source, scope)
+            self.analyze_target(target, target_values, source, scope)
 
     def _parts(self, node: ast.stmt, source: SourceFile, scope: Any) -> tuple[list[ast.expr], list[Value]]:
         """Return the targets of a statement, and the values of its other expressions."""
@@ -172,20 +174,20 @@ class Keeping(Reading):
                     target_values.append(self.value(each, source, scope))
         if isinstance(node, ast.Match):  # patterns bind parts of the subject
             for value in target_values:
-                self.goes_out(value, node, source)
+                self.check_escape(value, node, source)
         return stored, target_values
 
-    def store(self, target: ast.expr, values: Sequence[Value], source: SourceFile, scope: Any) -> None:
+    def analyze_target(self, target: ast.expr, values: Sequence[Value], source: SourceFile, scope: Any) -> None:
         """Analyze a target: held objects may not be changed, or stored where they cannot be tracked."""
         for each in ast.walk(target):
-            if isinstance(each, ast.Attribute | ast.Subscript) and isinstance(each.ctx, _STORES):
+            if isinstance(each, ast.Attribute | ast.Subscript) and isinstance(each.ctx, _STORE_CONTEXTS):
                 owner = self.value(each.value, source, scope)
                 if isinstance(each, ast.Subscript):
                     self.value(each.slice, source, scope)
                 elif each.attr.startswith("__"):
-                    self.note(source, each.lineno, each.attr, PROCESS)
+                    self.record(source, each.lineno, each.attr, PROCESS)
                 if owner.held:
                     reach = PROCESS if owner.kind in {"MODULE", "BUILTIN", "LOGGER"} else INSTANCE
-                    self.note(source, each.lineno, owner.held, reach)
+                    self.record(source, each.lineno, owner.held, reach)
                 for value in values:
-                    self.goes_out(value, each, source)
+                    self.check_escape(value, each, source)

@@ -14,31 +14,33 @@ from penstock.batching.scheduling.admission import request_for
 from penstock.batching.stream import stream
 
 from .convert import to_inputs
-from .pull import Answer
+from .generator_call import Answer
 
 if TYPE_CHECKING:
     from penstock.batching.answers import AnswerStatistics
     from penstock.batching.model import Model
 
 
-class HookRequest(NamedTuple):
-    """A request as dialects pass it to Hooks. `wanted`: the requested outputs, None for all."""
+class DecoupledRequest(NamedTuple):
+    """A request as dialects pass it to Hooks. `requested_outputs`: the requested outputs, None for all."""
 
     inputs: Mapping[str, Array]
     id: str = ""
     terms: Terms = NO_TERMS
     parameters: Mapping[str, Any] | None = None
-    wanted: tuple[int, ...] | None = None
+    requested_outputs: tuple[int, ...] | None = None
 
 
-async def told(
-    engine: Any, model: Model, asked: HookRequest, counted: AnswerStatistics
+async def stream_answers(
+    engine: Any, model: Model, decoupled_request: DecoupledRequest, statistics: AnswerStatistics
 ) -> AsyncGenerator[Answer, None]:
     """Submit a request, and yield and count its answers. Close it if not all are taken. Raises: InferError."""
-    inputs = to_inputs(asked.inputs, model.signature)
-    wanted = model.all_outputs if asked.wanted is None else asked.wanted
-    request = request_for(model, inputs, wanted, asked.terms, asked.parameters)
-    request.id = asked.id
+    inputs = to_inputs(decoupled_request.inputs, model.signature)
+    requested_outputs = (
+        model.all_outputs if decoupled_request.requested_outputs is None else decoupled_request.requested_outputs
+    )
+    request = request_for(model, inputs, requested_outputs, decoupled_request.terms, decoupled_request.parameters)
+    request.id = decoupled_request.id
     start_ns = since_ns = time.monotonic_ns()
     number = 0
     try:
@@ -46,16 +48,16 @@ async def told(
             while (each := await answers.next()) is not None:
                 if not number:
                     model.statistics.record_first_response(time.monotonic_ns() - start_ns)
-                counted.record(number, each.infer_ns, 0, failed=each.error is not None)
+                statistics.record(number, each.infer_ns, 0, failed=each.error is not None)
                 number += 1
                 since_ns = time.monotonic_ns()
                 yield Answer(
                     each.outputs, each.error, each.final, each.infer_ns, 0, 0, each.parameters, answers.more
                 )  # fmt: skip
-        counted.record_none(number, time.monotonic_ns() - since_ns)
+        statistics.record_none(number, time.monotonic_ns() - since_ns)
     except InferError:
-        counted.record(number, time.monotonic_ns() - since_ns, 0, failed=True)
+        statistics.record(number, time.monotonic_ns() - since_ns, 0, failed=True)
         raise
     except (asyncio.CancelledError, GeneratorExit):
-        counted.record_cancelled(number, time.monotonic_ns() - since_ns)
+        statistics.record_cancelled(number, time.monotonic_ns() - since_ns)
         raise

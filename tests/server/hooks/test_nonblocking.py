@@ -1,4 +1,4 @@
-"""Swift hooks: what can neither wait nor grow is run by the event loop itself, and nothing else is."""
+"""Nonblocking hooks: what can neither wait nor grow is run by the event loop itself, and nothing else is."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.server.hooks import replica, replicas
 from penstock.server.hooks.loading import POST, PRE
-from penstock.server.hooks.plain import is_small
+from penstock.server.hooks.nonblocking import MAX_SMALL_BYTES, are_small_tensors, is_nonblocking
+from penstock.server.hooks.plain_values import is_small
 from penstock.server.hooks.runner import Hooks
-from penstock.server.hooks.swift import SMALL_BYTES, are_small, is_swift
 from tests.server.hooks.stage import Act, PuppetEngine, Stage
 
 PLAIN = """
@@ -36,7 +36,7 @@ def made(source: str) -> tuple[Any, ast.Module]:
 
 
 def found(source: str) -> bool:
-    return is_swift(*made(source))
+    return is_nonblocking(*made(source))
 
 
 @pytest.mark.parametrize(
@@ -159,10 +159,10 @@ def test_what_is_no_function_of_the_file_as_it_is_written_is_not() -> None:
     hook, tree = made("def hook(sample, metadata): return sample")
     _, other = made("def hook(sample, metadata): return [sample]")
 
-    assert is_swift(hook, tree)
-    assert not is_swift(hook, other)
-    assert not is_swift(hook.__get__(1), tree)
-    assert not is_swift(len, tree)
+    assert is_nonblocking(hook, tree)
+    assert not is_nonblocking(hook, other)
+    assert not is_nonblocking(hook.__get__(1), tree)
+    assert not is_nonblocking(len, tree)
     assert not found("def made():\n    x = 1\n    def hook(sample): return x\n    return hook\nhook = made()")
     assert not found("async def hook(sample, metadata): return sample")
     assert not found("def hook(sample, kept=print): return sample")
@@ -297,7 +297,7 @@ def test_settings_are_small_by_all_that_they_have(settings: Any, small: bool) ->
     ],
 )
 def test_tensors_are_small_by_their_bytes_and_nothing_else_is(values: Any, small: bool) -> None:
-    assert are_small(values) is small
+    assert are_small_tensors(values) is small
 
 
 class Kept:
@@ -339,7 +339,7 @@ def test_a_request_through_swift_hooks_needs_no_turn_of_the_loop(act: Act) -> No
 @pytest.mark.parametrize(
     ("source", "options", "nbytes"),
     [
-        (PLAIN, {}, SMALL_BYTES + 1),
+        (PLAIN, {}, MAX_SMALL_BYTES + 1),
         (PLAIN, {"replicas": "shared"}, 20),
         (PLAIN, {"metadata": {"words": ["a"] * 5000}}, 20),
         (
@@ -378,12 +378,12 @@ def test_where_many_are_under_way_a_thread_runs_them(act: Act) -> None:
     async def scene(stage: Stage) -> None:
         engine = PuppetEngine()
         hooks = await stage.load(PLAIN, engine)
-        under_way = [started(hooks, {"x": 0.0}) for _ in range(replicas.FEW)]
-        assert engine.waiting == replicas.FEW
+        under_way = [started(hooks, {"x": 0.0}) for _ in range(replicas.MAX_INLINE_REQUESTS)]
+        assert engine.waiting == replicas.MAX_INLINE_REQUESTS
 
-        under_way += [started(hooks, {"x": 1.0}) for _ in range(3 * replicas.FEW)]
-        assert engine.waiting < 3 * replicas.FEW
-        await engine.gather(4 * replicas.FEW)
+        under_way += [started(hooks, {"x": 1.0}) for _ in range(3 * replicas.MAX_INLINE_REQUESTS)]
+        assert engine.waiting < 3 * replicas.MAX_INLINE_REQUESTS
+        await engine.gather(4 * replicas.MAX_INLINE_REQUESTS)
         engine.run()
         for each in under_way:
             await each.told.wait()
@@ -443,7 +443,7 @@ def test_one_that_takes_long_is_swift_no_more_if_it_computes(
         begun = [started(hooks, {"x": 0.0}) for _ in range(2)]
 
         assert [each.told.is_set() for each in begun] == [True, True]
-        assert only.swift == ({POST} if computes else {PRE, POST})
-        hooks.leave(None)
+        assert only.inline_hooks == ({POST} if computes else {PRE, POST})
+        hooks.release(None)
 
     act(scene)

@@ -38,7 +38,7 @@ class _PrivateLoader(SourceFileLoader):
         raise OSError("not cached")
 
 
-class Siblings:
+class PrivateModules:
     """One instance of a hook file and of the modules beside it that it has imported.
 
     Invariant: from construction to `close` all of them are in `sys.modules` below a unique name. They are in an empty
@@ -47,26 +47,26 @@ class Siblings:
     so that loggers named `__name__` tell which model a record is about.
     """
 
-    def __init__(self, path: Path, roots: Sequence[Path] = (), last: Sequence[Path] = (), label: str = "") -> None:
+    def __init__(self, path: Path, roots: Sequence[Path] = (), fallback: Sequence[Path] = (), label: str = "") -> None:
         self._path = path
-        self._folders = [str(folder) for folder in (*(roots or (path.parent,)), *last)]
+        self._folders = [str(folder) for folder in (*(roots or (path.parent,)), *fallback)]
         self._stem = path.stem.replace(".", "_")
-        self._beside: dict[str, bool] = {}
-        if not roots or self._is_itself(self._stem):
-            self._beside[self._stem] = True
+        self._private_names: dict[str, bool] = {}
+        if not roots or self._is_hook_file(self._stem):
+            self._private_names[self._stem] = True
         else:
             self._stem += "@"  # `import keras` does not mean handlers/keras.py, there or elsewhere
         self._builtins = {**vars(builtins), "__import__": self._import}
-        self._package = _reserve((label or path.stem).replace(".", "_"), self._folders)
+        self._package = _reserve_package((label or path.stem).replace(".", "_"), self._folders)
         self._prefix = self._package + "."
         sys.meta_path.insert(0, self)
 
-    def run(self) -> ModuleType:
+    def load(self) -> ModuleType:
         """Run the hook file. Raises: whatever it raises."""
         importlib.invalidate_caches()
         return importlib.import_module(self._prefix + self._stem)
 
-    def has(self, file: Path) -> bool:
+    def is_user_file(self, file: Path) -> bool:
         """Return whether a file is one of the user's."""
         return file == self._path or any(Path(folder) in file.parents for folder in self._folders)
 
@@ -101,23 +101,23 @@ class Siblings:
         level: int = 0,
     ) -> ModuleType:
         top = name.partition(".")[0]
-        if level or not self._is_beside(top):
+        if level or not self._is_private(top):
             return __import__(name, globals, locals, fromlist or (), level)
         found = __import__(self._prefix + name, globals, locals, fromlist or (), 0)
         # without a fromlist, the statement binds the first of the dotted names
         return found if fromlist else sys.modules[self._prefix + top]
 
-    def _is_beside(self, top: str) -> bool:
-        known = self._beside.get(top)
-        if known is None:
-            known = self._beside[top] = self._find(top)
-        return known
+    def _is_private(self, top: str) -> bool:
+        is_private = self._private_names.get(top)
+        if is_private is None:
+            is_private = self._private_names[top] = self._is_private_module(top)
+        return is_private
 
-    def _is_itself(self, top: str) -> bool:
+    def _is_hook_file(self, top: str) -> bool:
         spec = PathFinder.find_spec(top, self._folders)
         return spec is not None and spec.origin == str(self._path)
 
-    def _find(self, top: str) -> bool:
+    def _is_private_module(self, top: str) -> bool:
         # a file or a package beside the hook file comes first, as for a script; a plain folder comes last
         spec = PathFinder.find_spec(top, self._folders)
         if spec is None:
@@ -128,7 +128,7 @@ class Siblings:
         return top not in sys.modules and PathFinder.find_spec(top, elsewhere) is None
 
 
-def _reserve(label: str, folders: list[str]) -> str:
+def _reserve_package(label: str, folders: list[str]) -> str:
     """Put an empty package into `sys.modules` under a free name; no `import` statement can name it because of the @."""
     number = 1
     while True:
@@ -148,7 +148,7 @@ class FolderOnPath:
 
     def __init__(self, *folders: Path) -> None:
         self._folders = folders
-        self._before = frozenset(sys.modules)
+        self._modules_before = frozenset(sys.modules)
         sys.path += map(str, folders)
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class FolderOnPath:
             backwards = sys.path[::-1]
             if str(folder) in backwards:
                 del sys.path[-1 - backwards.index(str(folder))]
-        for name in [name for name in list(sys.modules) if name not in self._before]:
+        for name in [name for name in list(sys.modules) if name not in self._modules_before]:
             top = name.partition(".")[0]
             file = getattr(sys.modules.get(name), "__file__", None)
             for folder in self._folders:

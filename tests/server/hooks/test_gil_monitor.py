@@ -13,7 +13,7 @@ import pytest
 
 from penstock.backends.node import Node
 from penstock.batching.spec import HookSpec
-from penstock.server.hooks.holding import ENOUGH, LATE_NS, LONG_NS, Holding
+from penstock.server.hooks.gil_monitor import MAX_COMPUTE_NS, MAX_DELAY_NS, SAMPLE_COUNT, GilMonitor
 from penstock.server.hooks.placement import HookPlacement
 from penstock.server.hooks.runner import Hooks
 from penstock.server.hooks.worker_replicas import WorkerReplicas
@@ -49,44 +49,44 @@ def loop() -> Any:
 
 class TestHolding:
     def test_what_calls_compute_is_measured_once_many_have_taken_long(self, loop: asyncio.AbstractEventLoop) -> None:
-        holding = Holding(loop, lambda: True, Found())
-        for _ in range(ENOUGH - 1):
-            holding.took("pre", 0)
-        before = holding.measures
-        holding.took("pre", 0)
-        assert (before, holding.measures) == (False, True)
-        for _ in range(ENOUGH):
-            holding.took("pre", LONG_NS)
-        assert not holding.measures
+        holding = GilMonitor(loop, lambda: True, Found())
+        for _ in range(SAMPLE_COUNT - 1):
+            holding.record_call("pre", 0)
+        before = holding.measures_cpu
+        holding.record_call("pre", 0)
+        assert (before, holding.measures_cpu) == (False, True)
+        for _ in range(SAMPLE_COUNT):
+            holding.record_call("pre", MAX_COMPUTE_NS)
+        assert not holding.measures_cpu
 
     def test_a_quick_hook_is_not_looked_into(self, loop: asyncio.AbstractEventLoop) -> None:
-        holding = Holding(loop, lambda: True, Found())
-        for _ in range(10 * ENOUGH):
-            holding.took("pre", LONG_NS)
+        holding = GilMonitor(loop, lambda: True, Found())
+        for _ in range(10 * SAMPLE_COUNT):
+            holding.record_call("pre", MAX_COMPUTE_NS)
 
-        assert not holding.looks
+        assert not holding.is_checking
 
     def test_one_that_computes_for_long_while_the_loop_is_in_time_is_let_be(
         self, loop: asyncio.AbstractEventLoop
     ) -> None:
         found = Found()
-        holding = Holding(loop, lambda: True, found)
-        for _ in range(ENOUGH):
-            holding.took("pre", 10 * LONG_NS)
-        assert holding.looks
-        for _ in range(10 * ENOUGH):
-            holding.late(LATE_NS, 0, COMPUTED_NS)
+        holding = GilMonitor(loop, lambda: True, found)
+        for _ in range(SAMPLE_COUNT):
+            holding.record_call("pre", 10 * MAX_COMPUTE_NS)
+        assert holding.is_checking
+        for _ in range(10 * SAMPLE_COUNT):
+            holding.record_delay(MAX_DELAY_NS, 0, COMPUTED_NS)
         holding.close()
 
         assert found.found == []
 
     def test_what_the_loop_has_computed_itself_is_not_held_against_it(self, loop: asyncio.AbstractEventLoop) -> None:
         found = Found()
-        holding = Holding(loop, lambda: True, found)
-        for _ in range(ENOUGH):
-            holding.took("pre", 10 * LONG_NS)
-        for _ in range(10 * ENOUGH):
-            holding.late(10 * LATE_NS, 9 * LATE_NS, COMPUTED_NS)
+        holding = GilMonitor(loop, lambda: True, found)
+        for _ in range(SAMPLE_COUNT):
+            holding.record_call("pre", 10 * MAX_COMPUTE_NS)
+        for _ in range(10 * SAMPLE_COUNT):
+            holding.record_delay(10 * MAX_DELAY_NS, 9 * MAX_DELAY_NS, COMPUTED_NS)
         holding.close()
 
         assert found.found == []
@@ -95,43 +95,43 @@ class TestHolding:
         self, loop: asyncio.AbstractEventLoop
     ) -> None:
         found = Found()
-        holding = Holding(loop, lambda: True, found)
-        for _ in range(ENOUGH):
-            holding.took("pre", 10 * LONG_NS)
-        for look in range(10 * ENOUGH):
-            holding.late(2_000 * LATE_NS if look % 10 == 0 else 0, 0, LATE_NS // 2)
+        holding = GilMonitor(loop, lambda: True, found)
+        for _ in range(SAMPLE_COUNT):
+            holding.record_call("pre", 10 * MAX_COMPUTE_NS)
+        for look in range(10 * SAMPLE_COUNT):
+            holding.record_delay(2_000 * MAX_DELAY_NS if look % 10 == 0 else 0, 0, MAX_DELAY_NS // 2)
         holding.close()
 
         assert found.found == []
 
     def test_the_hook_that_computes_longest_is_named_once(self, loop: asyncio.AbstractEventLoop) -> None:
         found = Found()
-        holding = Holding(loop, lambda: True, found)
-        for _ in range(ENOUGH):
-            holding.took("pre", 2 * LONG_NS)
-            holding.took("post", 3 * LONG_NS)
-        for _ in range(10 * ENOUGH):
-            holding.late(4 * LATE_NS, LATE_NS, COMPUTED_NS)
+        holding = GilMonitor(loop, lambda: True, found)
+        for _ in range(SAMPLE_COUNT):
+            holding.record_call("pre", 2 * MAX_COMPUTE_NS)
+            holding.record_call("post", 3 * MAX_COMPUTE_NS)
+        for _ in range(10 * SAMPLE_COUNT):
+            holding.record_delay(4 * MAX_DELAY_NS, MAX_DELAY_NS, COMPUTED_NS)
 
-        assert found.found == [("post", 3 * LONG_NS, 3 * LATE_NS)]
-        assert not holding.looks
+        assert found.found == [("post", 3 * MAX_COMPUTE_NS, 3 * MAX_DELAY_NS)]
+        assert not holding.is_checking
 
     def test_one_that_has_become_quick_is_forgiven(self, loop: asyncio.AbstractEventLoop) -> None:
         found = Found()
-        holding = Holding(loop, lambda: True, found)
-        for took_ns in (2 * LONG_NS, 1):
-            for _ in range(ENOUGH):
-                holding.took("pre", took_ns)
-        for _ in range(10 * ENOUGH):
-            holding.late(4 * LATE_NS, 0, COMPUTED_NS)
+        holding = GilMonitor(loop, lambda: True, found)
+        for took_ns in (2 * MAX_COMPUTE_NS, 1):
+            for _ in range(SAMPLE_COUNT):
+                holding.record_call("pre", took_ns)
+        for _ in range(10 * SAMPLE_COUNT):
+            holding.record_delay(4 * MAX_DELAY_NS, 0, COMPUTED_NS)
         holding.close()
 
         assert found.found == []
 
 
-def place_of(hooks: Hooks) -> HookPlacement:
-    assert hooks._place is not None
-    return hooks._place
+def placement_of(hooks: Hooks) -> HookPlacement:
+    assert hooks._placement is not None
+    return hooks._placement
 
 
 @pytest.mark.slow
@@ -139,12 +139,12 @@ class TestMoving:
     async def keep_busy(self, hooks: Hooks) -> set[int]:
         """Ask until the hooks are elsewhere, the loop being late. Returns: the processes that answered."""
         pids: set[int] = set()
-        while not isinstance(place_of(hooks).replicas, WorkerReplicas):
+        while not isinstance(placement_of(hooks).replicas, WorkerReplicas):
             pids.add(json.loads(await hooks.predict([0] * 4))[0])
-            holding = place_of(hooks)._holding
+            holding = placement_of(hooks)._gil_monitor
             if holding is not None:
                 for _ in range(4):  # it is, or is not, as the machine has processors to spare
-                    holding.late(8 * LATE_NS, 0, COMPUTED_NS)
+                    holding.record_delay(8 * MAX_DELAY_NS, 0, COMPUTED_NS)
         return pids
 
     def test_hooks_that_hold_up_the_loop_move(self, act: Act, caplog: pytest.LogCaptureFixture) -> None:
@@ -175,10 +175,10 @@ class TestMoving:
             hooks = await stage.load(source.replace("os.getpid()", "os.getpid(), current"), engine, replicas=1)
             asked = asyncio.ensure_future(hooks.predict(5))
             await engine.gather(1)
-            place_of(hooks)._found("post_inference", 5_000_000, 5_000_000)
-            while not isinstance(place_of(hooks).replicas, WorkerReplicas):  # noqa: ASYNC110 - by a process
+            placement_of(hooks)._on_gil_held("post_inference", 5_000_000, 5_000_000)
+            while not isinstance(placement_of(hooks).replicas, WorkerReplicas):  # noqa: ASYNC110 - by a process
                 await asyncio.sleep(0.005)
-            assert len(place_of(hooks).replicas._live) == 1
+            assert len(placement_of(hooks).replicas._live) == 1
             later = asyncio.ensure_future(hooks.predict(6))
             await engine.gather(2)
             engine.run()
@@ -194,7 +194,7 @@ class TestMoving:
     ) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(COMPUTES, replicas=replicas)
-            assert place_of(hooks)._sensible() == min(most, len(os.sched_getaffinity(0)))
+            assert placement_of(hooks)._worker_count() == min(most, len(os.sched_getaffinity(0)))
 
         act(scene)
 
@@ -205,14 +205,14 @@ class TestMoving:
             spec = HookSpec(path, dialect="cortex", dialect_settings={"kind": "onnx"})
             node = Node("x", "tensor(float)", [None, 4])
             hooks = await stage.load_spec(spec, node_inputs=[node])
-            assert place_of(hooks)._sensible() == 1
+            assert placement_of(hooks)._worker_count() == 1
 
         act(scene)
 
     def test_workers_of_0_stay(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(COMPUTES, workers=0)
-            assert place_of(hooks).replicas.holding is None
+            assert placement_of(hooks).replicas.gil_monitor is None
 
         act(scene)
 
@@ -222,9 +222,9 @@ class TestMoving:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(COMPUTES)
             (stage._folder / "hooks.py").write_text("import nothing_of_that_name")
-            place_of(hooks)._found("post_inference", 5_000_000, 5_000_000)
-            assert place_of(hooks)._moving is not None
-            await place_of(hooks)._moving  # type: ignore[misc]
+            placement_of(hooks)._on_gil_held("post_inference", 5_000_000, 5_000_000)
+            assert placement_of(hooks)._move_task is not None
+            await placement_of(hooks)._move_task  # type: ignore[misc]
 
             assert json.loads(await hooks.predict([0] * 4)) == [os.getpid()]
             assert "are not moved: hooks file" in caplog.records[-1].getMessage()
@@ -234,10 +234,10 @@ class TestMoving:
     def test_whatever_keeps_them_where_they_are_is_told(self, act: Act, caplog: pytest.LogCaptureFixture) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(COMPUTES)
-            place_of(hooks)._interpreters = {}.__getitem__  # type: ignore[assignment]
-            place_of(hooks)._found("post_inference", 5_000_000, 5_000_000)
-            assert place_of(hooks)._moving is not None
-            await place_of(hooks)._moving  # type: ignore[misc]
+            placement_of(hooks)._interpreters = {}.__getitem__  # type: ignore[assignment]
+            placement_of(hooks)._on_gil_held("post_inference", 5_000_000, 5_000_000)
+            assert placement_of(hooks)._move_task is not None
+            await placement_of(hooks)._move_task  # type: ignore[misc]
 
             assert json.loads(await hooks.predict([0] * 4)) == [os.getpid()]
             assert "are not moved: TypeError" in caplog.records[-1].getMessage()
@@ -246,5 +246,5 @@ class TestMoving:
 
 
 def stage_pid(hooks: Hooks) -> int:
-    (replica,) = place_of(hooks).replicas._live
+    (replica,) = placement_of(hooks).replicas._live
     return int(replica.pid)

@@ -1,4 +1,4 @@
-"""Swift hooks: those certain to return at once, so that the event loop may run them itself. Used by `replica.py`.
+"""Nonblocking hooks: those certain to return at once, which the event loop may run itself. Used by `replica.py`.
 
 Running a hook on a thread keeps one that waits or spins from blocking everything else. A hook that calculates, looks
 into lists and dicts and calls functions listed here can do neither with a small sample, and passing it to a thread and
@@ -20,21 +20,21 @@ from typing import Any
 
 import numpy as np
 
-from .plain import MANY, PLAIN, has_small, members
-from .pure import place_of_out
+from .known_functions import out_position
+from .plain_values import MAX_MEMBERS, PLAIN_TYPES, count_members, has_small_members
 from .scopes import own_nodes
 
-SMALL_BYTES = 4096
+MAX_SMALL_BYTES = 4096
 """The size of a sample as sent, or of a hook's arrays, up to which processing all of it takes microseconds."""
-_CALLS = 64
+_MAX_CALLS = 64
 """The most calls between functions of the file: none is called in a comprehension, so a hook makes no more."""
-_POWER = 4
+_MAX_EXPONENT = 4
 
-_NUMBERS = frozenset(
+_CONSTANT_TIME_BUILTINS = frozenset(
     ("abs", "bool", "complex", "divmod", "float", "int", "isinstance", "len", "ord", "chr", "round", "str")
 )
 """Builtins whose time depends only on their arguments, even if a comprehension calls them often."""
-_BUILTINS = _NUMBERS | frozenset((
+_BUILTINS = _CONSTANT_TIME_BUILTINS | frozenset((
     "all", "any", "dict", "enumerate", "frozenset", "list", "max", "min", "reversed", "set", "sorted", "sum",
     "tuple", "zip",
 ))  # fmt: skip
@@ -58,92 +58,98 @@ _EXPRESSIONS = (
     ast.BoolOp, ast.UnaryOp, ast.IfExp, ast.Compare, ast.Dict, ast.Set, ast.List, ast.Tuple, ast.Slice,
     ast.Constant, ast.JoinedStr, ast.FormattedValue, ast.Starred, ast.keyword,
 )  # fmt: skip
-_MUCH = (ast.Pow, ast.LShift, ast.MatMult)
+_COSTLY_OPERATORS = (ast.Pow, ast.LShift, ast.MatMult)
 _TARGETS = (ast.Name, ast.Tuple, ast.List, ast.Starred, ast.expr_context)
 _REPEATED = (ast.List, ast.Tuple, ast.ListComp, ast.JoinedStr)
-_PARTS = (ast.expr_context, ast.operator, ast.boolop, ast.unaryop, ast.cmpop)
+_SYNTAX_NODES = (ast.expr_context, ast.operator, ast.boolop, ast.unaryop, ast.cmpop)
 
 
-class _UnknownError(Exception):
+class _NotProvenError(Exception):
     """Something is not listed here."""
 
 
-def is_swift(hook: Callable[..., Any], tree: ast.Module) -> bool:
+def is_nonblocking(hook: Callable[..., Any], tree: ast.Module) -> bool:
     """Return whether a hook, defined in this file, returns at once for a small sample.
 
     Call this only for files that write no globals, and only after they are loaded: their names must keep their values.
     """
     try:
-        _Functions(tree, hook).read(hook)
-    except (_UnknownError, RecursionError, SyntaxError):
+        _FileFunctions(tree, hook).analyze(hook)
+    except (_NotProvenError, RecursionError, SyntaxError):
         return False
     return True
 
 
-def set_here() -> Any:
+def thread_settings() -> Any:
     """Return the settings of this thread, such as numpy's error handling: a file that changes them needs its thread."""
     return contextvars.copy_context(), np.geterr()
 
 
-def are_small(values: Any) -> bool:
+def are_small_tensors(values: Any) -> bool:
     """Return whether tensors, in a list or by name, are few bytes or few texts. False for anything else."""
     if type(values) not in {list, dict}:
         return False
-    left = SMALL_BYTES
+    remaining_bytes = MAX_SMALL_BYTES
     for value in values.values() if type(values) is dict else values:
         if type(value) is not np.ndarray:
             return False
-        left -= value.nbytes * (8 if value.dtype.hasobject else 1)
-    return left >= 0
+        remaining_bytes -= value.nbytes * (8 if value.dtype.hasobject else 1)
+    return remaining_bytes >= 0
 
 
-class _Functions:
+class _FileFunctions:
     """The functions of one file."""
 
     def __init__(self, tree: ast.Module, hook: Callable[..., Any]) -> None:
-        self._written = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-        made = (each for each in compile(tree, "", "exec", dont_inherit=True).co_consts if isinstance(each, CodeType))
-        self._codes = {code.co_name: code for code in made}
+        self._definitions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        created = (
+            each for each in compile(tree, "", "exec", dont_inherit=True).co_consts if isinstance(each, CodeType)
+        )
+        self._codes = {code.co_name: code for code in created}
         self._globals = getattr(hook, "__globals__", None)
-        self._reading: list[FunctionType] = []
+        self._call_stack: list[FunctionType] = []
         self._calls = 0
 
-    def read(self, function: Any) -> None:
-        """Analyze a function and those it calls. Raises: _UnknownError."""
-        if type(function) is not FunctionType or function.__globals__ is not self._globals or function in self._reading:
-            raise _UnknownError
-        node, code = self._written.get(function.__name__), self._codes.get(function.__name__)
+    def analyze(self, function: Any) -> None:
+        """Analyze a function and those it calls. Raises: _NotProvenError."""
+        if (
+            type(function) is not FunctionType
+            or function.__globals__ is not self._globals
+            or function in self._call_stack
+        ):
+            raise _NotProvenError
+        node, code = self._definitions.get(function.__name__), self._codes.get(function.__name__)
         if node is None or function.__code__ != code or code.co_firstlineno != node.lineno:
-            raise _UnknownError  # for example decorated, or one of two with the same name
+            raise _NotProvenError  # for example decorated, or one of two with the same name
         defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         self._calls += 1
-        if self._calls > _CALLS or not all(type(each) in PLAIN for each in defaults):
-            raise _UnknownError  # a list as a default outlives the call
-        self._reading.append(function)
-        _Reading(self, function, node).read()
-        self._reading.pop()
+        if self._calls > _MAX_CALLS or not all(type(each) in PLAIN_TYPES for each in defaults):
+            raise _NotProvenError  # a list as a default outlives the call
+        self._call_stack.append(function)
+        _FunctionAnalysis(self, function, node).analyze()
+        self._call_stack.pop()
 
 
-class _Reading:
+class _FunctionAnalysis:
     """The analysis of one function."""
 
-    def __init__(self, functions: _Functions, function: FunctionType, node: ast.FunctionDef) -> None:
+    def __init__(self, functions: _FileFunctions, function: FunctionType, node: ast.FunctionDef) -> None:
         self._functions = functions
         self._globals: Mapping[str, Any] = function.__globals__
         self._body = node.body
-        stored = {each.id for each in own_nodes(node.body) if isinstance(each, ast.Name) and _is_stored(each)}
+        stored = {each.id for each in own_nodes(node.body) if isinstance(each, ast.Name) and _is_store(each)}
         self._locals = stored | {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
-        self._own = _made_here(node.body)
-        self._inner: list[str] = []
+        self._created = _created_locals(node.body)
+        self._comprehension_names: list[str] = []
         """The names that enclosing comprehensions bind at the current place."""
 
-    def read(self) -> None:
+    def analyze(self) -> None:
         for statement in self._body:
             self._statement(statement)
 
     def _statement(self, node: ast.stmt) -> None:
         if not isinstance(node, _STATEMENTS):
-            raise _UnknownError
+            raise _NotProvenError
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.stmt):
                 self._statement(child)
@@ -155,10 +161,10 @@ class _Reading:
         if isinstance(node, ast.GeneratorExp) or (
             isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _LAZY
         ):
-            raise _UnknownError
-        self._consumed(node)
+            raise _NotProvenError
+        self._consumed_expression(node)
 
-    def _consumed(self, node: ast.AST) -> None:
+    def _consumed_expression(self, node: ast.AST) -> None:
         """Analyze an expression that is consumed at once."""
         match node:
             case ast.Name():
@@ -167,7 +173,7 @@ class _Reading:
             case ast.Subscript():
                 self._subscript(node)
             case ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[owner]):
-                self._look_into(owner, (dict, set, frozenset))
+                self._lookup(owner, (dict, set, frozenset))
                 self._expression(node.left)
             case ast.Call():
                 self._call(node)
@@ -184,31 +190,31 @@ class _Reading:
         if isinstance(node, _EXPRESSIONS):
             for child in ast.iter_child_nodes(node):
                 self._expression(child)
-        elif not isinstance(node, _PARTS):
-            raise _UnknownError
+        elif not isinstance(node, _SYNTAX_NODES):
+            raise _NotProvenError
 
     def _subscript(self, node: ast.Subscript) -> None:
-        if _is_stored(node) and not self._is_own(node.value):
-            raise _UnknownError
-        self._look_into(node.value, () if isinstance(node.slice, ast.Slice) else (list, tuple, dict))
+        if _is_store(node) and not self._is_created_here(node.value):
+            raise _NotProvenError
+        self._lookup(node.value, () if isinstance(node.slice, ast.Slice) else (list, tuple, dict))
         self._expression(node.slice)
 
-    def _is_own(self, node: ast.expr) -> bool:
+    def _is_created_here(self, node: ast.expr) -> bool:
         """Return whether an object to be modified was created here: a prediction may be kept, as by the cache."""
-        return isinstance(node, ast.Name) and node.id in self._own
+        return isinstance(node, ast.Name) and node.id in self._created
 
     def _is_local(self, name: str) -> bool:
-        return name in self._locals or name in self._inner
+        return name in self._locals or name in self._comprehension_names
 
     def _global(self, name: str) -> None:
-        known = name in self._globals
-        if not (members(self._globals[name]) <= MANY if known else _is_type(name)):
-            raise _UnknownError
+        is_global = name in self._globals
+        if not (count_members(self._globals[name]) <= MAX_MEMBERS if is_global else _is_type(name)):
+            raise _NotProvenError
 
-    def _look_into(self, owner: ast.expr, kinds: tuple[type, ...]) -> None:
+    def _lookup(self, owner: ast.expr, kinds: tuple[type, ...]) -> None:
         """Analyze an object used for a lookup, whose time does not depend on its size."""
         found = self._globals.get(owner.id) if isinstance(owner, ast.Name) and not self._is_local(owner.id) else None
-        if type(found) not in kinds or not has_small(found):
+        if type(found) not in kinds or not has_small_members(found):
             self._expression(owner)
 
     def _attribute(self, node: ast.Attribute) -> None:
@@ -218,7 +224,7 @@ class _Reading:
         if module is math and isinstance(getattr(math, node.attr, None), float):
             return
         if module is not None or node.attr not in _ATTRIBUTES or not isinstance(node.ctx, ast.Load):
-            raise _UnknownError
+            raise _NotProvenError
         self._expression(node.value)
 
     def _module(self, node: ast.expr) -> ModuleType | None:
@@ -228,68 +234,72 @@ class _Reading:
 
     def _operation(self, node: ast.BinOp) -> None:
         power = node.right.value if isinstance(node.right, ast.Constant) else None
-        is_square = isinstance(node.op, ast.Pow) and isinstance(power, int | float) and abs(power) <= _POWER
-        if isinstance(node.op, _MUCH) and not is_square:
-            raise _UnknownError
+        is_square = isinstance(node.op, ast.Pow) and isinstance(power, int | float) and abs(power) <= _MAX_EXPONENT
+        if isinstance(node.op, _COSTLY_OPERATORS) and not is_square:
+            raise _NotProvenError
         for repeated, times in ((node.left, node.right), (node.right, node.left)):
             if isinstance(node.op, ast.Mult) and isinstance(repeated, _REPEATED) and not self._is_length(times):
-                raise _UnknownError
+                raise _NotProvenError
         self._expression(node.left)
         self._expression(node.right)
 
     def _call(self, node: ast.Call) -> None:
         if any(each.arg in {None, "out"} for each in node.keywords):
-            raise _UnknownError
+            raise _NotProvenError
         is_builtin = isinstance(node.func, ast.Name) and node.func.id not in self._globals
         consumes = is_builtin or (isinstance(node.func, ast.Attribute) and node.func.attr == "join")
-        for given in (*node.args, *node.keywords):
-            (self._consumed if consumes else self._expression)(given)
+        for argument in (*node.args, *node.keywords):
+            (self._consumed_expression if consumes else self._expression)(argument)
         match node.func:
             case ast.Attribute(value=owner, attr=name):
                 self._method(owner, name)
-                if self._module(owner) is np and len(node.args) > place_of_out(f"numpy.{name}"):
-                    raise _UnknownError
+                if self._module(owner) is np and len(node.args) > out_position(f"numpy.{name}"):
+                    raise _NotProvenError
             case ast.Name(id=name) if not self._is_local(name):
                 self._function(name, node)
             case _:
-                raise _UnknownError
+                raise _NotProvenError
 
     def _method(self, owner: ast.expr, name: str) -> None:
         module = self._module(owner)
         if module is not None:
-            if self._inner or not (module is math or (module is np and name in _NUMPY)):
-                raise _UnknownError
-        elif name not in _METHODS and (self._inner or name not in _GROWING or not self._is_own(owner)):
-            raise _UnknownError
+            if self._comprehension_names or not (module is math or (module is np and name in _NUMPY)):
+                raise _NotProvenError
+        elif name not in _METHODS and (
+            self._comprehension_names or name not in _GROWING or not self._is_created_here(owner)
+        ):
+            raise _NotProvenError
         else:
-            self._look_into(owner, (dict,) if name == "get" else ())
+            self._lookup(owner, (dict,) if name == "get" else ())
 
     def _function(self, name: str, node: ast.Call) -> None:
         if name in self._globals:
-            if self._inner:
-                raise _UnknownError
-            self._functions.read(self._globals[name])
+            if self._comprehension_names:
+                raise _NotProvenError
+            self._functions.analyze(self._globals[name])
         elif name == "range":
             if not all(map(self._is_length, node.args)):
-                raise _UnknownError
-        elif name not in _NUMBERS and (self._inner or not (name in _BUILTINS or _is_type(name))):
-            raise _UnknownError
+                raise _NotProvenError
+        elif name not in _CONSTANT_TIME_BUILTINS and (
+            self._comprehension_names or not (name in _BUILTINS or _is_type(name))
+        ):
+            raise _NotProvenError
 
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
-        before = len(self._inner)
+        before = len(self._comprehension_names)
         for part in node.generators:
-            if part.is_async or (self._inner and _root(part.iter) not in self._inner):
-                raise _UnknownError  # nested over something else: more iterations than elements
-            self._consumed(part.iter)
+            if part.is_async or (self._comprehension_names and _root_name(part.iter) not in self._comprehension_names):
+                raise _NotProvenError  # nested over something else: more iterations than elements
+            self._consumed_expression(part.iter)
             target = list(ast.walk(part.target))
             if not all(isinstance(each, _TARGETS) for each in target):
-                raise _UnknownError
-            self._inner += [each.id for each in target if isinstance(each, ast.Name)] or [" "]
+                raise _NotProvenError
+            self._comprehension_names += [each.id for each in target if isinstance(each, ast.Name)] or [" "]
             for condition in part.ifs:
                 self._expression(condition)
         for each in (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,):
             self._expression(each)
-        del self._inner[before:]
+        del self._comprehension_names[before:]
 
     def _is_length(self, node: ast.expr) -> bool:
         match node:
@@ -301,28 +311,28 @@ class _Reading:
                 value = self._globals.get(name)
             case _:
                 value = getattr(node, "value", None)
-        return type(value) is int and value <= SMALL_BYTES
+        return type(value) is int and value <= MAX_SMALL_BYTES
 
 
-def _made_here(body: list[ast.stmt]) -> set[str]:
+def _created_locals(body: list[ast.stmt]) -> set[str]:
     """Return the names of a function that are only bound to lists and dicts created by it."""
-    made, other = set[str](), set[str]()
+    created, other = set[str](), set[str]()
     for node in own_nodes(body):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.List | ast.Dict | ast.ListComp | ast.DictComp):
-            made.update(each.id for each in node.targets if isinstance(each, ast.Name))
+            created.update(each.id for each in node.targets if isinstance(each, ast.Name))
         elif isinstance(node, ast.Assign | ast.AnnAssign):
-            other.update(each.id for each in ast.walk(node) if isinstance(each, ast.Name) and _is_stored(each))
-    return made - other
+            other.update(each.id for each in ast.walk(node) if isinstance(each, ast.Name) and _is_store(each))
+    return created - other
 
 
-def _root(node: ast.expr) -> str:
+def _root_name(node: ast.expr) -> str:
     """Return the name that an expression is a part of."""
     while isinstance(node, ast.Subscript | ast.Attribute):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _is_stored(node: ast.Name | ast.Subscript) -> bool:
+def _is_store(node: ast.Name | ast.Subscript) -> bool:
     return isinstance(node.ctx, ast.Store)
 
 

@@ -70,9 +70,9 @@ def test_who_is_cancelled_as_calls_are_settled_takes_nobody_along(act: Act) -> N
         samples = [stage.sample(-1.0) for _ in range(3)]
         gone, *others = [asyncio.create_task(hooks.predict(sample)) for sample in samples]
         await is_set(samples[0]["began"])
-        bench = hooks._place.replicas._live[0].bench  # type: ignore[union-attr]
+        pool = hooks._placement.replicas._live[0].pool  # type: ignore[union-attr]
         stage.open_all()
-        while len(bench._done) < 3:  # all that while the event loop is not there
+        while len(pool._finished) < 3:  # all that while the event loop is not there
             os.sched_yield()
         gone.cancel()
         async with asyncio.timeout(GUARD_S):
@@ -93,7 +93,7 @@ def test_those_who_wait_keep_their_places_when_a_hook_hangs(act: Act) -> None:
         for x, task in enumerate(tasks):
             task.add_done_callback(partial(_note, order, x))
         await is_set(samples[0]["began"])
-        hooks.watch(time.monotonic_ns() + LATER_NS)
+        hooks.enforce_limits(time.monotonic_ns() + LATER_NS)
         async with asyncio.timeout(GUARD_S):
             await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -105,10 +105,10 @@ def test_those_who_wait_keep_their_places_when_a_hook_hangs(act: Act) -> None:
 def test_when_one_of_several_hangs_what_waited_behind_it_goes_to_another(act: Act) -> None:
     async def scene(stage: Stage) -> None:
         hooks = await stage.load(GATED)
-        replicas: Any = hooks._place.replicas  # type: ignore[union-attr]
-        replicas._waits.wanted = replicas._light_limit = 2
-        replicas._grow_shared()
-        await replicas._making.ready
+        replicas: Any = hooks._placement.replicas  # type: ignore[union-attr]
+        replicas._concurrency.target = replicas._light_limit = 2
+        replicas._add_shared_replica()
+        await replicas._starting.ready
         await asyncio.sleep(0)
         replicas._light_limit = 0  # as after one that was heavy to load
         held = [stage.sample(x) for x in (1.0, 2.0)]
@@ -119,8 +119,8 @@ def test_when_one_of_several_hangs_what_waited_behind_it_goes_to_another(act: Ac
         await asyncio.sleep(0)
         first, second = replicas._live
         held[1]["gate"].set()
-        first.bench._seats[0].running.since_ns -= LATER_NS
-        hooks.watch(time.monotonic_ns())
+        first.pool._threads[0].running_call.limit_start_ns -= LATER_NS
+        hooks.enforce_limits(time.monotonic_ns())
         async with asyncio.timeout(GUARD_S):
             answers = await asyncio.gather(*tasks, *behind, return_exceptions=True)
 
@@ -170,7 +170,7 @@ def test_a_turn_is_passed_on_once_where_the_answer_is_there_at_once(act: Act) ->
         gc.collect()
         assert [list(answer) for answer in answers] == [["y"]] * 3
         assert wrong == []
-        assert len(hooks.turns) == 0
+        assert len(hooks.sequence_turns) == 0
 
     act(scene)
 

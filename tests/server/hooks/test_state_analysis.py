@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.server.hooks.writes import GlobalWrite, writes_globals, written_globals
+from penstock.server.hooks.writes import GlobalWrite, find_global_writes, find_source_writes
 
 _STATEMENTS = st.sampled_from(
     ["global a", "a = b", "a.x = sample", "a[b] = c", "for a in b: c.x = a", "del a", "b.append(a)",
@@ -30,7 +30,7 @@ def read(tmp_path: Path) -> Read:
             path.parent.mkdir(exist_ok=True)
             path.write_text(textwrap.dedent(text))
         (tmp_path / "handler.py").write_text(textwrap.dedent(source))
-        return written_globals(tmp_path / "handler.py", roots=(tmp_path,), strict=True)
+        return find_global_writes(tmp_path / "handler.py", roots=(tmp_path,), strict=True)
 
     return read_files
 
@@ -571,7 +571,7 @@ def test_packages_relative_imports_and_second_roots_are_followed(tmp_path: Path)
         "def post_inference(prediction, metadata): return parts.keep(prediction)\n"
     )
 
-    found = written_globals(tmp_path / "handlers" / "h.py", roots=(tmp_path, tmp_path / "src"), strict=True)
+    found = find_global_writes(tmp_path / "handlers" / "h.py", roots=(tmp_path, tmp_path / "src"), strict=True)
 
     assert found == [GlobalWrite("kept", 2, "deep.py")]
 
@@ -634,8 +634,8 @@ def test_whatever_is_found_to_write_is_found_to_keep(statements: list[str]) -> N
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "hooks.py").write_text(source)
 
-        assert not writes_globals(source) or written_globals(Path(folder) / "hooks.py", strict=True)
+        assert not find_source_writes(source) or find_global_writes(Path(folder) / "hooks.py", strict=True)
 
 
 def test_a_pickle_may_keep_something(tmp_path: Path) -> None:
-    assert [str(write) for write in written_globals(tmp_path / "handler.pickle", strict=True)] != []
+    assert [str(write) for write in find_global_writes(tmp_path / "handler.pickle", strict=True)] != []

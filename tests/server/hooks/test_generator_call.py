@@ -14,8 +14,8 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.answers import AnswerStatistics
-from penstock.server.hooks import pull
-from penstock.server.hooks.pull import AHEAD, Answer
+from penstock.server.hooks import generator_call
+from penstock.server.hooks.generator_call import MAX_AHEAD, Answer
 from penstock.server.hooks.runner import Hooks
 from tests.server.hooks.stage import Act, PuppetEngine, Stage, is_set, left_behind, refusal
 
@@ -58,7 +58,7 @@ class Seen:
 
 
 def replica_of(hooks: Hooks) -> Any:
-    return hooks._place._replicas._live[0]  # type: ignore[union-attr]
+    return hooks._placement._replicas._live[0]  # type: ignore[union-attr]
 
 
 async def turn() -> None:
@@ -66,7 +66,7 @@ async def turn() -> None:
 
 
 async def paused(hooks: Hooks) -> None:
-    while replica_of(hooks).waiting:
+    while replica_of(hooks).pending_calls:
         await turn()
 
 
@@ -100,7 +100,7 @@ BAD = {"compute_infer": 1, "compute_output": 1, "fail": 1}
 
 
 class TestAnswers:
-    @pytest.mark.parametrize("n", [0, 1, 3, 5 * AHEAD + 1])
+    @pytest.mark.parametrize("n", [0, 1, 3, 5 * MAX_AHEAD + 1])
     def test_each_value_that_is_yielded_is_one(self, act: Act, n: int) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await load(stage)
@@ -126,12 +126,12 @@ class TestAnswers:
     def test_those_that_are_there_together_say_so(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await load(stage)
-            async with asked(hooks, AHEAD) as answers:
+            async with asked(hooks, MAX_AHEAD) as answers:
                 said = [(await anext(answers)).more]
                 await paused(hooks)
                 said += [answer.more async for answer in answers]
 
-            assert said[1:] == [*[True] * (AHEAD - 2), False]
+            assert said[1:] == [*[True] * (MAX_AHEAD - 2), False]
 
         act(scene)
 
@@ -248,20 +248,20 @@ class TestPace:
             seen, hooks = Seen(), await load(stage)
             async with asked(hooks, 100, seen) as answers:
                 await anext(answers)
-                await seen.has_stepped(AHEAD)
+                await seen.has_stepped(MAX_AHEAD)
                 await paused(hooks)
 
                 # one more may have been begun while the first was being taken
-                assert AHEAD <= len(seen.steps) <= AHEAD + 1
+                assert MAX_AHEAD <= len(seen.steps) <= MAX_AHEAD + 1
                 assert [int((await anext(answers)).outputs["number"][0]) for _ in range(50)] == list(range(1, 51))
                 await paused(hooks)
-                assert len(seen.steps) <= 51 + AHEAD
+                assert len(seen.steps) <= 51 + MAX_AHEAD
             await is_set(seen.closed)
 
         act(scene)
 
     def test_large_answers_wait_one_at_a_time(self, act: Act, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(pull, "AHEAD_BYTES", 16)
+        monkeypatch.setattr(generator_call, "MAX_AHEAD_BYTES", 16)
 
         async def scene(stage: Stage) -> None:
             seen, hooks = Seen(), await load(stage)
@@ -278,17 +278,17 @@ class TestPace:
         async def scene(stage: Stage) -> None:
             hooks = await load(stage, replicas="shared")
             first, second = Seen(0), Seen()
-            async with asked(hooks, AHEAD, first) as answers:
+            async with asked(hooks, MAX_AHEAD, first) as answers:
                 head = asyncio.create_task(anext(answers))
                 await first.has_stepped(1)
-                other = asyncio.create_task(all_of(hooks, 3 * AHEAD, second))
-                while not replica_of(hooks).awaited:
+                other = asyncio.create_task(all_of(hooks, 3 * MAX_AHEAD, second))
+                while not replica_of(hooks).has_waiting:
                     await turn()
                 first.gates[0].set()
 
                 assert (await head).outputs["number"].tolist() == [0]
-                assert await other == list(range(3 * AHEAD))
-                assert [int(each.outputs["number"][0]) async for each in answers] == list(range(1, AHEAD))
+                assert await other == list(range(3 * MAX_AHEAD))
+                assert [int(each.outputs["number"][0]) async for each in answers] == list(range(1, MAX_AHEAD))
 
         act(scene)
 
@@ -479,8 +479,8 @@ class TestReplicas:
             async with asked(hooks, 3, seen) as answers:
                 first = await anext(answers)
                 await seen.has_stepped(2)
-                hooks.watch(time.monotonic_ns() + 29_000_000_000)
-                hooks.watch(time.monotonic_ns() + 31_000_000_000)
+                hooks.enforce_limits(time.monotonic_ns() + 29_000_000_000)
+                hooks.enforce_limits(time.monotonic_ns() + 31_000_000_000)
                 code, text = await refusal(anext(answers))
 
                 assert first.outputs["number"].tolist() == [0]
@@ -496,12 +496,12 @@ class TestReplicas:
     def test_those_that_share_one_that_hangs_fail_and_are_closed(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks, waits, hung = await load(stage, replicas="shared"), Seen(), Seen(0)
-            async with asked(hooks, 3 * AHEAD, waits) as answers:
+            async with asked(hooks, 3 * MAX_AHEAD, waits) as answers:
                 await anext(answers)
                 await paused(hooks)
                 other = asyncio.create_task(all_of(hooks, 1, hung))
                 await hung.has_stepped(1)
-                hooks.watch(time.monotonic_ns() + 31_000_000_000)
+                hooks.enforce_limits(time.monotonic_ns() + 31_000_000_000)
 
                 assert (await refusal(other))[0] is Code.EXPIRED
                 # what was yielded before is given first

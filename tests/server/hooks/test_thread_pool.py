@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.hooks.bench import SLOW_NS
 from penstock.server.hooks.call import HookCall
+from penstock.server.hooks.concurrency import MIN_LONG_WAITS, WINDOW
 from penstock.server.hooks.plan import DEFAULT_REPLICAS
 from penstock.server.hooks.runner import Hooks
-from penstock.server.hooks.waits import FEW, WINDOW
+from penstock.server.hooks.thread_pool import SLOW_NS
 from tests.fakes import no_more_threads
 from tests.server.hooks.stage import Act, PuppetEngine, Stage, is_set, refusal
 
@@ -44,8 +44,8 @@ GATED = """
 
 
 def replicas_of(hooks: Hooks) -> Any:
-    assert hooks._place is not None
-    return hooks._place.replicas
+    assert hooks._placement is not None
+    return hooks._placement.replicas
 
 
 def threads() -> int:
@@ -57,7 +57,7 @@ def tell(hooks: Hooks, took_ns: int, cpu_ns: int, count: int) -> None:
     call = HookCall("pre_inference", None, 0, 0, "")
     call.cpu_ns = cpu_ns
     for _ in range(count):
-        replicas_of(hooks).took(call, took_ns)
+        replicas_of(hooks).record_call(call, took_ns)
 
 
 async def until(condition: Any) -> None:
@@ -123,14 +123,14 @@ class TestTogether:
             engine = PuppetEngine()
             hooks = await stage.load(REMEMBERS, engine)
             calls, _, hanging = await self.behind_one(stage, hooks, engine)
-            hooks.watch(time.monotonic_ns() + 31_000_000_000)
+            hooks.enforce_limits(time.monotonic_ns() + 31_000_000_000)
 
             assert (await refusal(hanging))[0] is Code.EXPIRED
             assert await asyncio.gather(*calls) == [b"[%d,%d.0]" % (x, x) for x in range(3)]
             later = await self.begun(hooks, engine, DEFAULT_REPLICAS)
             engine.run()
             assert await asyncio.gather(*later) == [b"[%d,%d.0]" % (x, x) for x in range(DEFAULT_REPLICAS)]
-            assert len(replicas_of(hooks)._bench._seats) == 1
+            assert len(replicas_of(hooks)._pool._threads) == 1
 
         act(scene)
 
@@ -143,7 +143,7 @@ class TestTogether:
             hooks = await stage.load(source, engine)
             calls, sample, hanging = await self.behind_one(stage, hooks, engine)
             sample["x"] = spins = [True]
-            hooks.watch(time.monotonic_ns() + 31_000_000_000)
+            hooks.enforce_limits(time.monotonic_ns() + 31_000_000_000)
             assert (await refusal(hanging))[0] is Code.EXPIRED
             await asyncio.gather(*calls)
             await hooks.close()
@@ -165,7 +165,7 @@ class TestTogether:
             calls, slow, waiting = await self.behind_one(stage, hooks, engine)
             with monkeypatch.context() as patch:
                 no_more_threads(patch)
-                hooks.watch(time.monotonic_ns() + 2 * SLOW_NS)
+                hooks.enforce_limits(time.monotonic_ns() + 2 * SLOW_NS)
             slow["gate"].set()
             await engine.gather(1)
             engine.run()
@@ -183,7 +183,7 @@ class TestTogether:
             calls, _, hanging = await self.behind_one(stage, hooks, engine)
             with monkeypatch.context() as patch:
                 no_more_threads(patch)
-                hooks.watch(time.monotonic_ns() + 31_000_000_000)
+                hooks.enforce_limits(time.monotonic_ns() + 31_000_000_000)
                 late = asyncio.create_task(hooks.predict({"x": 1}))
                 assert (await refusal(late))[0] is Code.OVERLOADED
             assert (await refusal(hanging))[0] is Code.EXPIRED
@@ -204,10 +204,10 @@ class TestTogether:
             hanging = asyncio.create_task(hooks.predict(stuck))
             await is_set(stuck["began"])
             waiting = asyncio.create_task(hooks.predict({"x": 1}))
-            await until(lambda: replicas_of(hooks)._making is not None)
+            await until(lambda: replicas_of(hooks)._starting is not None)
             with monkeypatch.context() as patch:
                 no_more_threads(patch)
-                hooks.watch(time.monotonic_ns() + 31_000_000_000)
+                hooks.enforce_limits(time.monotonic_ns() + 31_000_000_000)
                 assert (await refusal(waiting))[0] is Code.OVERLOADED
             assert (await refusal(hanging))[0] is Code.EXPIRED
 
@@ -219,10 +219,10 @@ class TestTogether:
             sample = stage.sample(1)
             running = asyncio.create_task(hooks.predict(sample))
             await is_set(sample["began"])
-            bench = replicas_of(hooks)._live[0].bench
-            bench._seats[0].running.since_ns -= 60_000_000_000
-            bench._due_ns -= 60_000_000_000
-            bench._look()
+            pool = replicas_of(hooks)._live[0].pool
+            pool._threads[0].running_call.limit_start_ns -= 60_000_000_000
+            pool._check_due_ns -= 60_000_000_000
+            pool._check()
             sample["gate"].set()
 
             assert json.loads(await running)[1] == 1.0
@@ -237,14 +237,14 @@ class TestTogether:
             stood = stage.sample(9)
             waiting = asyncio.create_task(hooks.predict(stood))
             await is_set(stood["began"])
-            bench = replicas_of(hooks)._bench
-            bench._seats[0].running.since_ns -= 40_000_000_000
-            bench._due_ns -= 40_000_000_000
-            bench._look()
+            pool = replicas_of(hooks)._pool
+            pool._threads[0].running_call.limit_start_ns -= 40_000_000_000
+            pool._check_due_ns -= 40_000_000_000
+            pool._check()
             engine.run()
 
             assert await asyncio.gather(*calls) == [b"[%d,%d.0]" % (x, x) for x in range(3)]
-            bench._look()
+            pool._check()
             stood["gate"].set()
             await engine.gather(1)
             engine.run()
@@ -257,14 +257,14 @@ class TestTogether:
             engine = PuppetEngine()
             hooks = await stage.load(REMEMBERS, engine)
             calls, slow, waiting = await self.behind_one(stage, hooks, engine)
-            hooks.watch(time.monotonic_ns() + 2 * SLOW_NS)
+            hooks.enforce_limits(time.monotonic_ns() + 2 * SLOW_NS)
 
             assert await asyncio.gather(*calls) == [b"[%d,%d.0]" % (x, x) for x in range(3)]
             slow["gate"].set()
             await engine.gather(1)
             engine.run()
             assert await waiting == b"[9,9.0]"
-            await until(lambda: len(replicas_of(hooks)._bench._seats) == 1)
+            await until(lambda: len(replicas_of(hooks)._pool._threads) == 1)
 
         act(scene)
 
@@ -274,7 +274,7 @@ class TestTogether:
             hooks = await stage.load(REMEMBERS, engine)
             samples = [stage.sample(x) for x in range(DEFAULT_REPLICAS)]
             calls = await self.begun(hooks, engine, DEFAULT_REPLICAS)
-            tell(hooks, 100_000_000, 100_000, FEW)
+            tell(hooks, 100_000_000, 100_000, MIN_LONG_WAITS)
             engine.run()
             await asyncio.gather(*calls)
             calls = [asyncio.create_task(hooks.predict(sample)) for sample in samples]
@@ -289,7 +289,7 @@ class TestTogether:
             calls = await self.begun(hooks, engine, DEFAULT_REPLICAS)
             engine.run()
             await asyncio.gather(*calls)
-            await until(lambda: len(replicas_of(hooks)._bench._seats) == 1)
+            await until(lambda: len(replicas_of(hooks)._pool._threads) == 1)
 
         act(scene)
 
@@ -312,7 +312,7 @@ class TestShared:
             calls = [asyncio.create_task(hooks.predict(sample)) for sample in samples]
             await is_set(samples[0]["began"])
             assert not any(sample["began"].is_set() for sample in samples[1:])
-            tell(hooks, 100_000_000, 100_000, FEW)
+            tell(hooks, 100_000_000, 100_000, MIN_LONG_WAITS)
             for sample in samples:
                 await is_set(sample["began"])
             stage.open_all()
@@ -325,7 +325,7 @@ class TestShared:
     def test_they_go_when_hooks_wait_no_more(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(GATED)
-            tell(hooks, 100_000_000, 100_000, FEW)
+            tell(hooks, 100_000_000, 100_000, MIN_LONG_WAITS)
             samples = [stage.sample(x) for x in range(4)]
             calls = [asyncio.create_task(hooks.predict(sample)) for sample in samples]
             for sample in samples:
@@ -357,13 +357,13 @@ class TestShared:
     def test_one_that_hangs_keeps_nothing_that_waits_behind_it_from_the_others(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(GATED)
-            tell(hooks, 100_000_000, 100_000, FEW)
+            tell(hooks, 100_000_000, 100_000, MIN_LONG_WAITS)
             stuck = stage.sample()
             hanging = asyncio.create_task(hooks.predict(stuck))
             await is_set(stuck["began"])
             answers = await asyncio.gather(*(hooks.predict(stage.sample(x, is_open=True)) for x in range(50)))
             assert [json.loads(answer)[1] for answer in answers] == list(range(50))
-            hooks.watch(time.monotonic_ns() + 31_000_000_000)
+            hooks.enforce_limits(time.monotonic_ns() + 31_000_000_000)
 
             assert (await refusal(hanging))[0] is Code.EXPIRED
 
@@ -433,7 +433,7 @@ def test_whatever_hooks_and_clients_do_each_gets_its_own(act: Act, seed: int, ke
         assert {code for code, _ in failed} <= {Code.EXPIRED}
         assert all(s >= 0.06 for _, s in failed)
         replicas = replicas_of(hooks)
-        await until(lambda: not replicas.runs())
+        await until(lambda: not replicas.is_running_hook())
         if not replicas.shared:
             await until(lambda: len(replicas._free) == len(replicas._live))
 

@@ -1,7 +1,7 @@
 """Knowledge about Python's own functions and common packages: which of them do not keep their arguments.
 
-Used by the analysis in `keeping.py`. A name not listed here counts as keeping something, or as a library function that
-does not.
+Used by the analysis in `state_analysis.py`. A name not listed here counts as keeping something, or as a library
+function that does not.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ SIMPLE_BASES = re.compile(r"(\w+\.)*(\w*(Error|Exception|Warning)|NamedTuple|Enu
 
 
 @functools.cache
-def place_of_out(path: str) -> int:
+def out_position(path: str) -> int:
     """Return the position of the output array among a numpy function's arguments; sys.maxsize if there is none."""
     function: Any = np
     for name in path.split(".")[1:]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.backends.errors import InferError
-from penstock.server.hooks.inside import open_service
+from penstock.server.hooks.worker_service import open_service
 
 
 def test_a_traceback_begins_in_the_users_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import gc
 from penstock.batching.model import Model
 
 
-async def let_go(model: Model) -> None:
+async def collect_garbage(model: Model) -> None:
     """Free the objects of a model's hook modules, once the hooks are closed and no longer referenced.
 
     Functions and their module globals form cycles, which may include tables and encoders of any size, and a server

@@ -22,34 +22,34 @@ class SequenceTurns:
 
     def take(self, identity: int | str) -> SequenceTurn:
         """Take the next turn of a sequence. It must be passed on, whether or not it has come."""
-        passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        before = self._last.get(identity)
-        self._last[identity] = passed
-        passed.add_done_callback(lambda _: self._forget(identity, passed))
-        return SequenceTurn(before, passed)
+        released: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        previous = self._last.get(identity)
+        self._last[identity] = released
+        released.add_done_callback(lambda _: self._discard(identity, released))
+        return SequenceTurn(previous, released)
 
-    def _forget(self, identity: int | str, passed: asyncio.Future[None]) -> None:
-        if self._last.get(identity) is passed:
+    def _discard(self, identity: int | str, released: asyncio.Future[None]) -> None:
+        if self._last.get(identity) is released:
             del self._last[identity]
 
 
 class SequenceTurn:
     """The turn of one request."""
 
-    __slots__ = ("_before", "_passed")
+    __slots__ = ("_previous", "_released")
 
-    def __init__(self, before: asyncio.Future[None] | None, passed: asyncio.Future[None]) -> None:
-        self._before = before
-        self._passed = passed
+    def __init__(self, previous: asyncio.Future[None] | None, released: asyncio.Future[None]) -> None:
+        self._previous = previous
+        self._released = released
 
-    async def come(self) -> None:
+    async def wait_turn(self) -> None:
         """Wait until all earlier turns have been passed on."""
-        if self._before is not None and not self._before.done():
-            await asyncio.wait((self._before,))
+        if self._previous is not None and not self._previous.done():
+            await asyncio.wait((self._previous,))
 
-    def pass_on(self) -> None:
+    def release_turn(self) -> None:
         """Let the next turn come in the loop's next turn, or after the earlier ones if this one has not come yet."""
-        if self._before is None or self._before.done():
-            self._passed.set_result(None)
+        if self._previous is None or self._previous.done():
+            self._released.set_result(None)
         else:
-            self._before.add_done_callback(lambda _: self._passed.set_result(None))
+            self._previous.add_done_callback(lambda _: self._released.set_result(None))

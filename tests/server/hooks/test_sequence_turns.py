@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.batching.request import InSequence, Terms
 from penstock.batching.spec import SequenceSpec
-from penstock.server.hooks.turns import SequenceTurns
+from penstock.server.hooks.sequence_turns import SequenceTurns
 from tests.server.hooks.stage import Act, PuppetEngine, Stage, is_set
 
 HELD = """
@@ -38,9 +38,9 @@ def test_each_sequence_keeps_its_order_however_long_each_takes(asked: list[tuple
                     await asyncio.sleep(0)
                 if end == "fails":
                     return
-                await turn.come()
+                await turn.wait_turn()
             finally:
-                turn.pass_on()
+                turn.release_turn()
             gone.append((name, number))
 
         tasks = []
