@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, NamedTuple
 
-from .inside.payloads import loads, parts
+from .inside.payloads import loads, split_message
 from .inside.proto_values import array_of
 from .protos import message_class
 
@@ -20,12 +20,12 @@ TENSOR, NDARRAY = "tensor", "ndarray"
 
 
 class PayloadRows(NamedTuple):
-    """The content of a body. `kind` is TENSOR or NDARRAY; `rest` is what the answer needs in addition to the rows."""
+    """The content of a body. `kind` is TENSOR or NDARRAY; `envelope` is what the answer needs besides the rows."""
 
     array: Array
     kind: str
     names: tuple[str, ...]
-    rest: bytes
+    envelope: bytes
     has_meta: bool
 
 
@@ -41,7 +41,7 @@ def rows_of_json(body: bytes) -> PayloadRows | None:
         names = data.get("names", ())
         if kind not in data or type(names) not in (list, tuple) or not all(type(name) is str for name in names):
             return None
-        array, meta, _, _ = parts(message)
+        array, meta, _, _ = split_message(message)
         has_meta = "meta" in message
         if has_meta and type(meta) is not dict:
             return None

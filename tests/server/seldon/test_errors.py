@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.server.seldon.inside.failing import UNTOLD, http_status, text_of
-from penstock.server.seldon.inside.originals import SeldonMicroserviceException
+from penstock.server.seldon.inside.errors import UNREPORTABLE, exception_text, http_status
+from penstock.server.seldon.inside.seldon_core_classes import SeldonMicroserviceException
 
 from .asking import ask, asked, failed, inside
 
@@ -37,7 +37,7 @@ class Fails:
     ids=["text", "a key", "two", "none", "not implemented", "a method", "a local class", "another"],
 )  # fmt: skip
 def test_the_text_of_an_exception_is_the_answer(error: Exception, text: str) -> None:
-    assert text_of(error) == text
+    assert exception_text(error) == text
     assert ask(Fails(error), {"strData": "a"})[:2] == (500, failed(text))
 
 
@@ -52,7 +52,7 @@ class WithoutATextError(Exception):
     ids=["no text", "a text of bytes", "a status of no kind"],
 )
 def test_an_exception_that_cannot_be_told_is_answered_as_flask_did(error: Exception) -> None:
-    assert ask(Fails(error), {"strData": "a"})[:2] == (500, failed(UNTOLD))
+    assert ask(Fails(error), {"strData": "a"})[:2] == (500, failed(UNREPORTABLE))
 
 
 def test_the_log_has_the_traceback_from_user_code_on(capfd: pytest.CaptureFixture[str]) -> None:

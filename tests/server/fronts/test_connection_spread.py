@@ -15,7 +15,14 @@ from typing import Any
 import pytest
 import uvloop
 
-from penstock.server.fronts.spreading import MOST_WAITING, SLOW_S, Board, ConnectionSpread, board_bytes, chosen
+from penstock.server.fronts.connection_spread import (
+    MAX_PENDING,
+    SLOW_S,
+    Board,
+    ConnectionSpread,
+    board_bytes,
+    choose_slot,
+)
 from penstock.server.listening import acceptor
 from penstock.server.listening.listener import Port
 from tests.processes import descriptors
@@ -24,21 +31,21 @@ HTTP = 0
 
 
 def test_whoever_accepts_keeps_a_connection_unless_another_has_fewer() -> None:
-    assert chosen(0, {0: 3, 1: 3, 2: 3}) == 0
-    assert chosen(0, {0: 3, 1: 3, 2: 2}) == 2
-    assert chosen(2, {0: 3, 1: 2, 2: 2}) == 2
-    assert chosen(1, {0: 0, 1: 2, 2: 1}) == 0
+    assert choose_slot(0, {0: 3, 1: 3, 2: 3}) == 0
+    assert choose_slot(0, {0: 3, 1: 3, 2: 2}) == 2
+    assert choose_slot(2, {0: 3, 1: 2, 2: 2}) == 2
+    assert choose_slot(1, {0: 0, 1: 2, 2: 1}) == 0
 
 
 def test_those_who_accept_at_the_same_time_choose_different_ones_of_several_with_as_few() -> None:
-    assert [chosen(own, {0: 5, 1: 0, 2: 5, 3: 0}) for own in (0, 2)] == [1, 3]
-    assert chosen(3, {0: 0, 1: 0, 2: 0, 3: 1}) == 0
+    assert [choose_slot(own, {0: 5, 1: 0, 2: 5, 3: 0}) for own in (0, 2)] == [1, 3]
+    assert choose_slot(3, {0: 0, 1: 0, 2: 0, 3: 1}) == 0
 
 
 def test_one_that_takes_none_is_given_none_and_gives_its_own_away() -> None:
-    assert chosen(0, {0: 3, 2: 4}) == 0
-    assert chosen(1, {0: 3, 2: 4}) == 0
-    assert chosen(1, {}) == 1
+    assert choose_slot(0, {0: 3, 2: 4}) == 0
+    assert choose_slot(1, {0: 3, 2: 4}) == 0
+    assert choose_slot(1, {}) == 1
 
 
 @pytest.mark.parametrize("fronts", [1, 2, 3, 4, 7])
@@ -47,7 +54,7 @@ def test_whoever_the_kernel_chooses_no_two_front_ends_are_further_apart_than_one
     loads = dict.fromkeys(range(fronts), 0)
     for number in range(1, 400):
         kernels = luck.choice([0, luck.randrange(fronts)])  # and it has a favourite
-        place = chosen(kernels, loads)
+        place = choose_slot(kernels, loads)
         loads[place] += 1
         assert sum(loads.values()) == number
         assert max(loads.values()) - min(loads.values()) <= 1
@@ -57,7 +64,7 @@ def test_those_that_are_emptier_catch_up_before_others_get_any() -> None:
     luck = random.Random(1)
     loads = {0: 20, 1: 20, 2: 0}
     for _ in range(20):
-        place = chosen(luck.randrange(3), loads)
+        place = choose_slot(luck.randrange(3), loads)
         assert place == 2
         loads[2] += 1
 
@@ -147,7 +154,7 @@ class Fronts:
             fronts.spreads.append(ConnectionSpread(fronts.boards[-1], place, mailbox, ways))
             fronts.ports.append(NamedPort(place, fronts.ports[0].port if place else 0))
             fronts.ports[-1].tls = tls
-            fronts.spreads[-1].join((fronts.ports[-1], None))
+            fronts.spreads[-1].balance((fronts.ports[-1], None))
             await fronts.ports[-1].open()
             fronts.spreads[-1].open()
         for way, _ in pairs:
@@ -255,7 +262,7 @@ def test_connections_are_handed_over_before_the_tls_handshake(
         reader, writer = await asyncio.open_connection("127.0.0.1", served.ports[0].port)
         writer.write(b"GET / HTTP/1.1\r\n\r\n")
         await reader.read()
-        await until(lambda: [served.boards[0].look(HTTP, place).load for place in (0, 1)] == [8, 8])
+        await until(lambda: [served.boards[0].read(HTTP, place).total for place in (0, 1)] == [8, 8])
 
         leave([*clients, (reader, writer)])
         for _, each in clients:
@@ -274,13 +281,13 @@ def test_a_drain_does_not_wait_for_a_client_that_does_not_finish_its_handshake(
     async def main() -> None:
         served = await Fronts.of(1, contexts[0])
         reader, writer = await asyncio.open_connection("127.0.0.1", served.ports[0].port)
-        await until(lambda: served.boards[0].look(HTTP, 0).load == 1)
+        await until(lambda: served.boards[0].read(HTTP, 0).total == 1)
         await served.ports[0].stop_accepting()
 
         assert await served.ports[0].drain(asyncio.get_running_loop().time() + 20) == 0
 
         assert await reader.read() == b""
-        assert served.boards[0].look(HTTP, 0).load == 0
+        assert served.boards[0].read(HTTP, 0).total == 0
         writer.close()
         await served.close()
 
@@ -298,12 +305,12 @@ def test_who_comes_while_a_drain_waits_for_handshakes_may_finish_its_own(
         (port,), (board,) = served.ports, served.boards
         early, late = socket.socket(), socket.socket()
         early.connect(("127.0.0.1", port.port))
-        await until(lambda: board.look(HTTP, 0).load == 1)
+        await until(lambda: board.read(HTTP, 0).total == 1)
         finishing = asyncio.ensure_future(port.drain(asyncio.get_running_loop().time() + 20))
         for _ in range(10):  # it has taken who waited, and waits for the first one's handshake
             await asyncio.sleep(0)
         late.connect(("127.0.0.1", port.port))
-        await until(lambda: board.look(HTTP, 0).load == 2)
+        await until(lambda: board.read(HTTP, 0).total == 2)
         early.close()
         assert await finishing == 0
 
@@ -323,16 +330,16 @@ def test_a_front_end_that_leaves_serves_what_it_has_been_sent_and_gives_away_wha
         served = await Fronts.of(2)
         first, second = served.spreads
         clients = await served.connect(8)
-        second.leave()
+        second.stop_accepting()
         clients += await served.connect(8)
         assert served.counts == [12, 4]
 
         # one that was sent before it finished, and one that is sent too late
-        served.boards[1].says(1, takes=True)
+        served.boards[1].publish_accepting(1, accepting=True)
         early, late = socket.socketpair(), socket.socketpair()
-        assert first._elsewhere(HTTP, early[0])
+        assert first._hand_over(HTTP, early[0])
         second.finish()
-        assert not first._elsewhere(HTTP, late[0])
+        assert not first._hand_over(HTTP, late[0])
         await until(lambda: served.counts[1] == 5)
 
         assert await asyncio.to_thread(early[1].recv, 1) == bytes([1])  # older uvloops write in the next turn
@@ -365,12 +372,12 @@ def test_a_front_end_that_takes_nothing_is_sent_no_more_after_a_moment() -> None
         served = await Fronts.of(2)
         loop, giver = asyncio.get_running_loop(), served.spreads[0]
         loop.remove_reader(served.spreads[1]._mailbox)  # as one that is stopped
-        served.boards[0].count(HTTP, 0, 1000)
-        pairs = [socket.socketpair() for _ in range(MOST_WAITING + 2)]
+        served.boards[0].publish_connections(HTTP, 0, 1000)
+        pairs = [socket.socketpair() for _ in range(MAX_PENDING + 2)]
 
-        assert [giver._elsewhere(HTTP, here) for here, _ in pairs] == [True] * MOST_WAITING + [False] * 2
-        served.spreads[1].each_second()
-        assert giver._elsewhere(HTTP, pairs[-1][0])
+        assert [giver._hand_over(HTTP, here) for here, _ in pairs] == [True] * MAX_PENDING + [False] * 2
+        served.spreads[1].refresh()
+        assert giver._hand_over(HTTP, pairs[-1][0])
         now = loop.time()
         assert 1 in giver._loads(HTTP)
         giver._loop = Later(now + 1.01 * SLOW_S)  # type: ignore[assignment]
@@ -390,10 +397,10 @@ def test_one_that_leaves_gives_what_it_would_refuse_to_one_that_is_slow() -> Non
         served = await Fronts.of(2)
         loop, giver = asyncio.get_running_loop(), served.spreads[0]
         loop.remove_reader(served.spreads[1]._mailbox)
-        giver.leave()
-        pairs = [socket.socketpair() for _ in range(MOST_WAITING + 2)]
+        giver.stop_accepting()
+        pairs = [socket.socketpair() for _ in range(MAX_PENDING + 2)]
 
-        assert all(giver._elsewhere(HTTP, here) for here, _ in pairs)
+        assert all(giver._hand_over(HTTP, here) for here, _ in pairs)
         giver._loop = Later(loop.time() + 1.01 * SLOW_S)  # type: ignore[assignment]
         assert 1 in giver._loads(HTTP)
 
@@ -410,11 +417,11 @@ def test_one_that_leaves_asks_the_next_one_where_the_first_has_died() -> None:
     async def main() -> None:
         served = await Fronts.of(3)
         served.spreads[1]._close_mailbox()  # and its memory still says that it takes connections
-        served.boards[2].count(HTTP, 2, 7)
-        served.spreads[0].leave()
+        served.boards[2].publish_connections(HTTP, 2, 7)
+        served.spreads[0].stop_accepting()
         here, there = socket.socketpair()
 
-        assert served.spreads[0]._elsewhere(HTTP, here)
+        assert served.spreads[0]._hand_over(HTTP, here)
 
         await until(lambda: served.ports[2].connections == 1)
         assert there.recv(1) == bytes([2])
@@ -433,12 +440,12 @@ class Later:
 def test_what_a_killed_sender_has_counted_and_not_sent_is_put_right() -> None:
     async def main() -> None:
         served = await Fronts.of(2)
-        served.boards[0].send(HTTP, 0, 1)
-        assert served.boards[0].look(HTTP, 1).waiting == 1
+        served.boards[0].count_sent(HTTP, 0, 1)
+        assert served.boards[0].read(HTTP, 1).pending == 1
 
-        served.spreads[1].each_second()
+        served.spreads[1].refresh()
 
-        assert served.boards[0].look(HTTP, 1).waiting == 0
+        assert served.boards[0].read(HTTP, 1).pending == 0
         await served.close()
 
     run(main, uvloop.new_event_loop)
@@ -456,12 +463,12 @@ def test_a_connection_that_was_handed_over_is_no_more_inherited_than_one_that_wa
             sock.close()
 
         monkeypatch.setattr(served.spreads[1], "_serve", serve)
-        served.boards[0].count(HTTP, 0, 1)
+        served.boards[0].publish_connections(HTTP, 0, 1)
         here, there = socket.socketpair()
 
-        assert served.spreads[0]._elsewhere(HTTP, here)
+        assert served.spreads[0]._hand_over(HTTP, here)
 
-        served.spreads[1].each_second()
+        served.spreads[1].refresh()
         assert inherited == [False]
         for end in (here, there):
             end.close()
@@ -484,10 +491,10 @@ def test_without_descriptors_left_a_front_end_asks_for_no_more(
 
         with monkeypatch.context() as patched:
             patched.setattr(socket, "recv_fds", without)
-            served.spreads[1]._take()
-        assert [served.boards[0].look(HTTP, place).takes for place in (0, 1)] == [1, 0]
-        served.spreads[1].each_second()
-        assert [served.boards[0].look(HTTP, place).takes for place in (0, 1)] == [1, 1]
+            served.spreads[1]._receive_connections()
+        assert [served.boards[0].read(HTTP, place).accepting for place in (0, 1)] == [1, 0]
+        served.spreads[1].refresh()
+        assert [served.boards[0].read(HTTP, place).accepting for place in (0, 1)] == [1, 1]
         await served.close()
 
     run(main, uvloop.new_event_loop)

@@ -1,4 +1,4 @@
-"""Failing: what a client is told about an exception. Source: seldon-core 1.17.1, wrapper.py and flask_utils.py."""
+"""Errors: what a client is told about an exception. Source: seldon-core 1.17.1, wrapper.py and flask_utils.py."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from .originals import SeldonMicroserviceException
+from .seldon_core_classes import SeldonMicroserviceException
 
 logger = logging.getLogger("seldon_core")
 
 INTERNAL = "MICROSERVICE_INTERNAL_ERROR"
-UNTOLD = (
+UNREPORTABLE = (
     "500 Internal Server Error: The server encountered an internal error and was unable to complete your request. "
     "Either the server is overloaded or there is an error in the application."
 )
 """Flask's text for an exception that cannot be reported."""
-_HERE = f"{Path(__file__).parent}{os.sep}"
+_OWN_FOLDER = f"{Path(__file__).parent}{os.sep}"
 _QUALIFIED = re.compile(r"^(?:[\w<>]+\.)+(?=\w+\(\) )")
 """The qualifying classes that Python adds since 3.10 when a method is called with wrong arguments."""
 
@@ -29,16 +29,16 @@ _QUALIFIED = re.compile(r"^(?:[\w<>]+\.)+(?=\w+\(\) )")
 def failure(error: Exception) -> tuple[int, dict[str, Any]]:
     """Return the HTTP status and the message for an exception, and log it."""
     if isinstance(error, SeldonMicroserviceException):
-        status, said = error.status_code, error.to_dict()
+        status, message = error.status_code, error.to_dict()
     else:
         with contextlib.suppress(Exception):
             print_traceback(error)
-        status, said = 500, said_of(text_of(error))
-    logger.error("%s", said)
-    return status, said
+        status, message = 500, error_message(exception_text(error))
+    logger.error("%s", message)
+    return status, message
 
 
-def said_of(text: str) -> dict[str, Any]:
+def error_message(text: str) -> dict[str, Any]:
     """Return the message that reports a failure of the component."""
     return {"status": {"status": 1, "info": text, "code": -1, "reason": INTERNAL}}
 
@@ -46,12 +46,12 @@ def said_of(text: str) -> dict[str, Any]:
 def print_traceback(error: BaseException) -> None:
     """Print an exception with its traceback from user code on."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_HERE):
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OWN_FOLDER):
         frames = frames.tb_next
     traceback.print_exception(type(error), error, frames)
 
 
-def text_of(error: BaseException) -> str:
+def exception_text(error: BaseException) -> str:
     """Return an exception's text as Python 3.8 wrote it, without later additions."""
     text = str(error)
     return _QUALIFIED.sub("", text) if type(error) is TypeError else text
@@ -64,11 +64,11 @@ def http_status(code: Any) -> int:
     """
     if not isinstance(code, (int, str)):
         raise TypeError("Invalid status argument")
-    words = str(int(code) if isinstance(code, int) else code).split(None, 1)
-    if not words:
+    tokens = str(int(code) if isinstance(code, int) else code).split(None, 1)
+    if not tokens:
         raise ValueError("Empty status argument")
     try:
-        status = int(words[0])
+        status = int(tokens[0])
     except ValueError:
         return 500
     return status if 100 <= status <= 999 else 500

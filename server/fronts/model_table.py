@@ -23,7 +23,7 @@ from penstock.server.hooks.runner import Hooks, close_all
 from penstock.server.ipc.errors import error_to_json
 
 from . import snapshot
-from .kinds import ACKNOWLEDGED, COUNTED, GONE
+from .message_kinds import MODEL_RELEASED, MODELS_APPLIED, STATISTICS
 from .pending_statistics import PendingStatistics
 from .remote_engine import NO_ENGINE, RETRY_NS, RemoteEngine
 
@@ -45,13 +45,13 @@ def write_model(model: Model) -> dict[str, Any]:
     }
 
 
-def read_model(written: Mapping[str, Any]) -> Model:
+def read_model(document: Mapping[str, Any]) -> Model:
     """Build a Model from the result of `write_model`. Raises: ValueError, TypeError, LookupError."""
-    model = Model(snapshot.read(ModelSpec, written["spec"]), (), lambda *_: None)
-    model.platform = written["platform"]
-    model.node_inputs = [Node.from_json(node) for node in written["inputs"]]
-    model.node_outputs = [Node.from_json(node) for node in written["outputs"]]
-    model.described = written["described"]
+    model = Model(snapshot.read(ModelSpec, document["spec"]), (), lambda *_: None)
+    model.platform = document["platform"]
+    model.node_inputs = [Node.from_json(node) for node in document["inputs"]]
+    model.node_outputs = [Node.from_json(node) for node in document["outputs"]]
+    model.described = document["described"]
     return model
 
 
@@ -65,40 +65,40 @@ class FrontModelTable:
     """
 
     def __init__(
-        self, engine: RemoteEngine, link: Link, interpreters: Interpreters, placed: Callable[[], None] = lambda: None
+        self, engine: RemoteEngine, link: Link, interpreters: Interpreters, on_ready: Callable[[], None] = lambda: None
     ) -> None:
-        """Create the table; `placed` is called when the engine's first message is in place, and after each change."""
+        """Create the table; `on_ready` is called when the engine's first message is in place, and after each change."""
         self._engine = engine
         self._link = link
         self._interpreters = interpreters
-        self._tell_placed = placed
+        self._on_ready = on_ready
         self._models: dict[int, Model] = {}
         self._hooks: dict[Model, Hooks] = {}
         self._failed: dict[Model, InferError] = {}
         self._loading: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._told: dict[str, tuple[list[int], list[str]]] = {}
-        self._waiting: set[str] = set()
-        self._whole = False
-        self._counting: set[int] = set()
+        self._names: dict[str, tuple[list[int], list[str]]] = {}
+        self._loading_names: set[str] = set()
+        self._load_complete = False
+        self._changed_keys: set[int] = set()
 
     # -- messages of the engine --------------------------------------------------------------------------------
 
-    def take(self, number: int, body: bytes) -> None:
+    def receive(self, number: int, body: bytes) -> None:
         """Handle a MODELS: build the new Models, and publish the names once their hooks are loaded."""
-        told: dict[str, Any] = json.loads(body)
-        new = {int(key): written for key, written in told["new"].items()}
-        for key, written in new.items():
-            self._open(key, written)
-        for key in told["gone"]:
-            self._own(self._retire(key))
-        self._told.update(told["names"])
-        self._whole = told["whole"]
-        self._place(told["names"])
-        needed = {*new, *(key for keys, _ in told["names"].values() for key in keys)}
+        changes: dict[str, Any] = json.loads(body)
+        new = {int(key): document for key, document in changes["new"].items()}
+        for key, document in new.items():
+            self._add_model(key, document)
+        for key in changes["retired"]:
+            self._start_task(self._retire(key))
+        self._names.update(changes["names"])
+        self._load_complete = changes["load_complete"]
+        self._publish(changes["names"])
+        needed = {*new, *(key for keys, _ in changes["names"].values() for key in keys)}
         loading = [task for key, task in self._loading.items() if key in needed]
         if loading:
-            self._own(self._acknowledge_later(number, list(new), loading))
+            self._start_task(self._acknowledge_later(number, list(new), loading))
         else:
             self._acknowledge(number, list(new))
 
@@ -111,37 +111,37 @@ class FrontModelTable:
         failed = {
             key: error_to_json(self._failed[self._models[key]]) for key in new if self._models.get(key) in self._failed
         }
-        self._link.send(ACKNOWLEDGED, number, json.dumps(failed).encode())
+        self._link.send(MODELS_APPLIED, number, json.dumps(failed).encode())
 
-    def _place(self, names: Iterable[str]) -> None:
+    def _publish(self, names: Iterable[str]) -> None:
         """Publish the latest Models of these names, but none for a name whose hooks are being loaded."""
         if self._link.closed:
             return
         for name in names:
-            keys, absent = self._told[name]
-            waits = not self._loading.keys().isdisjoint(keys)
-            (self._waiting.add if waits else self._waiting.discard)(name)
-            found = [] if waits else [self._models[key] for key in keys if key in self._models]
+            keys, absent = self._names[name]
+            is_loading = not self._loading.keys().isdisjoint(keys)
+            (self._loading_names.add if is_loading else self._loading_names.discard)(name)
+            found = [] if is_loading else [self._models[key] for key in keys if key in self._models]
             self._engine.publish(name, found, absent)
-        self._engine.whole = self._whole and not self._waiting
-        if self._engine.whole:
-            self._tell_placed()
+        self._engine.load_complete = self._load_complete and not self._loading_names
+        if self._engine.load_complete:
+            self._on_ready()
 
-    def _open(self, key: int, written: Mapping[str, Any]) -> None:
+    def _add_model(self, key: int, document: Mapping[str, Any]) -> None:
         try:
-            model = read_model(written)
+            model = read_model(document)
         except Exception as error:
             logger.exception("a model announced by the engine could not be created")
-            self._link.send(ACKNOWLEDGED, 0, json.dumps({key: ["INTERNAL", str(error), 0]}).encode())
+            self._link.send(MODELS_APPLIED, 0, json.dumps({key: ["INTERNAL", str(error), 0]}).encode())
             return
-        counted = model.statistics = PendingStatistics(partial(self._changed, key))
-        model.tell_hindered = lambda: counted.record_hindered(hindered=bool(model.hindered))
+        statistics = model.statistics = PendingStatistics(partial(self._on_count, key))
+        model.tell_hindered = lambda: statistics.record_hindered(hindered=bool(model.hindered))
         self._models[key] = model
         self._engine.numbers[model] = key
         if model.spec.hooks is None:
             self._hooks[model] = Hooks(self._engine, model)
         else:
-            self._loading[key] = self._own(self._load_hooks(key, model))
+            self._loading[key] = self._start_task(self._load_hooks(key, model))
 
     async def _load_hooks(self, key: int, model: Model) -> None:
         try:
@@ -155,7 +155,7 @@ class FrontModelTable:
             self._loading.pop(key, None)
         if model in self._failed:
             logger.error("hooks of %s: %s", model.name, self._failed[model].message)
-        self._place({model.name} & self._told.keys())
+        self._publish({model.name} & self._names.keys())
 
     async def _retire(self, key: int) -> None:
         """Drop a Model once it is no longer needed, and notify the engine."""
@@ -165,19 +165,19 @@ class FrontModelTable:
         loading = self._loading.get(key)
         if loading is not None:
             await asyncio.wait((loading,))
-        await self._engine.unheld(model)
+        await self._engine.wait_unheld(model)
         hooks = self._hooks.get(model)
         if hooks is not None:
             await hooks.close()
-        await self._engine.finished(model)
+        await self._engine.retire(model)
         self._hooks.pop(model, None)
         self._failed.pop(model, None)
         del hooks
         await collect_garbage(model)
-        self._tell_counted(model, key)
-        self._link.send(GONE, key)
+        self._send_statistics(model, key)
+        self._link.send(MODEL_RELEASED, key)
 
-    def _own(self, work: Any) -> asyncio.Task[None]:
+    def _start_task(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -199,23 +199,23 @@ class FrontModelTable:
 
     # -- counts ------------------------------------------------------------------------------------------------
 
-    def _changed(self, key: int) -> None:
-        if not self._counting:
-            asyncio.get_running_loop().call_soon(self._tell_all_counted)
-        self._counting.add(key)
+    def _on_count(self, key: int) -> None:
+        if not self._changed_keys:
+            asyncio.get_running_loop().call_soon(self._send_changed_statistics)
+        self._changed_keys.add(key)
 
-    def _tell_all_counted(self) -> None:
+    def _send_changed_statistics(self) -> None:
         # only those that changed: this runs once per loop turn, and there may be many models
-        counting, self._counting = self._counting, set()
-        for key in counting & self._models.keys():
-            self._tell_counted(self._models[key], key)
+        changed_keys, self._changed_keys = self._changed_keys, set()
+        for key in changed_keys & self._models.keys():
+            self._send_statistics(self._models[key], key)
 
-    def _tell_counted(self, model: Model, key: int) -> None:
+    def _send_statistics(self, model: Model, key: int) -> None:
         statistics = model.statistics
-        if isinstance(statistics, PendingStatistics) and (statistics.waiting or model.events):
+        if isinstance(statistics, PendingStatistics) and (statistics.has_pending or model.events):
             # the workers' events, which are sent with the model's next count
             events, model.events = model.events, {}
-            self._link.send(COUNTED, key, statistics.taken(events))
+            self._link.send(STATISTICS, key, statistics.flush(events))
 
     # -- the end -----------------------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class FrontModelTable:
             task.cancel()
         unfinished = await close_all(self._hooks.values(), grace_s)
         for key, model in self._models.items():
-            self._tell_counted(model, key)
+            self._send_statistics(model, key)
         self._hooks.clear()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for model in self._models.values():

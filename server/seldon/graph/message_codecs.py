@@ -1,4 +1,4 @@
-"""Wires: the parts of messages that a walk reads or writes, in JSON and in protobuf. Pure.
+"""MessageCodecs: the parts of messages that a walk reads or writes, in JSON and in protobuf. Pure.
 
 JSON keeps its numbers: it is parsed into Python's int and float, and encoded again only if something is added.
 Source: Seldon Core 1.17.1, the executor; seldon.protos.
@@ -16,11 +16,11 @@ from penstock.server.seldon.pages import JSON
 from penstock.server.seldon.protos import message_class
 from penstock.server.v2.rpc.wire import field
 
-from .nodes import MetaNotes, Predictor
+from .nodes import MetaMode, Predictor
 
 Dict = dict[str, Any]
 PUID = "seldon-puid"
-_OF_ONE_CALL = (b"host", b"content-type", b"content-length", b"transfer-encoding", b"trailer", PUID.encode())
+_HOP_HEADERS = (b"host", b"content-type", b"content-length", b"transfer-encoding", b"trailer", PUID.encode())
 """Header fields of a request that are not passed on to the calls of nodes."""
 
 
@@ -39,7 +39,7 @@ class GraphError(Exception):
         self.status = status if 400 <= status < 600 else 500
 
 
-class Noted(NamedTuple):
+class WalkRecord(NamedTuple):
     """What a walk adds to an answer: the child each node chose (-1: all), the images it passed, and its id."""
 
     routing: Mapping[str, int]
@@ -48,26 +48,26 @@ class Noted(NamedTuple):
 
 
 class MessageCodec(Protocol):
-    """One encoding of messages. `good` is the status of a successful answer."""
+    """One encoding of messages. `ok_status` is the status of a successful answer."""
 
-    good: int
+    ok_status: int
 
     def limit_s(self, predictor: Predictor) -> float:
         """Return the limit for a call of a node. Units: seconds, 0 for none."""
 
-    def payload(self, message: Message, *, headed: bool = False) -> tuple[PayloadKind, bytes]:
-        """Return what a worker is sent for a message; if `headed`, with the headers of its request, if it has any."""
+    def payload(self, message: Message, *, with_headers: bool = False) -> tuple[PayloadKind, bytes]:
+        """Return what a worker is sent for a message; `with_headers`: with the headers of its request, if any."""
 
     def route(self, message: Message) -> int:
         """Decode a router's answer. Raises: GraphError."""
 
-    def combined(self, messages: Sequence[Message]) -> Message:
+    def combine(self, messages: Sequence[Message]) -> Message:
         """Combine messages for `aggregate`. Raises: GraphError."""
 
     def routing(self, feedback: Message) -> Mapping[str, Any]:
         """Return the routing of the request that a feedback is for; empty if it is not given."""
 
-    def noted(self, message: Message, noted: Noted, notes: MetaNotes) -> Message:
+    def add_meta(self, message: Message, record: WalkRecord, meta_mode: MetaMode) -> Message:
         """Add the walk's notes to an answer."""
 
     def reason(self, message: Message) -> str:
@@ -80,10 +80,10 @@ class MessageCodec(Protocol):
         """Encode such a message."""
 
 
-class JsonWire:
+class JsonCodec:
     """Messages over HTTP. `fields` are the headers of the walk's request, with lower-case names; `puid` is its id."""
 
-    good = 200
+    ok_status = 200
 
     def __init__(self, fields: Sequence[tuple[bytes, bytes]] = (), puid: str = "") -> None:
         self._fields = fields
@@ -93,26 +93,26 @@ class JsonWire:
         """Return the limit for REST."""
         return predictor.rest_limit_s
 
-    def payload(self, message: Message, *, headed: bool = False) -> tuple[PayloadKind, bytes]:
+    def payload(self, message: Message, *, with_headers: bool = False) -> tuple[PayloadKind, bytes]:
         """Return the body, with its content type if that is not JSON, and the headers if requested.
 
         Source: executor/api/rest/client.go, addHeaders, and server.go, puidHeader.
         """
-        if message.content_type == JSON and not headed:
+        if message.content_type == JSON and not with_headers:
             return PayloadKind.JSON, message.body
-        said: Dict = {"method": "POST", "type": message.content_type.decode("latin-1"), "query": ""}
-        if headed:
-            handed_on = [pair for pair in self._fields if pair[0] not in _OF_ONE_CALL]
-            headers = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in handed_on]
-            said["headers"] = [*headers, [PUID, self._puid]]
-        return PayloadKind.HTTP, json.dumps(said).encode() + b"\n" + message.body
+        line: Dict = {"method": "POST", "type": message.content_type.decode("latin-1"), "query": ""}
+        if with_headers:
+            forwarded = [pair for pair in self._fields if pair[0] not in _HOP_HEADERS]
+            headers = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in forwarded]
+            line["headers"] = [*headers, [PUID, self._puid]]
+        return PayloadKind.HTTP, json.dumps(line).encode() + b"\n" + message.body
 
     def reason(self, message: Message) -> str:
         """Return the `info` of its status."""
         try:
             return str(json.loads(message.body)["status"]["info"])
         except (ValueError, TypeError, KeyError, RecursionError):
-            return shown(message.body)
+            return excerpt(message.body)
 
     def read(self, message: Message) -> Dict:
         """Parse JSON."""
@@ -141,12 +141,12 @@ class JsonWire:
             first = array[0]
             return int(first[0] if isinstance(first, list) else first)
         except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
-            raise GraphError(f"no route can be read of {shown(message.body)}") from None
+            raise GraphError(f"the router's answer has no route: {excerpt(message.body)}") from None
 
-    def combined(self, messages: Sequence[Message]) -> Message:
+    def combine(self, messages: Sequence[Message]) -> Message:
         """Return a list of the unchanged bodies."""
         if any(message.content_type != JSON for message in messages):
-            raise GraphError("what is to be combined is not JSON")
+            raise GraphError("the messages to combine are not JSON")
         return Message(b"[" + b",".join([message.body.strip() for message in messages]) + b"]")
 
     def routing(self, feedback: Message) -> Mapping[str, Any]:
@@ -157,44 +157,44 @@ class JsonWire:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def noted(self, message: Message, noted: Noted, notes: MetaNotes) -> Message:
+    def add_meta(self, message: Message, record: WalkRecord, meta_mode: MetaMode) -> Message:
         """Add to `meta`; anything but a Seldon message stays as it is."""
         try:
-            found = json.loads(message.body) if message.content_type == JSON else None
+            document = json.loads(message.body) if message.content_type == JSON else None
         except (ValueError, RecursionError):
             return message
-        if not isinstance(found, dict):
+        if not isinstance(document, dict):
             return message
-        meta = found.setdefault("meta", {})
+        meta = document.setdefault("meta", {})
         if not isinstance(meta, dict):
             return message
-        _note(meta, noted, notes)
-        return self.write(found)
+        _add_to_meta(meta, record, meta_mode)
+        return self.write(document)
 
 
-class ProtoWire:
+class ProtoCodec:
     """Messages over gRPC: SeldonMessage, Feedback, and lists of them."""
 
-    good = 0
+    ok_status = 0
 
     def limit_s(self, predictor: Predictor) -> float:
         """Return the limit for gRPC."""
         return predictor.grpc_limit_s
 
-    def payload(self, message: Message, *, headed: bool = False) -> tuple[PayloadKind, bytes]:
+    def payload(self, message: Message, *, with_headers: bool = False) -> tuple[PayloadKind, bytes]:
         """Return the unchanged message: it has no headers."""
         return PayloadKind.PROTO, message.body
 
     def reason(self, message: Message) -> str:
         """Return its text."""
-        return shown(message.body)
+        return excerpt(message.body)
 
     def read(self, message: Message) -> Dict:
         """Decode a SeldonMessage."""
         from google.protobuf import json_format
 
         try:
-            found: Dict = json_format.MessageToDict(self._parsed(message.body))
+            found: Dict = json_format.MessageToDict(self._parse(message.body))
         except json_format.Error as error:
             raise GraphError(f"a message cannot be read: {error}") from None
         return found
@@ -211,7 +211,7 @@ class ProtoWire:
 
     def route(self, message: Message) -> int:
         """Return the first number of the array."""
-        content = self._parsed(message.body).data
+        content = self._parse(message.body).data
         try:
             if content.WhichOneof("data_oneof") == "tensor":
                 return int(content.tensor.values[0])
@@ -220,10 +220,10 @@ class ProtoWire:
                 nested = first.WhichOneof("kind") == "list_value"
                 return int(first.list_value.values[0].number_value if nested else first.number_value)
         except (ValueError, IndexError, OverflowError):
-            raise GraphError("no route can be read of what the router has answered") from None
+            raise GraphError("the router's answer has no route") from None
         return -1
 
-    def combined(self, messages: Sequence[Message]) -> Message:
+    def combine(self, messages: Sequence[Message]) -> Message:
         """Encode a SeldonMessageList: field 1, once for each message."""
         return Message(b"".join([field(1, each.body) for each in messages]))
 
@@ -236,24 +236,24 @@ class ProtoWire:
             return {}
         return dict(found.response.meta.routing)
 
-    def noted(self, message: Message, noted: Noted, notes: MetaNotes) -> Message:
+    def add_meta(self, message: Message, record: WalkRecord, meta_mode: MetaMode) -> Message:
         """Add to `meta`."""
-        found = self._parsed(message.body)
-        found.meta.routing.update(noted.routing)
-        if notes is MetaNotes.ALL:
-            found.meta.puid = found.meta.puid or noted.puid
-            for name, image in noted.path.items():
+        found = self._parse(message.body)
+        found.meta.routing.update(record.routing)
+        if meta_mode is MetaMode.ALL:
+            found.meta.puid = found.meta.puid or record.puid
+            for name, image in record.path.items():
                 if name not in found.meta.requestPath:
                     found.meta.requestPath[name] = image
         return Message(found.SerializeToString())
 
     @staticmethod
-    def _parsed(body: bytes) -> Any:
+    def _parse(body: bytes) -> Any:
         found = message_class("SeldonMessage")()
         try:
             found.ParseFromString(body)
         except Exception:  # noqa: BLE001 - protobuf's DecodeError
-            raise GraphError("a message is no SeldonMessage") from None
+            raise GraphError("a message is not a SeldonMessage") from None
         return found
 
 
@@ -262,15 +262,15 @@ def new_puid() -> str:
     return str(uuid.uuid4())
 
 
-def _note(meta: Dict, noted: Noted, notes: MetaNotes) -> None:
-    meta["routing"] = dict(noted.routing)
-    if notes is MetaNotes.ALL:
-        meta.setdefault("puid", noted.puid)
+def _add_to_meta(meta: Dict, record: WalkRecord, meta_mode: MetaMode) -> None:
+    meta["routing"] = dict(record.routing)
+    if meta_mode is MetaMode.ALL:
+        meta.setdefault("puid", record.puid)
         path = meta.get("requestPath")
-        meta["requestPath"] = {**noted.path, **(path if isinstance(path, dict) else {})}
+        meta["requestPath"] = {**record.path, **(path if isinstance(path, dict) else {})}
 
 
-def shown(body: bytes) -> str:
+def excerpt(body: bytes) -> str:
     """Return the beginning of a message as text."""
     text = body[:80].decode("utf-8", "replace").strip()
     return text if len(body) <= 80 else f"{text}..."

@@ -10,8 +10,8 @@ from textwrap import dedent
 import pytest
 
 from penstock.server.repository.findings import MistakesError
-from penstock.server.seldon.graph.nodes import Deployment, MetaNotes
-from penstock.server.seldon.graph.reading import demand, is_graph, read
+from penstock.server.seldon.graph.graph_file import is_graph, read, read_valid
+from penstock.server.seldon.graph.nodes import Deployment, MetaMode
 
 MANIFEST = """\
 apiVersion: machinelearning.seldon.io/v1
@@ -107,17 +107,17 @@ def test_a_nodes_worker_has_the_variables_that_its_container_had(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("more", "notes"),
+    ("more", "meta_mode"),
     [
-        ("", MetaNotes.NONE),
-        ("    svcOrchSpec: {env: [{name: SELDON_ENABLE_ROUTING_INJECTION, value: 'true'}]}\n", MetaNotes.ROUTING),
-        ("    annotations: {seldon.io/executor: 'false'}\n", MetaNotes.ALL),
+        ("", MetaMode.NONE),
+        ("    svcOrchSpec: {env: [{name: SELDON_ENABLE_ROUTING_INJECTION, value: 'true'}]}\n", MetaMode.ROUTING),
+        ("    annotations: {seldon.io/executor: 'false'}\n", MetaMode.ALL),
     ],
     ids=["executor", "routing", "engine"],
 )
-def test_a_manifest_says_what_is_written_into_meta(tmp_path: Path, more: str, notes: MetaNotes) -> None:
+def test_a_manifest_says_what_is_written_into_meta(tmp_path: Path, more: str, meta_mode: MetaMode) -> None:
     text = MANIFEST.replace("    annotations: {version: v7}\n", more)
-    assert made(tmp_path, text, ALL).predictors[0].notes is notes
+    assert made(tmp_path, text, ALL).predictors[0].meta_mode is meta_mode
 
 
 def test_a_manifest_sets_limits_in_milliseconds(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_small_file_is_a_graph_whose_answers_say_all(tmp_path: Path) -> None:
     deployment = made(tmp_path, SMALL, ["models/Model", "Second"])
     assert told(deployment) == []
     (predictor,) = deployment.predictors
-    assert (deployment.name, predictor.name, predictor.notes) == ("small", "default", MetaNotes.ALL)
+    assert (deployment.name, predictor.name, predictor.meta_mode) == ("small", "default", MetaMode.ALL)
     first, second = deployment.nodes
     assert [(node.type, node.code.folder, node.code.component) for node in (first, second) if node.code] == [
         ("MODEL", tmp_path / "models", "Model"), ("MODEL", tmp_path, "Second"),
@@ -207,35 +207,42 @@ def test_a_file_without_a_name_gives_it_its_own(tmp_path: Path) -> None:
 
 MISTAKES = {
     "not yaml": ("graph: [", "graph.yaml:1: invalid yaml"),
-    "another kind": ("apiVersion: apps/v1\nkind: Deployment\n", "graph.yaml:2: a manifest of kind SeldonDeployment"),
+    "another kind": (
+        "apiVersion: apps/v1\nkind: Deployment\n", "graph.yaml:2: expected a manifest of kind SeldonDeployment",
+    ),
     "no graph": ("name: a\n", "graph.yaml:1: there is no graph"),
     "no name": ("graph: {type: MODEL}\n", "graph.yaml:1: graph: it has no name"),
     "bad type": (
         "graph:\n  name: m\n  type: MODL\n",
-        ("graph.yaml:3: node 'm': type 'MODL' is none of MODEL, ROUTER, COMBINER, TRANSFORMER, OUTPUT_TRANSFORMER, "
+        ("graph.yaml:3: node 'm': type 'MODL' is not one of MODEL, ROUTER, COMBINER, TRANSFORMER, OUTPUT_TRANSFORMER, "
         "UNKNOWN_TYPE; did you mean 'MODEL'?"),
     ),
     "bad method": (
         "graph:\n  name: m\n  methods: [PREDICT]\n",
-        "graph.yaml:3: node 'm': method 'PREDICT' is none of TRANSFORM_INPUT",
+        "graph.yaml:3: node 'm': method 'PREDICT' is not one of TRANSFORM_INPUT",
     ),
-    "bad key": ("graph:\n  name: m\n  typ: MODEL\n", "graph.yaml:3: warning: node 'm': 'typ' means nothing here"),
+    "bad key": ("graph:\n  name: m\n  typ: MODEL\n", "graph.yaml:3: warning: node 'm': unknown key 'typ'"),
     "no class": (
         "graph: {name: nowhere}\n",
-        ("graph.yaml:1: node 'nowhere': has no class: make a folder 'nowhere' beside this file that holds it, or say "
-        "where it is with an annotation, penstock.io/nowhere: FOLDER:Class"),
+        ("graph.yaml:1: node 'nowhere': has no class: put it in a folder 'nowhere' beside this file, or set its "
+        "location with an annotation, penstock.io/nowhere: FOLDER:Class"),
     ),
     "no folder": ("graph:\n  name: m\n  component: gone:Model\n", "gone: no such folder"),
     "no module": ("graph:\n  name: m\n  component: m:Gone\n", "m has no module 'Gone' for the component 'Gone'"),
-    "no class's name": ("graph: {name: m, component: 'm:..'}\n", "'..' is no class: Name or package.module.Class"),
-    "which class": ("graph: {name: two}\n", "two: which class? it has One, Two: write MODEL_NAME=Class into two/.s2i"),
+    "no class's name": (
+        "graph: {name: m, component: 'm:..'}\n", "'..' is not a class: expected Name or package.module.Class",
+    ),
+    "which class": (
+        "graph: {name: two}\n",
+        "two: the class cannot be determined: it has One, Two: set MODEL_NAME=Class in two/.s2i",
+    ),
     "prepackaged": (
         "graph: {name: m, implementation: SKLEARN_SERVER, modelUri: gs://a}\n",
-        "SKLEARN_SERVER is a prepackaged server, which is not a part of Penstock",
+        "SKLEARN_SERVER is a prepackaged server, which Penstock does not include",
     ),
     "elsewhere": (
         "graph: {name: m, implementation: SKLEARN_SERVER, modelUri: 's3://b/m', component: 'm:Model'}\n",
-        "modelUri s3://b/m: only what is on this machine is served: a path, or file://",
+        "modelUri s3://b/m: only models on this machine are served: use a path or file://",
     ),
     "ab test of one": (
         "graph:\n  name: r\n  implementation: RANDOM_ABTEST\n  children: [{name: m}]\n",
@@ -244,12 +251,12 @@ MISTAKES = {
     "ratio": (
         ("graph:\n  name: r\n  implementation: RANDOM_ABTEST\n  parameters:\n  - {name: ratioA, value: '2'}\n"
         "  children: [{name: m}, {name: m2, component: 'm:Model'}]\n"),
-        "graph.yaml:4: node 'r': ratioA is a number from 0 to 1, not '2'",
+        "graph.yaml:4: node 'r': ratioA must be a number from 0 to 1, not '2'",
     ),
     "ratio, by name": (
         ("graph:\n  name: r\n  implementation: RANDOM_ABTEST\n  parameters: {ratioA: half}\n"
         "  children: [{name: m}, {name: m2, component: 'm:Model'}]\n"),
-        "graph.yaml:4: node 'r': ratioA is a number from 0 to 1, not 'half'",
+        "graph.yaml:4: node 'r': ratioA must be a number from 0 to 1, not 'half'",
     ),
     "parameters": (
         "graph:\n  name: m\n  parameters:\n  - {name: a, value: x, type: INT}\n",
@@ -257,9 +264,9 @@ MISTAKES = {
     ),
     "twice": (
         "graph:\n  name: m\n  children:\n  - {name: m}\n",
-        "graph.yaml:1: 2 nodes are called 'm': feedback and metrics could not tell them apart",
+        "graph.yaml:1: 2 nodes are named 'm': feedback and metrics cannot distinguish them",
     ),
-    "name that is a yes": ("graph: {name: y}\n", "YAML reads this name as true or false: write it in quotes"),
+    "name that is a yes": ("graph: {name: y}\n", "YAML reads this name as a boolean: put it in quotes"),
     "many and none": (
         "graph:\n  name: t\n  type: TRANSFORMER\n  children: [{name: m}, {name: n2, component: 'm:Model'}]\n",
         "graph.yaml:1: warning: node 't': it neither routes nor combines: all children are called",
@@ -279,12 +286,12 @@ def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, name: str) -> None:
     [
         ("[]", "there are no predictors"),
         ("[{name: a, traffic: 50, graph: {name: m, type: MODEL}}, {name: b, graph: {name: m, type: MODEL}}]",
-         "the traffic of several predictors makes 100 together, not 50"),
-        ("[{name: a, traffic: 50, graph: {name: m, type: MODEL}}]", "the traffic of a predictor alone is 100"),
-        ("[{name: a, shadow: true, graph: {name: m, type: MODEL}}]", "one predictor must not be a shadow"),
-        ("[{name: a, graph: {name: m}}]", "node 'm': nothing is called of it: give it a type"),
+         "the traffic of the predictors must add up to 100, not 50"),
+        ("[{name: a, traffic: 50, graph: {name: m, type: MODEL}}]", "the traffic of a single predictor must be 100"),
+        ("[{name: a, shadow: true, graph: {name: m, type: MODEL}}]", "at least one predictor must not be a shadow"),
+        ("[{name: a, graph: {name: m}}]", "node 'm': none of its methods would be called: set its type"),
         ("[{name: a, annotations: {seldon.io/rest-timeout: soon}, graph: {name: m, type: MODEL}}]",
-         "the annotation seldon.io/rest-timeout is a number of milliseconds, not 'soon'"),
+         "the annotation seldon.io/rest-timeout must be a number of milliseconds, not 'soon'"),
     ],
     ids=["none", "sum", "alone", "shadows", "nothing called", "limit"],
 )  # fmt: skip
@@ -296,7 +303,7 @@ def test_what_is_wrong_with_predictors_is_told(tmp_path: Path, predictors: str, 
 def test_a_file_that_has_to_be_right_is_refused_with_all_that_is_wrong(tmp_path: Path) -> None:
     made(tmp_path, "graph: {name: nowhere, type: ROUTR}\n")
     with pytest.raises(MistakesError, match="has no class"):
-        demand(tmp_path / "graph.yaml")
+        read_valid(tmp_path / "graph.yaml")
 
 
 def test_a_prepackaged_server_may_be_a_class_of_ones_own_which_is_told_where_the_model_is(tmp_path: Path) -> None:
@@ -310,6 +317,4 @@ def test_a_graph_is_not_deeper_than_it_can_be_walked(tmp_path: Path) -> None:
     text = "{name: m0, component: 'm:Model', type: MODEL}"
     for number in range(1, 40):
         text = f"{{name: m{number}, component: 'm:Model', type: MODEL, children: [{text}]}}"
-    assert any(
-        "more than 32 nodes under each other" in line for line in told(made(tmp_path, f"graph: {text}\n", ["m/Model"]))
-    )
+    assert any("more than 32 nodes deep" in line for line in told(made(tmp_path, f"graph: {text}\n", ["m/Model"])))

@@ -13,21 +13,21 @@ from typing import Any
 import pytest
 
 from penstock.server.answering import LARGE_BYTES
-from penstock.server.seldon.graph import addresses, builtin
-from penstock.server.seldon.graph.addresses import GraphRoute
-from penstock.server.seldon.graph.graph import MOST_SHADOWS, Graph
+from penstock.server.seldon.graph import builtin, routes
+from penstock.server.seldon.graph.graph import MAX_SHADOWS, Graph
+from penstock.server.seldon.graph.message_codecs import GraphError, JsonCodec, Message, ProtoCodec, WalkRecord
 from penstock.server.seldon.graph.metadata import graph_metadata
 from penstock.server.seldon.graph.metrics import CLIENT, SERVER, GraphMetrics
-from penstock.server.seldon.graph.nodes import Deployment, MetaNotes, Predictor
+from penstock.server.seldon.graph.nodes import Deployment, MetaMode, Predictor
 from penstock.server.seldon.graph.repository import GraphRepository
-from penstock.server.seldon.graph.wires import GraphError, JsonWire, Message, Noted, ProtoWire
+from penstock.server.seldon.graph.routes import GraphRoute
 from penstock.server.seldon.messages import ComponentDescription, Endpoint, PayloadKind
 from penstock.server.seldon.protos import message_class
 from penstock.server.settings import Settings
 
 from .graphs import FunctionEngine, Never, node, said
 
-PROTO = ProtoWire()
+PROTO = ProtoCodec()
 
 
 def proto(kind: str = "SeldonMessage", **fields: Any) -> Message:
@@ -42,7 +42,7 @@ def tensor(*values: float) -> Any:
 
 
 def test_a_body_that_is_not_json_goes_to_its_node_as_it_came() -> None:
-    assert JsonWire().payload(Message(b"json=1", b"application/x-www-form-urlencoded")) == (
+    assert JsonCodec().payload(Message(b"json=1", b"application/x-www-form-urlencoded")) == (
         PayloadKind.HTTP,
         b'{"method": "POST", "type": "application/x-www-form-urlencoded", "query": ""}\njson=1',
     )
@@ -50,13 +50,13 @@ def test_a_body_that_is_not_json_goes_to_its_node_as_it_came() -> None:
 
 def test_what_is_no_object_is_answered_as_it_is() -> None:
     for body in (b"null\n", b"[1]", b"<html>"):
-        noted = JsonWire().noted(Message(body), Noted({"m": -1}, {}, "id"), MetaNotes.ALL)
+        noted = JsonCodec().add_meta(Message(body), WalkRecord({"m": -1}, {}, "id"), MetaMode.ALL)
         assert noted.body == body
 
 
 def test_messages_in_protobuf_are_put_together_without_being_read() -> None:
     parts = [tensor(1.0), tensor(*range(100)), message_class("SeldonMessage")()]
-    whole = PROTO.combined([Message(part.SerializeToString()) for part in parts])
+    whole = PROTO.combine([Message(part.SerializeToString()) for part in parts])
     found = message_class("SeldonMessageList").FromString(whole.body)
     assert list(found.seldonMessages) == parts
 
@@ -72,7 +72,7 @@ def test_a_route_is_read_of_protobuf(values: Any, route: int) -> None:
 def test_what_is_no_route_or_no_message_is_told_of() -> None:
     with pytest.raises(GraphError, match="no route"):
         PROTO.route(PROTO.write({"data": {"ndarray": []}}))
-    with pytest.raises(GraphError, match="no SeldonMessage"):
+    with pytest.raises(GraphError, match="not a SeldonMessage"):
         PROTO.route(Message(b"\xff"))
 
 
@@ -80,15 +80,15 @@ def test_what_is_no_route_or_no_message_is_told_of() -> None:
     "body", [b"[Infinity]", b"[NaN]", b"[[]]", b'{"data": 1}', b'{"data": {"ndarray": [{}]}}', b"no"]
 )
 def test_what_is_no_route_in_json_is_told_of(body: bytes) -> None:
-    with pytest.raises(GraphError, match="no route can be read of"):
-        JsonWire().route(Message(body))
+    with pytest.raises(GraphError, match=r"the router.s answer has no route: "):
+        JsonCodec().route(Message(body))
 
 
 def test_a_meta_that_is_none_is_not_merged() -> None:
-    wire = JsonWire()
+    codec = JsonCodec()
     metas: tuple[object, ...] = ({"tags": [1]}, {"requestPath": "a"}, {"metrics": {}}, 3)
     for meta in metas:
-        answer = builtin.predict(wire.read(said({"strData": "a", "meta": meta})))
+        answer = builtin.predict(codec.read(said({"strData": "a", "meta": meta})))
         assert next(each["key"] for each in answer["meta"]["metrics"]) == "mymetric_counter"
         assert "tags" not in answer["meta"]
 
@@ -101,7 +101,9 @@ def test_the_way_of_a_feedback_is_read_of_protobuf() -> None:
 
 
 def test_an_answer_in_protobuf_may_say_all() -> None:
-    noted = PROTO.noted(Message(tensor(1.0).SerializeToString()), Noted({"m": -1}, {"m": "i:1"}, "id"), MetaNotes.ALL)
+    noted = PROTO.add_meta(
+        Message(tensor(1.0).SerializeToString()), WalkRecord({"m": -1}, {"m": "i:1"}, "id"), MetaMode.ALL
+    )
     found = message_class("SeldonMessage").FromString(noted.body)
     assert dict(found.meta.routing) == {"m": -1}
     assert (found.meta.puid, dict(found.meta.requestPath)) == ("id", {"m": "i:1"})
@@ -128,21 +130,21 @@ def test_an_answer_in_protobuf_may_say_all() -> None:
     ],
 )
 def test_where_urls_lead(path: str, address: GraphRoute | None) -> None:
-    assert addresses.find(path.encode(), "dep", "ns") == address
+    assert routes.find(path.encode(), "dep", "ns") == address
 
 
 def test_a_deployment_without_a_namespace_is_in_all() -> None:
-    assert addresses.find(b"/seldon/any/dep/live", "dep", "") == GraphRoute("live")
+    assert routes.find(b"/seldon/any/dep/live", "dep", "") == GraphRoute("live")
 
 
 def test_requests_and_calls_are_counted_in_buckets() -> None:
     counted = GraphMetrics("dep")
     predictor = Predictor("p", node("m", image="reg/m:2"), version="v1")
     for spent_ms in (1, 5, 7, 20_000):
-        counted.request(predictor, "predictions", "post", "200", spent_ms * 1_000_000)
-    counted.call(predictor, predictor.graph, Endpoint.PREDICT, 2, 1_500_000_000)
-    counted.call(predictor, predictor.graph, Endpoint.PREDICT, -1, 1)
-    counted.call(predictor, predictor.graph, Endpoint.ROUTE, 200, 1_000_000)
+        counted.count_request(predictor, "predictions", "post", "200", spent_ms * 1_000_000)
+    counted.count_call(predictor, predictor.graph, Endpoint.PREDICT, 2, 1_500_000_000)
+    counted.count_call(predictor, predictor.graph, Endpoint.PREDICT, -1, 1)
+    counted.count_call(predictor, predictor.graph, Endpoint.ROUTE, 200, 1_000_000)
     lines = list(counted.render())
     labels = (
         'code="200",deployment_name="dep",method="post",predictor_name="p",predictor_version="v1",service="predictions"'
@@ -184,22 +186,22 @@ def test_a_graph_takes_what_its_first_node_takes_and_gives_what_its_last_gives()
 def graph_of(*predictors: Predictor) -> tuple[Graph, FunctionEngine]:
     deployment = Deployment(Path("g.yaml"), "dep", "", predictors)
     engine = FunctionEngine({each.name: lambda endpoint, message: message for each in deployment.nodes})
-    models = SimpleNamespace(described={}, sharing={})
+    models = SimpleNamespace(descriptions={}, sharing={})
     repository = SimpleNamespace(deployment=deployment, served=deployment)
     return Graph(engine, repository, models, SimpleNamespace(), Random(1)), engine  # type: ignore[arg-type]
 
 
 BLUE, GREEN = Predictor("blue", node("b"), 75), Predictor("green", node("g"), 25)
-PREDICT, FEEDBACK = GraphRoute(addresses.PREDICTIONS), GraphRoute(addresses.FEEDBACK)
+PREDICT, FEEDBACK = GraphRoute(routes.PREDICTIONS), GraphRoute(routes.FEEDBACK)
 
 
-def chosen(graph: Graph, address: GraphRoute, message: Message, wire: JsonWire | None = None) -> str:
-    return asyncio.run(graph.chosen(address, message, wire or JsonWire())).name
+def choose_predictor(graph: Graph, address: GraphRoute, message: Message, codec: JsonCodec | None = None) -> str:
+    return asyncio.run(graph.choose_predictor(address, message, codec or JsonCodec())).name
 
 
 def test_requests_are_shared_out_by_traffic() -> None:
     graph, _ = graph_of(BLUE, GREEN)
-    names = [chosen(graph, PREDICT, said({})) for _ in range(1000)]
+    names = [choose_predictor(graph, PREDICT, said({})) for _ in range(1000)]
     assert 700 <= names.count("blue") <= 800
     assert names.count("blue") + names.count("green") == 1000
 
@@ -207,14 +209,14 @@ def test_requests_are_shared_out_by_traffic() -> None:
 def test_feedback_goes_to_the_predictor_that_answered_if_it_says_so() -> None:
     graph, _ = graph_of(BLUE, GREEN)
     feedback = said({"response": {"meta": {"routing": {"g": -1}}}})
-    assert {chosen(graph, FEEDBACK, feedback) for _ in range(20)} == {"green"}
+    assert {choose_predictor(graph, FEEDBACK, feedback) for _ in range(20)} == {"green"}
 
 
 @pytest.mark.parametrize(("letters", "apart"), [(10, False), (LARGE_BYTES, True)])
 def test_a_large_one_is_read_on_a_thread(letters: int, apart: bool) -> None:
     threads = []
 
-    class Noting(JsonWire):
+    class Noting(JsonCodec):
         def routing(self, feedback: Message) -> Mapping[str, Any]:
             threads.append(threading.get_ident())
             return super().routing(feedback)
@@ -222,7 +224,7 @@ def test_a_large_one_is_read_on_a_thread(letters: int, apart: bool) -> None:
     graph, _ = graph_of(BLUE, GREEN)
     feedback = said({"response": {"meta": {"routing": {"g": -1}}, "strData": "a" * letters}})
 
-    assert chosen(graph, FEEDBACK, feedback, Noting()) == "green"
+    assert choose_predictor(graph, FEEDBACK, feedback, Noting()) == "green"
     assert (threads != [threading.get_ident()]) == apart
 
 
@@ -230,13 +232,13 @@ def test_a_shadow_has_a_copy_and_nobody_its_answers() -> None:
     graph, engine = graph_of(Predictor("main", node("m")), Predictor("dark", node("d"), 0, shadow=True))
 
     async def go() -> None:
-        graph.shadow(said({"strData": "a"}), "id", JsonWire())
+        graph.shadow(said({"strData": "a"}), "id", JsonCodec())
         while not engine.asked:  # noqa: ASYNC110 - turns of the loop, no time
             await asyncio.sleep(0)
 
     asyncio.run(go())
     assert engine.asked == [("d", "PREDICT", {"strData": "a"})]
-    assert chosen(graph, PREDICT, said({})) == "main"
+    assert choose_predictor(graph, PREDICT, said({})) == "main"
 
 
 def test_so_many_requests_have_a_shadow_s_copy_and_no_more() -> None:
@@ -244,14 +246,14 @@ def test_so_many_requests_have_a_shadow_s_copy_and_no_more() -> None:
     engine.models_ = {"d": lambda endpoint, message: Never}
 
     async def go() -> None:
-        for _ in range(MOST_SHADOWS + 3):
-            graph.shadow(said({}), "id", JsonWire())
-        while len(engine.asked) < MOST_SHADOWS:  # noqa: ASYNC110 - turns of the loop, no time
+        for _ in range(MAX_SHADOWS + 3):
+            graph.shadow(said({}), "id", JsonCodec())
+        while len(engine.asked) < MAX_SHADOWS:  # noqa: ASYNC110 - turns of the loop, no time
             await asyncio.sleep(0)
         await asyncio.sleep(0)
 
     asyncio.run(go())
-    assert len(engine.asked) == MOST_SHADOWS
+    assert len(engine.asked) == MAX_SHADOWS
 
 
 def test_a_graph_is_ready_when_all_its_nodes_are() -> None:

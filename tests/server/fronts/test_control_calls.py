@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.fronts.calls import AHEAD, Asking, AskingApp, asking_methods
+from penstock.server.fronts.control_calls import MAX_UNCONFIRMED_PARTS, ControlApp, ControlCalls, control_methods
 from penstock.server.fronts.remote_engine import NO_ENGINE
 from penstock.server.grpc.method import Call, Method, Status
 from penstock.server.grpc.request import SHUTTING_DOWN
@@ -177,7 +177,7 @@ def test_an_engine_does_not_run_far_ahead_of_a_client_that_does_not_read() -> No
             await turns(lambda: client.sent)
             for _ in range(200):
                 await asyncio.sleep(0)
-            assert made <= AHEAD + 1
+            assert made <= MAX_UNCONFIRMED_PARTS + 1
             client.reads.set()
             await asking
             assert len(client.answer) == 5_000_000
@@ -213,7 +213,7 @@ def test_a_client_that_goes_away_is_gone_for_the_engine_too() -> None:
             await turns(lambda: client.sent)
             front.link.close()  # a front end that dies
             await turns(lambda: len(ended) == 3)
-            front.asking.lost()
+            front.asking.detach()
             await asking
 
     uvloop.run(main())
@@ -281,8 +281,8 @@ def test_an_application_that_fails_is_answered_or_cut_off(begun: bool, caplog: p
 
 def test_without_an_engine_a_front_end_is_live_not_ready_and_says_so_at_once() -> None:
     async def main() -> None:
-        asking = Asking()
-        app = AskingApp(asking, 1000)
+        asking = ControlCalls()
+        app = ControlApp(asking, 1000)
         assert (await Client(path="/v2/health/live").ask(app)).status == 200
         assert (await Client(path="/v2/health/ready").ask(app)).status == 400
         client = await Client("POST", "/v2/repository/index", b"{}").ask(app)
@@ -290,7 +290,7 @@ def test_without_an_engine_a_front_end_is_live_not_ready_and_says_so_at_once() -
         assert json.loads(client.answer) == {"error": NO_ENGINE}
         assert client.header[b"retry-after"] == b"1"
 
-        methods = asking_methods(asking)
+        methods = control_methods(asking)
         live, ready, check, index = FakeCall(), FakeCall(), FakeCall(), FakeCall()
         methods[SERVICE + "ServerLive"].unary(live, b"")  # type: ignore[misc]
         methods[SERVICE + "ServerReady"].unary(ready, b"")  # type: ignore[misc]
@@ -328,7 +328,7 @@ def test_a_front_end_that_gives_way_says_what_its_engine_says() -> None:
         async with asked(ready, live=lambda call, _: call.answer(b"\x08\x01"), watch=lambda *_: None) as front:
             watched, late, live = FakeCall(), FakeCall(), FakeCall()
             front.methods[WATCH].unary(watched, b"")  # type: ignore[misc]
-            front.asking.drain(last=False)
+            front.asking.drain(server_stopping=False)
             front.methods[WATCH].unary(late, b"")  # type: ignore[misc]
             for call in (watched, late):
                 assert (call.sent, call.status, call.text) == ([], Status.UNAVAILABLE, SHUTTING_DOWN)
@@ -343,7 +343,7 @@ def test_a_front_end_that_gives_way_says_what_its_engine_says() -> None:
 
 def test_what_is_restricted_is_so_without_an_engine() -> None:
     async def main() -> None:
-        app = AskingApp(Asking(), 1000, Restricted.parse(["health:key=secret"]))
+        app = ControlApp(ControlCalls(), 1000, Restricted.parse(["health:key=secret"]))
         client = await Client(path="/v2/health/live").ask(app)
         assert client.status == 403
         client = await Client(path="/v2/health/live", headers=[(b"key", b"secret")]).ask(app)
@@ -367,7 +367,7 @@ def test_an_engine_that_dies_ends_what_is_under_way_at_once() -> None:
             begun, waiting, call = Client(path="/begun"), Client(), FakeCall()
             asking = [asyncio.ensure_future(client.ask(front.app)) for client in (begun, waiting)]
             front.methods[SERVICE + "RepositoryModelLoad"].unary(call, b"")  # type: ignore[misc]
-            await turns(lambda: begun.sent and len(front.answers._under_way) == 3)
+            await turns(lambda: begun.sent and len(front.answers._calls) == 3)
             front.engine_link.close()
             await asyncio.gather(*asking)
             assert waiting.status == 503
@@ -375,7 +375,7 @@ def test_an_engine_that_dies_ends_what_is_under_way_at_once() -> None:
             assert not begun.whole
             assert (call.status, call.text) == (Status.UNAVAILABLE, NO_ENGINE)
             assert front.lost == ["the process is gone"]
-            assert not front.asking.engine
+            assert not front.asking.connected
 
     uvloop.run(main())
 
@@ -395,10 +395,10 @@ def test_a_stream_is_passed_on_with_its_end_and_its_pushback() -> None:
             front.methods[WATCH].unary(call, b"message")  # type: ignore[misc]
             await turns(lambda: call.sent == [b"first message"])
             call.writable = False
-            for _ in range(AHEAD):
+            for _ in range(MAX_UNCONFIRMED_PARTS):
                 calls[0].send(b"more")
             while_full = calls[0].writable
-            await turns(lambda: len(call.sent) == AHEAD + 1)
+            await turns(lambda: len(call.sent) == MAX_UNCONFIRMED_PARTS + 1)
             waiting = asyncio.ensure_future(calls[0].drain())
             call.writable = True
             call.reads.set()
@@ -422,7 +422,7 @@ def test_a_call_that_ends_by_itself_is_cancelled_in_the_engine() -> None:
             lost, drained = FakeCall(), FakeCall()
             for call in (lost, drained):
                 front.methods[WATCH].unary(call, b"m")  # type: ignore[misc]
-            await turns(lambda: len(front.answers._under_way) == 2)
+            await turns(lambda: len(front.answers._calls) == 2)
             lost.lose()
             await turns(lambda: cancelled == [b"m"])
             front.asking.drain()

@@ -1,4 +1,4 @@
-"""Addresses: the purpose of each URL of a graph's server, with or without an ingress's prefix. Pure.
+"""GraphRoutes: the purpose of each URL of a graph's server, with or without an ingress's prefix. Pure.
 
 Source: Seldon Core 1.17.1, the executor's routes; `/ping` was the engine's.
 """
@@ -33,8 +33,8 @@ def find(path: bytes, deployment: str, namespace: str) -> GraphRoute | None:
     """
     _, *parts = path.split(b"/")
     if parts[0] == b"seldon" and len(parts) > 3:
-        said, name = parts[1].decode("utf-8", "replace"), parts[2].decode("utf-8", "replace")
-        if name != deployment or (namespace and said != namespace):
+        requested_namespace, name = parts[1].decode("utf-8", "replace"), parts[2].decode("utf-8", "replace")
+        if name != deployment or (namespace and requested_namespace != namespace):
             return None
         parts = parts[3:]
     if len(parts) == 1:

@@ -85,13 +85,13 @@ def _told(front: FrontSide, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, A
     told: list[dict[str, Any]] = []
     placing = front.placing
     assert placing is not None
-    take = placing.take
+    take = placing.receive
 
     def noted(number: int, body: bytes) -> None:
         told.append(json.loads(body))
         take(number, body)
 
-    monkeypatch.setattr(placing, "take", noted)
+    monkeypatch.setattr(placing, "receive", noted)
     return told
 
 
@@ -112,7 +112,7 @@ def test_one_of_many_models_that_comes_or_goes_is_told_of_and_placed_alone(monke
 
             assert [list(said["names"]) for said in told] == [["m7"], ["m7"]]
             assert [len(said["new"]) for said in told] == [1, 0]
-            assert [len(said["gone"]) for said in told] == [1, 1]
+            assert [len(said["retired"]) for said in told] == [1, 1]
             assert front.engine.generation - generation == 2
             assert len(front.engine.models()) == 19
         finally:
@@ -155,7 +155,7 @@ def test_what_is_counted_of_one_of_many_models_has_no_other_looked_at(monkeypatc
                 await engine.load(replace(SPEC, name=f"m{number}"))
             await joined(engine, front)
             looked: list[PendingStatistics] = []
-            monkeypatch.setattr(PendingStatistics, "waiting", property(looked.append))
+            monkeypatch.setattr(PendingStatistics, "has_pending", property(looked.append))
             counted = front.engine.model("m7").statistics
 
             counted.record_failure("REJECTED", 1, 2)
