@@ -162,7 +162,7 @@ class CortexService:
                 served_api.generation = self._engine.generation
             model: Model = served_api.model  # type: ignore[assignment]  # it has been found
             scheduler = model.scheduler
-            if scheduler.full() or scheduler.target_ns:
+            if scheduler.is_full() or scheduler.target_ns:
                 refusal = self._engine.turn_away(model)
                 if refusal is not None:
                     raise refusal

@@ -22,7 +22,7 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.engine import Engine
 from penstock.batching.spec import HookSpec, ModelSpec
 from penstock.perf import models
-from penstock.server.fronts.placing import read_model, write_model
+from penstock.server.fronts.model_table import read_model, write_model
 from penstock.server.hooks import replicas
 from penstock.server.hooks.engine import HookedEngine
 from penstock.server.hooks.plan import DEFAULT_REPLICAS, LIGHT_REPLICAS
