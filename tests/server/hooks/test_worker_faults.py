@@ -70,7 +70,7 @@ ENDS = {
     "hold": KILLED,
     "compute": KILLED,
     "exit": (Code.NOT_READY, "exit status 3"),
-    "sys.exit": (Code.INTERNAL, "pre_inference failed; the log has the rest under request id"),
+    "sys.exit": (Code.INTERNAL, "pre_inference failed; see the server log, request id"),
     "abort": (Code.NOT_READY, "signal 6"),
     "crash": (Code.NOT_READY, "signal 11"),
     "leak": (Code.NOT_READY, "memory"),
