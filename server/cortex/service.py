@@ -28,7 +28,7 @@ from penstock.server.errors import retry_after_line
 from penstock.server.http.head import HttpError
 from penstock.server.http.target import path_in
 from penstock.server.restricted import Restricted
-from penstock.server.v2.call_parameters import PLAIN
+from penstock.server.v2.call_parameters import DEFAULT_OPTIONS
 
 from . import debugging, pages
 from .bodies import MalformedError, sample_of
@@ -259,7 +259,7 @@ def _said(claim: CortexClaim, route: ServedApi, model: Model, sample: Any) -> tu
     if claim.parameters:
         debugging.show("sample", sample)
         parameters = {**parameters, **claim.parameters}
-    return sample, claim.request_id, PLAIN.terms(time.monotonic_ns(), model.spec.policy), parameters
+    return sample, claim.request_id, DEFAULT_OPTIONS.terms(time.monotonic_ns(), model.spec.policy), parameters
 
 
 def _signature(api: Api, model: Model) -> pages.Document:

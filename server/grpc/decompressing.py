@@ -149,4 +149,4 @@ class Decompressor:
 
 def receive_limit_text(max_bytes: int) -> str:
     """Return the error text for too much stored data."""
-    return f"the server keeps {max_bytes} bytes of requests that have not arrived whole, and no more"
+    return f"incomplete requests exceed the limit of {max_bytes} bytes"

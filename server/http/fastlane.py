@@ -219,10 +219,10 @@ class FastLane(AnsweringConnection):
         chunked = self._chunked
         if chunked is None or not self._buffer:
             return False
-        taken = chunked.feed(self._buffer)
-        del self._buffer[:taken]
+        consumed = chunked.feed(self._buffer)
+        del self._buffer[:consumed]
         if not chunked.done:
-            return taken > 0
+            return consumed > 0
         self._parts = [chunked.body]
         self._begin()
         return True

@@ -134,7 +134,7 @@ def _read_headers(head: Head, headers: list[tuple[bytes, bytes]]) -> None:
         head.length = int(text)
     expectation = head.header.get(b"expect", b"").lower()
     if expectation not in (b"", b"100-continue"):
-        raise HttpError(417, "the only expectation that can be met is 100-continue")
+        raise HttpError(417, "unsupported Expect header, only 100-continue is supported")
     head.expects_continue = bool(expectation) and not head.is_http10
 
 

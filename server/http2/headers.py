@@ -85,7 +85,7 @@ class HeaderDecoder(Generic[T]):
         """Process CONTINUATION. Returns: the header block, None if it is incomplete. Raises: Http2Error."""
         block = self.block
         if block is None:
-            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "CONTINUATION of nothing")
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
         block += payload
         if len(block) > self._max_bytes:
             raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, _TOO_LARGE)

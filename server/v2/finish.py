@@ -83,7 +83,7 @@ def store_all(request: InferRequest, plan: PerOutputPlan) -> tuple[tuple[int, ..
     return tuple([array.shape for array in outputs])
 
 
-def finish_own(model: Model, wanted: Sequence[int], plan: Plan, outputs: OwnOutputs) -> list[Finished]:
+def finish_own_outputs(model: Model, wanted: Sequence[int], plan: Plan, outputs: OwnOutputs) -> list[Finished]:
     """Finish the outputs that user code returned, as `finish_all` does; each keeps its own datatype."""
     try:
         specs = [model.signature.outputs[position] for position in wanted]

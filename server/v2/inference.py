@@ -125,7 +125,7 @@ class Inference:
                 rejection = self._engine.turn_away(model)
                 if rejection is not None:
                     raise rejection
-            if not claim.is_plain or route.needs_task or (len(body) >= LARGE_BYTES and is_slow_to_read(claim, body)):
+            if not claim.is_simple or route.needs_task or (len(body) >= LARGE_BYTES and is_slow_to_read(claim, body)):
                 self._begin_task(connection, claim, model, body)
                 return
             decoded = route.layouts.find(model, body, claim.header_bytes, self)

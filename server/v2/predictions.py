@@ -14,7 +14,7 @@ from penstock.backends.errors import InferError
 from penstock.batching.request import NO_TERMS, Terms
 from penstock.server.answering import LARGE_BYTES, LargeTexts, Promise, internal, unpacked
 
-from .call_parameters import PLAIN
+from .call_parameters import DEFAULT_OPTIONS
 from .parsing import parse
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ class Predictions:
         hooks_of: Callable[[Model], Hooks],
         texts: LargeTexts,
         write: WriteAnswer,
-        refuse: WriteError,
+        answer_error: WriteError,
     ) -> None:
         self._limits = limits
         self._hooks_of = hooks_of
         self._texts = texts
         self._write = write
-        self._answer_error = refuse
+        self._answer_error = answer_error
 
     def begin(self, connection: FastLane, claim: InferenceClaim, model: Model, body: bytes) -> bool:
         """Start a prediction, to be answered later. Returns: False if it needs a task. Raises: InferError."""
@@ -84,4 +84,4 @@ class Predictions:
 
 
 def _terms(model: Model) -> Terms:
-    return PLAIN.terms(time.monotonic_ns(), model.spec.policy) if model.timed else NO_TERMS
+    return DEFAULT_OPTIONS.terms(time.monotonic_ns(), model.spec.policy) if model.timed else NO_TERMS
