@@ -1,6 +1,6 @@
 """Predictions: `is_predict` on the fast lane, which passes any JSON through a model's hooks. Called by `inference.py`.
 
-Small samples need no task: a Trip reports its result to a Promise.
+Small samples need no task: a HookedRequest reports its result to a Promise.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
-from penstock.server.hooks.pull import Answer
+from penstock.server.hooks.generator_call import Answer
 from penstock.server.http.limits import Limits
 from penstock.server.http.parts import PARTS
 from penstock.server.v2.generate import _LARGE_BYTES, _MAX_GROUP_BYTES, Generate, parse_generate

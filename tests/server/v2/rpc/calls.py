@@ -17,7 +17,7 @@ from penstock.batching.request import InferRequest, Terms
 from penstock.server.errors import GRPC_STATUS, pushback_ms
 from penstock.server.grpc.method import Method, Reader, Status
 from penstock.server.health import Health
-from penstock.server.hooks.pull import Answer
+from penstock.server.hooks.generator_call import Answer
 from penstock.server.listening.mapped_buffer import Body
 from penstock.server.protobuf import service_pb2
 from penstock.server.v2.rpc.services import RpcDependencies, methods

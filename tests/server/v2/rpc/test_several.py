@@ -14,7 +14,7 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.server.grpc.method import Status
-from penstock.server.hooks.pull import Answer
+from penstock.server.hooks.generator_call import Answer
 from penstock.server.v2.rpc import stream, ticker
 from tests.fakes import fake_model
 from tests.server.v2.rpc.calls import FakeCall, FakeHooks, Services, pb, request, settled, turns
