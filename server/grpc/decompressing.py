@@ -27,7 +27,7 @@ _PIECE_BYTES = 1 << 16
 
 
 class Decompression:
-    """One message being decompressed: `size` bytes are done, at most `most` plus one.
+    """One message being decompressed: `size` bytes are done, at most `max_bytes` plus one.
 
     Threads: one at a time.
     """
@@ -106,7 +106,7 @@ class Decompressor:
         self.busy = False
 
     def decompress(self, message: bytes) -> bytes | None:
-        """Decompress a message. Returns: it; None if a thread does it and `done` is called. Raises: MessageError."""
+        """Decompress a message. Returns: it; None if a thread does it and `on_done` is called. Raises: MessageError."""
         decompression = Decompression(message, self._coding, self._shared.grpc_limits.max_message_bytes)
         if len(message) < _INLINE_COMPRESSED_BYTES and decompression.step(_INLINE_BYTES):
             return decompression.message()

@@ -33,7 +33,7 @@ class TooLargeError(HttpError):
 
 
 class Head:
-    """One parsed head, shared by every request that sends the same bytes. Immutable after `parse`.
+    """One parsed head, shared by every request that sends the same bytes. Immutable after `parse_head`.
 
     `path` and `query` are as sent. `length` is the body's, -1 if it is chunked. `fields` are all header fields in
     order, with lower-case names; `header` maps names to values, the last one if a name is repeated. `route` is what the

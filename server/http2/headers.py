@@ -51,7 +51,7 @@ class HeaderDecoder(Generic[T]):
     """The header decoder of one connection.
 
     Invariants: while `block` is not None, a header block is incomplete and only its CONTINUATION may follow;
-    `stream_id` and `end_stream` (END_STREAM) belong to the last HEADERS. `known` holds only results that decoding the
+    `stream_id` and `end_stream` (END_STREAM) belong to the last HEADERS. `cached` holds only results that decoding the
     same bytes now would give again, without changing the table.
     """
 

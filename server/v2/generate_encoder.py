@@ -1,4 +1,4 @@
-"""GenerateEncoder: answers of the generate extension, with tensors as members of a JSON object. Used by `generate.py`."""
+"""GenerateEncoder: answers of the generate extension, with tensors as JSON members. Used by `generate.py`."""
 
 from __future__ import annotations
 

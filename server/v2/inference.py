@@ -1,4 +1,4 @@
-"""Inference: the Service that answers `infer` and `is_predict` on the fast lane, and the sink of their requests.
+"""Inference: the Service that answers `infer` and `predict` on the fast lane, and the sink of their requests.
 
 `claim` finds the route once per head, `begin` decodes and submits, `deliver` encodes and writes all answers of a batch.
 For a plain request nothing here logs, starts a task or touches a metric.

@@ -1,4 +1,4 @@
-"""Predictions: `is_predict` on the fast lane, which passes any JSON through a model's hooks. Called by `inference.py`.
+"""Predictions: `predict` on the fast lane, which passes any JSON through a model's hooks. Called by `inference.py`.
 
 Small samples need no task: a HookedRequest reports its result to a Promise.
 """
@@ -31,7 +31,7 @@ WriteError = Callable[["FastLane", InferError], None]
 
 
 class Predictions:
-    """Answers `is_predict` for one server. `write` and `refuse` answer a connection."""
+    """Answers `predict` for one server. `write` and `answer_error` answer a connection."""
 
     def __init__(
         self,

@@ -221,7 +221,7 @@ class Regions:
 
 
 class InlineRegions(Regions):
-    """The same table for use on the event loop: more than `most` bytes must be read on a thread."""
+    """The same table for use on the event loop: more than `max_copy_bytes` must be read on a thread."""
 
     def __init__(self, regions: Regions, max_copy_bytes: int = INLINE_BYTES) -> None:
         super().__init__(allowed=regions._allowed)  # noqa: SLF001 - same class

@@ -34,7 +34,7 @@ class LoadsModels(Protocol):
 
 
 class RepositoryEndpoints:
-    """The endpoints. `most_bytes` is the largest body of a load request, which carries files in base64."""
+    """The endpoints. `max_bytes` is the largest body of a load request, which carries files in base64."""
 
     def __init__(self, control: LoadsModels, max_bytes: int) -> None:
         self._control = control

@@ -67,7 +67,7 @@ def _check_fields(message_class: Any, message: bytes) -> None:
 
 
 def unary_method(path: str, message_class: Any, work: Callable[[Any], Any]) -> Method:
-    """Make a Method that answers at once: `work` takes a small message of type `kind` and returns the answer's."""
+    """Make a Method that answers at once: `work` takes a small `message_class` message and returns the answer's."""
 
     def begin(call: Call, message: bytes) -> None:
         call.answer(work(parse_small(message_class, message)).SerializeToString())

@@ -72,7 +72,7 @@ class RpcEncoder:
         return self._names + id_and_mark
 
     def encode_plain(self, wanted: tuple[int, ...], outputs: list[Any], id_and_mark: bytes = b"") -> Body:
-        """Encode outputs as they are; `between` precedes them, as returned by `encode_id_and_mark`.
+        """Encode outputs as they are; `id_and_mark` precedes them, as returned by `encode_id_and_mark`.
 
         Raises: LargeAnswer.
         """
