@@ -65,9 +65,9 @@ class Forwarded:
             text = f"inference header size should be in range (0, {max(0, body_bytes)}), got: {got}"
         return InferError(Code.INVALID, text)
 
-    def check_admission(self, head: Head) -> Any:
+    def early_rejection(self, head: Head) -> Any:
         """Reject what Inference rejects."""
-        return self._inference.check_admission(head)
+        return self._inference.early_rejection(head)
 
     def answer_error(self, connection: FastLane, error: Any) -> None:
         """Answer a rejected request."""

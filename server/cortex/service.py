@@ -92,11 +92,11 @@ class CortexService:
             self.restricted.demand("inference", head.header)
         return CortexClaim(head, path)
 
-    def check_admission(self, head: Head) -> Any:
+    def early_rejection(self, head: Head) -> Any:
         """Return the error of a prediction that is rejected whatever it contains, so that its body need not be kept."""
         claim = head.route
         if type(claim) is not CortexClaim:
-            return self._others.check_admission(head)
+            return self._others.early_rejection(head)
         self._resolve(claim)
         route = claim.route
         if route is None or route.generation != self._engine.generation:

@@ -187,7 +187,7 @@ class FastLane(AnsweringConnection):
             return
         if head.length > _READ_AHEAD_BYTES:
             # most clients read no answer before they have sent the body, so it is read, but not kept
-            self._rejection = self._service.check_admission(head)
+            self._rejection = self._service.early_rejection(head)
             if self._rejection is None and head.length >= LARGE_BYTES:
                 self._body_buffer = BodyBuffer(head.length)
                 self._read_directly(head_bytes)

@@ -106,7 +106,7 @@ class Inference:
         route = self._routes.get((name, version)) or ModelRoute(name, version)
         return InferenceClaim(route, head, self._forwarding, predict=match[3] == b"predict")
 
-    def check_admission(self, head: Head) -> InferError | None:
+    def early_rejection(self, head: Head) -> InferError | None:
         """Return the error of a request that would be rejected whatever its body, which then need not be kept."""
         route = head.route.route
         # another model may have the name by now, and its queue is the one that matters
