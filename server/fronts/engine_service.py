@@ -94,12 +94,12 @@ class EngineService:
             if kind == SUBMIT:
                 self._submit(number, body, arrays)
                 continue
-            take = self._receivers.get(kind)
-            if take is None:
+            receiver = self._receivers.get(kind)
+            if receiver is None:
                 others.append(message)
                 continue
             try:
-                take(number, body)
+                receiver(number, body)
             except Exception:
                 logger.exception("a front end sent an invalid message (kind %d)", kind)
         return others
