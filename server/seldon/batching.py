@@ -3,9 +3,9 @@
 Made by loading.py. The server decodes a body that may share a batch as the worker would, with the same functions. A
 body that it cannot decode, or must not, travels unread. inside/rows.py is the worker's side.
 
-A message of kind ROWS: JSON, {"payload_kind", "kind", "names", "rows": [of each request], "envelopes": [bytes of each]},
-a line feed, the envelopes, and the requests' rows: small ones already in one array. Its answer: TOGETHER, the length of
-each answer, and the answers, each as that of a CALL; or APART, or NEVER.
+A message of kind ROWS: JSON, {"payload_kind", "kind", "names", "rows": [of each request], "envelopes": [bytes of
+each]}, a line feed, the envelopes, and the requests' rows: small ones already in one array. Its answer: TOGETHER, the
+length of each answer, and the answers, each as that of a CALL; or APART, or NEVER.
 """
 
 from __future__ import annotations
