@@ -160,7 +160,7 @@ class CortexService:
                 route.generation = self._engine.generation
             model: Model = route.model  # type: ignore[assignment]  # it has been found
             scheduler = model.scheduler
-            if scheduler.full() or scheduler.target_ns:
+            if scheduler.is_full() or scheduler.target_ns:
                 refusal = self._engine.turn_away(model)
                 if refusal is not None:
                     raise refusal
