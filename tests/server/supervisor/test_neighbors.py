@@ -12,9 +12,9 @@ from typing import cast
 import pytest
 
 from penstock.server.fronts.spreading import Board, ConnectionSpread
-from penstock.server.supervisor.children import Child
+from penstock.server.supervisor.child_process import Child
 from penstock.server.supervisor.kinds import BOARD
-from penstock.server.supervisor.neighbours import Neighbours
+from penstock.server.supervisor.neighbors import Neighbors
 from tests.processes import descriptors
 
 
@@ -46,22 +46,22 @@ class Introduced:
             self.spread.close()
 
 
-def enter(neighbours: Neighbours, number: int) -> Introduced:
+def enter(neighbours: Neighbors, number: int) -> Introduced:
     introduced = Introduced()
-    neighbours.enter(number, cast("Child", introduced))
+    neighbours.add(number, cast("Child", introduced))
     return introduced
 
 
 def test_front_ends_reach_each_other_whichever_was_started_first() -> None:
     async def main() -> None:
         before = descriptors()
-        neighbours = Neighbours(2)
+        neighbours = Neighbors(2)
         fronts = [enter(neighbours, number) for number in range(3)]
 
         assert [front.reaches() for front in fronts] == [{1, 2}, {0, 2}, {0, 1}]
 
         fronts[1].close()
-        neighbours.leave(1)
+        neighbours.remove(1)
         assert [front.reaches() for front in (fronts[0], fronts[2])] == [{2}, {0}]
         again = enter(neighbours, 3)
         assert again.reaches() == {0, 2}
@@ -76,12 +76,12 @@ def test_front_ends_reach_each_other_whichever_was_started_first() -> None:
 
 def test_a_front_end_that_finds_no_place_is_not_introduced_until_one_has_left() -> None:
     async def main() -> None:
-        neighbours = Neighbours(1)
+        neighbours = Neighbors(1)
         fronts = [enter(neighbours, number) for number in range(5)]
         assert [front.spread is None for front in fronts] == [False] * 4 + [True]
 
-        neighbours.leave(4)
-        neighbours.leave(0)
+        neighbours.remove(4)
+        neighbours.remove(0)
         fronts[0].close()
         last = enter(neighbours, 5)
 
@@ -94,7 +94,7 @@ def test_a_front_end_that_finds_no_place_is_not_introduced_until_one_has_left() 
 
 
 def test_the_memory_that_front_ends_share_cannot_be_cut_under_them() -> None:
-    neighbours = Neighbours(1)
+    neighbours = Neighbors(1)
     with pytest.raises(PermissionError):
         os.ftruncate(neighbours._memory, 0)
     Board(neighbours._memory, 4).close()

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from penstock.server.fronts.engine_server import EngineServer
-from penstock.server.supervisor.lasting import Lasting
 from penstock.server.supervisor.roles import EngineProcess
+from penstock.server.supervisor.saved_state import SavedState
 from penstock.server.v2.regions import SYSTEM
 from tests.live import settings_for
 
@@ -50,7 +50,7 @@ def test_regions_are_there_before_a_model_is_served_that_a_request_may_bring_the
     async def main() -> None:
         engine = EngineProcess(settings_for(tmp_path, allow_client_shm=True), told, {})
         try:
-            await engine.answer()
+            await engine.listen()
             await engine.load()
             look(engine._server)
         finally:
@@ -66,23 +66,23 @@ class Control:
     def __init__(self, told: Any) -> None:
         self.unloaded: list[str] = []
         self.then: Callable[[], None] = lambda: None
-        self.lasting = Lasting(told, told.kept)
+        self.lasting = SavedState(told, told.kept)
 
     async def unload(self, name: str, *, dependents: bool) -> None:
         self.then()
         self.unloaded.append(name)
-        self.lasting._model(name, {"unload": dependents})
+        self.lasting._save_model(name, {"unload": dependents})
 
     def put_back(self) -> list[str]:
         server: Any = SimpleNamespace(server=SimpleNamespace(control=self))
-        asyncio.run(self.lasting.put_back(server))
+        asyncio.run(self.lasting.restore(server))
         return self.unloaded
 
 
 def test_what_a_client_asks_of_a_new_engine_while_it_loads_is_not_undone(told: Any) -> None:
     told.kept = {"model m": ({"unload": False}, []), "model n": ({"unload": False}, [])}
     control = Control(told)
-    control.lasting._model("m", {"config": "", "files": False})  # loaded
+    control.lasting._save_model("m", {"config": "", "files": False})  # loaded
 
     assert control.put_back() == ["n"]
 
