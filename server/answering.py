@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.backends.errors import Code, InferError
 
-from .http.coding import MIN_BYTES, compress, decompress, decompress_little
+from .http.coding import MIN_BYTES, compress, decompress, decompress_small
 from .threads import Threads, begin
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ async def unpacked(
     time; with `texts`, only one in all.
     Raises: HttpError, and whatever `read` raises.
     """
-    plain = decompress_little(body, coding, limits, LARGE_BYTES - 1)
+    plain = decompress_small(body, coding, limits, LARGE_BYTES - 1)
     if plain is not None:
         return read(plain)
     if texts is not None:
