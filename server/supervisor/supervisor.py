@@ -21,24 +21,10 @@ from penstock.server.ipc.wire import Message
 from penstock.server.listening.sockets import StartError
 from penstock.server.settings import Settings
 
+from . import kinds
 from .child_process import Child, describe_exit
 from .fleet import DRAINING, ENGINE, FRONT, LISTENING, READY, Fleet, FleetActions, Member
 from .journal import Journal
-from .kinds import (
-    ATTACH,
-    COUNTS,
-    DISCONNECTED,
-    DRAIN,
-    FAILED,
-    FLUSH,
-    PING,
-    PONG,
-    PREPARE,
-    RESTORE,
-    SAVE,
-    SIGNALED,
-    STATE,
-)
 from .neighbors import Neighbors
 from .process_watch import CHECK_S, PING_S, read_main_thread
 from .reserved_ports import ReservedPorts, port_urls
@@ -200,7 +186,7 @@ class Supervisor:
             self._spare, child.on_messages, child.on_exit = None, on_messages, on_exit
             self._children[number] = child
             for key, (value, descriptors) in self._journal if member.role == ENGINE else ():
-                child.send(RESTORE, 0, json.dumps([key, value]).encode(), descriptors)
+                child.send(kinds.RESTORE, 0, json.dumps([key, value]).encode(), descriptors)
             if member.role == FRONT:
                 self._neighbors.add(number, child)
             child.assign(assignment)
@@ -219,7 +205,7 @@ class Supervisor:
             ends = socket.socketpair()
             for member, end in zip((front, engine), ends, strict=True):
                 if member.number in self._children:
-                    self._children[member.number].send(ATTACH, self._last_pairing, descriptors=[end.fileno()])
+                    self._children[member.number].send(kinds.ATTACH, self._last_pairing, descriptors=[end.fileno()])
         except OSError as error:
             logger.error("%s could not be connected to the engine: %s", front.name, error)  # noqa: TRY400 - likewise
             self._loop.call_later(CHECK_S, self._on_disconnect, front.number, self._last_pairing)
@@ -234,11 +220,11 @@ class Supervisor:
 
     def _drain_one(self, member: Member) -> None:
         if member.number in self._children:
-            self._children[member.number].send(DRAIN, int(self.fleet.draining))
+            self._children[member.number].send(kinds.DRAIN, int(self.fleet.draining))
 
     def _flush_one(self, member: Member) -> None:
         if member.number in self._children:
-            self._children[member.number].send(FLUSH)
+            self._children[member.number].send(kinds.FLUSH)
 
     def _kill_one(self, member: Member) -> None:
         self._killed_early.add(member.number)
@@ -250,11 +236,11 @@ class Supervisor:
     def _receive(self, number: int, messages: list[Message]) -> None:
         for kind, _, body, _, descriptors in messages:
             child = self._children.get(number)
-            if kind == PONG and child is not None:
+            if kind == kinds.PONG and child is not None:
                 child.watch.on_pong()
-            elif kind == SAVE:
+            elif kind == kinds.SAVE:
                 self._save(number, body, descriptors)
-            elif kind == STATE:
+            elif kind == kinds.STATE:
                 self._on_state(number, json.loads(body))
 
     def _save(self, number: int, body: bytes, descriptors: list[int]) -> None:
@@ -266,20 +252,20 @@ class Supervisor:
         newer = fleet.next_generation if generation == fleet.generation else fleet.generation
         for engine in fleet.members_of(newer, ENGINE) if newer is not None else ():
             if engine.number in self._children:
-                self._children[engine.number].send(RESTORE, 0, body, descriptors)
+                self._children[engine.number].send(kinds.RESTORE, 0, body, descriptors)
         self._journal.put(key, value, descriptors)
         descriptors.clear()
 
     def _on_state(self, number: int, report: dict[str, Any]) -> None:
         state, member = report["state"], self.fleet.members[number]
-        if state == FAILED:
+        if state == kinds.FAILED:
             if self._loaded:
                 logger.error("%s failed to start: %s", member.name, report["reason"])
             else:
                 self._start_error = report["reason"]
-        elif state == DISCONNECTED:
+        elif state == kinds.DISCONNECTED:
             self._on_disconnect(number, report["pairing"])
-        elif state == SIGNALED:
+        elif state == kinds.SIGNALED:
             self.fleet.on_signal(number, self._loop.time())
         else:
             if member.role == ENGINE and state == READY:
@@ -332,7 +318,7 @@ class Supervisor:
             self._keep_spare(now_s)
             for number, child in list(self._children.items()):
                 if ticks % round(PING_S / CHECK_S) == 0:
-                    child.send(PING, ticks)
+                    child.send(kinds.PING, ticks)
                 reason = child.watch.check(*read_main_thread(child.pid), now_s)
                 if reason and number not in self._kill_reasons:
                     self._kill_reasons[number] = f"killed, because {reason}"
@@ -351,7 +337,7 @@ class Supervisor:
             self._spare_due_s = now_s + SPARE_RETRY_S
             with contextlib.suppress(OSError):
                 self._spare = Child(lambda _: None, self._on_spare_exit)
-                self._spare.send(PREPARE, 0, self._roles[ENGINE].partition(":")[0].encode())
+                self._spare.send(kinds.PREPARE, 0, self._roles[ENGINE].partition(":")[0].encode())
 
     def _on_spare_exit(self, status: int) -> None:
         self._spare = None
@@ -366,4 +352,4 @@ class Supervisor:
         }
         for member in members:
             if member.role == ENGINE and member.number in self._children:
-                self._children[member.number].send(COUNTS, 0, json.dumps(counts).encode())
+                self._children[member.number].send(kinds.COUNTS, 0, json.dumps(counts).encode())
