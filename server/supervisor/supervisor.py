@@ -326,12 +326,8 @@ class Supervisor:
 
     def _keep_spare(self, now_s: float) -> None:
         """Keep a spare process that has imported everything, once nothing else is left to do."""
-        if (
-            not self._loaded
-            or self.fleet.draining
-            or self.fleet.next_generation is not None
-            or not self.fleet.has_reached(READY)
-        ):
+        fleet = self.fleet
+        if not self._loaded or fleet.draining or fleet.next_generation is not None or not fleet.has_reached(READY):
             self._spare_due_s = now_s + SPARE_AFTER_S
         elif self._spare is None and now_s >= self._spare_due_s:
             self._spare_due_s = now_s + SPARE_RETRY_S

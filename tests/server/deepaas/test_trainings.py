@@ -87,8 +87,8 @@ class Trainings(RuleBasedStateMachine):
     @rule(name=st.sampled_from("mn"))
     def unload(self, name: str) -> None:
         self.never |= self.waiting(name)
-        self.do(self.bench.runs.unloaded(name))
-        assert all(run.over.is_set() for run in self.bench.runs.trainings_of(name))
+        self.do(self.bench.runs.on_unload(name))
+        assert all(run.ended.is_set() for run in self.bench.runs.trainings_of(name))
 
     @invariant()
     def never_too_many_run_and_none_waits_for_nothing(self) -> None:
@@ -118,7 +118,7 @@ class Trainings(RuleBasedStateMachine):
         for name in self.added:
             for run in self.bench.runs.trainings_of(name):
                 ended = run.record.status is not TrainingStatus.RUNNING
-                assert ended == run.over.is_set() == (run.phase == "ended")
+                assert ended == run.ended.is_set() == (run.phase == "ended")
                 assert json.loads(run.record.document)["status"] == run.record.status
                 if ended:
                     assert self.ended.setdefault(run.record.uuid, run.record.document) == run.record.document
@@ -126,7 +126,7 @@ class Trainings(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.do(self.bench.runs.close())
         assert not self.alive
-        assert all(run.over.is_set() for name in self.added for run in self.bench.runs.trainings_of(name))
+        assert all(run.ended.is_set() for name in self.added for run in self.bench.runs.trainings_of(name))
         self.loop.close()
 
 
