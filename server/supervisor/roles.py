@@ -67,8 +67,8 @@ class FrontProcess:
     """A front end."""
 
     def __init__(self, settings: Settings, supervisor: SupervisorLink, assignment: Mapping[str, Any]) -> None:
+        from penstock.server.fronts.connection_spread import ConnectionSpread
         from penstock.server.fronts.front import FrontServer
-        from penstock.server.fronts.spreading import ConnectionSpread
 
         self._supervisor = supervisor
         self._spread = ConnectionSpread.of(*supervisor.board) if supervisor.board else None
@@ -82,7 +82,7 @@ class FrontProcess:
         await self._server.open()
 
     async def load(self) -> dict[str, Any]:
-        while not await self._server.placed(60.0):
+        while not await self._server.wait_ready(60.0):
             pass
         return {}
 
@@ -93,7 +93,7 @@ class FrontProcess:
         if self._spread is None:
             sock.close()
         else:
-            self._spread.meet(slot, sock)
+            self._spread.add_neighbor(slot, sock)
 
     def update_counts(self, counts: Mapping[str, Any]) -> None:
         """Do nothing: not sent to a front end."""
@@ -105,7 +105,7 @@ class FrontProcess:
         """Do nothing: not sent to a front end."""
 
     async def drain(self, *, last: bool) -> int:
-        return await self._server.drain(last=last)
+        return await self._server.drain(server_stopping=last)
 
     async def close(self) -> None:
         await self._server.close()
@@ -131,7 +131,9 @@ class EngineProcess:
         self._no_fronts.set()
         self._saved_state = SavedState(supervisor, supervisor.saved)
         self._server = EngineServer(
-            settings, lost=self._on_front_lost, apply=self._saved_state.saving_logs(supervisor.logs.apply)
+            settings,
+            on_front_lost=self._on_front_lost,
+            apply_log_levels=self._saved_state.saving_logs(supervisor.logs.apply),
         )
         self._saved_state.watch(self._server)
         self._server.server.spent = supervisor.request_end

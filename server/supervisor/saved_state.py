@@ -43,7 +43,7 @@ class SavedState:
     def watch(self, server: EngineServer) -> None:
         """Save changes from now on."""
         regions, traces = server.server.shared_memory.regions, server.server.observing.traces
-        added, dropped = regions.added, regions.dropped
+        added, dropped = regions.on_add, regions.on_drop
 
         def add(region: Region) -> None:
             added(region)
@@ -53,8 +53,8 @@ class SavedState:
             dropped(kind, name)
             self._remove_regions({region.name for region in regions})
 
-        regions.added, regions.dropped = add, drop
-        traces.changed = self._save_trace
+        regions.on_add, regions.on_drop = add, drop
+        traces.on_change = self._save_trace
         server.server.control.asked = self._save_model
 
     def saving_logs(self, apply: Callable[[LogLevels], None]) -> Callable[[LogLevels], None]:
@@ -71,7 +71,7 @@ class SavedState:
     # -- changes -----------------------------------------------------------------------------------------------
 
     def _save_region(self, region: Region) -> None:
-        region_fields, descriptors = region.shared()
+        region_fields, descriptors = region.export()
         self._regions.add(region.name)
         self._supervisor.save(_REGION + region.name, {"kind": region.kind, "region": region_fields}, descriptors)
 

@@ -65,14 +65,13 @@ class Supervisor:
         self._degraded_since_s: float | None = None
         self._start_error = ""
         self._engine_report: dict[str, Any] = {}
-        self._dropping_processes = 0
+        self._dropping_processes = self._last_pairing = 0
         self._spare: Child | None = None
         self._spare_due_s = 0.0
         self._faults: Faults | None = None
         self._kill_reasons: dict[int, str] = {}
         self._killed_early: set[int] = set()
         self._pairings: dict[int, int] = {}
-        self._last_pairing = 0
 
     # -- the interface of a Server -----------------------------------------------------------------------------
 
