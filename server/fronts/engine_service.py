@@ -112,7 +112,7 @@ class EngineService:
                 raise InferError(Code.NOT_READY, _UNKNOWN_TEMPLATE)
             model, template = entry
             scheduler = model.scheduler
-            if scheduler.full() or scheduler.target_ns:
+            if scheduler.is_full() or scheduler.target_ns:
                 refusal = engine.turn_away(model)
                 if refusal is not None:
                     raise refusal

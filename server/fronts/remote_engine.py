@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from penstock.backends.errors import Code, InferError, without_traceback
 from penstock.batching.loaded import COMING, STOPPING, Leaving, Loaded
 from penstock.batching.request import NO_TERMS, Terms
-from penstock.batching.scheduling.admission import request_for
+from penstock.batching.scheduling.request_checks import make_request
 from penstock.batching.sinks import answered
 from penstock.batching.statistics import REJECTED
 from penstock.server.ipc.errors import read_error
@@ -223,7 +223,7 @@ class RemoteEngine:
         parameters: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         """Check, submit and await one request; as `Engine.infer`. Raises: InferError."""
-        request = request_for(model, inputs, wanted, terms, parameters)
+        request = make_request(model, inputs, wanted, terms, parameters)
         request.id = id
         return await answered(self, request)
 

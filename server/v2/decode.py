@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.backends.errors import InferError
 from penstock.batching.request import InferRequest
-from penstock.batching.scheduling.admission import admitted, check_alone
+from penstock.batching.scheduling.request_checks import check_input_shape, check_shapes_cached
 
 from . import call_parameters
 from .call_parameters import BINARY, NOT_UNSIGNED, PLAIN, Options, PerOutputPlan, invalid, make_options, prefix_with_id
@@ -118,7 +118,7 @@ def decode_raw(model: Model, body: bytes, sink: Sink) -> tuple[InferRequest, Opt
         array = from_binary(model.name, spec, dims, math.prod(dims), memoryview(body))
     if signature.batched:
         array = array[np.newaxis]
-    rows, key = admitted(model, (array.shape,))
+    rows, key = check_shapes_cached(model, (array.shape,))
     request = InferRequest(model, [array], rows, key, model.all_outputs, sink)
     request.nbytes = len(body)
     return request, Options((BINARY,) * len(model.all_outputs))
@@ -140,7 +140,7 @@ def _decode_inputs(
         shapes = tuple([None if array is None else array.shape for array in inputs])
     if position != len(body):
         raise invalid(f"unexpected additional input data for model '{model.name}'")
-    rows, key = admitted(model, shapes)
+    rows, key = check_shapes_cached(model, shapes)
     return inputs, rows, key
 
 
@@ -246,7 +246,7 @@ def _parse_shape(model: Model, spec: TensorSpec, entry: dict[str, Any]) -> tuple
         raise too_many_dims(model, spec, shape)
     count = math.prod(shape)
     if spec.datatype == "BYTES" and count >= MANY_STRINGS:
-        check_alone(model, spec, tuple(shape))
+        check_input_shape(model, spec, tuple(shape))
     return shape, count
 
 

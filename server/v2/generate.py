@@ -23,7 +23,7 @@ from starlette.responses import Response
 
 from penstock.backends.errors import Code, InferError, without_traceback
 from penstock.batching.model import Model
-from penstock.batching.scheduling.admission import admit
+from penstock.batching.scheduling.request_checks import check_shapes
 from penstock.server.answering import LargeTexts
 from penstock.server.errors import HTTP_STATUS, error_body
 from penstock.server.http.parts import PARTS
@@ -152,7 +152,7 @@ class Generate:
         if not self._hooks_of(model).has_pre:
             signature = model.signature
             shapes = [inputs[name].shape if name in inputs else None for name in signature.input]
-            admit(model.name, signature, model.request_rows, shapes, model.padding)
+            check_shapes(model.name, signature, model.request_rows, shapes, model.padding)
         terms = call_parameters.make_options(parameters, None).terms(time.monotonic_ns(), model.spec.policy)
         return GenerateRequest(inputs, request_id, terms, parameters.custom)
 

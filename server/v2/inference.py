@@ -121,7 +121,7 @@ class Inference:
             if route.generation != self._engine.generation:
                 self._resolve(route)
             model: Model = route.model  # type: ignore[assignment]  # set by _resolve
-            if not model.gathers and (model.scheduler.full() or model.scheduler.target_ns):
+            if not model.gathers and (model.scheduler.is_full() or model.scheduler.target_ns):
                 rejection = self._engine.turn_away(model)
                 if rejection is not None:
                     raise rejection

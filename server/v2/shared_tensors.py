@@ -56,7 +56,7 @@ class SharedInput(NamedTuple):
         region = regions.find(name, offset, byte_size)
         if is_direct and model.in_place and region.device in model.in_place:
             return cast("Array", DeviceArray(region, offset, shape, spec.type.dtype))
-        if byte_size > (max_bytes := model.scheduler.room.most_bytes):
+        if byte_size > (max_bytes := model.scheduler.limits.nbytes_ceiling):
             text = f"input '{spec.name}' for model '{model.name}' has {byte_size} bytes, its queue takes {max_bytes}"
             raise invalid(text)
         if is_direct and byte_size >= MIN_LATE_READ_BYTES and model.reads_late and region.device == HOST:

@@ -12,7 +12,7 @@ import orjson
 
 from penstock.backends.datatypes import bytes_tensor
 from penstock.backends.errors import Code, InferError
-from penstock.batching.scheduling.admission import dims_text
+from penstock.batching.scheduling.request_checks import format_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,10 +45,14 @@ _SAMPLE_ELEMENTS = 64
 def overflow(spec: TensorSpec, shape: list[int], count: int) -> InferError | None:
     """Return an error if the element count or byte size of a shape overflows, None otherwise."""
     if count > _MAX_SIZE:
-        text = f"shape {dims_text(shape)} of input '{spec.name}' causes total element count to exceed maximum size of"
+        text = (
+            f"shape {format_shape(shape)} of input '{spec.name}' causes total element count to exceed maximum size of"
+        )
         return InferError(Code.INVALID, f"{text} {_MAX_SIZE}")
     if count * spec.type.size_bytes > _MAX_SIZE:
-        return InferError(Code.INVALID, f"byte size overflow for input '{spec.name}', its shape is {dims_text(shape)}")
+        return InferError(
+            Code.INVALID, f"byte size overflow for input '{spec.name}', its shape is {format_shape(shape)}"
+        )
     return None
 
 
@@ -186,7 +190,7 @@ def from_binary(model: str, spec: TensorSpec, shape: list[int], count: int, raw:
     try:
         return array.reshape(shape)
     except (ValueError, OverflowError):
-        text = f"unexpected shape for input '{spec.name}' for model '{model}': {dims_text(shape)}"
+        text = f"unexpected shape for input '{spec.name}' for model '{model}': {format_shape(shape)}"
         raise InferError(Code.INVALID, text) from None
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from penstock.backends.datatypes import bytes_tensor
 from penstock.backends.errors import InferError
 from penstock.batching.request import InferRequest
-from penstock.batching.scheduling.admission import admitted, check_alone
+from penstock.batching.scheduling.request_checks import check_input_shape, check_shapes_cached
 from penstock.server.v2 import call_parameters
 from penstock.server.v2.call_parameters import PLAIN, Options, PerOutputPlan, invalid, prefix_with_id
 from penstock.server.v2.decode import MAX_RANK, datatype_mismatch, inputs_mismatch, too_many_dims
@@ -152,7 +152,7 @@ def _decode_inputs(model: Model, message: Any, regions: Regions | None) -> tuple
     inputs: list[Array | None] = [by_name.get(spec.name) for spec in model.signature.inputs]
     if any(array is None and not spec.optional for spec, array in zip(model.signature.inputs, inputs, strict=True)):
         raise inputs_mismatch(model, list(by_name))
-    rows, key = admitted(model, tuple([None if array is None else array.shape for array in inputs]))
+    rows, key = check_shapes_cached(model, tuple([None if array is None else array.shape for array in inputs]))
     return inputs, rows, key
 
 
@@ -171,7 +171,7 @@ def _parse_shape(model: Model, spec: TensorSpec, tensor: Any) -> tuple[list[int]
     if error is not None:
         raise error
     if spec.datatype == "BYTES" and count >= MANY_STRINGS:
-        check_alone(model, spec, tuple(shape))
+        check_input_shape(model, spec, tuple(shape))
     return shape, count
 
 

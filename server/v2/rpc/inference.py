@@ -94,7 +94,7 @@ class RpcInference:
         if route is None:
             return None
         model = route.model
-        if (not model.gathers and model.scheduler.full()) or model.scheduler.target_ns:
+        if (not model.gathers and model.scheduler.is_full()) or model.scheduler.target_ns:
             self._check_admission(model)
         found = route.layouts.find(model, message, start, request_id, sink)
         return None if found is None else (route, found[0], found[1])
