@@ -18,25 +18,25 @@ class Projects:
     """Folders, each with a cortex.yaml. Used instead of Mirrors."""
 
     def __init__(self, paths: Iterable[str], s3_root: str = "") -> None:
-        given = list(dict.fromkeys(paths))
-        self._remote = [path for path in given if is_remote(path)]
-        local = [Path(path).absolute() for path in given if not is_remote(path)]
+        distinct = list(dict.fromkeys(paths))
+        self._remote = [path for path in distinct if is_remote(path)]
+        local = [Path(path).absolute() for path in distinct if not is_remote(path)]
         self.local = tuple({project_file(path).resolve(): path for path in local}.values())
         self.models = ModelFinder(s3_root)
 
-    def repository(self, defaults: Defaults, tell: Callable[[Iterable[Finding]], None] = log_all) -> CortexRepository:
-        """Return the Repository of their APIs. `tell` is called once with the findings of an invalid project."""
-        return CortexRepository(self.local, defaults, self.models, tell)
+    def repository(self, defaults: Defaults, report: Callable[[Iterable[Finding]], None] = log_all) -> CortexRepository:
+        """Return the Repository of their APIs. `report` is called once with the findings of an invalid project."""
+        return CortexRepository(self.local, defaults, self.models, report)
 
     def wrong(self) -> Finding | None:
         """Return the finding for a PATH that is not a project, None if all are."""
         for url in self._remote:
-            return Finding(Path(url), "a Cortex project is served from a folder on this machine")
+            return Finding(Path(url), "a Cortex project must be a local folder")
         for path in self.local:
             if not path.exists():
                 return Finding(path, "no such file or folder")
             if not project_file(path).is_file() or project_file(path).name != CONFIG:
-                return Finding(path, f"no Cortex project: there is no {CONFIG}")
+                return Finding(path, f"not a Cortex project: it has no {CONFIG}")
         return None
 
     def open(self) -> None:

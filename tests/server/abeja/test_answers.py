@@ -105,7 +105,7 @@ def test_an_answer_that_has_no_body_has_no_type_either() -> None:
 
 @pytest.mark.parametrize("returned", ["x", b"x", None, [{}], ({}, 200), 200, iter([])])
 def test_only_a_dict_is_an_answer(returned: Any) -> None:
-    with pytest.raises(TypeError, match="has to return a dict"):
+    with pytest.raises(TypeError, match="must return a dict"):
         answered(returned)
 
 
@@ -145,4 +145,4 @@ def test_types_that_are_made_anew_each_time_fill_no_memory() -> None:
     for number in range(1000):
         answers.pack({"content_type": f"text/x{number}"})
 
-    assert len(answers._kinds) <= 256
+    assert len(answers._content_types) <= 256
