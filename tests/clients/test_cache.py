@@ -297,7 +297,9 @@ class TestModels:
             ("sequence_batching { }", "sequence batching scheduler"),
         ],
     )
-    def test_a_model_that_cannot_be_cached_is_rejected_with_the_reason(self, tmp_path: Path, config: str, why: str) -> None:
+    def test_a_model_that_cannot_be_cached_is_rejected_with_the_reason(
+        self, tmp_path: Path, config: str, why: str
+    ) -> None:
         models.write_identity(tmp_path, "m", f"{CACHED} {config}")
         with live_server(tmp_path, cache_config=("local,size=10000",)) as live:
             index = httpx.post(f"{live.url}/v2/repository/index").json()
@@ -363,7 +365,9 @@ class TestEnsembles:
         assert (before, after) == ([1, 1], [2, 2])
         assert (counted["cache_hit"], counted["cache_miss"]) == (2, 2)
 
-    def test_an_answer_too_large_for_the_cache_is_a_miss_each_time(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_an_answer_too_large_for_the_cache_is_a_miss_each_time(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         models.write_identity(tmp_path, "step", "max_batch_size: 8")
         write_ensemble(tmp_path, CACHED)
         sent = [given("IN", np.ones((1, 3), np.float32))]
@@ -379,7 +383,9 @@ class TestEnsembles:
         assert "Failed to insert key" in caplog.text
 
     @pytest.mark.parametrize("decoupled", ["whole", "step"])
-    def test_an_ensemble_that_is_decoupled_or_has_a_decoupled_step_cannot_be_cached(self, tmp_path: Path, decoupled: str) -> None:
+    def test_an_ensemble_that_is_decoupled_or_has_a_decoupled_step_cannot_be_cached(
+        self, tmp_path: Path, decoupled: str
+    ) -> None:
         policy = {decoupled: "model_transaction_policy { decoupled: true }"}
         models.write_identity(tmp_path, "step", f"max_batch_size: 8 {policy.get('step', '')}")
         write_ensemble(tmp_path, f"{CACHED} {policy.get('whole', '')}")

@@ -211,7 +211,9 @@ def write_ragged(root: Path, text: str, code: int, axes: models.Axes) -> None:
 
 
 class TestRaggedBatches:
-    def test_strings_of_different_lengths_share_a_batch_and_are_cached_separately(self, tmp_path: Path, triton: Any) -> None:
+    def test_strings_of_different_lengths_share_a_batch_and_are_cached_separately(
+        self, tmp_path: Path, triton: Any
+    ) -> None:
         how = {"type": "TYPE_STRING", "kind": "BATCH_ELEMENT_COUNT", "dims": "1 reshape { shape: [ ] }"}
         write_ragged(tmp_path, RAGGED % {**how, "size": 3, "more": AN_HOUR} + CACHED, STRING, ["B"])
         sent = [np.full((1, width), b"ab", np.object_) for width in (1, 3, 2)]
@@ -225,9 +227,7 @@ class TestRaggedBatches:
             assert asking.counts() == ({3: 1}, 1, 3)
             assert counted(live, "ragged")["cache_hit"] == 3
 
-    def test_requests_of_higher_priority_come_first_in_a_ragged_batch(
-        self, tmp_path: Path, triton: Any
-    ) -> None:
+    def test_requests_of_higher_priority_come_first_in_a_ragged_batch(self, tmp_path: Path, triton: Any) -> None:
         how = {"type": "TYPE_FP32", "kind": "BATCH_ITEM_SHAPE", "dims": "1", "size": 7}
         write_ragged(tmp_path, RAGGED % {**how, "more": f"{AN_HOUR} {LEVELS}"}, FLOAT, ["B", 1])
         sent = [np.full(shape, shape[1], np.float32) for shape in ((2, 3), (1, 5), (4, 2))]
@@ -285,7 +285,9 @@ class TestOptionalInputs:
             assert [answer.as_numpy("y0").tolist() for answer in found] == [[[b"a"]]] * 6
             assert asking.counts() == ({3: 2}, 2, 6)
 
-    def test_nested_ensembles_cache_requests_with_and_without_an_optional_input_separately(self, tmp_path: Path, triton: Any) -> None:
+    def test_nested_ensembles_cache_requests_with_and_without_an_optional_input_separately(
+        self, tmp_path: Path, triton: Any
+    ) -> None:
         write_model(tmp_path, "forward", FORWARD, f'backend: "python" max_batch_size: 8 {CACHED} {TENSORS}')
         pairs = [(f"x{i}", f"x{i}") for i in (0, 1)], [(f"y{i}", f"y{i}") for i in (0, 1)]
         for name, inner in (("inner", "forward"), ("outer", "inner")):
@@ -324,7 +326,9 @@ class TestSharedMemory:
         yield made
         shm.destroy_shared_memory_region(made)
 
-    def test_tensors_in_shared_memory_can_be_ragged_and_accumulated(self, tmp_path: Path, triton: Any, region: Any) -> None:
+    def test_tensors_in_shared_memory_can_be_ragged_and_accumulated(
+        self, tmp_path: Path, triton: Any, region: Any
+    ) -> None:
         how = {"type": "TYPE_FP32", "kind": "BATCH_ELEMENT_COUNT", "dims": "1 reshape { shape: [ ] }", "size": 2}
         write_ragged(tmp_path, RAGGED % {**how, "more": AN_HOUR}, FLOAT, ["B"])
         write_accumulator(tmp_path, "sum", config(4, "direct { }" + CONTROLS + STATE % ""))

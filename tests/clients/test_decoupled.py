@@ -224,7 +224,9 @@ class TestStream:
 
     @pytest.mark.parametrize("model", ["plain", "one"])
     @pytest.mark.parametrize("empty", [True, False])
-    def test_the_answer_of_a_model_with_one_answer_is_marked_as_final(self, live: Live, model: str, empty: bool) -> None:
+    def test_the_answer_of_a_model_with_one_answer_is_marked_as_final(
+        self, live: Live, model: str, empty: bool
+    ) -> None:
         with streaming(live) as stream:
             for number in range(3):
                 stream.ask(model, ("IN", ints(number)), request_id=f"{number}", enable_empty_final_response=empty)
@@ -299,7 +301,9 @@ class TestErrors:
         assert closed(watching).startswith("hooks-watched/1")
         closed(watching)
 
-    def test_an_error_ends_the_stream_with_its_status_if_the_client_requests_grpc_errors(self, live: Live, watching: Witness) -> None:
+    def test_an_error_ends_the_stream_with_its_status_if_the_client_requests_grpc_errors(
+        self, live: Live, watching: Witness
+    ) -> None:
         with streaming(live, headers={"triton_grpc_error": "true"}) as stream:
             stream.ask("watched", ("x", ints(5, 1)))
             assert [stream.next()[2] for _ in range(2)] == [{"y": [0]}, {"y": [1]}]

@@ -115,7 +115,9 @@ class Streamed:
 @pytest.mark.parametrize("count", [0, 1, 5])
 @pytest.mark.parametrize("requests", [1, 5])
 @pytest.mark.parametrize("model", ["repeat", "simple_repeat", "sequence_repeat"])
-def test_each_answer_of_a_decoupled_step_is_an_answer_of_the_ensemble(live: Live, model: str, requests: int, count: int) -> None:
+def test_each_answer_of_a_decoupled_step_is_an_answer_of_the_ensemble(
+    live: Live, model: str, requests: int, count: int
+) -> None:
     values = list(range(100, 100 + count))
     with Streamed(live) as client:
         for number in range(requests):

@@ -131,7 +131,9 @@ class TestPreferredSizes:
             assert four.after_s >= SHORT_S
             assert asking.counts() == ({3: 1, 4: 1}, 2, 7)
 
-    def test_all_requests_that_fit_run_when_the_delay_is_over_preferred_size_or_not(self, tmp_path: Path, triton: Any) -> None:
+    def test_all_requests_that_fit_run_when_the_delay_is_over_preferred_size_or_not(
+        self, tmp_path: Path, triton: Any
+    ) -> None:
         with (
             served(tmp_path, f"{PREFERRED} max_queue_delay_microseconds: 1000") as (live, gated),
             Asking(live, triton, "m") as asking,
@@ -332,7 +334,9 @@ def policy(**members: Any) -> str:
 
 
 class TestTimeouts:
-    def test_a_request_is_rejected_when_it_times_out_while_the_instance_is_busy(self, tmp_path: Path, triton: Any) -> None:
+    def test_a_request_is_rejected_when_it_times_out_while_the_instance_is_busy(
+        self, tmp_path: Path, triton: Any
+    ) -> None:
         queue = f"default_queue_policy {policy(default_timeout_microseconds=400_000, allow_timeout_override=True)}"
         with (
             served(tmp_path, queue) as (live, gated),
@@ -350,7 +354,9 @@ class TestTimeouts:
             assert asking.waiting() == 0
         assert values_run(gated) == []
 
-    def test_a_timeout_at_admission_and_in_the_queue_has_exactly_tritons_message(self, tmp_path: Path, triton: Any) -> None:
+    def test_a_timeout_at_admission_and_in_the_queue_has_exactly_tritons_message(
+        self, tmp_path: Path, triton: Any
+    ) -> None:
         status = "StatusCode.UNAVAILABLE" if triton is tritonclient.grpc else "503"
         with served(tmp_path, "") as (live, gated), Asking(live, triton, "m") as asking:
             for timeout_us in (200_000, 10_000):  # by the second one it is known how long runs take
@@ -375,7 +381,9 @@ class TestTimeouts:
 
             assert -1_000_000 <= min(late_ns) < 2_000_000  # the others may have had to wait for this machine
 
-    def test_a_request_cannot_shorten_its_timeout_without_allow_timeout_override(self, tmp_path: Path, triton: Any) -> None:
+    def test_a_request_cannot_shorten_its_timeout_without_allow_timeout_override(
+        self, tmp_path: Path, triton: Any
+    ) -> None:
         queue = f"default_queue_policy {policy(default_timeout_microseconds=400_000)}"
         with (
             served(tmp_path, queue) as (live, gated),
@@ -387,7 +395,9 @@ class TestTimeouts:
             assert EXPIRED in answer.error
             assert answer.after_s >= 0.4
 
-    def test_a_delayed_request_runs_after_all_that_have_not_timed_out_and_never_fails(self, tmp_path: Path, triton: Any) -> None:
+    def test_a_delayed_request_runs_after_all_that_have_not_timed_out_and_never_fails(
+        self, tmp_path: Path, triton: Any
+    ) -> None:
         members = policy(timeout_action="DELAY", default_timeout_microseconds=9_000_000, allow_timeout_override=True)
         with (
             served(tmp_path, f"default_queue_policy {members}", rows=1) as (live, gated),
@@ -503,7 +513,9 @@ class TestPreservedOrder:
             assert (first.value, second.value) == (1, 2)
             assert EXPIRED in expired.error
 
-    def test_answers_do_not_wait_for_earlier_requests_without_preserve_ordering(self, tmp_path: Path, triton: Any) -> None:
+    def test_answers_do_not_wait_for_earlier_requests_without_preserve_ordering(
+        self, tmp_path: Path, triton: Any
+    ) -> None:
         with served(tmp_path, "", rows=1, instances=2) as (live, gated), Asking(live, triton, "m") as asking:
             gated.gate.close()
             gated.gate_of[2] = Gate(list)

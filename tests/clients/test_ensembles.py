@@ -286,7 +286,9 @@ class TestLoading:
             }  # fmt: skip
             assert infer_with(http, client, "chain", in_=row(1))["out"][0, 0] == 3
 
-    def test_an_ensemble_becomes_unavailable_with_its_step_and_ready_when_the_step_is_reloaded(self, tmp_path: Path) -> None:
+    def test_an_ensemble_becomes_unavailable_with_its_step_and_ready_when_the_step_is_reloaded(
+        self, tmp_path: Path
+    ) -> None:
         ensembles.write_all(tmp_path)
         with (
             live_server(tmp_path, model_control_mode="explicit", load_model=("outer",)) as live,
@@ -478,7 +480,9 @@ class TestMissingOutputsOfSteps:
             answer = infer_with(module, client, model, wanted, **inputs)
         return {name: float(array[0, 0]) for name, array in answer.items()}
 
-    def test_an_optional_input_of_a_later_step_is_omitted_if_an_earlier_step_did_not_produce_it(self, forwarding: Live, module: Any) -> None:
+    def test_an_optional_input_of_a_later_step_is_omitted_if_an_earlier_step_did_not_produce_it(
+        self, forwarding: Live, module: Any
+    ) -> None:
         assert self.asked(forwarding, module, "may", "y", a=row(3)) == {"y": 3}
         assert self.asked(forwarding, module, "may", "z", b=row(4)) == {"z": 4}
         assert self.asked(forwarding, module, "may", a=row(3), b=row(4)) == {"y": 3, "z": 4}

@@ -29,7 +29,7 @@ CHOSEN = (
 
 
 @pytest.mark.slow
-def test_clients_see_no_difference() -> None:
+def test_clients_of_a_front_end_receive_the_same_answers() -> None:
     words = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"]
     chosen = [str(HERE / each) for each in CHOSEN]
     environ = os.environ | {"PENSTOCK_TEST_FRONTS": "1"}

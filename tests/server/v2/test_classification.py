@@ -104,7 +104,9 @@ def test_classification_of_a_string_output_is_rejected(live: Live) -> None:
 
 @pytest.mark.parametrize("headers", [{}, {"accept-encoding": "gzip"}])
 @pytest.mark.parametrize("count", [16_383, 16_384, 60_000])
-def test_a_large_json_answer_is_the_same_from_the_event_loop_and_from_a_thread(live: Live, headers: dict[str, str], count: int) -> None:
+def test_a_large_json_answer_is_the_same_from_the_event_loop_and_from_a_thread(
+    live: Live, headers: dict[str, str], count: int
+) -> None:
     values = np.random.default_rng(0).random((1, count), dtype=np.float32)
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, count], "parameters": {"binary_data_size": 4 * count}}
     text = json.dumps({"inputs": [tensor]}).encode()

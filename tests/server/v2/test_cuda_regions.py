@@ -158,7 +158,9 @@ def test_the_array_of_a_lease_outlives_the_lease_and_its_region(client: Client) 
     assert client.mapped == (1, 1)
 
 
-def test_registering_without_a_cuda_runtime_is_unsupported_and_unregistering_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registering_without_a_cuda_runtime_is_unsupported_and_unregistering_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(cuda_regions, "find_runtime", lambda: None)
     cuda = CudaRegions(Regions(allowed=True))
 

@@ -171,7 +171,9 @@ class TestValidRequests:
     )
     @settings(max_examples=200)
     @np.errstate(over="ignore")  # as in the server
-    def test_json_data_decoded_from_the_cached_layout_equals_data_decoded_in_full(self, values: list[Any], comma: str) -> None:
+    def test_json_data_decoded_from_the_cached_layout_equals_data_decoded_in_full(
+        self, values: list[Any], comma: str
+    ) -> None:
         made, layouts = model(), Layouts()
         decode_remembered(made, json.dumps({"inputs": [entry(data=[1, 2, 3, 4])]}).encode(), -1, 100, SINK, layouts)
         assert len(layouts) == 1
@@ -321,7 +323,9 @@ class TestValidRequests:
             ({"timeout": 2**64 - 1, "hooks": False, "sequence_id": "a"}, 2**53, False),
         ],
     )
-    def test_protocol_parameters_are_parsed_and_unknown_parameters_are_ignored(self, parameters: Any, timeout_us: int, hooks: bool) -> None:
+    def test_protocol_parameters_are_parsed_and_unknown_parameters_are_ignored(
+        self, parameters: Any, timeout_us: int, hooks: bool
+    ) -> None:
         options = read(model(), good(parameters=parameters))[1]
 
         assert (options.timeout_us, options.hooks) == (timeout_us, hooks)
@@ -339,7 +343,9 @@ class TestHostileDocuments:
     @given(st.data(), st.sampled_from([0, SIMD_BYTES]))
     @settings(max_examples=150)
     @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
-    def test_a_mutated_valid_document_is_decoded_or_rejected_whatever_the_padding(self, data: st.DataObject, pad: int) -> None:
+    def test_a_mutated_valid_document_is_decoded_or_rejected_whatever_the_padding(
+        self, data: st.DataObject, pad: int
+    ) -> None:
         document = good(id="1", parameters={"timeout": 1}, outputs=[{"name": "y", "parameters": {"binary_data": True}}])
         text = json.dumps(data.draw(mutated(document))).encode()
         found: list[Any] = []
@@ -456,7 +462,9 @@ class TestErrorMessages:
             (good(outputs=[{"name": "y"}, {"name": "y"}]), "Duplicate output name 'y' is not allowed in a request"),
         ],
     )  # fmt: skip
-    def test_the_error_of_a_document_that_does_not_fit_the_model_has_the_request_id(self, document: Any, text: str) -> None:
+    def test_the_error_of_a_document_that_does_not_fit_the_model_has_the_request_id(
+        self, document: Any, text: str
+    ) -> None:
         code, message = refused(document)
 
         assert code is Code.INVALID
@@ -563,7 +571,9 @@ class TestSizes:
     ],
 )
 @pytest.mark.parametrize("batched", [True, False])
-def test_strings_of_a_tensor_whose_shape_does_not_fit_are_not_parsed(shape: list[int], text: str, batched: bool) -> None:
+def test_strings_of_a_tensor_whose_shape_does_not_fit_are_not_parsed(
+    shape: list[int], text: str, batched: bool
+) -> None:
     texts = (TensorSpec("s", "BYTES", (-1, 2)),)
     entry = {"name": "s", "datatype": "BYTES", "shape": shape, "parameters": {"binary_data_size": 9}}
     with pytest.raises(InferError) as caught:

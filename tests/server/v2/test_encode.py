@@ -53,7 +53,9 @@ def read(body: Body, json_bytes: int) -> tuple[dict[str, Any], list[Array]]:
 class TestRoundTrip:
     @given(st.data(), TEXTS)
     @settings(max_examples=60)
-    def test_any_outputs_in_any_mixture_of_json_and_binary_round_trip(self, data: st.DataObject, request_id: str) -> None:
+    def test_any_outputs_in_any_mixture_of_json_and_binary_round_trip(
+        self, data: st.DataObject, request_id: str
+    ) -> None:
         wanted = tuple(data.draw(st.lists(st.integers(0, len(OUTPUTS) - 1), unique=True, max_size=4)))
         arrays = [data.draw(tensors(OUTPUTS[position][1])) for position in wanted]
         plan = tuple(position not in IN_JSON or data.draw(st.booleans()) for position in wanted)

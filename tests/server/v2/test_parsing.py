@@ -176,7 +176,9 @@ class TestNumbersInBuffers:
             ("FP64", [], []),
         ],
     )
-    def test_tensor_data_of_a_large_document_is_parsed_into_an_array(self, datatype: str, data: Any, values: Any) -> None:
+    def test_tensor_data_of_a_large_document_is_parsed_into_an_array(
+        self, datatype: str, data: Any, values: Any
+    ) -> None:
         text = json.dumps({"inputs": [{"name": "x", "datatype": datatype, "data": data}]}).encode() + PADDING
         found = parse(text, DEPTH)["inputs"][0]["data"]
 

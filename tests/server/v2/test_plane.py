@@ -44,7 +44,9 @@ def app() -> Starlette:
     return make_app([ASKED, LOADING], pages=True)
 
 
-def test_routes_and_errors_are_served_without_importing_fastapi(app: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_routes_and_errors_are_served_without_importing_fastapi(
+    app: Starlette, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "fastapi", None)
     load = "POST", "/v2/repository/models/iris/load"
 

@@ -191,7 +191,9 @@ def test_a_repeated_request_may_mix_inline_and_shared_memory_inputs(shared: Shar
 
 
 @KINDS
-def test_strings_and_booleans_in_shared_memory_are_decoded_again_for_each_request(shared: Shared, kind: type[Transport]) -> None:
+def test_strings_and_booleans_in_shared_memory_are_decoded_again_for_each_request(
+    shared: Shared, kind: type[Transport]
+) -> None:
     signature = Signature((TensorSpec(A, "BYTES", (-1, 1)), TensorSpec(B, "BOOL", (-1, 2))), PAIR.outputs, batched=True)
     lane = kind(shared.regions, signature)
     for word, flags in ((b"abc", b"\0\7"), (b"xyz", b"\1\0")):
@@ -250,7 +252,9 @@ def test_the_bounds_of_a_reregistered_output_region_are_checked_again(shared: Sh
 
 
 @KINDS
-def test_a_repeated_request_reads_the_new_region_registered_under_the_same_name(shared: Shared, kind: type[Transport]) -> None:
+def test_a_repeated_request_reads_the_new_region_registered_under_the_same_name(
+    shared: Shared, kind: type[Transport]
+) -> None:
     lane = kind(shared.regions, PAIR)
     lane.read(INPUTS, OUTPUT)
     shared.create("other")
@@ -283,7 +287,9 @@ def test_a_cached_request_template_keeps_no_region_open(shared: Shared, kind: ty
 
 
 @KINDS
-def test_a_repeated_request_for_a_truncated_file_is_rejected_without_crashing_the_server(shared: Shared, kind: type[Transport]) -> None:
+def test_a_repeated_request_for_a_truncated_file_is_rejected_without_crashing_the_server(
+    shared: Shared, kind: type[Transport]
+) -> None:
     lane = kind(shared.regions, PAIR)
     lane.read(INPUTS, OUTPUT)
     with (shared.folder / "key").open("r+b") as file:

@@ -55,13 +55,17 @@ class TestParseOutputs:
             ({"shared_memory_region": 1}, "Unable to parse 'shared_memory_region': "),
         ],
     )
-    def test_an_output_in_shared_memory_cannot_also_be_classified_or_binary(self, items: dict[str, Any], text: str) -> None:
+    def test_an_output_in_shared_memory_cannot_also_be_classified_or_binary(
+        self, items: dict[str, Any], text: str
+    ) -> None:
         regions = Regions(allowed=True)
 
         assert refused([("y", {"shared_memory_region": "r"} | items)], regions).startswith(text)
 
     @pytest.mark.parametrize("regions", [None, Regions()])
-    def test_an_output_in_shared_memory_is_unsupported_while_shared_memory_is_disabled(self, regions: Regions | None) -> None:
+    def test_an_output_in_shared_memory_is_unsupported_while_shared_memory_is_disabled(
+        self, regions: Regions | None
+    ) -> None:
         with pytest.raises(InferError) as caught:
             parse_outputs(MODEL, [("y", {"shared_memory_region": "r"})], regions)
 

@@ -160,7 +160,9 @@ class TestDeviceInputs:
 
         assert request.nbytes == carried + held
 
-    def test_an_input_on_the_models_device_is_not_limited_by_the_queues_bytes(self, device: Device, transport: str) -> None:
+    def test_an_input_on_the_models_device_is_not_limited_by_the_queues_bytes(
+        self, device: Device, transport: str
+    ) -> None:
         model = model_of(max_queue_bytes=31)
         assert read(transport, model, device.regions, [2, 4], place("here", 32))[0].rows == 2
 
@@ -261,7 +263,9 @@ class TestHostInputs:
         model.reads_late = reads_late
         return model
 
-    def test_a_large_input_stays_in_shared_memory_until_its_batch_is_gathered(self, shared: SharedArrays, transport: str) -> None:
+    def test_a_large_input_stays_in_shared_memory_until_its_batch_is_gathered(
+        self, shared: SharedArrays, transport: str
+    ) -> None:
         regions, where = InlineRegions(shared.regions, 8), place("r", 32768)
         request, _ = read(transport, self.model(), regions, [*self.SHAPE], where)
         array: Any = request.inputs[0]
@@ -283,7 +287,9 @@ class TestHostInputs:
 
         assert type(request.inputs[0]) is np.ndarray
 
-    def test_an_input_in_shared_memory_counts_toward_the_queues_bytes_and_their_limit(self, shared: SharedArrays, transport: str) -> None:
+    def test_an_input_in_shared_memory_counts_toward_the_queues_bytes_and_their_limit(
+        self, shared: SharedArrays, transport: str
+    ) -> None:
         request, _ = read(transport, self.model(), shared.regions, [*self.SHAPE], self.WHERE)
         carried = len(body_of([*self.SHAPE], self.WHERE, "INT32", {})) if transport == "http" else 0
 
@@ -326,7 +332,9 @@ def test_an_input_of_a_cached_layout_is_read_late_and_its_region_is_checked_agai
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 class TestDeviceOutputs:
-    def test_outputs_are_written_directly_to_the_models_device_if_their_region_is_large_enough(self, device: Device, transport: str) -> None:
+    def test_outputs_are_written_directly_to_the_models_device_if_their_region_is_large_enough(
+        self, device: Device, transport: str
+    ) -> None:
         names = "y", "free", "there", "small", "words", "flags"
         shapes = {"free": (-1, -1), "there": (-1, 2), "words": (-1, 2)}
         types = {"words": "BYTES", "flags": "BOOL"}
@@ -343,7 +351,9 @@ class TestDeviceOutputs:
         ] * 2
         assert request.targets[5].dtype == np.dtype(np.bool_)
 
-    def test_outputs_of_a_model_on_another_device_are_not_written_directly(self, device: Device, transport: str) -> None:
+    def test_outputs_of_a_model_on_another_device_are_not_written_directly(
+        self, device: Device, transport: str
+    ) -> None:
         model = model_of()
         model.in_place = frozenset({3})
         request, _ = read(transport, model, device.regions, [2, 4], place("here", 32), y=place("here", 32))
@@ -357,7 +367,9 @@ class TestDeviceOutputs:
         assert finished == [("y", "FP32", (4,), None, False)]
         assert device.copies == 0
 
-    def test_an_output_computed_on_the_host_is_checked_and_copied_into_its_region(self, device: Device, transport: str) -> None:
+    def test_an_output_computed_on_the_host_is_checked_and_copied_into_its_region(
+        self, device: Device, transport: str
+    ) -> None:
         model, y = model_of(), place("here", 32, 8)
         request, options = read(transport, model, device.regions, [2, 4], place("here", 32), y=y)
         values = np.arange(8, dtype=np.float32).reshape(2, 4)

@@ -196,7 +196,9 @@ class TestInvalidJson:
 
     @pytest.mark.parametrize("datatype", IN_JSON)
     @pytest.mark.parametrize("shape", [[0], [2], [1, 0], [2, 2], [3]])
-    def test_a_number_of_values_that_does_not_match_the_shape_is_rejected(self, datatype: str, shape: list[int]) -> None:
+    def test_a_number_of_values_that_does_not_match_the_shape_is_rejected(
+        self, datatype: str, shape: list[int]
+    ) -> None:
         one = ["a"] if datatype == "BYTES" else [1]
 
         assert refused_json(datatype, shape, one) == WRONG_SHAPE
@@ -347,9 +349,7 @@ class TestEncoding:
         assert to_binary("BYTES", array) == b"\x02\x00\x00\x00\xc3\xa9\x01\x00\x00\x00a"
 
     @pytest.mark.parametrize(("length", "count", "times"), [(6, 200_000, 4), (4096, 20_000, 1.5)])
-    def test_many_strings_are_encoded_with_little_extra_memory(
-        self, length: int, count: int, times: float
-    ) -> None:
+    def test_many_strings_are_encoded_with_little_extra_memory(self, length: int, count: int, times: float) -> None:
         array = np.array([b"%0*d" % (length, number) for number in range(count)], np.object_)
         tracemalloc.start()
         try:

@@ -41,7 +41,9 @@ def expected(wanted: tuple[int, ...], arrays: list[Array], request_id: str, *, f
 
 
 @given(st.lists(st.tuples(st.permutations([0, 1, 2]), st.integers(1, 3), SHAPES, IDS, st.booleans()), max_size=5))
-def test_plain_answers_have_the_bytes_that_protobuf_writes(sent: list[tuple[list[int], int, tuple[int, int], str, bool]]) -> None:
+def test_plain_answers_have_the_bytes_that_protobuf_writes(
+    sent: list[tuple[list[int], int, tuple[int, int], str, bool]],
+) -> None:
     encoder = RpcEncoder("m", "12", SIGNATURE)
     for order, count, shape, request_id, final in (*sent, *sent):
         wanted = tuple(order[:count])

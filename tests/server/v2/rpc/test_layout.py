@@ -95,7 +95,9 @@ EXTRAS = [
     st.lists(messages(), min_size=1, max_size=6),
     st.lists(st.tuples(st.integers(0, 400), st.sampled_from(EXTRAS), st.booleans()), max_size=6),
 )
-def test_a_cached_layout_decodes_like_decoding_in_full(kinds: list[bytes], changes: list[tuple[int, bytes, bool]]) -> None:
+def test_a_cached_layout_decodes_like_decoding_in_full(
+    kinds: list[bytes], changes: list[tuple[int, bytes, bool]]
+) -> None:
     model = fake_model(signature=MIXED)
     layouts = RpcLayouts()
     sent = [*kinds, *kinds]

@@ -234,7 +234,9 @@ def test_a_failed_answer_is_followed_by_others_and_a_raised_error_is_the_last_an
 
 
 @pytest.mark.parametrize("error", [InferError(Code.INVALID, "no"), RuntimeError("no")])
-def test_an_error_ends_the_stream_and_closes_its_other_requests_if_the_client_requests_grpc_errors(error: Exception) -> None:
+def test_an_error_ends_the_stream_and_closes_its_other_requests_if_the_client_requests_grpc_errors(
+    error: Exception,
+) -> None:
     async def main() -> None:
         scene = Scene(metadata={"triton_grpc_error": "true"})
         scene.ask("a")

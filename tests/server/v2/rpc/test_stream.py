@@ -185,7 +185,9 @@ def test_an_internal_error_after_decoding_on_a_thread_is_answered_in_its_turn() 
     run(main)
 
 
-def test_idle_streams_end_and_busy_streams_take_no_more_requests_when_the_server_exits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_streams_end_and_busy_streams_take_no_more_requests_when_the_server_exits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def main() -> None:
         monkeypatch.setattr(ticker, "INTERVAL_S", 0)
         services = Services()
