@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.running.own_outputs import OwnOutputs
-from penstock.batching.stream import MOST_BYTES, NOT_ONE, StreamedAnswer, size_of
+from penstock.batching.running.custom_outputs import CustomOutputs
+from penstock.batching.stream import MAX_UNREAD_BYTES, NOT_SINGLE_MESSAGE, StreamedAnswer, answer_bytes
 
 from .passage import Passage, told_of
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.batching.request import InferRequest
-    from penstock.batching.stream import AnswerSink, GoOn, Room
+    from penstock.batching.stream import AnswerSink, Backpressure, Resume
 
     from .course import Course, Passed
 
 MOST_AT_ONCE = 64
 """The most answers of one request on their way through the same steps if `max_inflight_requests` is unset: further ones
 wait, so that one request does not fill all queues."""
-ENOUGH_BYTES = MOST_BYTES // 4
+ENOUGH_BYTES = MAX_UNREAD_BYTES // 4
 """Bytes of answers on their way through the same steps above which the step before is told to wait."""
 
 
@@ -45,7 +45,7 @@ class _Stretch:
         self.going = 0
         self.nbytes = 0
         self.waiting: deque[Passage] = deque()
-        self.room: list[GoOn] = []
+        self.room: list[Resume] = []
 
 
 class Branches:
@@ -64,7 +64,7 @@ class Branches:
         self._line: deque[Passage] = deque()
         self._nbytes: dict[Passage, int] = {}
         self._given: list[StreamedAnswer] = []
-        self._answers: AnswerSink | None = getattr(root.parent, "answers", None)
+        self._answers: AnswerSink | None = getattr(root.parent, "answer_sink", None)
         self._takers_full = False
 
     @property
@@ -77,7 +77,7 @@ class Branches:
 
         Raises: InferError (INTERNAL: it does not match the model's configuration; OVERLOADED: too much waits).
         """
-        if sum(stretch.nbytes for stretch in self._stretches.values()) > MOST_BYTES:
+        if sum(stretch.nbytes for stretch in self._stretches.values()) > MAX_UNREAD_BYTES:
             raise InferError(Code.OVERLOADED, "too many answers of a request wait for the steps that consume them")
         root = self.root
         passage = Passage(root.ensemble, root.parent, root.links, course, _tensors(step, told))
@@ -85,7 +85,7 @@ class Branches:
         passage.branches = self
         self.going.add(passage)
         stretch = self._stretches.setdefault(course, _Stretch())
-        self._nbytes[passage] = size_of(told)
+        self._nbytes[passage] = answer_bytes(told)
         stretch.nbytes += self._nbytes[passage]
         if course.outputs:
             self._line.append(passage)
@@ -95,7 +95,7 @@ class Branches:
         stretch.waiting.append(passage)
         return None
 
-    def room(self, course: Course) -> Room | None:
+    def room(self, course: Course) -> Backpressure | None:
         """Tell the step before a Course whether to continue, as `AnswerSink.tell` does."""
         stretch = self._stretches.get(course)
         if stretch is None or not self._full(course, stretch, 1):
@@ -138,7 +138,7 @@ class Branches:
             if len(self._given) < 2:
                 self._given.append(told)
             return
-        room = self._answers.tell(told)
+        room = self._answers.send(told)
         if room is not None and not self._takers_full:
             self._takers_full = True
             room(self._takers_go_on)
@@ -172,28 +172,31 @@ class Branches:
         if self._answers is not None:
             return []
         if len(self._given) != 1:
-            raise InferError(Code.INTERNAL, NOT_ONE)
-        named, wrong = self._given[0].outputs, self._given[0].wrong
+            raise InferError(Code.INTERNAL, NOT_SINGLE_MESSAGE)
+        named, wrong = self._given[0].outputs, self._given[0].mismatch
         outputs, model = [], self.root.parent.model.name
         for name in _names(self.root.parent):
             if name not in named:
                 wrong = wrong or f"in ensemble '{model}', the answer lacks the requested output '{name}'"
             outputs.append(named.get(name))
-        return OwnOutputs(outputs, {}, wrong) if wrong else outputs
+        return CustomOutputs(outputs, {}, wrong) if wrong else outputs
 
 
 class Spread:
     """Passes the answers of a step on, one by one. `take` receives each, with its Passage and step."""
 
     def __init__(
-        self, passage: Passage, request: InferRequest, take: Callable[[Passage, Passed, StreamedAnswer], Room | None]
+        self,
+        passage: Passage,
+        request: InferRequest,
+        take: Callable[[Passage, Passed, StreamedAnswer], Backpressure | None],
     ) -> None:
         self._passage = passage
         self._request = request
         self._take = take
         self._first = True
 
-    def tell(self, told: StreamedAnswer) -> Room | None:
+    def send(self, told: StreamedAnswer) -> Backpressure | None:
         """Take an answer. The first one is counted here, as the code that hands out answers does for outside requests.
 
         One without tensors for the steps after it is dropped. Source: Triton core, ensemble_scheduler.cc.
@@ -215,7 +218,7 @@ def _tensors(step: Passed, told: StreamedAnswer) -> list[Any]:
 
 def _check(passage: Passage, step: Passed, told: StreamedAnswer) -> None:
     """Check that what the following steps need is there and acceptable to them. Raises: InferError."""
-    wrong, outputs = told.wrong, step.model.signature.outputs
+    wrong, outputs = told.mismatch, step.model.signature.outputs
     lacking = {number for number, position in enumerate(step.wanted) if passage.tensors[number] is None}
     if lacking and not wrong and not passage.spares(lacking):
         names = [outputs[step.wanted[number]].name for number in sorted(lacking)]
@@ -227,11 +230,11 @@ def _check(passage: Passage, step: Passed, told: StreamedAnswer) -> None:
 
 def _names(request: InferRequest) -> list[str]:
     outputs = request.model.signature.outputs
-    return [outputs[position].name for position in request.wanted]
+    return [outputs[position].name for position in request.output_positions]
 
 
 def _told(passage: Passage) -> StreamedAnswer:
     """Make an answer of the ensemble. Raises: InferError."""
     pairs = zip(_names(passage.parent), passage.outputs(), strict=True)
     named: Mapping[str, Any] = {name: output for name, output in pairs if output is not None}
-    return StreamedAnswer(named, parameters=told_of(passage.parent), wrong=passage.wrong)
+    return StreamedAnswer(named, parameters=told_of(passage.parent), mismatch=passage.wrong)

@@ -154,7 +154,7 @@ class Links:
         sources: dict[str, int | None] = dict.fromkeys(self.signature.input)
         for number in self._order():
             step = self.steps[number]
-            source = number if step.model.spec.streams else self._source(step, sources)
+            source = number if step.model.spec.is_streaming else self._source(step, sources)
             sources.update((tensor, source) for _, tensor in step.outputs)
         self._only(self.spec.name, {sources[tensor] for tensor in self.signature.output})
         return sources
@@ -189,7 +189,9 @@ def _course(
     after: Course | None,
 ) -> Course:  # fmt: skip
     """Compute the way from the tensors `given` to `outputs`, or to a step whose answers continue with `after`."""
-    made = [tensor for step in used if not step.model.spec.streams for _, tensor in step.outputs if tensor in needed]
+    made = [
+        tensor for step in used if not step.model.spec.is_streaming for _, tensor in step.outputs if tensor in needed
+    ]
     numbers = {tensor: number for number, tensor in enumerate([*given, *made])}
     ends = tuple(numbers[tensor] for tensor in outputs)
     reads = Counter(numbers[tensor] for step in used for tensor in step.inputs if tensor is not None) + Counter(ends)
@@ -222,6 +224,6 @@ def _pass(
     frees = tuple(each for each in inputs if reads[each] == 1)
     shared = tuple(each for each in inputs if reads[each] > 1)
     ways, wanted = step.ways if any(step.ways) else None, tuple(position for position, _ in used)
-    asks, streams = model.timed or model.spec.takes_parameters, model.spec.streams
+    asks, streams = model.has_default_timeout or model.spec.reads_parameters, model.spec.is_streaming
     made = () if streams else tuple(numbers[tensor] for _, tensor in used)
     return Passed(number, model, inputs, ways, frees, shared, wanted, made, asks, after if streams else None)

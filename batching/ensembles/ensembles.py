@@ -15,11 +15,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.loaded import STOPPING
-from penstock.batching.request import InferRequest, bytes_of
-from penstock.batching.running.own_outputs import OwnOutputs
+from penstock.batching.registry import STOPPING_MESSAGE
+from penstock.batching.request import InferRequest, input_bytes
+from penstock.batching.running.custom_outputs import CustomOutputs
 from penstock.batching.scheduling.admission import admitted
-from penstock.batching.sinks import to_sinks
+from penstock.batching.sinks import deliver_unordered
 from penstock.batching.statistics import BACKEND, CANCELED, OTHER, REJECTED
 
 from .branches import Branches, Spread
@@ -30,7 +30,7 @@ from .steps import labels_of, link
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.model import Model
-    from penstock.batching.stream import Room, StreamedAnswer
+    from penstock.batching.stream import Backpressure, StreamedAnswer
 
     from .course import Passed
 
@@ -62,10 +62,10 @@ class Ensembles:
 
     def adopt(self, model: Model) -> None:
         """Set up an ensemble that is being opened. Raises: InferError if its steps are not served or do not fit."""
-        links = link(model.spec, model.bound, self._engine.model)
+        links = link(model.spec, model.binding_signature, self._engine.model)
         model.spec = replace(model.spec, labels=labels_of(links), decoupled=links.decoupled)
         ensemble = Ensemble(model, self._engine)
-        model.ensemble, model.detours = ensemble, True
+        model.ensemble, model.intercepts = ensemble, True
         self._open.add(ensemble)
 
     def dismiss(self, model: Model) -> None:
@@ -93,13 +93,13 @@ class Ensembles:
         try:
             # the steps of an accepted request are finished even then
             if (self._engine.stopping or model.closing) and not is_step(parent):
-                raise InferError(Code.NOT_READY, f"in ensemble '{model.name}', {STOPPING}")
+                raise InferError(Code.NOT_READY, f"in ensemble '{model.name}', {STOPPING_MESSAGE}")
             links = links_for(parent, ensemble)
         except InferError:
             model.statistics.record_failure(REJECTED, parent.start_ns, time.monotonic_ns())
             raise
         inputs = parent.inputs if model.forms is None else model.forms.enter(parent.inputs)
-        passage = Passage(ensemble, parent, links, links.course(parent.wanted), inputs)
+        passage = Passage(ensemble, parent, links, links.course(parent.output_positions), inputs)
         if model.spec.decoupled and model.spec.ensemble is not None:
             passage.branches = Branches(passage, model.spec.ensemble.max_inflight)
         links.users += 1
@@ -183,19 +183,19 @@ class Ensembles:
     def _make(self, passage: Passage, step: Passed, inputs: list[Array | None]) -> None:
         model = step.model
         shapes = tuple([None if array is None else array.shape for array in inputs])
-        rows, key = model.admitted.get(shapes) or admitted(model, shapes)
+        rows, key = model.admitted_shapes.get(shapes) or admitted(model, shapes)
         request = InferRequest(model, inputs, rows, key, step.wanted, self)
         request.step = step
         request.context = passage
         request.id = passage.parent.id
-        request.nbytes = bytes_of(inputs)
+        request.nbytes = input_bytes(inputs)
         if passage.asks or step.asks:
             hand_on(passage, step, request)
         if step.after is not None:
-            request.answers = Spread(passage, request, self._spread)
+            request.answer_sink = Spread(passage, request, self._spread)
         if passage.opening:
             # it has waited since then, like a direct request to the step's model
-            request.start_ns = request.queue_ns = passage.parent.queue_ns
+            request.start_ns = request.enqueued_ns = passage.parent.enqueued_ns
         passage.pending.append(request)
         self._made[model].append(request)
 
@@ -216,7 +216,7 @@ class Ensembles:
                         self._submit(request)
             if self._done:
                 done, self._done = self._done, []
-                to_sinks(done)
+                deliver_unordered(done)
 
     def _submit(self, request: InferRequest) -> None:
         model, passage = request.model, request.context
@@ -233,13 +233,13 @@ class Ensembles:
             if not passage.ended:
                 self._fail(passage, error, REJECTED)
 
-    def _spread(self, passage: Passage, step: Passed, told: StreamedAnswer) -> Room | None:
+    def _spread(self, passage: Passage, step: Passed, told: StreamedAnswer) -> Backpressure | None:
         """Begin the way of one answer of a step. Returns: as `AnswerSink.tell`."""
         room = self._spread_on(passage, step, told)
         self._settle()
         return room
 
-    def _spread_on(self, passage: Passage, step: Passed, told: StreamedAnswer) -> Room | None:
+    def _spread_on(self, passage: Passage, step: Passed, told: StreamedAnswer) -> Backpressure | None:
         branches, course = passage.branches, step.after
         if passage.ended or branches is None or course is None:
             return None
@@ -284,7 +284,7 @@ class Ensembles:
     def _complete(self, passage: Passage, outputs: list[Any]) -> None:
         parent = passage.parent
         if parent.sequence is not None:
-            own = outputs if type(outputs) is OwnOutputs else OwnOutputs(outputs, {})
+            own = outputs if type(outputs) is CustomOutputs else CustomOutputs(outputs, {})
             own.parameters |= told_of(parent)
             outputs = own
         parent.outputs = outputs
@@ -318,7 +318,7 @@ class Ensembles:
             if reason:
                 parent.model.statistics.record_failure(reason, parent.start_ns, now_ns)
             else:
-                parent.model.statistics.record_alone(parent, passage.stamps(), now_ns)
+                parent.model.statistics.record_single(parent, passage.stamps(), now_ns)
             trace = self._engine.trace
             if (trace is not None or is_step(parent)) and not raised:
                 batch = passage.batch()

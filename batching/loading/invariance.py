@@ -106,7 +106,7 @@ def probe(spec: ModelSpec, backend: Backend, *, natural: bool = True) -> Probed:
     `natural`: also compare batches of every size with rows that run alone. Never raises; the result for a model that
     cannot run on drawn rows has a reason.
     """
-    signature, most = spec.bound or spec.signature, spec.policy.max_batch_rows or 1
+    signature, most = spec.binding_signature or spec.signature, spec.policy.max_batch_rows or 1
     most = min(most, spec.policy.cap_rows or most)
     reason = _obstacle(spec, signature) if most > 1 else "no two rows share a batch"
     if reason or signature is None:

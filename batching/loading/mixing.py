@@ -56,8 +56,8 @@ def mixing(model: Model) -> str:
         return ""
     if model.loop_binding is not None:
         return _look(model, model.loop_binding)
-    first = model.threads[0]
-    reason: str = first.perform(partial(_look, model, first.binding))
+    first = model.thread_instances[0]
+    reason: str = first.run_on_thread(partial(_look, model, first.binding))
     return reason
 
 

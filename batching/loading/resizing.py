@@ -18,12 +18,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.backends.backend import Loader
-from penstock.batching.devices.placement import Devices, Placement, needs_threads, on_cpus, resize_shares
+from penstock.batching.devices.placement import Devices, Placement, needs_threads, pinned_to_cpus, resize_shares
 from penstock.batching.model import Model
+from penstock.batching.running.external import ExternalInstance
+from penstock.batching.running.external_models import close_executors, make_instances, run_samples, single_groups
 from penstock.batching.running.in_place import devices_of
 from penstock.batching.running.instance import ThreadInstance
-from penstock.batching.running.outside import OutsideInstance
-from penstock.batching.running.outsides import OutsideLoader, close_outsides, instances_of, run_samples, singles
 from penstock.batching.scheduling.sizing import fast_ns
 
 from .closing import patiently
@@ -33,13 +33,14 @@ from .preparing import prepare
 from .samples import run_samples_on
 
 if TYPE_CHECKING:
-    from penstock.batching.devices.rates import Claim, RateLimiter
-    from penstock.batching.running.outside import Outside
+    from penstock.batching.devices.rate_limiter import Claim, RateLimiter
+    from penstock.batching.running.external import ExternalExecutor
+    from penstock.batching.running.external_models import ExternalLoader
     from penstock.batching.spec import InstanceGroup, ModelSpec
 
 logger = logging.getLogger("penstock.batching")
 
-Instance = ThreadInstance | OutsideInstance
+Instance = ThreadInstance | ExternalInstance
 
 
 @dataclass(slots=True)
@@ -58,21 +59,21 @@ class Change:
         """Apply the change. Returns: the shutdown tasks of idle Instances; the others may end later."""
         model, idle = self.model, [instance for instance in self.ended if instance.idle]
         for instance in self.ended:
-            instance.leaving = True
-        staying = [instance for instance in model.instances if not instance.leaving]
+            instance.retiring = True
+        staying = [instance for instance in model.instances if not instance.retiring]
         with model.lock:
             self._number(model)
             model.spec = self.spec
             # the first repairs the loop's device, and those that leave are woken last
-            model.instances = [*staying, *self.added, *(each for each in model.instances if each.leaving)]
+            model.instances = [*staying, *self.added, *(each for each in model.instances if each.retiring)]
             self._move(model, staying)
             ends = [(instance, _leave(model, instance)) for instance in self.ended]
-            model.outsides = [instance.outside for instance in model.instances if isinstance(instance, OutsideInstance)]
+            model.executors = [each.executor for each in model.instances if isinstance(each, ExternalInstance)]
             count = len(staying) + len(self.added)
             model.scheduler.resize(count, fast_ns(model.spec.policy.executor, count))
-            if model.loop_lost is not None:
-                staying[0].mend_loop()
-            if model.places:
+            if model.lost_loop_binding is not None:
+                staying[0].request_loop_restore()
+            if model.placements:
                 self._place(model)
             if model.scheduler.live:
                 model.wake_one()  # an Instance that was woken for waiting requests may be one that ends
@@ -80,8 +81,8 @@ class Change:
         logger.info(text, model.name, model.version, len(staying), len(self.added), len(self.ended))
         tasks = [asyncio.ensure_future(_end(model, instance, over)) for instance, over in ends]
         for task in tasks:
-            model.leaving.add(task)
-            task.add_done_callback(model.leaving.discard)
+            model.shutdown_tasks.add(task)
+            task.add_done_callback(model.shutdown_tasks.discard)
         return [task for task, (instance, over) in zip(tasks, ends, strict=True) if instance in idle and over is None]
 
     def _number(self, model: Model) -> None:
@@ -98,14 +99,14 @@ class Change:
             seats = [instance.seat for instance in here] if sequences.remembers else range(len(here))
             sequences.seat(seats, now_ns)
             scheduler.expired += scheduler.expire(now_ns)
-            model.leave_held()
+            model.notify_loop()
 
     def _place(self, model: Model) -> None:
-        threads = model.threads
-        model.places += {id(each.place): each.place for each in threads if each.place not in model.places}.values()
+        threads = model.thread_instances
+        model.placements += {id(at): at for each in threads if (at := each.placement) not in model.placements}.values()
         model.overlaps = any(instance.overlaps for instance in threads)
-        model.in_place = devices_of(model, [each for at in model.places for each in at.bound])
-        resize_shares(model.spec, model.places)
+        model.in_place_devices = devices_of(model, [each for at in model.placements for each in at.bindings])
+        resize_shares(model.spec, model.placements)
 
     async def abandon(self) -> None:
         """End the Instances made for it."""
@@ -116,7 +117,7 @@ class Change:
 
 
 async def change_to(
-    model: Model, spec: ModelSpec, loaders: Mapping[str, Loader], outsides: Mapping[str, OutsideLoader],
+    model: Model, spec: ModelSpec, loaders: Mapping[str, Loader], outsides: Mapping[str, ExternalLoader],
     devices: Devices,
 ) -> Change | None:  # fmt: skip
     """Make the Instances that a Model lacks of a spec that is otherwise equal to the Model's.
@@ -132,8 +133,8 @@ async def change_to(
         return await asyncio.shield(making)
     except asyncio.CancelledError:
         task = asyncio.ensure_future(_unwanted(making))
-        model.leaving.add(task)
-        task.add_done_callback(model.leaving.discard)
+        model.shutdown_tasks.add(task)
+        task.add_done_callback(model.shutdown_tasks.discard)
         raise
 
 
@@ -161,7 +162,7 @@ def match(old: Sequence[InstanceGroup], new: Sequence[InstanceGroup]) -> list[in
 
 def _thread_change(model: Model, spec: ModelSpec, loader: Loader) -> Change | None:
     """Make the Change of a model that runs in this process. It blocks while a device loads."""
-    wanted, old = singles(spec), [instance for instance in model.threads if not instance.leaving]
+    wanted, old = single_groups(spec), [instance for instance in model.thread_instances if not instance.retiring]
     found = match([instance.group for instance in old], wanted)
     staying = [instance for at, instance in enumerate(old) if at in found]
     missing = [group for group, at in zip(wanted, found, strict=True) if at is None]
@@ -188,23 +189,23 @@ def _can_stay(
     model: Model, spec: ModelSpec, staying: Sequence[ThreadInstance], missing: Sequence[InstanceGroup]
 ) -> bool:
     """Whether everything that a Model has besides its Instances suits the new ones as well."""
-    devices = {instance.place.name for instance in staying}
-    looped = model.loop_binding is not None or model.loop_lost is not None
+    devices = {instance.placement.name for instance in staying}
+    looped = model.loop_binding is not None or model.lost_loop_binding is not None
     if not devices or not devices.issuperset(group.devices[0] for group in missing):
         return False
-    places = [instance.place for instance in staying]
-    if looped and (model.loop_place not in places or needs_threads(spec, places[0].devices)):
+    places = [instance.placement for instance in staying]
+    if looped and (model.loop_placement not in places or needs_threads(spec, places[0].devices)):
         return False
     passive = any(group.passive for each in (model.spec, spec) for group in each.instances)
     # GPU memory per Instance depends on their number; after a CPU fallback the groups that run are not the spec's
-    return not (passive or GPU_MEMORY in spec.options or model.spec.fallback)
+    return not (passive or GPU_MEMORY in spec.options or model.spec.fallback_reason)
 
 
 def _add(model: Model, group: InstanceGroup, others: Sequence[ThreadInstance], loader: Loader) -> ThreadInstance:
     """Make an Instance and get it ready, sharing a loaded model with its equals if they share. Raises: InferError."""
     device = group.devices[0]
     shared = device == "cpu" and not _is_apart(model)
-    shares = [each.place for each in others if each.group == group] if shared else []
+    shares = [each.placement for each in others if each.group == group] if shared else []
     at = shares[0] if shares else _load(model, group, others, loader)
     number = at.add_claim() if shares else 0
     name = f"{model.name}/{model.version}#{len(model.instances) + len(others)}"
@@ -218,7 +219,7 @@ def _add(model: Model, group: InstanceGroup, others: Sequence[ThreadInstance], l
             at.close()
         raise
     try:
-        instance.perform(partial(_get_ready, model, instance))
+        instance.run_on_thread(partial(_get_ready, model, instance))
     except BaseException:
         with model.lock:
             instance.stop()
@@ -234,38 +235,38 @@ def _get_ready(model: Model, instance: ThreadInstance) -> None:
 
 def _load(model: Model, group: InstanceGroup, others: Sequence[ThreadInstance], loader: Loader) -> Placement:
     """Load the model again on a device that it is on."""
-    beside = next(each.place for each in others if each.place.name == group.devices[0])
+    beside = next(each.placement for each in others if each.placement.name == group.devices[0])
     load = partial(loader, model.spec.path, beside.name, options_on(model.spec, beside.name))
-    with on_cpus(beside.devices, group, beside.name):
+    with pinned_to_cpus(beside.devices, group, beside.name):
         backend = load()
     at = Placement(beside.name, backend, beside.device, beside.share, load)
-    at.joined = False
+    at.owns_share = False
     try:
-        at.furnish(group, beside.devices)
+        at.set_group(group, beside.devices)
     except BaseException:
         at.close()
         raise
-    at.watch(partial(model.doubt, at))
+    at.watch_loss(partial(model.on_backend_lost, at))
     return at
 
 
 def _end_thread(model: Model, instance: ThreadInstance) -> None:
     """Wait for a stopped Instance, and release everything that only it uses."""
-    at = instance.place
+    at = instance.placement
     instance.join()
     with model.lock:
         model.instances = [each for each in model.instances if each is not instance]
         if model.scheduler.live:
             model.wake_one()  # its last run may have released other sequences
-        used = any(each.place is at for each in model.threads)
+        used = any(each.placement is at for each in model.thread_instances)
         if not used:
-            model.places = [each for each in model.places if each is not at]
-            heir = next((each for each in model.places if each.share is at.share), None)
-            if heir is not None and at.joined:
-                heir.joined, at.joined = True, False
-            if model.places:
+            model.placements = [each for each in model.placements if each is not at]
+            heir = next((each for each in model.placements if each.share is at.share), None)
+            if heir is not None and at.owns_share:
+                heir.owns_share, at.owns_share = True, False
+            if model.placements:
                 # the descriptions hold the session
-                first = model.loop_place.backend
+                first = model.loop_placement.backend
                 model.node_inputs, model.node_outputs = first.node_inputs, first.node_outputs
     at.release(instance.bindings, instance.share)
     instance.bindings = []
@@ -276,20 +277,22 @@ def _end_thread(model: Model, instance: ThreadInstance) -> None:
 # -- Instances in other processes ------------------------------------------------------------------------------------
 
 
-async def _outside_change(model: Model, spec: ModelSpec, loader: OutsideLoader, devices: Devices) -> Change | None:
+async def _outside_change(model: Model, spec: ModelSpec, loader: ExternalLoader, devices: Devices) -> Change | None:
     """Make the Change of a model whose Batches run in other processes."""
     more = getattr(loader, "more", None)
     if more is None:
         return None
-    wanted, old = singles(spec), [instance for instance in model.instances if not instance.leaving]
+    wanted, old = single_groups(spec), [instance for instance in model.instances if not instance.retiring]
     found = match([instance.group for instance in old], wanted)
     missing = [at for at, place in enumerate(found) if place is None]
     opened = await more(model.spec, spec, missing)
     claims: list[tuple[RateLimiter, Claim]] = []
-    seats: list[tuple[InstanceGroup, Outside]] = list(zip([wanted[at] for at in missing], opened.outsides, strict=True))
+    seats: list[tuple[InstanceGroup, ExternalExecutor]] = list(
+        zip([wanted[at] for at in missing], opened.outsides, strict=True)
+    )
     try:
         await run_samples(model, opened.outsides)
-        added = instances_of(model, seats, devices, claims)
+        added = make_instances(model, seats, devices, claims)
     except BaseException:
         for limiter, claim in claims:
             limiter.leave(claim)
@@ -326,14 +329,14 @@ async def _end(model: Model, instance: Instance, over: asyncio.Event | None = No
             instance.stop()
             model.wake_one()
     if isinstance(instance, ThreadInstance):
-        await asyncio.to_thread(patiently, model.name, [instance.place.name], partial(_end_thread, model, instance))
+        await asyncio.to_thread(patiently, model.name, [instance.placement.name], partial(_end_thread, model, instance))
         return
-    await instance.quiet()
+    await instance.wait_drained()
     instance.join()
     with model.lock:
         model.instances = [each for each in model.instances if each is not instance]
-    model.outsides = [each for each in model.outsides if each is not instance.outside]
-    await instance.outside.close()
+    model.executors = [each for each in model.executors if each is not instance.executor]
+    await instance.executor.close()
 
 
 async def close(model: Model) -> None:
@@ -341,7 +344,7 @@ async def close(model: Model) -> None:
     sequences = model.scheduler.sequences
     for tell in () if sequences is None else [*sequences.vacated.values()]:
         tell()
-    for error in filter(None, await asyncio.gather(*model.leaving, return_exceptions=True)):
+    for error in filter(None, await asyncio.gather(*model.shutdown_tasks, return_exceptions=True)):
         logger.error("model %s: an instance could not be removed", model.name, exc_info=error)
     await asyncio.to_thread(close_model, model)
-    await close_outsides(model)
+    await close_executors(model)

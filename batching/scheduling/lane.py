@@ -19,7 +19,7 @@ RECENT = 8
 
 def urgency_ns(request: InferRequest) -> int:
     """When a request should be done: its target or its deadline, and at the latest when patience ends."""
-    urgent_ns = request.queue_ns + PATIENCE_NS
+    urgent_ns = request.enqueued_ns + PATIENCE_NS
     if request.target_ns and request.target_ns < urgent_ns:
         urgent_ns = request.target_ns
     if request.deadline_ns and request.deadline_ns < urgent_ns:
@@ -97,7 +97,7 @@ class Lane:
     def urgency_ns(self) -> int:
         """When its most urgent head should be done; for requests that stepped aside only patience counts."""
         head, aside = _first(self._waiting), _first(self._aside)
-        patience_ns = aside.queue_ns + PATIENCE_NS if aside is not None else 0
+        patience_ns = aside.enqueued_ns + PATIENCE_NS if aside is not None else 0
         if head is None:
             return patience_ns
         urgent_ns = urgency_ns(head)
@@ -194,7 +194,7 @@ def _draw(
     passed: list[InferRequest] = []
     while line and (rows < limit_rows or not taken):
         request = line[0]
-        if request.queue_ns > until_ns:
+        if request.enqueued_ns > until_ns:
             break
         line.popleft()
         if not request.waiting:

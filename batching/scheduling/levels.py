@@ -193,7 +193,7 @@ class LevelLane(Lane):
 
     def delay(self, request: InferRequest) -> bool:
         """Put a request that timed out behind the others of its level. Returns: False if it must fail instead."""
-        if not self._levels.policy(request.priority).delays:
+        if not self._levels.policy(request.priority).delays_on_timeout:
             return False
         request.deadline_ns = 0
         self._lines[request.priority].defer(request)
@@ -208,7 +208,7 @@ class LevelLane(Lane):
 
         A starved request ranks above the highest level.
         """
-        oldest_ns = next(iter(self._arrived)).queue_ns
+        oldest_ns = next(iter(self._arrived)).enqueued_ns
         if now_ns - oldest_ns >= STARVED_NS:
             return STARVED, oldest_ns
         level = self._sorted[0]
@@ -245,7 +245,7 @@ class LevelLane(Lane):
     def line(self, now_ns: int) -> Iterator[InferRequest]:
         """Iterate over the waiting requests, in the order in which they are served if all fit."""
         oldest = self.head()
-        starved = oldest if oldest is not None and now_ns - oldest.queue_ns >= STARVED_NS else None
+        starved = oldest if oldest is not None and now_ns - oldest.enqueued_ns >= STARVED_NS else None
         if starved is not None:
             yield starved
         for level in self._sorted:
@@ -264,7 +264,7 @@ class LevelLane(Lane):
 
     def must_leave_ns(self, request: InferRequest) -> int:
         """Return when a request fails if it is still queued; 0 for never, as when a timeout only delays."""
-        return 0 if self._levels.policy(request.priority).delays else request.deadline_ns
+        return 0 if self._levels.policy(request.priority).delays_on_timeout else request.deadline_ns
 
     def _pass_over(self, limit_rows: int, done_ns: float) -> None:
         """Defer the requests that can no longer meet their target, as far into the queue as a batch reaches."""

@@ -190,10 +190,10 @@ class LockStep:
     def spare(self, request: InferRequest) -> None:
         """Learn, on arrival, of a request with a deadline or a target; the earlier of the two counts."""
         target_ns, deadline_ns = request.target_ns, request.deadline_ns
-        left_ns = min(target_ns or deadline_ns, deadline_ns or target_ns) - request.queue_ns
+        left_ns = min(target_ns or deadline_ns, deadline_ns or target_ns) - request.enqueued_ns
         if left_ns > self._spared_ns:
             return
-        self._spared_ns, self._spared_at_ns = left_ns, request.queue_ns
+        self._spared_ns, self._spared_at_ns = left_ns, request.enqueued_ns
         if (self.together or self._trial) and SPARED * self._worth_ns >= left_ns:
             self.leave()
 

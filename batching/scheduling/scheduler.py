@@ -119,7 +119,7 @@ class Scheduler:
         request.waiting = True
         request.target_ns = 0
         self._count(request)
-        self._enter(sequences.admit(request, request.queue_ns))
+        self._enter(sequences.admit(request, request.enqueued_ns))
         if request.deadline_ns and sequences.expires(request):
             self._deadlines.add(request, self.live)
 
@@ -176,7 +176,7 @@ class Scheduler:
         self.live -= len(requests)
         self.nbytes -= sum([request.nbytes for request in requests])
         batch = Batch(requests, rows, lane.key, now_ns)
-        batch.free_ns = free_ns
+        batch.device_free_ns = free_ns
         if self.sequences is not None:
             self.sequences.arrange(batch)
         batch.cost_ns = self._costs.predict_ns(lane.key, rows) or 0.0
@@ -199,7 +199,7 @@ class Scheduler:
         `followed`: its Instance is already running the next one.
         """
         if self.sequences is not None:
-            for request in batch.again:
+            for request in batch.rerun_requests:
                 self._count(request)
             self._enter(self.sequences.left(batch, now_ns))
         if self._promising:
@@ -233,7 +233,7 @@ class Scheduler:
         for lane in self._lanes.values():
             head = lane.head()
             if head is not None and (lane.fast or not fast) and (own is None or lane.key[-1] == own):
-                urgent_ns = lane.urgency_ns() if self._promising else head.queue_ns
+                urgent_ns = lane.urgency_ns() if self._promising else head.enqueued_ns
                 if (first is None or urgent_ns < first_ns) and self._is_due(lane, head, now_ns):
                     first, first_ns = lane, urgent_ns
         return first

@@ -46,7 +46,7 @@ class ControlInput:
         if len(buffer) != len(batch.requests):
             buffer[...] = self._absent(buffer)
         rows = buffer.reshape(len(buffer))
-        places = batch.places or range(len(batch.requests))
+        places = batch.row_positions or range(len(batch.requests))
         for place, request in zip(places, batch.requests, strict=True):
             rows[place] = self._of(request.sequence or NO_SEQUENCE, rows)
 

@@ -15,7 +15,7 @@ from penstock.backends.backend import remembers
 from penstock.backends.errors import Code, InferError, RunStopped
 from penstock.batching.request import NO_SEQUENCE
 from penstock.batching.running.batch import Batch
-from penstock.batching.running.isolation import LostBatch, refuse
+from penstock.batching.running.isolation import LostBatch, fail_requests
 
 from .places import pin
 from .sequences import Sequences
@@ -104,18 +104,18 @@ def part(model: Model, instance: Resident, batch: Batch) -> tuple[Batch | None, 
     away: list[InferRequest] = []
     for request in batch.requests:
         if (request.sequence or NO_SEQUENCE).start:
-            request.under_way.home = instance.home
-        elif request.under_way.home is not instance.home:
+            request.active_sequence.home = instance.home
+        elif request.active_sequence.home is not instance.home:
             away.append(request)
     if not away:
         return batch, []
     refused: list[Batch] = []
     for request in away:
         alone = Batch([request], request.rows, batch.key, batch.exec_start_ns)
-        error = InferError(Code.INVALID, AWAY.format(request.under_way.id, model.name))
+        error = InferError(Code.INVALID, AWAY.format(request.active_sequence.id, model.name))
         if sequences.identities is not None:
             error = InferError(Code.NOT_READY, LOST.format(model.name))
-        refused += refuse(alone, error)
+        refused += fail_requests(alone, error)
     return _without(batch, away), refused
 
 
@@ -136,7 +136,7 @@ def execute_at(
     try:
         ran = run(model, instance.binding, here, *failed)
     except LostBatch as lost:
-        lost.ran[:0] = refused
+        lost.finished[:0] = refused
         raise
     if any(isinstance(request.error, RunStopped) for each in ran for request in each.requests):
         instance.home = object()
@@ -155,7 +155,7 @@ def _without(batch: Batch, away: list[InferRequest]) -> Batch | None:
     requests = [batch.requests[at] for at in stay]
     rest = Batch(requests, sum([request.rows for request in requests]), batch.key, batch.exec_start_ns)
     rest.cost_ns = batch.cost_ns
-    if batch.places is not None:
-        rest.places = [batch.places[at] for at in stay]
-        rest.span_rows = rest.places[-1] + 1
+    if batch.row_positions is not None:
+        rest.row_positions = [batch.row_positions[at] for at in stay]
+        rest.span_rows = rest.row_positions[-1] + 1
     return rest

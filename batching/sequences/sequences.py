@@ -55,7 +55,7 @@ class Sequences:
         self._delay_ns = spec.max_delay_us * 1000 if spec.min_utilization else 0
         self._wanted = math.ceil(spec.min_utilization * rows - 1e-6)
         self._corrid = next((control for control in spec.controls if control.kind == "corrid"), None)
-        self._shapes = {state.output: state.begin for state in spec.states if -1 in state.shape}
+        self._shapes = {state.output: state.first_shape for state in spec.states if -1 in state.shape}
         instances = max(instances, 1)
         self.remembers = remembers
         self._standing: set[int | str] = set()
@@ -118,7 +118,7 @@ class Sequences:
         self._idle.pop(one, None)
         if said.end:
             self._close(one)
-        request.under_way = one
+        request.active_sequence = one
         one.waiting.append(request)
         if one.row < 0:
             self.backlog_requests += 1
@@ -128,7 +128,7 @@ class Sequences:
 
     def holds(self, request: InferRequest) -> bool:
         """Whether a request waits here, not in a Lane."""
-        return request.under_way.current is not request
+        return request.active_sequence.current is not request
 
     def enough(self, live: int, hold: int) -> bool:
         """Whether, of `live` waiting requests, more than `hold` have a place and enough wait for one."""
@@ -136,7 +136,7 @@ class Sequences:
 
     def expires(self, request: InferRequest) -> bool:
         """Whether a request's timeout counts: only until its sequence has a place, as in Triton."""
-        return request.under_way.row < 0
+        return request.active_sequence.row < 0
 
     def held(self) -> list[InferRequest]:
         """List the requests that wait here."""
@@ -160,38 +160,38 @@ class Sequences:
 
     def _shape(self, request: InferRequest) -> tuple[object, ...]:
         """Return what must be equal in a batch besides the Key: the Instance, and the shapes of free states."""
-        one = request.under_way
+        one = request.active_sequence
         states = {} if (request.sequence or NO_SEQUENCE).start else one.states
         shapes = [states[name].shape if name in states else begin for name, begin in self._shapes.items()]
         return (one.instance, *shapes)
 
     def arrange(self, batch: Batch) -> None:
-        """Assign rows to the requests of a closed batch (`batch.places`), if each sequence has its own row."""
+        """Assign rows to the requests of a closed batch (`batch.row_positions`), if each sequence has its own row."""
         if self._rows is None:
             return
         batch.requests.sort(key=_ROW)
-        rows = self._rows[batch.requests[0].under_way.instance]
+        rows = self._rows[batch.requests[0].active_sequence.instance]
         rows.issued -= len(batch.requests)
         rows.running += len(batch.requests)
         places = list(map(_ROW, batch.requests))
         last = places[-1]
         if rows.issued:
             # requests of other shapes: their rows are part of the run all the same, as in Triton
-            instance = batch.requests[0].under_way.instance
+            instance = batch.requests[0].active_sequence.instance
             last = max(one.row for one in self._all if one.current is not None and one.instance == instance)
         # a model that remembers by row must find each part of a batch at its own rows
         if last >= len(places) or self.remembers:
-            batch.places, batch.span_rows = places, last + 1
+            batch.row_positions, batch.span_rows = places, last + 1
 
     def left(self, batch: Batch, now_ns: int) -> list[InferRequest]:
         """Record which requests have run or failed, and which run again. Returns: what may go to its Lane now."""
         ready: list[InferRequest] = []
         for request in batch.requests:
-            one = request.under_way
+            one = request.active_sequence
             one.current = None
             if self._rows is not None:
                 self._rows[one.instance].running -= 1
-            if request in batch.again:
+            if request in batch.rerun_requests:
                 go_on(request, now_ns, pinned=self.remembers)
             elif self.identities is not None and not one.waiting:
                 self._close(one)
@@ -206,7 +206,7 @@ class Sequences:
         Returns: the requests behind it, which must not run either, and what may go to its Lane now.
         Source: Triton; a sequence that lacks one of its requests would have a different state.
         """
-        one = request.under_way
+        one = request.active_sequence
         first = one.waiting.index(request) if one.row >= 0 and one.current is not request else 0
         behind = [one.waiting.pop() for _ in range(len(one.waiting) - first)]
         behind.reverse()
@@ -330,7 +330,7 @@ class Sequences:
         if rows.running or not rows.heads:
             return []
         if self._delay_ns and not rows.issued and len(rows.heads) < self._wanted:
-            due_ns = min(one.waiting[0].queue_ns for one in rows.heads) + self._delay_ns
+            due_ns = min(one.waiting[0].enqueued_ns for one in rows.heads) + self._delay_ns
             if now_ns < due_ns:
                 self._wake_at(due_ns)
                 return []

@@ -30,7 +30,7 @@ def begin(state: State) -> Array:
 
     Raises: InferError (INVALID) if the file has too few bytes.
     """
-    shape, datatype = state.begin, DATATYPES[state.datatype]
+    shape, datatype = state.first_shape, DATATYPES[state.datatype]
     if state.initial is None:
         return np.full(shape, b"", object) if not datatype.size_bytes else np.zeros(shape, datatype.dtype)
     content, count = state.initial.read_bytes(), prod(shape)
@@ -66,14 +66,14 @@ class StateInput:
         if not self._batched:
             buffer[...] = self._of(batch.requests[0])
             return
-        places = batch.places or range(len(batch.requests))
+        places = batch.row_positions or range(len(batch.requests))
         if len(buffer) != len(batch.requests):
             buffer[...] = self._begin if self._begin.shape == buffer.shape[1:] else zero(buffer)
         for place, request in zip(places, batch.requests, strict=True):
             buffer[place] = self._of(request)
 
     def _of(self, request: InferRequest) -> Array:
-        states = request.under_way.states
+        states = request.active_sequence.states
         if (request.sequence or NO_SEQUENCE).start:
             # whatever comes of this request, the sequence before it is over
             states.clear()
@@ -97,7 +97,7 @@ class StatesKept:
 
     def keep(self, batch: Batch, outputs: list[Any]) -> None:
         """Give each sequence its row. Raises: InferError (INTERNAL) if an output has too few."""
-        places = batch.places or range(len(batch.requests))
+        places = batch.row_positions or range(len(batch.requests))
         for (name, batched), output in zip(self._kept, outputs, strict=True):
             if batched and len(output) <= places[-1]:
                 text = f"state '{name}' has {len(output)} rows for a batch of {places[-1] + 1}"
@@ -106,4 +106,4 @@ class StatesKept:
             shared = name in self._shown or (batched and len(output) > 1)
             for place, request in zip(places, batch.requests, strict=True):
                 row = output[place, ...] if batched else output
-                request.under_way.states[name] = row.copy() if shared else row
+                request.active_sequence.states[name] = row.copy() if shared else row

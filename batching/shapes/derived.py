@@ -75,8 +75,8 @@ def kept_names(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def derive(spec: ModelSpec) -> tuple[tuple[Derived, ...], KeptOutputs | None]:
-    """Make what derives the inputs of a completed spec, in the order of `spec.bound`, and what keeps its outputs."""
-    bound, sequence = spec.bound, spec.sequence
+    """Make what derives the inputs of a completed spec, in its `binding_signature`, and what keeps its outputs."""
+    bound, sequence = spec.binding_signature, spec.sequence
     if bound is None:
         return (), None
     made: list[Derived] = []

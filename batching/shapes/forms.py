@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def forms_of(spec: ModelSpec) -> Forms | None:
     """Return the Forms of a completed spec; None if its tensors are plain concatenated rows."""
-    return None if spec.bound is None and spec.sequence is None else Forms(spec)
+    return None if spec.binding_signature is None and spec.sequence is None else Forms(spec)
 
 
 def rows_of(output: Any) -> int:
@@ -61,7 +61,7 @@ def spans(batch: Batch) -> Iterator[tuple[int, int]]:
     """Yield the rows of the run that each request has, as start and stop."""
     stop = 0
     for number, request in enumerate(batch.requests):
-        start = stop if batch.places is None else batch.places[number]
+        start = stop if batch.row_positions is None else batch.row_positions[number]
         stop = start + request.rows
         yield start, stop
 
@@ -93,7 +93,7 @@ class Rows:
             buffer = buffer.reshape((ran_rows, *dims) if self._batched else dims)
         if not self._batched:
             np.copyto(buffer, _arrays(batch, position)[0])
-        elif batch.places is None:
+        elif batch.row_positions is None:
             gather(_arrays(batch, position), buffer[: batch.rows])
             complete(buffer, batch.rows)
         else:
@@ -162,7 +162,7 @@ class Forms:
         signature = spec.signature
         if signature is None:
             raise ValueError("the spec must be completed first")
-        bound = spec.bound or signature
+        bound = spec.binding_signature or signature
         self.derived: tuple[Derived, ...]
         self.kept: KeptOutputs | None
         self.derived, self.kept = derive(spec)
@@ -232,12 +232,12 @@ class Forms:
                 scattered = position < len(self._outputs) and isinstance(self._outputs[position], Scatter)
                 if not scattered and rows_of(output) != ran_rows:
                     raise wrong_rows(model, self._names[position], output, ran_rows)
-        clients = {position for request in batch.requests for position in request.wanted}
+        clients = {position for request in batch.requests for position in request.output_positions}
         parts = {position: self._outputs[position].cut(model, outputs[position], batch) for position in clients}
         if self.kept is not None:
             self.kept.keep(batch, [outputs[place] for place in self.kept_places])
         for number, request in enumerate(batch.requests):
-            request.outputs = [parts[position][number] for position in request.wanted]
+            request.outputs = [parts[position][number] for position in request.output_positions]
 
 
 def _input_form(spec: TensorSpec, *, batched: bool) -> Rows | Flat | ShapeValues:

@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest
-from penstock.batching.sinks import hand_out, withdraw
+from penstock.batching.sinks import deliver_requests, remove_from_ordering
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model
@@ -37,7 +37,7 @@ def add_parts(model: Model, whole: InferRequest, cancel: Callable[[InferRequest]
     except InferError:
         whole.parts = None
         for part in parts:
-            withdraw(part)
+            remove_from_ordering(part)
         raise
     whole.promised_ns = max(part.promised_ns for part in parts)
     return len(parts)
@@ -63,9 +63,9 @@ def split(whole: InferRequest, most_rows: int, cancel: Callable[[InferRequest], 
     for start in range(0, whole.rows, most_rows):
         rows = min(most_rows, whole.rows - start)
         inputs = [None if array is None else array[start : start + rows] for array in whole.inputs]
-        part = InferRequest(whole.model, inputs, rows, whole.key, whole.wanted, sink)
+        part = InferRequest(whole.model, inputs, rows, whole.key, whole.output_positions, sink)
         part.id, part.context = whole.id, whole.context
-        part.start_ns, part.queue_ns = whole.start_ns, whole.queue_ns
+        part.start_ns, part.enqueued_ns = whole.start_ns, whole.enqueued_ns
         part.deadline_ns, part.target_ns, part.priority = whole.deadline_ns, whole.target_ns, whole.priority
         part.nbytes = whole.nbytes * rows // whole.rows
         parts.append(part)
@@ -98,7 +98,7 @@ class _Joining:
         whole.parts = None
         if whole.error is None:
             _join(whole, every)
-        hand_out([whole])
+        deliver_requests([whole])
         if whole.error is not None:
             # afterwards: cancelling may hand out requests that were kept behind these parts
             for part in every:

@@ -124,9 +124,9 @@ class CarryingHost:
             if slot.takes is None:
                 continue
             if rests:
-                slot.takes.down(InferError(Code.NOT_READY, f"{self.order.label} is saturated"), hopeless=False)
+                slot.takes.on_down(InferError(Code.NOT_READY, f"{self.order.label} is saturated"), hopeless=False)
             elif self.kept.worker is not None:
-                slot.takes.up()
+                slot.takes.on_up()
 
     # -- the Tenant of the RestartingWorker -----------------------------------------------------------------------
 
@@ -155,10 +155,10 @@ class CarryingHost:
         self.crew.hopeless()
         for slot in self.slots:
             if slot.takes is not None:
-                slot.takes.down(failure, hopeless=True)
+                slot.takes.on_down(failure, hopeless=True)
 
     def back(self) -> None:
         """Resume the slots."""
         for slot in self.slots[:1] if self.crew.slow else self.slots:
             if slot.takes is not None:
-                slot.takes.up()
+                slot.takes.on_up()

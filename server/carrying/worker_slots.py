@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.request import InferRequest, Key
     from penstock.batching.running.batch import Batch
-    from penstock.batching.running.outside import Takes
+    from penstock.batching.running.external import ExecutorCallbacks
 
     from .hosts import CarryingHost
 
@@ -40,7 +40,7 @@ class WorkerSlot:
     """
 
     def __init__(self, host: CarryingHost) -> None:
-        self.takes: Takes | None = None
+        self.takes: ExecutorCallbacks | None = None
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._batch: Batch | None = None
@@ -56,19 +56,19 @@ class WorkerSlot:
         """Whether it has a Batch."""
         return self._batch is not None
 
-    def attach(self, instance: Takes) -> None:
+    def attach(self, instance: ExecutorCallbacks) -> None:
         """Set the receiver of results."""
         self.takes = instance
-        self._host.kept.count_with(instance.count)
+        self._host.kept.count_with(instance.count_event)
 
-    def most_ns(self, key: Key) -> int:
+    def max_batch_ns(self, key: Key) -> int:
         """Limit the predicted time: calls run one after another."""
         return MOST_NS
 
     def abandon(self, request: InferRequest) -> None:
         """Do nothing: a call that has begun in user code cannot be taken back."""
 
-    async def says_ready(self) -> bool:
+    async def check_ready(self) -> bool:
         """Return True: readiness of the code is checked elsewhere."""
         return True
 
@@ -82,7 +82,7 @@ class WorkerSlot:
         """Send the requests of a Batch."""
         self._batch, self._fresh = batch, True
         alone = self._those_alone(batch)
-        batch.runs = max(1, self._asked + len(alone))  # 1 if none could be sent
+        batch.run_count = max(1, self._asked + len(alone))  # 1 if none could be sent
         for request in alone:
             self._send(request)
 
@@ -135,7 +135,7 @@ class WorkerSlot:
     def leave(self, failure: InferError) -> None:
         """Suspend: there is no worker."""
         if self.takes is not None and not self._host.kept.closing:
-            self.takes.down(failure, hopeless=False)
+            self.takes.on_down(failure, hopeless=False)
         self._tell()
 
     def _tell_soon(self) -> None:
@@ -160,18 +160,18 @@ class WorkerSlot:
             self._host.crew.done(answered)
         if self._asked or self._unbegun:
             if answered:
-                takes.late(batch, answered)
+                takes.on_answered(batch, answered)
                 batch.exec_start_ns = batch.compute_start_ns = batch.exec_end_ns  # when the others have begun
             if not self._asked:
                 self._give_back(batch, takes)
             return
         self._batch = None
         self._host.free_ns = batch.exec_end_ns
-        self._host.crew.pace((batch.exec_end_ns - self._began_ns) / batch.runs)
+        self._host.crew.pace((batch.exec_end_ns - self._began_ns) / batch.run_count)
         if batch.exec_start_ns > self._began_ns:  # it was reported in parts, and these are the last
-            takes.late(batch, answered)
+            takes.on_answered(batch, answered)
             answered, batch.exec_start_ns = [], self._began_ns
-        takes.freed(batch, answered)
+        takes.on_free(batch, answered)
         self._host.served(len(batch.requests))
 
     def _stamp(self, batch: Batch) -> None:
@@ -182,7 +182,7 @@ class WorkerSlot:
             batch.exec_start_ns = batch.compute_start_ns = self._began_ns
         batch.compute_end_ns = batch.exec_end_ns = time.monotonic_ns()
 
-    def _give_back(self, batch: Batch, takes: Takes) -> None:
+    def _give_back(self, batch: Batch, takes: ExecutorCallbacks) -> None:
         """Give back the calls that the worker has not begun. It has ended, or is about to."""
         unbegun, self._unbegun, self._batch = self._unbegun, [], None
         if self._host.kept.closing:
@@ -191,10 +191,10 @@ class WorkerSlot:
                     Code.NOT_READY, f"{self._host.order.label} is stopped: the server is stopping"
                 )
             self._host.crew.done(unbegun)
-            takes.freed(batch, unbegun)
+            takes.on_free(batch, unbegun)
             return
         worker = self._host.kept.worker
         if worker is not None:  # its end has not been noticed yet
-            takes.down(InferError(Code.NOT_READY, f"{self._host.order.label} has ended"), hopeless=False)
+            takes.on_down(InferError(Code.NOT_READY, f"{self._host.order.label} has ended"), hopeless=False)
         batch.requests, batch.rows = unbegun, sum(request.rows for request in unbegun)
-        takes.unrun(batch)
+        takes.on_not_run(batch)

@@ -38,7 +38,7 @@ from .prediction_metrics import PredictionMetrics
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model
-    from penstock.batching.request import Terms
+    from penstock.batching.request import RequestOptions
     from penstock.server.hooks.runner import Hooks
     from penstock.server.http.connection import Connection
     from penstock.server.http.fastlane import FastLane
@@ -101,7 +101,7 @@ class CortexService:
         route = claim.route
         if route is None or route.generation != self._engine.generation:
             return None  # it would be the queue of another model
-        return self._engine.turn_away(route.model)  # type: ignore[arg-type]
+        return self._engine.early_rejection(route.model)  # type: ignore[arg-type]
 
     def refuse(self, connection: FastLane, error: Any) -> None:
         """Answer with an error."""
@@ -161,7 +161,7 @@ class CortexService:
             model: Model = route.model  # type: ignore[assignment]  # it has been found
             scheduler = model.scheduler
             if scheduler.full() or scheduler.target_ns:
-                refusal = self._engine.turn_away(model)
+                refusal = self._engine.early_rejection(model)
                 if refusal is not None:
                     raise refusal
             hooks = self._hooks_of(model)
@@ -253,7 +253,9 @@ class CortexService:
             self._refuse(connection, None, _broken(error, api, claim), 0)
 
 
-def _said(claim: CortexClaim, route: ServedApi, model: Model, sample: Any) -> tuple[Any, str, Terms, Mapping[str, Any]]:
+def _said(
+    claim: CortexClaim, route: ServedApi, model: Model, sample: Any
+) -> tuple[Any, str, RequestOptions, Mapping[str, Any]]:
     """Return the arguments of hooks for a request: its sample, id, terms and parameters."""
     parameters: Mapping[str, Any] = route.parameters
     if claim.parameters:
@@ -264,7 +266,7 @@ def _said(claim: CortexClaim, route: ServedApi, model: Model, sample: Any) -> tu
 
 def _signature(api: Api, model: Model) -> pages.Document:
     return (
-        pages.tensorflow_signature(model.described)
+        pages.tensorflow_signature(model.runtime_description)
         if api.kind == "tensorflow"
         else pages.onnx_signature(model.node_inputs)
     )

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from penstock.batching.answers import AnswerStatistics
+from penstock.batching.answer_statistics import AnswerStatistics
 from penstock.batching.model import Model
 from penstock.batching.statistics import FAILURE_REASONS, HOOKS, ModelStatistics
 
@@ -35,7 +35,7 @@ class PendingStatistics(ModelStatistics):
     def answers(self, answers: AnswerStatistics | None) -> None:
         self._answers = answers
         if answers is not None:
-            answers.told = self._answered
+            answers.forward = self._answered
             self._add(["several"])
 
     def record_failure(self, reason: str, start_ns: int, end_ns: int) -> None:
@@ -83,9 +83,9 @@ def count(model: Model, body: bytes, who: Any) -> None:
         elif kind == "failure":
             statistics.record_failure(FAILURE_REASONS[FAILURE_REASONS.index(said[0])], int(said[1]), int(said[2]))
         elif kind == "event":
-            model.count(str(said[0]), int(said[1]))
+            model.count_event(str(said[0]), int(said[1]))
         elif kind == "hindered":
-            model.hinder(who, hindered=bool(said[0]))
+            model.set_blocked(who, hindered=bool(said[0]))
         elif kind == "first":
             statistics.record_first_response(int(said[0]))
         else:

@@ -41,7 +41,7 @@ def write_model(model: Model) -> dict[str, Any]:
         "platform": model.platform,
         "inputs": [Node.of(node).write() for node in model.node_inputs],
         "outputs": [Node.of(node).write() for node in model.node_outputs],
-        "described": dict(model.described),
+        "described": dict(model.runtime_description),
     }
 
 
@@ -51,7 +51,7 @@ def read_model(written: Mapping[str, Any]) -> Model:
     model.platform = written["platform"]
     model.node_inputs = [Node.read(node) for node in written["inputs"]]
     model.node_outputs = [Node.read(node) for node in written["outputs"]]
-    model.described = written["described"]
+    model.runtime_description = written["described"]
     return model
 
 
@@ -133,7 +133,7 @@ class FrontModelTable:
             self._link.send(ACKNOWLEDGED, 0, json.dumps({key: ["INTERNAL", str(error), 0]}).encode())
             return
         counted = model.statistics = PendingStatistics(partial(self._changed, key))
-        model.tell_hindered = lambda: counted.record_hindered(hindered=bool(model.hindered))
+        model.on_blockers_changed = lambda: counted.record_hindered(hindered=bool(model.blockers))
         self._models[key] = model
         self._engine.numbers[model] = key
         if model.spec.hooks is None:
@@ -210,9 +210,9 @@ class FrontModelTable:
 
     def _tell_counted(self, model: Model, key: int) -> None:
         statistics = model.statistics
-        if isinstance(statistics, PendingStatistics) and (statistics.waiting or model.events):
+        if isinstance(statistics, PendingStatistics) and (statistics.waiting or model.event_counts):
             # the workers' events, which are sent with the model's next count
-            events, model.events = model.events, {}
+            events, model.event_counts = model.event_counts, {}
             self._link.send(COUNTED, key, statistics.taken(events))
 
     # -- the end -----------------------------------------------------------------------------------------------
@@ -228,6 +228,6 @@ class FrontModelTable:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for model in self._models.values():
             # hooks refer to a Model until the collector runs, but not to this
-            model.statistics, model.tell_hindered = ModelStatistics(), None
+            model.statistics, model.on_blockers_changed = ModelStatistics(), None
         self._models.clear()
         return unfinished

@@ -11,10 +11,10 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.backends.errors import Code, InferError, bare
-from penstock.batching.loaded import COMING, STOPPING, Leaving, Loaded
-from penstock.batching.request import NO_TERMS, Terms
+from penstock.batching.registry import LOADING_MESSAGE, STOPPING_MESSAGE, CompletionWaiters, ModelRegistry
+from penstock.batching.request import DEFAULT_OPTIONS, RequestOptions
 from penstock.batching.scheduling.admission import request_for
-from penstock.batching.sinks import answered
+from penstock.batching.sinks import submit_and_wait
 from penstock.batching.statistics import REJECTED
 from penstock.server.ipc.refusals import read_error
 
@@ -55,13 +55,13 @@ class RemoteEngine:
 
     def __init__(self) -> None:
         self._link: Link | None = None
-        self._loaded = Loaded()
+        self._loaded = ModelRegistry()
         self._forms: dict[tuple[Model, int, Key, tuple[int, ...]], tuple[int, bool]] = {}
         self._last_form = 0
         self._inflight: dict[int, InferRequest] = {}
         self._submitted = 0
-        self._held = Leaving(lambda model: not model.holds)
-        self._retiring = Leaving(lambda model: not model.inflight)
+        self._held = CompletionWaiters(lambda model: not model.hold_count)
+        self._retiring = CompletionWaiters(lambda model: not model.inflight)
         self.numbers: dict[Model, int] = {}
         self.carried: Callable[[Any], Mapping[str, str] | None] | None = None
         self.generation = 0
@@ -104,7 +104,7 @@ class RemoteEngine:
         except InferError:
             if self.whole:
                 raise
-            raise InferError(Code.NOT_READY, COMING, RETRY_NS) from None
+            raise InferError(Code.NOT_READY, LOADING_MESSAGE, RETRY_NS) from None
 
     def models(self) -> list[Model]:
         """List every published version, by name and version."""
@@ -112,11 +112,11 @@ class RemoteEngine:
 
     def hold(self, model: Model) -> None:
         """Prevent a Model from being retired while a request for it is being decoded. Must be followed by `release`."""
-        model.holds += 1
+        model.hold_count += 1
 
     def release(self, model: Model) -> None:
         """End a `hold`."""
-        model.holds -= 1
+        model.hold_count -= 1
         self._held.look(model)
 
     async def unheld(self, model: Model) -> None:
@@ -143,7 +143,9 @@ class RemoteEngine:
         Raises: InferError (NOT_READY: there is no engine; OVERLOADED: it does not keep up).
         """
         model = request.model
-        form, coded = self._forms.get((model, request.rows, request.key, request.wanted)) or self._tell(request)
+        form, coded = self._forms.get((model, request.rows, request.key, request.output_positions)) or self._tell(
+            request
+        )
         link = self._link
         if link is None or link.unsent_bytes > MOST_UNSENT_BYTES:
             self._refuse(request, InferError(Code.OVERLOADED, "Exceeds maximum queue size"))
@@ -158,7 +160,7 @@ class RemoteEngine:
             link.send(SUBMIT, number, write_submit(request, form, more), request.inputs)
         except (TypeError, ValueError) as error:
             self._refuse(request, InferError(Code.INVALID, str(error)))
-        request.number = number
+        request.remote_id = number
         self._inflight[number] = request
         model.inflight += 1
 
@@ -171,15 +173,17 @@ class RemoteEngine:
         """
         number = self.numbers.get(request.model)
         if self._link is None or number is None or self.stopping:
-            text = STOPPING if self.stopping else NO_ENGINE
+            text = STOPPING_MESSAGE if self.stopping else NO_ENGINE
             self._refuse(request, InferError(Code.NOT_READY, text, 0 if self.stopping else RETRY_NS))
         if self._last_form >= _MOST_FORMS:
             self._forms.clear()  # numbers start over, and replace those that the engine knows
             self._last_form = 0
         self._last_form += 1
-        form = self._last_form, request.model.spec.takes_parameters
-        self._forms[request.model, request.rows, request.key, request.wanted] = form
-        self._link.send(FORM, form[0], write_form(RequestTemplate(number, request.rows, request.key, request.wanted)))
+        form = self._last_form, request.model.spec.reads_parameters
+        self._forms[request.model, request.rows, request.key, request.output_positions] = form
+        self._link.send(
+            FORM, form[0], write_form(RequestTemplate(number, request.rows, request.key, request.output_positions))
+        )
         return form
 
     @staticmethod
@@ -188,7 +192,7 @@ class RemoteEngine:
         request.model.statistics.record_failure(REJECTED, request.start_ns or now_ns, now_ns)
         raise error
 
-    def turn_away(self, model: Model) -> InferError | None:
+    def early_rejection(self, model: Model) -> InferError | None:
         """Return the error of a request that would be rejected whatever it contains, before it is decoded, or None."""
         if model in self.numbers:
             return None
@@ -196,7 +200,7 @@ class RemoteEngine:
 
     def cancel(self, request: InferRequest) -> None:
         """Cancel a request: its sink is no longer called, unless its answer is being delivered."""
-        number = getattr(request, "number", 0)
+        number = getattr(request, "remote_id", 0)
         if self._inflight.get(number) is request:
             del self._inflight[number]
             self._left(request.model)
@@ -214,14 +218,14 @@ class RemoteEngine:
         inputs: list[Array | None],
         *,
         wanted: tuple[int, ...] | None = None,
-        terms: Terms = NO_TERMS,
+        terms: RequestOptions = DEFAULT_OPTIONS,
         id: str = "",  # noqa: A002 - the protocol's word
         parameters: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         """Check, submit and await one request; as `Engine.infer`. Raises: InferError."""
         request = request_for(model, inputs, wanted, terms, parameters)
         request.id = id
-        return await answered(self, request)
+        return await submit_and_wait(self, request)
 
     # -- answers -----------------------------------------------------------------------------------------------
 
@@ -262,7 +266,7 @@ class RemoteEngine:
         if request is None:
             return None
         try:
-            request.answers.tell(read_answer(body, arrays))
+            request.answer_sink.send(read_answer(body, arrays))
         except InferError as error:
             request.error = bare(error)
         except Exception as error:  # noqa: BLE001 - as in `take`
@@ -295,7 +299,7 @@ class RemoteEngine:
         requests = list(self._inflight.values())
         for request in requests:
             self.cancel(request)
-            request.error = InferError(Code.NOT_READY, STOPPING)
+            request.error = InferError(Code.NOT_READY, STOPPING_MESSAGE)
         for request in requests:
             request.sink.deliver([request])
         return len(requests)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.batching.request import InSequence
-from penstock.batching.running.own_outputs import OwnOutputs
+from penstock.batching.running.custom_outputs import CustomOutputs
 from penstock.batching.stream import StreamedAnswer
 from penstock.server.hooks.packing import pack, unpack
 from penstock.server.ipc.refusals import error_of, said_of
@@ -78,7 +78,7 @@ def said_more(request: InferRequest, *, coded: bool, carried: Mapping[str, str] 
             more["parameters"] = parameters
         if timeout_us := getattr(request, "timeout_us", 0):
             more["timeout_us"] = timeout_us
-        if hasattr(request, "answers"):
+        if hasattr(request, "answer_sink"):
             more["several"] = True
     return {**more, "id": request.id} if more else None
 
@@ -159,14 +159,14 @@ def packed_outputs(outputs: Sequence[Any]) -> tuple[bytes, list[Array | None]]:
     return json.dumps(pack(outputs, arrays)).encode(), arrays
 
 
-def own_said(outputs: OwnOutputs) -> bytes:
+def own_said(outputs: CustomOutputs) -> bytes:
     """Return the body of a DONE whose outputs are user code's own; they are sent as its tensors."""
-    return json.dumps({"parameters": outputs.parameters, "wrong": outputs.wrong}).encode()
+    return json.dumps({"parameters": outputs.parameters, "wrong": outputs.mismatch}).encode()
 
 
 def unpacked_outputs(body: bytes, arrays: Sequence[Array | None]) -> list[Any]:
     """Decode the result of `packed_outputs` or `own_said`."""
     said = json.loads(body)
     if isinstance(said, dict):
-        return OwnOutputs(arrays, said["parameters"], said["wrong"])
+        return CustomOutputs(arrays, said["parameters"], said["wrong"])
     return [unpack(written, arrays) for written in said]

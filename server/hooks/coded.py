@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import InferError
-from penstock.batching.request import NO_TERMS, Terms
+from penstock.batching.request import DEFAULT_OPTIONS, RequestOptions
 from penstock.batching.scheduling.admission import request_for
-from penstock.batching.stream import stream
+from penstock.batching.stream import open_stream
 
 from .convert import to_inputs
 from .pull import Answer
 
 if TYPE_CHECKING:
-    from penstock.batching.answers import AnswerStatistics
+    from penstock.batching.answer_statistics import AnswerStatistics
     from penstock.batching.model import Model
 
 
@@ -26,7 +26,7 @@ class HookRequest(NamedTuple):
 
     inputs: Mapping[str, Array]
     id: str = ""
-    terms: Terms = NO_TERMS
+    terms: RequestOptions = DEFAULT_OPTIONS
     parameters: Mapping[str, Any] | None = None
     wanted: tuple[int, ...] | None = None
 
@@ -42,7 +42,7 @@ async def told(
     start_ns = since_ns = time.monotonic_ns()
     number = 0
     try:
-        with stream(engine, request) as answers:
+        with open_stream(engine, request) as answers:
             while (each := await answers.next()) is not None:
                 if not number:
                     model.statistics.record_first_response(time.monotonic_ns() - start_ns)
@@ -50,9 +50,9 @@ async def told(
                 number += 1
                 since_ns = time.monotonic_ns()
                 yield Answer(
-                    each.outputs, each.error, each.final, each.infer_ns, 0, 0, each.parameters, answers.more
+                    each.outputs, each.error, each.final, each.infer_ns, 0, 0, each.parameters, answers.has_next
                 )  # fmt: skip
-        counted.record_none(number, time.monotonic_ns() - since_ns)
+        counted.record_empty(number, time.monotonic_ns() - since_ns)
     except InferError:
         counted.record(number, time.monotonic_ns() - since_ns, 0, failed=True)
         raise

@@ -10,10 +10,10 @@ from typing import Any
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
-from penstock.batching.answers import AnswerStatistics
+from penstock.batching.answer_statistics import AnswerStatistics
 from penstock.batching.model import Model
-from penstock.batching.request import NO_TERMS, SubmitsSoon, Terms
-from penstock.batching.running.own_outputs import OwnAnswer, OwnOutputs, regular
+from penstock.batching.request import DEFAULT_OPTIONS, RequestOptions, SoonSubmitter
+from penstock.batching.running.custom_outputs import CustomAnswer, CustomOutputs, require_matching
 
 from .call import AnswerForm, FutureLike
 from .coded import HookRequest, told
@@ -47,10 +47,10 @@ class Hooks:
     Threads: the event loop's; hooks run on their replicas' threads, except swift ones.
     """
 
-    def __init__(self, engine: SubmitsSoon, model: Model) -> None:
+    def __init__(self, engine: SoonSubmitter, model: Model) -> None:
         self.engine = engine
         self.model = model
-        self.takes_parameters = model.spec.takes_parameters
+        self.takes_parameters = model.spec.reads_parameters
         self.every = tuple(range(len(model.signature.outputs)))
         self._place: HookPlacement | None = None
         names = [spec.name for spec in model.signature.outputs]
@@ -59,7 +59,9 @@ class Hooks:
             "predict",
             JSON,
             rules.inputs,
-            lambda outputs, parameters: rules.answer(rules.prediction(regular(outputs), parameters), parameters),
+            lambda outputs, parameters: rules.answer(
+                rules.prediction(require_matching(outputs), parameters), parameters
+            ),
             None,
         )
         self._as_tensors = AnswerForm(
@@ -76,12 +78,12 @@ class Hooks:
         self.has_pre = False
         self.has_post = False
         self.yields = False
-        self.streams = model.spec.streams
+        self.streams = model.spec.is_streaming
         if self.streams:
             model.statistics.answers = self._counted
 
     @classmethod
-    async def load(cls, engine: SubmitsSoon, model: Model, interpreters: Interpreters = own_interpreter) -> Hooks:
+    async def load(cls, engine: SoonSubmitter, model: Model, interpreters: Interpreters = own_interpreter) -> Hooks:
         """Load the hooks in the model's spec; errors in the file are raised here.
 
         `interpreters` returns the Python for workers. Raises: InferError (INVALID; EXPIRED if loading the file takes
@@ -93,7 +95,7 @@ class Hooks:
             first = await place.open()
             hooks._place = place
             hooks.has_pre, hooks.has_post, hooks.yields = first.has_pre, first.has_post, first.yields
-            model.names_own = hooks.has_post
+            model.hooks_name_outputs = hooks.has_post
             if hooks.yields:
                 model.statistics.answers = hooks._counted
         return hooks
@@ -122,8 +124,8 @@ class Hooks:
             self._place.watch(now_ns)
 
     def start(
-        self, promise: FutureLike, sample: Any, request_id: str, terms: Terms = NO_TERMS, parameters: Parameters = None,
-        *, nbytes: int,
+        self, promise: FutureLike, sample: Any, request_id: str, terms: RequestOptions = DEFAULT_OPTIONS,
+        parameters: Parameters = None, *, nbytes: int,
     ) -> Trip:  # fmt: skip
         """Do the same as `predict` without a task, and complete a promise unless it is cancelled. Not if it `yields`.
 
@@ -135,7 +137,7 @@ class Hooks:
         return trip
 
     def predict(
-        self, sample: Any, request_id: str = "", terms: Terms = NO_TERMS, parameters: Parameters = None
+        self, sample: Any, request_id: str = "", terms: RequestOptions = DEFAULT_OPTIONS, parameters: Parameters = None
     ) -> Coroutine[Any, Any, bytes]:
         """Take any JSON value; return the result of post_inference, or without it the list of outputs, as JSON.
 
@@ -144,7 +146,11 @@ class Hooks:
         return self._pass(self._as_json, sample, request_id, terms, parameters)
 
     def infer(
-        self, inputs: Mapping[str, Array], request_id: str = "", terms: Terms = NO_TERMS, parameters: Parameters = None
+        self,
+        inputs: Mapping[str, Array],
+        request_id: str = "",
+        terms: RequestOptions = DEFAULT_OPTIONS,
+        parameters: Parameters = None,
     ) -> Coroutine[Any, Any, dict[str, Array]]:
         """Take tensors by name; return the result of post_inference as tensors by name, or without it the outputs.
 
@@ -154,8 +160,8 @@ class Hooks:
         return self._pass(self._as_tensors, dict(inputs), request_id, terms, parameters)
 
     async def stream(
-        self, inputs: Mapping[str, Array], request_id: str = "", terms: Terms = NO_TERMS, parameters: Parameters = None,
-        wanted: tuple[int, ...] | None = None,
+        self, inputs: Mapping[str, Array], request_id: str = "", terms: RequestOptions = DEFAULT_OPTIONS,
+        parameters: Parameters = None, wanted: tuple[int, ...] | None = None,
     ) -> AsyncGenerator[Answer, None]:  # fmt: skip
         """Take tensors by name; yield each answer as it comes: those that post_inference yields, or the single one.
 
@@ -208,7 +214,7 @@ class Hooks:
                 number += 1
                 since_ns = time.monotonic_ns()
                 yield answer
-            counted.record_none(number, pull.ended_ns)
+            counted.record_empty(number, pull.ended_ns)
         except InferError:
             counted.record(number, time.monotonic_ns() - since_ns, 0, failed=True)
             raise
@@ -263,9 +269,9 @@ class Hooks:
 def _named(names: list[str], outputs: list[Any]) -> dict[str, Any]:
     """Return outputs by name; for user code only those present, with its parameters."""
     named = zip(names, outputs, strict=True)
-    if type(outputs) is not OwnOutputs:
+    if type(outputs) is not CustomOutputs:
         return dict(named)
-    return OwnAnswer([(name, output) for name, output in named if output is not None], outputs.parameters)
+    return CustomAnswer([(name, output) for name, output in named if output is not None], outputs.parameters)
 
 
 async def _kept(promise: asyncio.Future[Any], trip: Trip, *said: Any) -> Any:

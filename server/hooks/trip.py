@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.request import InferRequest, Terms
-from penstock.batching.running.own_outputs import lack_of
+from penstock.batching.request import InferRequest, RequestOptions
+from penstock.batching.running.custom_outputs import missing_output_error
 from penstock.batching.scheduling.admission import request_for
 from penstock.batching.statistics import OTHER
 
@@ -72,7 +72,13 @@ class Trip:
         return self.visit
 
     def begin(
-        self, sample: Any, request_id: str, terms: Terms, parameters: Mapping[str, Any] | None, *, small: bool = False
+        self,
+        sample: Any,
+        request_id: str,
+        terms: RequestOptions,
+        parameters: Mapping[str, Any] | None,
+        *,
+        small: bool = False,
     ) -> None:
         """Begin; any error completes the promise. `small`: the sample is known to be small."""
         hooks = self._hooks
@@ -138,7 +144,7 @@ class Trip:
         if self._ended:
             return
         outputs = request.outputs or []
-        failure = request.error or (lack_of(outputs) if self._hooks.has_post else None)
+        failure = request.error or (missing_output_error(outputs) if self._hooks.has_post else None)
         if failure is not None:
             self._fail(failure)
             return

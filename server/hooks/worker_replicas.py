@@ -46,7 +46,7 @@ def order_of(model: Model, spec: HookSpec, interpreter: str) -> Order:
         "decoupled": model.spec.decoupled,
         "dialect": spec.dialect,
         "dialect_settings": dict(spec.dialect_settings),
-        "described": dict(model.described),
+        "described": dict(model.runtime_description),
         "signature": write_signature(model.signature),
         "inputs": [Node.of(node).write() for node in model.node_inputs],
         "outputs": [Node.of(node).write() for node in model.node_outputs],
@@ -55,7 +55,7 @@ def order_of(model: Model, spec: HookSpec, interpreter: str) -> Order:
     return Order(
         "penstock.server.hooks.inside", settings, f"the hooks of model '{model.name}'", {"model": model.name},
         interpreter=interpreter, path=place.path, environment=place.environment, memory_bytes=place.memory_bytes,
-        open_limit_s=LOAD_LIMIT_S, count=model.count, mounts=spec.mounts,
+        open_limit_s=LOAD_LIMIT_S, count=model.count_event, mounts=spec.mounts,
         folder=spec.roots[0] if spec.roots else None,
     )  # fmt: skip
 
@@ -108,7 +108,7 @@ class WorkerReplicas(Replicas):
         if replica.serves:
             self._backoffs[replica].serves(self._loop.time())
             self._broken = None
-            self._model.hinder(self, hindered=False)
+            self._model.set_blocked(self, hindered=False)
             self._live.append(replica)
             self.freed(replica)
             self.roomy()
@@ -218,7 +218,7 @@ class WorkerReplicas(Replicas):
         self._broken = error = self._told(error)
         if self._live:
             return
-        self._model.hinder(self, hindered=True)
+        self._model.set_blocked(self, hindered=True)
         self._refuse(error)
         line, self._line = self._line, deque()
         for call in line:

@@ -37,7 +37,7 @@ def only_instances(old: Entry, new: Entry) -> bool:
     The number of Instances must be configured: where it is measured, so are the threads that go with it.
     """
     counted = all(group.count for each in (old, new) for spec in each.specs for group in spec.instances)
-    specs = [[replace(spec, instances=(), declared="") for spec in each.specs] for each in (old, new)]
+    specs = [[replace(spec, instances=(), declared_config="") for spec in each.specs] for each in (old, new)]
     said = old.config is not None and new.config is not None
     return counted and said and with_groups(old.config, ()) == with_groups(new.config, ()) and specs[0] == specs[1]
 

@@ -13,14 +13,14 @@ from typing import Any
 
 from penstock.backends.backend import Backend, Loader
 from penstock.backends.errors import Code, InferError
-from penstock.batching.devices.fallback import falls_back, moved
+from penstock.batching.devices.fallback import can_fall_back, moved_to_cpu
 from penstock.batching.ensembles.steps import link
 from penstock.batching.loading.completion import complete, why_unbatched
 from penstock.batching.loading.invariance import Probed, probe
 from penstock.batching.loading.opening import complete_ensemble
 from penstock.batching.loading.samples import check_samples
 from penstock.batching.model import Model
-from penstock.batching.running.outsides import complete_outside
+from penstock.batching.running.external_models import complete_external
 from penstock.batching.spec import ModelSpec
 from penstock.server.hooks.loading import check_file
 from penstock.server.python_models.completing import lacks_class, may_complete
@@ -108,9 +108,9 @@ def check_entries(
                 path, line = _place(entry, spec.path, error.message)
                 report.findings.append(Finding(path, error.message, line, model=spec.name, version=spec.version))
                 continue
-            if done.fallback and not spec.fallback:  # otherwise reading has already reported it
-                path, line = _place(entry, spec.path, done.fallback)
-                text = f"is served on the CPU: {done.fallback}"
+            if done.fallback_reason and not spec.fallback_reason:  # otherwise reading has already reported it
+                path, line = _place(entry, spec.path, done.fallback_reason)
+                text = f"is served on the CPU: {done.fallback_reason}"
                 report.findings.append(Finding(path, text, line, False, spec.name, spec.version))
             found = [_placed(done, problem) for problem in _hook_problems(spec)]
             report.findings += [finding for finding in found if finding not in report.findings]
@@ -142,7 +142,7 @@ def _linked(spec: ModelSpec, others: list[ModelSpec]) -> ModelSpec:
     steps = () if done.ensemble is None else done.ensemble.steps
     # the tensors that a Python model would report are unknown here
     if done.signature is not None and not any(step.model in known for step in steps):
-        done = replace(done, decoupled=link(done, done.bound or done.signature, find).decoupled)
+        done = replace(done, decoupled=link(done, done.binding_signature or done.signature, find).decoupled)
     return done
 
 
@@ -200,9 +200,9 @@ def _loaded(spec: ModelSpec, loader: Loader) -> tuple[ModelSpec, Backend]:
     try:
         return spec, loader(spec.path, spec.instances[0].devices[0], spec.options)
     except InferError as error:
-        if not falls_back(spec, error):
+        if not can_fall_back(spec, error):
             raise
-        spec = moved(spec, error.message)
+        spec = moved_to_cpu(spec, error.message)
     return spec, loader(spec.path, spec.instances[0].devices[0], spec.options)
 
 
@@ -212,7 +212,7 @@ def _said(spec: ModelSpec) -> ModelSpec:
         _parse(spec.path)
     if spec.auto_complete and not (spec.inputs and spec.outputs) and may_complete(spec.path):
         return spec
-    done = complete_outside(spec)
+    done = complete_external(spec)
     check_samples(Model(done, (), lambda *_: None))
     return done
 

@@ -51,7 +51,7 @@ def completed(declared: Any, spec: ModelSpec, platform: str) -> Any:
         value = spec.options.get(OPTIONS[key])
         if value is not None:
             config.parameters[name].string_value = value
-    if spec.fallback:
+    if spec.fallback_reason:
         config.parameters[CPU_FALLBACK].string_value = "true"
     if "graph_optimization_level" in spec.options:
         config.optimization.graph.level = _GRAPH_LEVELS[spec.options["graph_optimization_level"]]
@@ -66,7 +66,7 @@ def _instances(config: Any, spec: ModelSpec) -> None:
     if not config.instance_group:
         for kind, count, gpus in _runs(spec):
             config.instance_group.add(kind=kind, count=count, gpus=gpus)
-    elif spec.fallback:
+    elif spec.fallback_reason:
         _without_gpus(config, spec)
     else:
         for number, said in enumerate(config.instance_group):

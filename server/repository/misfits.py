@@ -46,5 +46,5 @@ def oversized(spec: ModelSpec, stated: Statement) -> list[Finding]:
     more = f"exceeds the max batch size of {most}"
     texts = {name: f"{name}: {size} {more}" for name, size in sizes.items() if size > most}
     if max(spec.policy.preferred_rows, default=0) > most:
-        texts["batching.preferred"] = spec.too_preferred
+        texts["batching.preferred"] = spec.preferred_size_error
     return [stated.mistake(name, text) for name, text in texts.items()]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.batching.devices.fallback import CPU_FALLBACK, moved
+from penstock.batching.devices.fallback import CPU_FALLBACK, moved_to_cpu
 from penstock.batching.loading.run_sizes import run_sizes
 from penstock.batching.spec import InstanceGroup, ModelSpec
 
@@ -114,7 +114,7 @@ def place(spec: ModelSpec, stated: Statement, defaults: Defaults) -> tuple[Model
     if not allowed or (groups is stated.get("instances") and gpus.numbers):  # what would work can be named
         open_to_it = gpus.numbers == () and "runtime.cpu_fallback" not in stated.values
         return spec, [replace(at, message=lacking + _WAY_OUT) if open_to_it else at]
-    spec = moved(spec, lacking) if on_gpu else replace(spec, fallback=lacking)
+    spec = moved_to_cpu(spec, lacking) if on_gpu else replace(spec, fallback_reason=lacking)
     return spec, [replace(at, message=f"is served on the CPU: {lacking}", mistake=False)]
 
 

@@ -86,7 +86,7 @@ def as_python(spec: ModelSpec, stated: Statement, config: Any) -> ModelSpec:
         # all that continue are queued by now; a learned size would leave room for those being answered
         policy = replace(policy, cap_rows=policy.max_batch_rows)
     declared = orjson.dumps(to_json(config)).decode()
-    return replace(spec, policy=policy, declared=declared, worker=worker(stated), backend=PYTHON)
+    return replace(spec, policy=policy, declared_config=declared, worker=worker(stated), backend=PYTHON)
 
 
 def worker(stated: Statement) -> WorkerSpec:

@@ -191,9 +191,9 @@ class Repository:
         declared = (
             record.config if record is not None and record.config is not None else model_config_pb2().ModelConfig()
         )
-        if model.spec.declared:
+        if model.spec.declared_config:
             # that of a Python model, which may have completed it
-            declared = message_of(model.spec.declared)
+            declared = message_of(model.spec.declared_config)
         return completed(declared, model.spec, model.platform)
 
     def declared(self, said: Any, serving: Iterable[Model]) -> Any:

@@ -41,8 +41,8 @@ def described(spec: ModelSpec, invariance: str, unbatched: str) -> str:
     groups = "; ".join(shown(group) for group in spec.instances)
     budget = f", at most {spec.memory_budget_bytes >> 20} MB" if spec.memory_budget_bytes else ""
     lines += _columns("instances", [groups + budget])
-    if spec.fallback:
-        lines += _columns("fallback", [f"on the CPU: {spec.fallback}"])
+    if spec.fallback_reason:
+        lines += _columns("fallback", [f"on the CPU: {spec.fallback_reason}"])
     if said := [f"{name} {value}" for name, value in sorted(spec.options.items()) if not name.startswith(_UNSAID)]:
         lines += _columns("runtime", [", ".join(said)])
     return "\n".join([*lines, *_user_code(spec)])

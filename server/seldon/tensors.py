@@ -18,7 +18,7 @@ import orjson
 from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.running.own_outputs import OwnOutputs
+from penstock.batching.running.custom_outputs import CustomOutputs
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
@@ -92,7 +92,7 @@ class Tensors:
     def _in_order(self, request: InferRequest, found: Mapping[int, Any], parameters: Any) -> list[Any]:
         """Return a request's wanted outputs; as OwnOutputs if something differs from what was declared."""
         outputs, wrong = [], ""
-        for position in request.wanted:
+        for position in request.output_positions:
             array, spec = found.get(position), self._outputs[position]
             outputs.append(array)
             if array is None:
@@ -100,5 +100,5 @@ class Tensors:
             elif array.dtype != spec.type.dtype:
                 wrong = wrong or f"output '{spec.name}' has other values than {spec.datatype}"
         if wrong or parameters:
-            return OwnOutputs(outputs, parameters or {}, wrong and f"model '{self._model}': {wrong}")
+            return CustomOutputs(outputs, parameters or {}, wrong and f"model '{self._model}': {wrong}")
         return outputs

@@ -169,7 +169,7 @@ class EngineProcess:
             self._late.append(asyncio.ensure_future(self._lasting.put_back_one(self._server, key)))
 
     def hurry(self) -> None:
-        self._server.engine.hurry()
+        self._server.engine.flush()
 
     async def drain(self, *, last: bool) -> int:
         self.hurry()

@@ -115,7 +115,7 @@ class Tracer:
 
         Returns: its `traceparent` and `tracestate`, "" if it has none: in mode triton, and for a warm-up sample.
         """
-        if not self._propagates or self._traced.trace is None or not request.queue_ns:
+        if not self._propagates or self._traced.trace is None or not request.enqueued_ns:
             return "", ""
         chosen = self._chosen_for(root_of(request))
         return ("", "") if chosen is None else context_in(chosen, mark_of(request))
@@ -123,13 +123,13 @@ class Tracer:
     def record(self, model: Model, batch: Batch, end_ns: int) -> None:
         """Queue the traces of a batch that is being delivered at `end_ns`."""
         requests: Sequence[InferRequest] = batch.requests
-        if model.holds:
+        if model.hold_count:
             # an ensemble holds the models of its steps, and user code those that it calls
             requests = self._gather(model, batch, end_ns)
         begun: Sequence[InferRequest] = ()
         if model.ensemble is not None:
             requests, begun = (), requests
-        elif model.outsides:
+        elif model.executors:
             begun = [request for request in requests if hasattr(request, "traced")]
             requests = [request for request in requests if not hasattr(request, "traced")]
         for request, chosen in self._choose(model, requests):

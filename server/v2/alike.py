@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.batching.request import InferRequest, bytes_of
+from penstock.batching.request import InferRequest, input_bytes
 
 from .call_parameters import PerOutputPlan
 from .regions import Lease
@@ -41,7 +41,7 @@ class Alike:
         """`regions` are those the request may name; `places` gives the location of each input."""
         self.key = request.key
         self.rows = request.rows
-        self.wanted = request.wanted
+        self.wanted = request.output_positions
         self.beside = [position for position, place in enumerate(places) if isinstance(place, SharedInput)]
         self.regions = regions
         plan = options.plan
@@ -61,7 +61,7 @@ class Alike:
         request.id = request_id
         request.nbytes = nbytes
         if self.beside:
-            request.nbytes += bytes_of(map(inputs.__getitem__, self.beside))
+            request.nbytes += input_bytes(map(inputs.__getitem__, self.beside))
         return request, self.options if self.ways is None else self._leased(request, self.ways)
 
     def _leased(self, request: InferRequest, ways: Sequence[Way | Where]) -> Options:
@@ -70,6 +70,6 @@ class Alike:
         plan = PerOutputPlan(
             tuple([lease(*way) if isinstance(way, tuple) else way for way in ways]), self.stored, self.own
         )
-        if request.model.in_place:
+        if request.model.in_place_devices:
             aim(request, plan)
         return self.options.with_plan(plan)

@@ -83,7 +83,7 @@ def decode(
     request = InferRequest(model, inputs, rows, key, wanted, sink)
     request.id = request_id
     request.nbytes = len(body)
-    if model.in_place and type(options.plan) is PerOutputPlan:
+    if model.in_place_devices and type(options.plan) is PerOutputPlan:
         aim(request, options.plan)
     if regions:
         request.nbytes += copied_bytes(request, _in_regions(document["inputs"]))

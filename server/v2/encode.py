@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from penstock.batching.running.own_outputs import OwnOutputs
+from penstock.batching.running.custom_outputs import CustomOutputs
 from penstock.server.hooks.convert import datatype_of
 from penstock.server.listening.mapped import Mapped
 
@@ -180,10 +180,10 @@ class Encoder:
     def stored(self, request: InferRequest, plan: PerOutputPlan) -> bytes:
         """Write all outputs into shared memory, and encode their description. Raises: as `mixed`."""
         shapes = store_all(request, plan)
-        key = (request.wanted, shapes)
+        key = (request.output_positions, shapes)
         text = self._binaries.get(key)
         if text is None:
-            names = [self._outputs[position] for position in request.wanted]
+            names = [self._outputs[position] for position in request.output_positions]
             described = [Finished(*each, shape, None, BINARY) for each, shape in zip(names, shapes, strict=True)]
             text, _ = self.finished("", described)
             self._keep(key, text)
@@ -214,23 +214,29 @@ def encode_ways(encoder: Encoder, request: InferRequest, plan: PerOutputPlan) ->
     """Encode outputs, some as classes or into shared memory. Returns, and raises: as `Encoder.mixed`."""
     if plan.stored:
         return encoder.stored(request, plan), 0
-    return encoder.finished(request.id, finish_all(request.model, request.wanted, plan, request.outputs or []))
+    return encoder.finished(
+        request.id, finish_all(request.model, request.output_positions, plan, request.outputs or [])
+    )
 
 
 def encode_large(encoder: Encoder, request: InferRequest, plan: Plan) -> tuple[Body, int]:
     """Encode any outputs, on a thread. Returns: as `Encoder.mixed`, but Mapped. Raises: as `Encoder.mixed`."""
     outputs: Any = request.outputs or []
-    if type(outputs) is OwnOutputs:
-        return encoder.mapped(request.id, finish_own(request.model, request.wanted, plan, outputs), outputs.parameters)
+    if type(outputs) is CustomOutputs:
+        return encoder.mapped(
+            request.id, finish_own(request.model, request.output_positions, plan, outputs), outputs.parameters
+        )
     if type(plan) is PerOutputPlan and plan.stored:
         return encoder.stored(request, plan), 0
-    return encoder.mapped(request.id, finish_all(request.model, request.wanted, plan, outputs))
+    return encoder.mapped(request.id, finish_all(request.model, request.output_positions, plan, outputs))
 
 
 def encode_own(encoder: Encoder, request: InferRequest, plan: Plan) -> tuple[bytes, int]:
     """Encode the answer of user code that differs from its signature. Returns, and raises: as `Encoder.mixed`."""
     outputs: Any = request.outputs
-    return encoder.finished(request.id, finish_own(request.model, request.wanted, plan, outputs), outputs.parameters)
+    return encoder.finished(
+        request.id, finish_own(request.model, request.output_positions, plan, outputs), outputs.parameters
+    )
 
 
 def encode_hooked(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 from penstock.backends.errors import Code, InferError, bare
-from penstock.batching.running.own_outputs import OwnOutputs
+from penstock.batching.running.custom_outputs import CustomOutputs
 from penstock.server.answering import (
     LARGE_BYTES,
     LargeTexts,
@@ -102,7 +102,7 @@ class Inference:
         route = head.route.route
         # another model may have the name by now, and its queue is the one that matters
         model = route.model if route.generation == self._engine.generation else None
-        return None if model is None else self._engine.turn_away(model)
+        return None if model is None else self._engine.early_rejection(model)
 
     def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
         """Decode and submit one request, or answer with its error."""
@@ -112,8 +112,8 @@ class Inference:
             if route.generation != self._engine.generation:
                 self._resolve(route)
             model: Model = route.model  # type: ignore[assignment]  # set by _resolve
-            if not model.gathers and (model.scheduler.full() or model.scheduler.target_ns):
-                refusal = self._engine.turn_away(model)
+            if not model.collects_arrivals and (model.scheduler.full() or model.scheduler.target_ns):
+                refusal = self._engine.early_rejection(model)
                 if refusal is not None:
                     raise refusal
             if not claim.plain or route.hooked or (len(body) >= LARGE_BYTES and is_long(claim, body)):
@@ -163,7 +163,7 @@ class Inference:
                 # the route may lead to another version by now than the one that ran
                 encoder = (route.encoder if route.model is request.model else None) or self._encoder(request.model)
                 if connection.plan is None and not claim.accept and not claim.route.bulky:
-                    connection.answer_ok(encoder.json(request.id, request.wanted, request.outputs or []))
+                    connection.answer_ok(encoder.json(request.id, request.output_positions, request.outputs or []))
                 else:
                     self._answer_outputs(connection, claim, encoder, request)
             except InferError as failed:
@@ -194,7 +194,7 @@ class Inference:
         return Encoder(model.name, model.version, outputs)
 
     def _submit(self, connection: FastLane, request: InferRequest, options: Options) -> None:
-        if options.urgent or request.model.timed:
+        if options.urgent or request.model.has_default_timeout:
             options.impose(request)
         request.context = connection
         connection.plan = options.plan
@@ -213,14 +213,14 @@ class Inference:
         if (claim.route.bulky or type(plan) is PerOutputPlan) and is_large(plan, outputs):
             work = self._answer_later(connection, claim, encoder, request, plan)
             connection.task = asyncio.get_running_loop().create_task(work)
-        elif type(outputs) is OwnOutputs:
+        elif type(outputs) is CustomOutputs:
             self._answer_body(connection, claim, *encode_own(encoder, request, plan))
         elif type(plan) is PerOutputPlan:
             self._answer_body(connection, claim, *encode_ways(encoder, request, plan))
         elif plan is None and not claim.accept:
-            connection.answer_ok(encoder.json(request.id, request.wanted, outputs))
+            connection.answer_ok(encoder.json(request.id, request.output_positions, outputs))
         else:
-            self._answer_body(connection, claim, *encoder.mixed(request.id, request.wanted, plan, outputs))
+            self._answer_body(connection, claim, *encoder.mixed(request.id, request.output_positions, plan, outputs))
 
     async def _answer_later(
         self, connection: FastLane, claim: InferenceClaim, encoder: Encoder, request: InferRequest, plan: Plan

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import InferError
-from penstock.batching.request import NO_TERMS, Terms
+from penstock.batching.request import DEFAULT_OPTIONS, RequestOptions
 from penstock.server.answering import LARGE_BYTES, LargeTexts, Promise, internal, unpacked
 
 from .call_parameters import PLAIN
@@ -78,5 +78,5 @@ class Predictions:
         self._refuse(connection, error)
 
 
-def _terms(model: Model) -> Terms:
-    return PLAIN.terms(time.monotonic_ns(), model.spec.policy) if model.timed else NO_TERMS
+def _terms(model: Model) -> RequestOptions:
+    return PLAIN.terms(time.monotonic_ns(), model.spec.policy) if model.has_default_timeout else DEFAULT_OPTIONS

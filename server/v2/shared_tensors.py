@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from penstock.backends.device_array import HOST, DeviceArray
-from penstock.batching.request import bytes_of
+from penstock.batching.request import input_bytes
 
 from .call_parameters import invalid, place, shared
 from .regions import LargeRead, Lease
@@ -54,12 +54,12 @@ class SharedInput(NamedTuple):
         """Return a copy, or the memory itself if the model reads it in place. Raises: InferError; LargeRead."""
         name, offset, byte_size, spec, shape, plain = self
         region = regions.find(name, offset, byte_size)
-        if plain and model.in_place and region.device in model.in_place:
+        if plain and model.in_place_devices and region.device in model.in_place_devices:
             return cast("Array", DeviceArray(region, offset, shape, spec.type.dtype))
         if byte_size > (most := model.scheduler.room.most_bytes):
             text = f"input '{spec.name}' for model '{model.name}' has {byte_size} bytes, its queue takes {most}"
             raise invalid(text)
-        if plain and byte_size >= LATE_BYTES and model.reads_late and region.device == HOST:
+        if plain and byte_size >= LATE_BYTES and model.reads_at_gather and region.device == HOST:
             region.check(offset + byte_size)
             return cast("Array", DeviceArray(region, offset, shape, spec.type.dtype))
         if byte_size > regions.most_bytes:
@@ -109,7 +109,7 @@ def copied_bytes(request: InferRequest, names: Iterable[str]) -> int:
     """Count the bytes that the server holds or will hold for a request's shared inputs of these names: copies."""
     inputs = zip(request.model.signature.inputs, request.inputs, strict=True)
     wanted = set(names)
-    return bytes_of(array for spec, array in inputs if spec.name in wanted)
+    return input_bytes(array for spec, array in inputs if spec.name in wanted)
 
 
 def aim(request: InferRequest, plan: PerOutputPlan) -> None:
@@ -118,8 +118,8 @@ def aim(request: InferRequest, plan: PerOutputPlan) -> None:
     Only if they are known to fit; others go through the host, where their size is checked first.
     """
     model, targets = request.model, {}
-    for position, way in zip(request.wanted, plan.ways, strict=True):
-        if type(way) is not Lease or way.device not in model.in_place:
+    for position, way in zip(request.output_positions, plan.ways, strict=True):
+        if type(way) is not Lease or way.device not in model.in_place_devices:
             continue
         spec = model.signature.outputs[position]
         shape = (request.rows, *spec.shape[1:]) if model.signature.batched else spec.shape
@@ -127,4 +127,4 @@ def aim(request: InferRequest, plan: PerOutputPlan) -> None:
         if min(shape, default=0) >= 0 and 0 < nbytes <= way.byte_size:
             targets[position] = way.array(shape, spec.type.dtype)
     if targets:
-        request.targets = targets
+        request.output_targets = targets

@@ -73,7 +73,7 @@ def is_own(model: Model, name: str, *, hooks: bool = True) -> bool:
     spec = model.signature.output.get(name)
     if spec is not None and spec.is_tensor:
         return False
-    if not (hooks and model.names_own):
+    if not (hooks and model.hooks_name_outputs):
         raise unexpected(model, name)
     return True
 
@@ -128,10 +128,10 @@ def told(request: InferRequest, plan: Plan, outputs: Mapping[str, Array]) -> dic
         demand(model, own, outputs)
     except InferError as error:
         raise with_id(request.id, error) from None
-    ways = ways_of(plan, len(request.wanted))
+    ways = ways_of(plan, len(request.output_positions))
     # without named outputs, `wanted` is the model's own tuple; an equal tuple names each output, unless it is empty
-    if own or request.wanted is not model.all_outputs:
-        names = [model.signature.outputs[position].name for position in request.wanted]
+    if own or request.output_positions is not model.all_outputs:
+        names = [model.signature.outputs[position].name for position in request.output_positions]
         asked = {**dict(zip(names, ways, strict=True)), **own}
         chosen = {name: asked[name] for name in outputs if name in asked}
         if chosen or own:

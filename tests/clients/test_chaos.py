@@ -336,7 +336,7 @@ def left(live: Live) -> dict[str, Any]:
         there: dict[str, Any] = {
             "inflight": model.inflight, "live": scheduler.live, "rows": scheduler.rows, "nbytes": scheduler.nbytes,
             "expired": scheduler.expired, "cut": scheduler.cut, "sequences": len(scheduler.sequences or ()),
-            "line": ordering._line if ordering is not None else (), "holds": model.holds - links[model],
+            "line": ordering._line if ordering is not None else (), "holds": model.hold_count - links[model],
             "states": ordering._states if ordering is not None else (),
             "passages": model.ensemble.passages if model.ensemble is not None else (),
             "levels": scheduler.levels._waiting if scheduler.levels is not None else (),
@@ -373,8 +373,8 @@ def test_whatever_clients_do_all_answers_are_right_and_nothing_is_left(tmp_path:
         cache, counted = live.server.engine.cache, live.call(counts(live))
 
     assert cache is not None
-    assert cache.held_bytes == sum(entry.nbytes for entry in cache._entries.values())
-    assert 0 < cache.held_bytes <= CACHE_BYTES
+    assert cache.used_bytes == sum(entry.nbytes for entry in cache._entries.values())
+    assert 0 < cache.used_bytes <= CACHE_BYTES
     assert sum(hits for _, _, hits in counted.values()) > 0
     for name in {*MORE, "direct", "oldest"} - {"swapped", "split", "ordered"}:
         succeeded, failed, _ = counted[name]

@@ -56,7 +56,7 @@ def hold_requests(environ: Mapping[str, str], name: str = HOLD) -> int:
 def _default_policy(notes: Notes, queue: Any) -> None:
     field = "dynamic_batching.default_queue_policy"
     policy = _policy(notes, queue, field)
-    if policy.delays:
+    if policy.delays_on_timeout:
         notes.say("batching.timeout_delays", value=True, field=f"{field}.timeout_action")
     if policy.default_timeout_us:
         text = f"{field}.default_timeout_microseconds"

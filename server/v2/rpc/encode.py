@@ -103,10 +103,10 @@ class RpcEncoder:
     def stored(self, request: InferRequest, plan: PerOutputPlan, between: bytes) -> bytes:
         """Write all outputs into shared memory, and encode their description. Raises: as `finish_all`."""
         shapes = store_all(request, plan)
-        key = (request.wanted, shapes)
+        key = (request.output_positions, shapes)
         described = self._described.get(key)
         if described is None:
-            named = zip(request.wanted, shapes, strict=True)
+            named = zip(request.output_positions, shapes, strict=True)
             described = b"".join([self.describe(*self._outputs[position], shape) for position, shape in named])
             described += field_head(_RAW, 0) * len(shapes)
             _keep(self._described, key, described)
@@ -195,7 +195,7 @@ def said_of(said: Mapping[str, Any] | None) -> bytes:
 def encode_own(encoder: RpcEncoder, plan: Plan, request: InferRequest, between: bytes) -> Body:
     """Encode the answer of user code that differs from its signature. Raises: InferError (INVALID)."""
     outputs: Any = request.outputs
-    finished = finish_own(request.model, request.wanted, plan, outputs)
+    finished = finish_own(request.model, request.output_positions, plan, outputs)
     return encoder.finished(finished, between + said_of(outputs.parameters))
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.running.own_outputs import OwnOutputs
+from penstock.batching.running.custom_outputs import CustomOutputs
 from penstock.server.listening.mapped import LargeAnswers
 from penstock.server.protobuf import service_pb2
 from penstock.server.v2.call_parameters import Options, PerOutputPlan, version_of
@@ -31,7 +31,7 @@ from .outputs import Outputs, is_large
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.model import Model
-    from penstock.batching.request import InferRequest, Sink, Terms
+    from penstock.batching.request import InferRequest, RequestOptions, Sink
     from penstock.server.engines import Serves
     from penstock.server.hooks.runner import Hooks
     from penstock.server.listening.mapped import Body
@@ -56,11 +56,11 @@ class RpcModelRoute:
 
     def __init__(self, model: Model, regions: InlineRegions, *, hooked: bool, forwards: bool) -> None:
         self.model = model
-        self.encoder = RpcEncoder(model.name, model.version, model.signature, own=model.spec.takes_parameters)
+        self.encoder = RpcEncoder(model.name, model.version, model.signature, own=model.spec.reads_parameters)
         self.layouts = RpcLayouts(regions)
         self.hooked = hooked
-        self.streams = model.spec.streams
-        self.told = forwards and model.spec.takes_parameters
+        self.streams = model.spec.is_streaming
+        self.told = forwards and model.spec.reads_parameters
         self.straight = not (hooked or model.spec.decoupled or self.told)
         self.regions = regions
 
@@ -132,7 +132,7 @@ class RpcInference:
         if route is None:
             return None
         model = route.model
-        if (not model.gathers and model.scheduler.full()) or model.scheduler.target_ns:
+        if (not model.collects_arrivals and model.scheduler.full()) or model.scheduler.target_ns:
             self._knock(model)
         found = route.layouts.find(model, message, start, request_id, sink)
         return None if found is None else (route, found[0], found[1])
@@ -217,7 +217,7 @@ class RpcInference:
 
     def _knock(self, model: Model) -> None:
         """Reject a request that need not be decoded at all. Raises: InferError (OVERLOADED)."""
-        refusal = self.engine.turn_away(model)
+        refusal = self.engine.early_rejection(model)
         if refusal is not None:
             raise refusal
 
@@ -246,7 +246,7 @@ class RpcInference:
 
     def submit(self, request: InferRequest, options: Options, context: Any) -> None:
         """Put a request in its queue; it is delivered to its sink with its context. Raises: InferError."""
-        if options.urgent or request.model.timed:
+        if options.urgent or request.model.has_default_timeout:
             options.impose(request)
         request.context = context
         submit = self.engine.submit_soon  # as a direct call it would first be looked up as a method
@@ -275,7 +275,7 @@ class RpcInference:
         """
         request, final, written = asked.request, False, self._outputs(asked)
         try:
-            stream = self._hooks_of(request.model).stream(*self._said(asked, metadata), request.wanted)
+            stream = self._hooks_of(request.model).stream(*self._said(asked, metadata), request.output_positions)
             async with aclosing(stream) as answers:
                 async for answer in answers:
                     final, mark = answer.final, FINAL if answer.final else MORE
@@ -290,7 +290,7 @@ class RpcInference:
 
     def _said(
         self, asked: DecodedRequest, metadata: Mapping[str, str]
-    ) -> tuple[dict[str, Array], str, Terms, Mapping[str, Any] | None]:
+    ) -> tuple[dict[str, Array], str, RequestOptions, Mapping[str, Any] | None]:
         """Return the arguments for hooks: tensors by name, id, queueing terms and parameters."""
         request, options, model = asked.request, asked.options, asked.request.model
         names = [spec.name for spec in model.signature.inputs]
@@ -322,12 +322,12 @@ class RpcInference:
         outputs = request.outputs or []
         between = before(request.id, mark)
         encoder, plan = (encoding.encoder, encoding.plan) if isinstance(encoding, Planned) else (encoding, None)
-        if type(outputs) is OwnOutputs:
+        if type(outputs) is CustomOutputs:
             encode = partial(encode_own, encoder, plan, request, between)
         elif plan is not None:
             encode = partial(_encode_planned, encoder, plan, request, between)
         else:
-            return encoder.plain(request.wanted, outputs, between)
+            return encoder.plain(request.output_positions, outputs, between)
         if is_large(plan, outputs):
             raise LargeAnswer(encode)
         return encode()
@@ -336,7 +336,7 @@ class RpcInference:
 def _encode_planned(encoder: RpcEncoder, plan: PerOutputPlan, request: InferRequest, between: bytes) -> Body:
     if plan.stored:
         return encoder.stored(request, plan, between)
-    return encoder.finished(finish_all(request.model, request.wanted, plan, request.outputs or []), between)
+    return encoder.finished(finish_all(request.model, request.output_positions, plan, request.outputs or []), between)
 
 
 def _release(options: Options) -> None:

@@ -285,7 +285,7 @@ class TestPredictions:
             served.transport.lose(None)
             await turns()
 
-            assert served.engine.loaded.holds == 0
+            assert served.engine.loaded.hold_count == 0
             assert served.beside.abandoned == 1
             assert served.counted == [0, 0, 0]
 
@@ -338,7 +338,7 @@ class TestTrips:
     @staticmethod
     async def served() -> Served:
         served = Served()
-        served.engine.loaded.request_rows = 8
+        served.engine.loaded.max_request_rows = 8
         served.hooks = cast(Any, await Hooks.load(cast(Any, served.engine), served.engine.loaded))
         return served
 

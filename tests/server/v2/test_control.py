@@ -322,7 +322,7 @@ def test_config_is_the_repository_s(server: Server) -> None:
 def _serve(model: Model, rows: int) -> None:
     now_ns = time.monotonic_ns()
     request = InferRequest(model, [], rows, (), (0,), None)  # type: ignore[arg-type]
-    request.start_ns = request.queue_ns = now_ns - 100_000
+    request.start_ns = request.enqueued_ns = now_ns - 100_000
     batch = Batch([request], rows, (), now_ns - 90_000)
     batch.compute_start_ns, batch.compute_end_ns, batch.exec_end_ns = now_ns - 80_000, now_ns - 20_000, now_ns - 10_000
     model.statistics.record_batch(batch, now_ns)

@@ -182,7 +182,7 @@ def test_outputs_that_all_go_into_shared_memory_are_answered_as_any_that_do(
             elif stored:
                 answers.append((grpc.stored(request, plan, rpc.before(request_id)), 0))
             else:
-                finished = finish_all(model, request.wanted, plan, request.outputs)
+                finished = finish_all(model, request.output_positions, plan, request.outputs)
                 answers.append((grpc.finished(finished, rpc.before(request_id)), 0))
             assert (tmp_path / "key").read_bytes()[:16] == b"".join(
                 [np.float32(number).tobytes(), bytes(4), np.full(2, number, "i4").tobytes()]

@@ -127,11 +127,11 @@ def test_no_model_is_held_while_a_body_is_on_its_way(verb: str) -> None:
     (model,) = engine.loaded
 
     async def receive() -> Any:
-        held.append(model.holds)
+        held.append(model.hold_count)
         return {"type": "http.request", "body": b'{"x":[1,2,3,4]}', "more_body": False}
 
     def hooks_of(model: Model) -> Any:
-        held.append(model.holds)
+        held.append(model.hold_count)
         raise InferError(Code.NOT_READY, "so far")
 
     request = Request({"type": "http", "path_params": {"model": "m"}, "headers": []}, receive)
@@ -174,7 +174,7 @@ class Told:
         generate = Generate(cast(Any, engine), Limits(), lambda _: cast(Any, self))
         answer = await generate.generate_stream(Request(scope, receive))
         await answer(scope, receive, send)
-        assert engine.loaded[0].holds == 0
+        assert engine.loaded[0].hold_count == 0
         return self.writes
 
 

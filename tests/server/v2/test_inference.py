@@ -58,10 +58,10 @@ class HeldEngine:
         self.cancelled.append(request)
 
     def hold(self, model: Model) -> None:
-        model.holds += 1
+        model.hold_count += 1
 
     def release(self, model: Model) -> None:
-        model.holds -= 1
+        model.hold_count -= 1
 
     def turn_away(self, model: Model) -> InferError | None:
         return self.refusal

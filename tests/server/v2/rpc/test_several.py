@@ -192,10 +192,10 @@ def test_a_model_is_held_for_a_request_that_waits_for_room(pad: int) -> None:
         while scene.call.reads.is_set():
             await turns(1)
         await turns()
-        assert (model.holds, scene.hooks.begun) == (1, 0)
+        assert (model.hold_count, scene.hooks.begun) == (1, 0)
         scene.call.lose()
         await settled()
-        assert model.holds == 0
+        assert model.hold_count == 0
 
     run(main)
 
@@ -258,7 +258,7 @@ def test_a_lost_stream_closes_what_gives_answers() -> None:
         scene.call.lose()
         await settled()
         assert scene.hooks.closed == 1
-        assert all(not model.holds for model in scene.services.engine.loaded)
+        assert all(not model.hold_count for model in scene.services.engine.loaded)
 
     run(main)
 

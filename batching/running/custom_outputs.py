@@ -9,25 +9,25 @@ from penstock.backends.datatypes import BY_DTYPE, DATATYPES
 from penstock.backends.errors import Code, InferError
 
 
-class OwnOutputs(list[Any]):
-    """A request's outputs, in the order of its `wanted`; None for one that was not returned.
+class CustomOutputs(list[Any]):
+    """A request's outputs, in the order of its `output_positions`; None for one that was not returned.
 
-    `parameters` belong to them. `wrong` says how they deviate from the Signature, "" if they do not; `lacking`: only in
-    that some are missing.
+    `parameters` belong to them. `mismatch` says how they deviate from the Signature, "" if they do not; `incomplete`:
+    only in that some are missing.
     """
 
-    __slots__ = ("lacking", "parameters", "wrong")
+    __slots__ = ("incomplete", "mismatch", "parameters")
 
     def __init__(
         self, outputs: Iterable[Any], parameters: Mapping[str, Any], wrong: str = "", *, lacking: bool = False
     ) -> None:
         super().__init__(outputs)
         self.parameters = dict(parameters)
-        self.wrong = wrong
-        self.lacking = lacking
+        self.mismatch = wrong
+        self.incomplete = lacking
 
 
-class OwnAnswer(dict[str, Any]):
+class CustomAnswer(dict[str, Any]):
     """The same by name, without missing outputs."""
 
     __slots__ = ("parameters",)
@@ -37,20 +37,20 @@ class OwnAnswer(dict[str, Any]):
         self.parameters = dict(parameters)
 
 
-def regular(outputs: list[Any]) -> list[Any]:
+def require_matching(outputs: list[Any]) -> list[Any]:
     """Return outputs to code that relies on their Signature. Raises: InferError (INTERNAL) if they deviate from it."""
-    if type(outputs) is OwnOutputs and outputs.wrong:
-        raise InferError(Code.INTERNAL, outputs.wrong)
+    if type(outputs) is CustomOutputs and outputs.mismatch:
+        raise InferError(Code.INTERNAL, outputs.mismatch)
     return outputs
 
 
-def lack_of(outputs: list[Any]) -> InferError | None:
+def missing_output_error(outputs: list[Any]) -> InferError | None:
     """Return the error for code that needs every output, if one is missing."""
-    if type(outputs) is OwnOutputs and any(output is None for output in outputs):
-        return InferError(Code.INTERNAL, outputs.wrong)
+    if type(outputs) is CustomOutputs and any(output is None for output in outputs):
+        return InferError(Code.INTERNAL, outputs.mismatch)
     return None
 
 
-def own_datatype(datatype: str, array: Any) -> str:
+def actual_datatype(datatype: str, array: Any) -> str:
     """Return an output's datatype: the declared one, unless its array has another."""
     return datatype if DATATYPES[datatype].dtype == array.dtype else BY_DTYPE[array.dtype].name
