@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.backends.errors import Code, InferError
 
-from .http.coding import MIN_BYTES, compress, decompress, decompress_little
+from .http.coding import MIN_BYTES, compress, decompress, decompress_small
 from .threads import Threads, begin
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .engines import Serves
     from .http.fastlane import FastLane
     from .http.limits import Limits
-    from .listening.mapped import Body
+    from .listening.mapped_buffer import Body
 
 LARGE_BYTES = 256 << 10
 """JSON of at least this size is decoded on a thread, and bodies of at least this size are compressed on one."""
@@ -65,7 +65,7 @@ async def unpacked(
     time; with `texts`, only one in all.
     Raises: HttpError, and whatever `read` raises.
     """
-    plain = decompress_little(body, coding, limits, LARGE_BYTES - 1)
+    plain = decompress_small(body, coding, limits, LARGE_BYTES - 1)
     if plain is not None:
         return read(plain)
     if texts is not None:
@@ -135,7 +135,7 @@ def answer_coded(connection: FastLane, body: Body, content_type: bytes, extra: b
 class CodedAnswer:
     """A large answer that is being compressed on a thread.
 
-    Invariants: `_body` is set, and counted in `shared.untaken`, until the answer is sent.
+    Invariants: `_body` is set, and counted in `shared.unread`, until the answer is sent.
     Threads: the event loop's, except for the compression.
     """
 
@@ -154,13 +154,13 @@ class CodedAnswer:
         try:
             packed = asyncio.get_running_loop().run_in_executor(None, self._compress)
         except RuntimeError:
-            self.give_up()
+            self.shed()
             return
         packed.add_done_callback(self._packed)
         if body is not None:
-            self._connection.shared.untaken.keep(self, len(body))
+            self._connection.shared.unread.grow(self, len(body))
 
-    def give_up(self) -> None:
+    def shed(self) -> None:
         """Send the body uncompressed: too much is waiting, and it then counts as waiting for the client."""
         body = self._let_go()
         if body is not None:
@@ -168,7 +168,7 @@ class CodedAnswer:
 
     def _let_go(self) -> Body | None:
         body, self._body = self._body, None
-        self._connection.shared.untaken.lessen(self)
+        self._connection.shared.unread.shrink(self)
         return body
 
     def _packed(self, packed: asyncio.Future[bytes]) -> None:
@@ -176,7 +176,7 @@ class CodedAnswer:
         if error is not None:
             logger.error("an answer could not be compressed", exc_info=error)
         if error is not None or packed.cancelled():
-            self.give_up()
+            self.shed()
         elif self._let_go() is not None:
             extra = self._extra + b"content-encoding: %b\r\n" % self._coding
             self._connection.answer(200, packed.result(), self._content_type, extra)

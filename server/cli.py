@@ -58,6 +58,8 @@ _ABOVE = {
     "perf": "load-test any v2 server and report the results, tune it, or compare it with others (docs/perf.md)",
 }
 """Commands of the layer above the server."""
+_SERVER_COMMANDS = {"serve": "serve models", "check": _CHECK, "doctor": _DOCTOR, "probe": _PROBE}
+_VERSION = {"version": "print the version"}
 _USAGES = {"check": "[--invariance] PATH...", "doctor": "[--json] [PATH...]", "probe": "[PATH...]"}
 _PAGES = "Every flag is also an environment variable (--http-port: PENSTOCK_HTTP_PORT) and a key of the settings file."
 
@@ -120,6 +122,7 @@ def _run(argv: Sequence[str] | None) -> int:
         words += _lengthened(list(map(renamed, words_of_container())))
     parser = _parser()
     words, ignored = sifted(words)
+    _require_command(words, parser)
     args = parser.parse_args(["version"] if words == ["--version"] else _completed(words, parser))
     if args.command is None:
         parser.print_help()
@@ -183,10 +186,10 @@ def _installed(word: str, words: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="penstock", description=_ABOUT, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    for word, text in (("serve", "serve models"), ("check", _CHECK), ("doctor", _DOCTOR), ("probe", _PROBE)):
+    for word, text in _SERVER_COMMANDS.items():
         command = commands.add_parser(
             word, help=text, usage=f"penstock {word} {_USAGES.get(word, 'PATH...')} [--FLAG VALUE ...]", epilog=_PAGES,
-            allow_abbrev=False, formatter_class=_wide,
+            allow_abbrev=False, formatter_class=functools.partial(argparse.HelpFormatter, max_help_position=36),
         )  # fmt: skip
         command.add_argument("paths", nargs="*", metavar="PATH", help=_PATH)
         command.add_argument("--config", metavar="FILE", help="a TOML file of settings")
@@ -203,12 +206,22 @@ def _parser() -> argparse.ArgumentParser:
         commands.add_parser(word, help=text, add_help=False)
     for word, text in _ABOVE.items():
         commands.add_parser(word, help=text, add_help=False)
-    commands.add_parser("version", help="print the version")
+    for word, text in _VERSION.items():
+        commands.add_parser(word, help=text)
     return parser
 
 
-def _wide(prog: str) -> argparse.HelpFormatter:
-    return argparse.HelpFormatter(prog, max_help_position=36)
+def _require_command(words: Sequence[str], parser: argparse.ArgumentParser) -> None:
+    """Reject a first word that is no command. Suggest the one that was probably meant."""
+    known = (*_SERVER_COMMANDS, *_PROGRAMS, *_ABOVE, *_VERSION)
+    if not words or words[0].startswith("-") or words[0] in known:
+        return
+    meant = nearest(words[0], known)
+    if not meant and os.path.exists(words[0]):  # noqa: PTH110 - as above
+        import shlex
+
+        meant = f"; to serve it: penstock serve {shlex.join(words)}"
+    parser.error(f"unknown command '{words[0]}'{meant or '; penstock --help lists the commands'}")
 
 
 def add_flag(group: argparse._ActionsContainer, item: Setting) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from .listening.binding import StartError
+from .listening.sockets import StartError
 from .options.dialect_settings import DIALECTS
 from .settings import Settings
 from .signals import listen

@@ -28,9 +28,9 @@ from .grpc.tls import TlsError, context_for
 from .health import Health
 from .hooks.engine import HookedEngine
 from .isolated.loader import with_isolated
-from .listening.binding import StartError
 from .listening.listener import Port
-from .listening.ports import grpc_lane, http_lane, metrics_lane, share_totals, share_untaken
+from .listening.ports import make_grpc_port, make_http_port, make_metrics_port, share_totals, share_unread_limit
+from .listening.sockets import StartError
 from .options.cache_config import parse as parse_cache
 from .options.sharing import devices_of
 from .options.starting import obstacles
@@ -133,14 +133,14 @@ class Server:
         self.metrics.more = lambda: (*custom.render(), *self._dialect.render())
         app = self.app()
         if settings.allow_http:
-            self._http = http_lane(settings, app, service, self._dialect)
+            self._http = make_http_port(settings, app, service, self._dialect)
         if settings.allow_grpc:
-            self._grpc = grpc_lane(settings, self.grpc_methods(), self._loop)
+            self._grpc = make_grpc_port(settings, self.grpc_methods(), self._loop)
         if settings.allow_metrics:
-            self._metrics = metrics_lane(settings, create_metrics_app(self.metrics, settings.metrics_path))
+            self._metrics = make_metrics_port(settings, create_metrics_app(self.metrics, settings.metrics_path))
         parts = CloudParts(self.app, self.engine, self.repository, self.control, self._inference)
         self._more = [*self._dialect.ports(app), *self.clouds.ports(parts)]
-        share_untaken(settings, self._ports)
+        share_unread_limit(settings, self._ports)
         share_totals(self.metrics.totals, self._serving)
 
     def _inference(self, kind: type[Inference] = Inference, forwarded: str = "") -> Inference:
@@ -323,16 +323,16 @@ class Server:
         for port in self._serving:
             if port.reuse_port:  # processes that share the port take new connections
                 await port.stop_accepting()
-        unfinished = sum(await asyncio.gather(*(port.finish(deadline) for port in self._serving)))
+        unfinished = sum(await asyncio.gather(*(port.drain(deadline) for port in self._serving)))
         self._stopped = True
         await self._dialect.close()
         self.environments.close()  # otherwise the drain would wait for a load that is making an environment
         await self.control.stop()
         dropped = await self._models.stop(max(0.0, deadline - self._loop.time()))
-        await asyncio.gather(*(port.leave() for port in self._serving))
+        await asyncio.gather(*(port.close_gracefully() for port in self._serving))
         if self._metrics:
             await self._metrics.stop_accepting()
-            await self._metrics.finish(self._loop.time() + METRICS_GRACE_S)
+            await self._metrics.drain(self._loop.time() + METRICS_GRACE_S)
         return max(unfinished, dropped)
 
     async def close(self) -> None:

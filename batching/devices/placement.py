@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.backends.backend import needs_thread, tell_loss
+from penstock.backends.backend import needs_thread, on_loss
 from penstock.backends.errors import Code, DeviceLost, InferError
 from penstock.batching.spec import InstanceGroup
 
@@ -138,7 +138,7 @@ class Placement:
         """Call `on_lost` when this Backend, or a later one here, is lost while nothing runs."""
         with self._lock:
             self._on_lost = on_lost
-            tell_loss(self.backend, partial(on_lost, self.backend))
+            on_loss(self.backend, partial(on_lost, self.backend))
 
     def is_bound(self, backend: Backend, binding: Binding) -> bool:
         """Whether a Binding belongs to a Backend that is or was here."""
@@ -174,7 +174,7 @@ class Placement:
             self._replaced.append((self.backend, self.bindings))
         self.backend, self.bindings = backend, []
         if self._on_lost is not None:
-            tell_loss(backend, partial(self._on_lost, backend))
+            on_loss(backend, partial(self._on_lost, backend))
 
     def release_binding(self, lost: Binding) -> None:
         """Record that a Binding of a lost Backend is no longer used."""

@@ -50,7 +50,7 @@ def gather(model: Model, binding: Binding, batch: Batch) -> GatheredRun:
     run_rows = smallest_fit(rows, model.allowed_rows) if model.allowed_rows else rows
     batched = model.signature.batched
     shapes = _shapes(batch.key, run_rows) if batched else list(batch.key)
-    buffers = binding.lend(run_rows, shapes)
+    buffers = binding.acquire_buffers(run_rows, shapes)
     direct_outputs: DirectOutputs | None = None
     if model.in_place_devices:
         buffers = _host_buffers(binding, requests, buffers)

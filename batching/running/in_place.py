@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from penstock.backends.backend import Binding, places
+from penstock.backends.backend import Binding, supports_in_place
 from penstock.backends.device_array import DeviceArray
 
 if TYPE_CHECKING:
@@ -35,21 +35,23 @@ def has_unread_values(model: Model) -> bool:
 def devices_of(model: Model, bindings: Iterable[Binding]) -> frozenset[int]:
     """Return the devices on which a model reads and writes in place; none if anything else reads its tensors."""
     return (
-        frozenset(binding.device for binding in bindings if places(binding))
+        frozenset(binding.device for binding in bindings if supports_in_place(binding))
         if has_unread_values(model)
         else frozenset()
     )
 
 
 def read_in_place(binding: Binding, position: int, requests: Sequence[InferRequest]) -> bool:
-    """Have a run read an input in place, after `lend`, if its device can reach it. Returns: whether it does.
+    """Have a run read an input in place, after `acquire_buffers`, if its device can reach it. Returns: whether it does.
 
     The Binding fills rows that the requests do not. Raises: InferError; PartUnreadable.
     """
     parts: list[object] = [request.inputs[position] for request in requests]
-    if not places(binding) or not any(isinstance(part, DeviceArray) and binding.reaches(part) for part in parts):
+    if not supports_in_place(binding) or not any(
+        isinstance(part, DeviceArray) and binding.can_copy(part) for part in parts
+    ):
         return False
-    binding.place(position, [part for part in parts if part is not None])
+    binding.set_input_parts(position, [part for part in parts if part is not None])
     return True
 
 
@@ -58,7 +60,7 @@ def write_in_place(
 ) -> DirectOutputs:
     """Have a run write outputs to the requests' device targets, as far as it can. Raises: InferError."""
     direct_outputs: DirectOutputs = []
-    if not places(binding) or not any(hasattr(request, "output_targets") for request in requests):
+    if not supports_in_place(binding) or not any(hasattr(request, "output_targets") for request in requests):
         return direct_outputs
     for position in output_positions:
         first, targets, written = 0, [], []
@@ -68,7 +70,7 @@ def write_in_place(
                 targets.append((first, target))
                 written.append((position, request))
             first += request.rows
-        if targets and binding.aim(position, targets):
+        if targets and binding.set_output_targets(position, targets):
             direct_outputs += written
     return direct_outputs
 

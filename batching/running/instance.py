@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from penstock.backends.errors import Code, DeviceLost, DeviceTaken, InferError, ProcessLost
+from penstock.backends.errors import Code, DeviceLost, DeviceRemoved, InferError, ProcessLost
 from penstock.batching.devices.placement import try_pin_thread
 from penstock.batching.loading.preparing import REST_S, prepare, rest
 from penstock.batching.sequences import homes
@@ -57,7 +57,7 @@ class ThreadInstance:
         self.binding, self.placement = self.bindings[0], placement
         self.overlaps = len(self.bindings) > 1
         self._overlap = Overlap(model, self) if self.overlaps else None
-        self._releases_memory = hasattr(self.binding, "rest")
+        self._releases_memory = hasattr(self.binding, "trim_memory")
         self._pending_call: tuple[Callable[[], Any], Future[Any]] | None = None
         self._model = model
         self.arbiter, self.share = placement.turn_source(number)
@@ -152,7 +152,7 @@ class ThreadInstance:
 
     def _sleep(self) -> None:
         """Sleep until something is due; after a while, release memory that the Bindings only keep for speed."""
-        if self._releases_memory and any(binding.tired for binding in self.bindings):  # type: ignore[attr-defined]
+        if self._releases_memory and any(binding.can_trim for binding in self.bindings):  # type: ignore[attr-defined]
             if self.wakeup.acquire(timeout=REST_S):
                 return
             rest(self._model, self.bindings)
@@ -278,7 +278,7 @@ class ThreadInstance:
                 finished += self._reload_backoff.reset_if_successful(lost.finished)
                 self._reload_backoff.losses += 1
                 remaining = lost.remaining
-                if lost.started and isinstance(lost.error, DeviceTaken) and remaining.requests[0] is not retried:
+                if lost.started and isinstance(lost.error, DeviceRemoved) and remaining.requests[0] is not retried:
                     retried = remaining.requests[0]
                 elif lost.started:
                     error = DeviceLost(lost.error.code, lost.error.message, -1)

@@ -21,7 +21,7 @@ from penstock.backends.errors import (
     OutOfMemory,
     PartUnreadable,
     RunStopped,
-    bare,
+    without_traceback,
 )
 
 from .batch import Batch, split_by_result
@@ -188,7 +188,7 @@ def to_exception(error: BaseException) -> Exception:
     Raises: what ends the process.
     """
     if isinstance(error, Exception):
-        return bare(error)
+        return without_traceback(error)
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
         raise error
     failure = RuntimeError(f"{type(error).__name__}: {error}")
@@ -253,7 +253,7 @@ class _FaultSearch:
         elif isinstance(error, RunStopped):
             self._on_run_stopped(part, error)
         elif isinstance(error, PartUnreadable) and count > 1:
-            suspects.record_culprit(error.part)
+            suspects.record_culprit(error.part_index)
         elif count > 1:
             suspects.record_failure(count)
         else:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import InferError
-from penstock.server.http.service import Shared
-from penstock.server.listening.ports import listener_of
+from penstock.server.http.service import HttpShared
+from penstock.server.listening.ports import make_listener
 from penstock.server.v2.inference import Inference
 
 from .archives import Archives, Shelf
@@ -71,9 +71,9 @@ class Clouds:
 
     def _vertex_ai(self, parts: CloudParts) -> Listener:
         settings = self.settings
-        shared = Shared(VertexService(parts.inference(Inference), self._predicting), settings.limits())
+        shared = HttpShared(VertexService(parts.inference(Inference), self._predicting), settings.limits())
         app = VertexApp(parts.app(), self._predicting)
-        return listener_of(settings, "Vertex AI", (settings.vertex_ai_address, settings.vertex_ai_port), app, shared)
+        return make_listener(settings, "Vertex AI", (settings.vertex_ai_address, settings.vertex_ai_port), app, shared)
 
     def _sagemaker(self, parts: CloudParts) -> Listener:
         settings, ways = self.settings, SageMakerPaths.of(self.settings)
@@ -88,9 +88,9 @@ class Clouds:
         if linked is not None:
             archives = Archives(linked, parts.control, parts.repository.names, ready)
         inference = parts.inference(SageMakerInference)
-        shared = Shared(SageMakerService(inference, ways, archives), settings.limits())
+        shared = HttpShared(SageMakerService(inference, ways, archives), settings.limits())
         app = SageMakerApp(parts.app(), ways, archives, inference.restricted)
-        return listener_of(settings, "SageMaker", (settings.sagemaker_address, settings.sagemaker_port), app, shared)
+        return make_listener(settings, "SageMaker", (settings.sagemaker_address, settings.sagemaker_port), app, shared)
 
     def lacks(self, engine: Engine) -> str:
         """Return why there is no default model, once all are loaded; "" if there is one, or none is needed."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
     from penstock.server.http.fastlane import FastLane
     from penstock.server.http.head import Head
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
     from penstock.server.restricted import Restricted
     from penstock.server.settings import Settings
     from penstock.server.telemetry.page import ASGIApp
@@ -95,7 +95,7 @@ class SageMakerInference(Inference):
             connection.answer_ok(body)
 
     @staticmethod
-    def refuse(connection: FastLane, error: InferError) -> None:
+    def answer_error(connection: FastLane, error: InferError) -> None:
         """Answer with an error."""
         head = connection.head
         if lacks_memory(error):

@@ -10,7 +10,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from penstock.backends.errors import Code, InferError, bare
+from penstock.backends.errors import Code, InferError, without_traceback
 from penstock.batching.registry import LOADING_MESSAGE, STOPPING_MESSAGE, CompletionWaiters, ModelRegistry
 from penstock.batching.request import DEFAULT_OPTIONS, RequestOptions
 from penstock.batching.scheduling.admission import request_for
@@ -268,7 +268,7 @@ class RemoteEngine:
         try:
             request.answer_sink.send(read_answer(body, arrays))
         except InferError as error:
-            request.error = bare(error)
+            request.error = without_traceback(error)
         except Exception as error:  # noqa: BLE001 - as in `take`
             request.error = _unreadable(request, error)
         else:

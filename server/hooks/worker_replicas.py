@@ -44,12 +44,13 @@ def order_of(model: Model, spec: HookSpec, interpreter: str) -> Order:
         "roots": [str(root) for root in spec.roots],
         "mounts": dict(spec.mounts),
         "decoupled": model.spec.decoupled,
+        "model": model.name,
         "dialect": spec.dialect,
         "dialect_settings": dict(spec.dialect_settings),
         "described": dict(model.runtime_description),
         "signature": write_signature(model.signature),
-        "inputs": [Node.of(node).write() for node in model.node_inputs],
-        "outputs": [Node.of(node).write() for node in model.node_outputs],
+        "inputs": [Node.from_runtime(node).to_json() for node in model.node_inputs],
+        "outputs": [Node.from_runtime(node).to_json() for node in model.node_outputs],
         "metadata": pack(dict(spec.metadata)),
     }
     return Order(

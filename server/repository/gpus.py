@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.backends.cuda import Runtime, find_runtime, why_none
+from penstock.backends.cuda import Runtime, find_runtime, unavailable_reason
 
 from .fields.identity import BACKEND, TENSORFLOW
 
@@ -46,7 +46,7 @@ class GpuMachine:
     """The sources that Gpus queries. If `runtime` returns None, `why_none` returns the reason."""
 
     runtime: Callable[[], Runtime | None] = find_runtime
-    why_none: Callable[[], str] = why_none
+    why_none: Callable[[], str] = unavailable_reason
     with_cuda: Callable[[], bool] = installed_for_cuda
     shown: Callable[[], bool] = shown_by_kernel
 
@@ -120,7 +120,7 @@ class Gpus:
             if self._machine.shown():
                 logger.warning(
                     "there is a GPU, but the installed onnxruntime supports CPUs only: ONNX models run on the CPU. "
-                    "To use the GPU: pip install penstock[gpu]; to keep the CPU without this warning: "
+                    "To use the GPU: pip install 'penstock[gpu]'; to keep the CPU without this warning: "
                     "--default-device cpu"
                 )
             return _CPU
@@ -156,7 +156,7 @@ class Gpus:
             runtime = self._machine.runtime()
             if runtime is None:
                 return UsableGpus(None if self._machine.shown() else (), self._machine.why_none())
-            count = runtime.count()
+            count = runtime.device_count()
         except Exception as error:  # noqa: BLE001 - whatever is wrong there, models that need no GPU are served
             return UsableGpus((), _text(error))
         unfit: dict[int, str] = {}

@@ -33,7 +33,7 @@ logger = logging.getLogger("penstock.repository")
 
 INSTALL = "pip install 'penstock[remote]'"
 _AT_ONCE = 8
-"""How many models are copied concurrently if the store's client supports it."""
+"""How many models, and how many files of each, are copied concurrently if the store's client supports it."""
 _TEXT_CHARS = 500
 _TELLING = (
     "ETag", "etag", "e_tag", "md5Hash", "content_md5", "Content-MD5", "Digest", "checksum", "sha", "blob_id",
@@ -223,22 +223,24 @@ class Remote:
 
     def _fetched(self, found: _Found, made: Path) -> dict[str, tuple[Path | None, str]]:
         """Copy changed files into `made`. Returns: for each path, the new file (None if unchanged) and its stamp."""
-        fetched: dict[str, tuple[Path | None, str]] = {}
-        for number, (place, entry) in enumerate(found.files.items()):
-            entry = self._complete(entry)
-            stamp = stamp_of(entry)
-            known, file = self.root / place, made / str(number)
-            if stamp and self._stamps.get(place) == stamp and known.is_file():
-                fetched[place] = None, stamp
-                continue
-            self._depot.files.get_file(entry["name"], str(file), callback=self._callback)
-            size = entry.get("size")
-            if size is not None and file.stat().st_size != size:
-                raise RemoteError(f"{place}: {file.stat().st_size} of {size} bytes were received")
-            # a new modification time alone would cause a reload of the model
-            same = known.is_file() and filecmp.cmp(known, file, shallow=False)
-            fetched[place] = None if same else file, stamp
-        return fetched
+        files = {place: made / str(number) for number, place in enumerate(found.files)}
+        results = self._each(lambda place: self._fetched_file(place, found.files[place], files[place]), list(files))
+        return dict(zip(files, results, strict=True))
+
+    def _fetched_file(self, place: str, entry: Entry, file: Path) -> tuple[Path | None, str]:
+        """Copy one file to `file` if it has changed."""
+        self._refuse_if_closed()
+        entry = self._complete(entry)
+        stamp, known = stamp_of(entry), self.root / place
+        if stamp and self._stamps.get(place) == stamp and known.is_file():
+            return None, stamp
+        self._depot.files.get_file(entry["name"], str(file), callback=self._callback)
+        size = entry.get("size")
+        if size is not None and file.stat().st_size != size:
+            raise RemoteError(f"{place}: {file.stat().st_size} of {size} bytes were received")
+        # a new modification time alone would cause a reload of the model
+        same = known.is_file() and filecmp.cmp(known, file, shallow=False)
+        return None if same else file, stamp
 
     def _complete(self, entry: Entry) -> Entry:
         """Query what a listing does not report."""
@@ -277,7 +279,10 @@ class Remote:
         return f"{self._depot.top}/{inner}" if inner else self._depot.top
 
     def _each(self, work: Callable[[str], Any], names: list[str]) -> list[Any]:
-        """Call `work` for all names, concurrently if the store's client supports it."""
+        """Call `work` for all names, concurrently if the store's client supports it.
+
+        Raises: the first exception of any, once no call is running.
+        """
         if len(names) < 2 or not self._concurrent:
             return [work(name) for name in names]
         with ThreadPoolExecutor(_AT_ONCE) as pool:

@@ -18,9 +18,9 @@ PATIENCE_S = 300
 RUN = """
 import sys
 import pytest
-from penstock.backends.loading import begin_tensorflow
+from penstock.backends.loading import import_tensorflow
 
-begin_tensorflow()  # as a worker does
+import_tensorflow()  # as a worker does
 sys.exit(pytest.main(sys.argv[1:]) or "tensorflow.keras" in sys.modules or "tensorflow._api" in sys.modules)
 """
 
@@ -68,4 +68,4 @@ def test_where_it_is_not_installed_a_load_says_what_to_install(monkeypatch: pyte
         ISOLATED["tensorflow"](Path("model.savedmodel"), "cpu", {})
 
     assert caught.value.code is Code.UNSUPPORTED
-    assert caught.value.message == "TensorFlow is not installed: pip install penstock[tensorflow]"
+    assert caught.value.message == "TensorFlow is not installed: pip install 'penstock[tensorflow]'"

@@ -16,8 +16,8 @@ from penstock.server.carrying.messages import pack_answer
 from penstock.server.carrying.service import CarryingService
 from penstock.server.deepaas.service import DeepaasService
 from penstock.server.dialects import dialect_of
-from penstock.server.http.service import Shared
-from penstock.server.listening.ports import http_lane
+from penstock.server.http.service import HttpShared
+from penstock.server.listening.ports import make_http_port
 from penstock.server.restricted import Restricted
 from penstock.server.seldon.current_component import CurrentComponent
 from penstock.server.seldon.messages import ANSWER
@@ -116,8 +116,8 @@ class Served(Lane):
         self.kind, self.engine, self.others = kind, engine or OneModel(), Others()
         settings = Settings(dialect=kind.dialect, model_repository=("x",))
         self.service = kind.make(self.engine, self.others, settings)
-        listener: Any = http_lane(settings, cast(Any, None), cast(Any, self.service), dialect_of(settings))
-        super().__init__(shared=cast(Shared, listener._config.http_protocol_class.shared))
+        listener: Any = make_http_port(settings, cast(Any, None), cast(Any, self.service), dialect_of(settings))
+        super().__init__(shared=cast(HttpShared, listener._config.http_protocol_class.shared))
 
     async def one(self, status: int = 200, body: bytes = b"{}", raw: bytes = b"") -> Answer:
         """Feed a request, have it answered if its worker is asked, and read the answer."""

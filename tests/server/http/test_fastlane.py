@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from penstock.batching.registry import STOPPING_MESSAGE
 from penstock.server.health import EXITING
-from penstock.server.http.connection import DRAIN_LINGER_S, REFUSED_LINGER_S
+from penstock.server.http.connection import DRAIN_LINGER_S, REJECTED_LINGER_S
 from penstock.server.http.limits import Limits
-from penstock.server.http.service import Shared
-from penstock.server.listening.untaken import Untaken
+from penstock.server.http.service import HttpShared
+from penstock.server.listening.unread_answers import UnreadAnswers
 from tests.server.http.lane import Lane, Own, in_chunks, request, run, turns
 
 LIMITS = Limits(max_body_bytes=100_000, receive_timeout_s=10, idle_timeout_s=20, write_timeout_s=30)
@@ -244,7 +244,7 @@ class TestRefusals:
         async def main() -> None:
             lane = Lane(LIMITS)
             lane.feed(b"nonsense\r\n\r\n")
-            lane.tick(REFUSED_LINGER_S)
+            lane.tick(REJECTED_LINGER_S)
             assert not lane.transport.closed
             lane.tick(2)
 
@@ -761,28 +761,28 @@ class TestTime:
             lane.feed(request("/own"))
             lane.transport.unsent = 1_000_000
             lane.protocol.pause_writing()
-            assert lane.shared.untaken.held_bytes == 1_000_000
+            assert lane.shared.unread.held_bytes == 1_000_000
             if end == "taken":
                 lane.protocol.resume_writing()
             else:
                 lane.transport.lose(None)
                 await turns()
 
-            assert lane.shared.untaken.held_bytes == 0
+            assert lane.shared.unread.held_bytes == 0
 
         run(main)
 
     def test_it_is_dropped_when_all_together_take_too_little(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
-            lane.shared.untaken = Untaken(999_999)
+            lane.shared.unread = UnreadAnswers(999_999)
             lane.feed(request("/own"))
             lane.transport.unsent = 1_000_000
             lane.protocol.pause_writing()
             await turns()
 
             assert lane.transport.aborted
-            assert lane.shared.untaken.held_bytes == 0
+            assert lane.shared.unread.held_bytes == 0
 
         run(main)
 
@@ -822,7 +822,7 @@ class TestTime:
             lost = Lane(shared=broken.shared)
             monkeypatch.setattr(broken.protocol, "tick", fail)
             monkeypatch.setattr(lost.protocol, "tick", fail)
-            monkeypatch.setattr(lost.protocol, "give_up", lambda: fail(0))
+            monkeypatch.setattr(lost.protocol, "shed", lambda: fail(0))
             broken.tick(LIMITS.idle_timeout_s + 2)
 
             assert [lane.transport.closed for lane in lanes] == [True] * 4
@@ -837,7 +837,7 @@ class TestTime:
 def late_lane(before: bytes = b"") -> Lane:
     """A connection that came while its port was drained; another one was asked this before."""
     own = Own()
-    shared = Shared(own, LIMITS)
+    shared = HttpShared(own, LIMITS)
     Lane(own=own, shared=shared).feed(before)
     shared.draining = True
     return Lane(own=own, shared=shared)
@@ -1137,7 +1137,7 @@ class TestOwnWords:
     def test_what_is_refused_as_no_request_is_answered_in_the_words_of_the_dialect(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
-            lane.shared.refusal = lambda error: (413, b"text/plain", type(error).__name__.encode())
+            lane.shared.format_error = lambda error: (413, b"text/plain", type(error).__name__.encode())
             [answer] = await lane.fed(request("/own", b"").replace(b"content-length: 0", b"content-length: 100001"))
 
             assert (answer.status, answer.headers["content-type"]) == (413, "text/plain")

@@ -7,11 +7,11 @@ import weakref
 import pytest
 
 from penstock.server.http2 import frames
-from penstock.server.http2.frames import DATA, DEFAULT_WINDOW, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, Fault
+from penstock.server.http2.frames import DATA, DEFAULT_WINDOW, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, ErrorCode
 from penstock.server.http2.outbox import Outbox
 from penstock.server.http2.stream import Stream, Unsent
-from penstock.server.listening.mapped import together
-from penstock.server.listening.untaken import Untaken
+from penstock.server.listening.mapped_buffer import join_mapped
+from penstock.server.listening.unread_answers import UnreadAnswers
 
 from .wire import BIDI, ECHO, GIVE, HOLD, OK, Wire, message_of, payload
 
@@ -80,11 +80,13 @@ def test_an_initial_window_that_lifts_a_stream_beyond_the_limit_ends_the_connect
     found = wire.goaway()
 
     assert found is not None
-    assert found[0] == Fault.FLOW_CONTROL_ERROR
+    assert found[0] == ErrorCode.FLOW_CONTROL_ERROR
 
 
-@pytest.mark.parametrize(("increment", "code"), [(0, Fault.PROTOCOL_ERROR), (2**31 - 1, Fault.FLOW_CONTROL_ERROR)])
-def test_a_wrong_window_update_resets_its_stream_only(increment: int, code: Fault) -> None:
+@pytest.mark.parametrize(
+    ("increment", "code"), [(0, ErrorCode.PROTOCOL_ERROR), (2**31 - 1, ErrorCode.FLOW_CONTROL_ERROR)]
+)
+def test_a_wrong_window_update_resets_its_stream_only(increment: int, code: ErrorCode) -> None:
     wire = Wire()
     wire.feed(wire.call(HOLD) + frames.window_update(1, increment))
 
@@ -97,11 +99,11 @@ def test_a_wrong_window_update_resets_its_stream_only(increment: int, code: Faul
 def test_a_reset_frees_what_waits_and_others_go_on() -> None:
     wire = Wire()
     wire.feed(wire.call(GIVE, b"1000000", 1) + wire.call(GIVE, b"1000", 3))
-    wire.feed(frames.reset(1, Fault.CANCEL) + frames.window_update(0, 10000))
+    wire.feed(frames.reset(1, ErrorCode.CANCEL) + frames.window_update(0, 10000))
 
     assert wire.connection.outbox.blocked == {}
     assert 3 in wire.answers()
-    assert wire.connection.outbox.quick_bytes > 0
+    assert wire.connection.outbox.max_direct_bytes > 0
 
 
 def test_nothing_is_written_while_the_transport_is_full() -> None:
@@ -149,25 +151,25 @@ def test_a_message_of_many_frames_opens_the_windows_as_it_comes() -> None:
 def test_more_than_a_streams_window_resets_it() -> None:
     wire = Wire(stream_window_bytes=70_000)
     wire.feed(wire.headers() + payload(message_of(bytes(10**6))[:34_000]))
-    wire.connection.streams[1].in_left = 10
+    wire.connection.streams[1].receive_window = 10
     wire.feed(payload(b"x" * 11))
 
-    assert wire.reset_of(1) == Fault.FLOW_CONTROL_ERROR
+    assert wire.reset_of(1) == ErrorCode.FLOW_CONTROL_ERROR
     assert wire.shared.held_bytes == 0
 
 
 def test_more_than_the_connections_window_ends_it() -> None:
     wire = Wire()
-    wire.connection.window.left = 10
+    wire.connection.window.remaining = 10
     wire.feed(wire.headers() + payload(b"\0" * 11))
     found = wire.goaway()
 
     assert found is not None
-    assert found[0] == Fault.FLOW_CONTROL_ERROR
+    assert found[0] == ErrorCode.FLOW_CONTROL_ERROR
 
 
 def test_what_is_kept_of_unfinished_messages_is_bounded_for_all_together() -> None:
-    wire = Wire(grpc={"receive_bytes": 100_000})
+    wire = Wire(grpc={"max_receive_bytes": 100_000})
     wire.feed(wire.headers(1, __path=HOLD) + payload(message_of(bytes(10**6))[:60_000], 1))
     wire.feed(wire.headers(3, __path=HOLD) + payload(message_of(bytes(10**6))[:30_000], 3))
     assert wire.shared.held_bytes == 90_000
@@ -175,7 +177,7 @@ def test_what_is_kept_of_unfinished_messages_is_bounded_for_all_together() -> No
     wire.feed(payload(bytes(20_000), 3))
     assert {stream: status for stream, (_, status, _) in wire.answers().items()} == {3: 8}
     assert wire.shared.held_bytes == 60_000
-    wire.feed(frames.reset(1, Fault.CANCEL))
+    wire.feed(frames.reset(1, ErrorCode.CANCEL))
     assert wire.shared.held_bytes == 0
 
 
@@ -209,7 +211,7 @@ def test_a_peer_that_keeps_its_window_shut_loses_the_stream() -> None:
         wire.shared.sweep(1.0)
     wire.loop.turn()
 
-    assert wire.reset_of(1) == Fault.CANCEL
+    assert wire.reset_of(1) == ErrorCode.CANCEL
     assert wire.connection.outbox.blocked == wire.connection.streams == {}
 
 
@@ -222,8 +224,8 @@ def test_answers_that_wait_are_looked_at_when_they_may_leave_and_not_for_each_ot
         looked_at.append(stream.stream_id)
         return send_some(outbox, stream, unsent)
 
-    send_some = Outbox._send_some
-    monkeypatch.setattr(Outbox, "_send_some", counted)
+    send_some = Outbox._send_stream_data
+    monkeypatch.setattr(Outbox, "_send_stream_data", counted)
     wire = Wire()
     wire.feed(frames.settings({INITIAL_WINDOW_SIZE: 0}))
     ids = [2 * number + 1 for number in range(100)]
@@ -273,27 +275,27 @@ def test_a_long_stream_whose_peer_answers_every_message_with_small_window_update
 def test_what_waits_is_counted_whole_until_its_last_byte_has_left() -> None:
     wire = Wire()
     wire.feed(frames.window_update(0, 10**6) + wire.call(GIVE, b"100000"))
-    assert wire.shared.untaken.held_bytes == 100_000
+    assert wire.shared.unread.held_bytes == 100_000
 
     wire.feed(frames.window_update(1, 100_004 - DEFAULT_WINDOW))
-    assert wire.shared.untaken.held_bytes == 100_000
+    assert wire.shared.unread.held_bytes == 100_000
     wire.feed(frames.window_update(1, 1))
-    assert wire.shared.untaken.held_bytes == 0
+    assert wire.shared.unread.held_bytes == 0
     assert wire.connection.streams == {}
 
 
 def test_an_answer_that_is_mapped_is_counted_and_let_go_of_like_any_other() -> None:
     wire = Wire()
     wire.feed(frames.window_update(0, 10**6) + wire.call(HOLD))
-    view = together([bytes(60_000), b"x" * 40_000])
+    view = join_mapped([bytes(60_000), b"x" * 40_000])
     memory = weakref.ref(view.obj)
     wire.held.pop().answer(view)
     del view
-    assert wire.shared.untaken.held_bytes == 100_000
+    assert wire.shared.unread.held_bytes == 100_000
 
     wire.feed(frames.window_update(1, 100_005 - DEFAULT_WINDOW))
     wire.loop.turn()
-    assert wire.shared.untaken.held_bytes == 0
+    assert wire.shared.unread.held_bytes == 0
     sent = b"".join([frame.payload for frame in wire.frames() if frame.kind == frames.DATA])
     assert sent == message_of(bytes(60_000) + b"x" * 40_000)
     assert memory() is None
@@ -303,57 +305,57 @@ def test_an_answer_that_is_mapped_is_counted_and_let_go_of_like_any_other() -> N
 def test_nothing_is_counted_of_calls_that_are_gone(end: str) -> None:
     wire = Wire()
     wire.feed(wire.call(GIVE, b"100000"))
-    assert wire.shared.untaken.held_bytes == 100_000
+    assert wire.shared.unread.held_bytes == 100_000
     if end == "lost":
         wire.connection.connection_lost(None)
     else:
-        wire.feed(frames.reset(1, Fault.CANCEL) if end == "reset" else frames.frame(frames.PUSH_PROMISE, 0, 1))
+        wire.feed(frames.reset(1, ErrorCode.CANCEL) if end == "reset" else frames.frame(frames.PUSH_PROMISE, 0, 1))
 
-    assert wire.shared.untaken.held_bytes == 0
+    assert wire.shared.unread.held_bytes == 0
 
 
 def test_beyond_the_bound_of_all_connections_the_call_that_weighs_most_is_ended() -> None:
     wire = Wire()
-    wire.shared.untaken = Untaken(200_000, wire.shared.loop)
+    wire.shared.unread = UnreadAnswers(200_000, wire.shared.loop)
     wire.feed(frames.settings({INITIAL_WINDOW_SIZE: 0}))
     for stream, size in ((1, b"70000"), (3, b"90000"), (5, b"60000")):
         wire.feed(wire.call(GIVE, size, stream))
 
-    assert wire.reset_of(3) == Fault.ENHANCE_YOUR_CALM
+    assert wire.reset_of(3) == ErrorCode.ENHANCE_YOUR_CALM
     assert wire.connection.streams.keys() == {1, 5}
-    assert wire.shared.untaken.held_bytes == 130_010
+    assert wire.shared.unread.held_bytes == 130_010
 
 
 def test_who_drops_a_connection_counts_the_calls_that_go_with_it_no_more_and_drops_no_other() -> None:
     wire, other = Wire(), Wire()
-    untaken = wire.shared.untaken = other.shared.untaken = Untaken(1_000_000, wire.shared.loop)
+    unread = wire.shared.unread = other.shared.unread = UnreadAnswers(1_000_000, wire.shared.loop)
     for each in (wire, other):
         each.feed(frames.settings({INITIAL_WINDOW_SIZE: 0}))
     for stream in (1, 3, 5, 7):
         wire.feed(wire.call(GIVE, b"90000", stream))
     other.feed(other.call(GIVE, b"95000"))
     wire.transport.stuck = 100_000
-    untaken.most_bytes = 400_000
+    unread.max_bytes = 400_000
     wire.connection.pause_writing()
     wire.loop.turn()
 
     assert wire.transport.aborted
     assert other.connection.streams.keys() == {1}
-    assert untaken.held_bytes == 95_005
+    assert unread.held_bytes == 95_005
 
 
 def test_a_transport_that_is_full_counts_until_it_is_not_and_is_aborted_beyond_the_bound() -> None:
     wire = Wire()
-    wire.shared.untaken = Untaken(200_000, wire.shared.loop)
+    wire.shared.unread = UnreadAnswers(200_000, wire.shared.loop)
     wire.transport.stuck = 200_000
     wire.connection.pause_writing()
-    assert wire.shared.untaken.held_bytes == 200_000
+    assert wire.shared.unread.held_bytes == 200_000
     wire.connection.resume_writing()
-    assert wire.shared.untaken.held_bytes == 0
+    assert wire.shared.unread.held_bytes == 0
 
     wire.transport.stuck = 200_001
     wire.connection.pause_writing()
     wire.loop.turn()
 
     assert wire.transport.aborted
-    assert wire.shared.untaken.held_bytes == 0
+    assert wire.shared.unread.held_bytes == 0
