@@ -292,8 +292,7 @@ class Engine:
         """Check, submit and await one request; cancelling the awaiting task cancels it.
 
         Shapes: as `InferRequest.inputs`. `parameters` are for models of user code.
-        Returns: the outputs at the positions in `output_positions`; None means all, including outputs that are not
-        tensors.
+        Returns: the outputs at these positions; None means all, including outputs that are not tensors.
         Raises: InferError.
         """
         request = request_for(model, inputs, output_positions, options, parameters)

@@ -55,13 +55,13 @@ class Model:
     return. `forms`: how request tensors are laid out in a run, None if as plain rows. `load_s`: seconds from first
     reading its file until it could serve. `event_counts` counts unusual events by name (metrics.md lists them).
     `device_ns` is the run time spent on each device other than a CPU, by device name. Both are under `lock` and never
-    decrease. `has_default_timeout`: requests that give no timeout have one anyway. `instance_trials`: the Instance
-    counts tried at load, with rows/s each.
-    `intercepts`: requests are examined before they reach the queue (Engine.submit); those answered by `cache` never
-    reach it. `admits_singly`: accepting a request takes more than a check for room, so requests are never queued
-    together (arrivals.py). `ran_on_loop`: the event loop ran its last Batch, so requests may be queued together.
+    decrease. `has_default_timeout`: applied to requests without one. `instance_trials`: Instance counts tried at load,
+    with rows/s each. `intercepts`: requests are examined before they reach the queue (Engine.submit); those answered by
+    `cache` never reach it. `admits_singly`: accepting a request takes more than a check for room, so requests are never
+    queued together (arrivals.py). `ran_on_loop`: the event loop ran its last Batch, so requests may be queued together.
     `collects_arrivals`: one has been queued in this turn as well, so those after it collect in `arrivals` until the
-    turn ends. An `ensemble` has neither Backends nor Instances, and nothing ever waits in its queue.
+    turn ends.
+    An `ensemble` has neither Backends nor Instances, and nothing ever waits in its queue.
     `executors` run the Batches of a model of user code. Such a model is never `open`ed, has no Bindings, and receives
     the parameters of its requests.
     `loop_binding` is None before `open`, if the event loop never runs the model, and while a device that the loop lost
