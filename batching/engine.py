@@ -148,7 +148,7 @@ class Engine:
     def release(self, model: Model) -> None:
         """End one `hold`."""
         model.hold_count -= 1
-        self._release_waiters.look(model)
+        self._release_waiters.check(model)
 
     async def load(self, spec: ModelSpec) -> Model:
         """Open a version and publish it beside the others, replacing an earlier load of it. Raises: InferError."""
@@ -161,17 +161,17 @@ class Engine:
 
     async def unload(self, name: str, version: int) -> None:
         """Take a version out of service; its accepted requests finish first. Raises: InferError (NOT_FOUND)."""
-        model = self._models.take(name, str(version))
+        model = self._models.remove(name, str(version))
         self._advance_generation()
         await self.retire(model)
 
     def model(self, name: str, version: str = "") -> Model:
-        """Find a published version; "" means the highest. Raises: InferError (NOT_FOUND; NOT_READY: see await_more)."""
+        """Find a published version; "" means the highest. Raises: InferError (NOT_FOUND; NOT_READY: loading)."""
         return self._models.find(name, version)
 
-    def set_loading(self, coming: bool) -> None:
+    def set_loading(self, loading: bool) -> None:
         """Set whether startup is still loading models; until it ends, unknown models are NOT_READY, to be retried."""
-        self._models.coming = coming
+        self._models.loading = loading
 
     def models(self) -> list[Model]:
         """List every published version, ordered by name and version."""
@@ -179,7 +179,7 @@ class Engine:
 
     def versions_of(self, name: str) -> tuple[list[Model], list[str]]:
         """Return the published versions of a name, and the version numbers that existed or should exist."""
-        return self._models.named(name)
+        return self._models.versions_of(name)
 
     def _active_models(self) -> list[Model]:
         """List the models that may have requests: the published ones and those that were replaced."""
@@ -335,7 +335,7 @@ class Engine:
     def _on_requests_done(self, model: Model, count: int) -> None:
         model.inflight -= count
         if self._drain_awaited and not model.inflight:
-            self._retire_waiters.look(model)
+            self._retire_waiters.check(model)
             if self.stopping and not self.inflight:
                 self._idle.set()
 

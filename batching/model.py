@@ -47,8 +47,7 @@ logger = logging.getLogger("penstock.batching")
 class Model:
     """One loaded version.
 
-    Threads: access `scheduler` and `costs` under `lock` only. Everything else belongs to the event loop, except where a
-    method says otherwise.
+    Threads: `scheduler` and `costs` are used under `lock`; the rest on the event loop, unless a method says otherwise.
     `inflight` counts requests accepted and not yet delivered. `hold_count` counts requests still being decoded and
     ensembles that may need the model (Engine.hold). `unread_bytes` is the size of the answers waiting in `streams`
     (stream.py). `admitted_shapes`: the shapes that passed `admit`. `binding_signature`: what its Bindings take and
@@ -258,10 +257,10 @@ class Model:
         """Whether requests would be served: the model is healthy and nothing hinders it."""
         return self.healthy and not self.blockers
 
-    def set_blocked(self, blocker: Any, *, hindered: bool) -> None:
+    def set_blocked(self, blocker: Any, *, blocked: bool) -> None:
         """Record that `blocker`, such as hooks that failed to load, lets no request through, or that it does again."""
-        if hindered != (blocker in self.blockers):
-            (self.blockers.add if hindered else self.blockers.discard)(blocker)
+        if blocked != (blocker in self.blockers):
+            (self.blockers.add if blocked else self.blockers.discard)(blocker)
             if self.on_blockers_changed is not None:
                 self.on_blockers_changed()
 

@@ -33,7 +33,7 @@ class ModelRegistry:
     def __init__(self) -> None:
         self._models: dict[str, dict[str, Model]] = {}
         self._absent: dict[str, set[str]] = {}
-        self.coming = False
+        self.loading = False
 
     def find(self, name: str, version: str = "") -> Model:
         """Find a version; "" means the highest. Raises: InferError (NOT_FOUND; NOT_READY while `loading`)."""
@@ -51,7 +51,7 @@ class ModelRegistry:
 
     def _not_found_error(self, name: str, version: str) -> InferError:
         """Make the error for a version that was not found. Source of the texts: Triton core, model_lifecycle.cc."""
-        if self.coming:
+        if self.loading:
             return InferError(Code.NOT_READY, LOADING_MESSAGE, LOADING_RETRY_NS)
         absent = self._absent.get(name)
         if absent is None:
@@ -72,7 +72,7 @@ class ModelRegistry:
             for version in (sorted(versions, key=int) if len(versions) > 1 else versions)
         ]
 
-    def named(self, name: str) -> tuple[list[Model], list[str]]:
+    def versions_of(self, name: str) -> tuple[list[Model], list[str]]:
         """Return the Models of a name, and the version numbers that existed or should exist."""
         return list(self._models.get(name, {}).values()), sorted(self._absent.get(name, ()))
 
@@ -96,7 +96,7 @@ class ModelRegistry:
         self._absent[name] = {*self._absent.get(name, ()), *old, *absent} - new.keys()
         return [model for model in old.values() if new.get(model.version) is not model]
 
-    def take(self, name: str, version: str) -> Model:
+    def remove(self, name: str, version: str) -> Model:
         """Remove a version. Raises: InferError (NOT_FOUND)."""
         versions = self._models.get(name, {})
         model = versions.pop(version, None)
@@ -130,7 +130,7 @@ class CompletionWaiters:
         """List the awaited Models."""
         return list(self._events)
 
-    def look(self, model: Model) -> None:
+    def check(self, model: Model) -> None:
         """Wake the waiter of a model if the model is done."""
         event = self._events.get(model)
         if event is not None and self._is_done(model):

@@ -270,7 +270,7 @@ class Server:
                 self._grpc.tls = context_for(self._settings)
         except (TlsError, RemoteError, MistakesError) as error:
             raise StartError(str(error)) from error
-        self.engine.set_loading(coming=True)
+        self.engine.set_loading(loading=True)
         await self._listen(late=False)
 
     async def _listen(self, *, late: bool) -> None:
@@ -293,7 +293,7 @@ class Server:
         Returns: the reason for each version that is not served. Raises: StartError if a required one is not.
         """
         failures = await self.control.start()
-        self.engine.set_loading(coming=False)
+        self.engine.set_loading(loading=False)
         if lacking := self.clouds.lacks(self.engine):
             raise StartError("\n".join([lacking, *failures]))
         if failures and self._dialect.alone and not self.engine.models():

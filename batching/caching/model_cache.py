@@ -213,7 +213,7 @@ class ModelCache:
         start_ns = time.monotonic_ns()
         try:
             outputs = request.outputs or []
-            # an OwnOutputs belongs to one request only and is never cached
+            # a CustomOutputs belongs to one request only and is never cached
             inserted = type(outputs) is CustomOutputs or self._cache.insert(miss.key, outputs, self._cached_keys)
         except MemoryError:
             inserted = False

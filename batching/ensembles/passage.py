@@ -168,7 +168,7 @@ class Passage:
         if model.forms is not None:
             outputs = model.forms.leave(model.name, self.parent.output_positions, outputs)
         if self.wrong or self.lacking:
-            return CustomOutputs(outputs, {}, self.wrong or self.lacking, lacking=not self.wrong)
+            return CustomOutputs(outputs, {}, self.wrong or self.lacking, incomplete=not self.wrong)
         return outputs
 
 

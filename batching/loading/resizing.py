@@ -279,24 +279,24 @@ def _end_thread(model: Model, instance: ThreadInstance) -> None:
 
 async def _outside_change(model: Model, spec: ModelSpec, loader: ExternalLoader, devices: Devices) -> Change | None:
     """Make the Change of a model whose Batches run in other processes."""
-    more = getattr(loader, "more", None)
-    if more is None:
+    open_more = getattr(loader, "open_more", None)
+    if open_more is None:
         return None
     wanted, old = single_groups(spec), [instance for instance in model.instances if not instance.retiring]
     found = match([instance.group for instance in old], wanted)
     missing = [at for at, place in enumerate(found) if place is None]
-    opened = await more(model.spec, spec, missing)
+    opened = await open_more(model.spec, spec, missing)
     claims: list[tuple[RateLimiter, Claim]] = []
     seats: list[tuple[InstanceGroup, ExternalExecutor]] = list(
-        zip([wanted[at] for at in missing], opened.outsides, strict=True)
+        zip([wanted[at] for at in missing], opened.executors, strict=True)
     )
     try:
-        await run_samples(model, opened.outsides)
+        await run_samples(model, opened.executors)
         added = make_instances(model, seats, devices, claims)
     except BaseException:
         for limiter, claim in claims:
             limiter.leave(claim)
-        await asyncio.gather(*(each.close() for each in opened.outsides))
+        await asyncio.gather(*(each.close() for each in opened.executors))
         raise
     return Change(model, opened.spec, [each for at, each in enumerate(old) if at not in found], [*added])
 

@@ -1,4 +1,4 @@
-"""OwnOutputs: what user code answered, if that deviates from its Signature or has parameters attached."""
+"""CustomOutputs: what user code answered, if that deviates from its Signature or has parameters attached."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class CustomOutputs(list[Any]):
     __slots__ = ("incomplete", "mismatch", "parameters")
 
     def __init__(
-        self, outputs: Iterable[Any], parameters: Mapping[str, Any], wrong: str = "", *, lacking: bool = False
+        self, outputs: Iterable[Any], parameters: Mapping[str, Any], mismatch: str = "", *, incomplete: bool = False
     ) -> None:
         super().__init__(outputs)
         self.parameters = dict(parameters)
-        self.mismatch = wrong
-        self.incomplete = lacking
+        self.mismatch = mismatch
+        self.incomplete = incomplete
 
 
 class CustomAnswer(dict[str, Any]):

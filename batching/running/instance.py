@@ -139,7 +139,7 @@ class ThreadInstance:
             return
         if (self.failure is not None or self._restores_loop) and not self._try_recovery():
             return
-        in_turn = self.has_turn or (self.arbiter.contended and not self.share.brief)
+        in_turn = self.has_turn or (self.arbiter.contended and not self.share.exempt)
         batch = self._take_in_turn() if in_turn else self._take(0)
         if batch is None:
             # what woke it may have arrived while it waited for a turn

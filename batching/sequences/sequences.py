@@ -34,7 +34,7 @@ _CONFLICT = (
     "sequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence start. Previous "
     "sequence will be terminated early."
 )
-_ROW = attrgetter("under_way.row")
+_ROW = attrgetter("active_sequence.row")
 
 
 class Sequences:

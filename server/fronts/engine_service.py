@@ -182,6 +182,6 @@ class EngineService:
         self._forms.clear()
         self._takes.clear()  # they refer to this object, and the garbage collector runs seldom
         for model in self._models.values():
-            model.set_blocked(self, hindered=False)
+            model.set_blocked(self, blocked=False)
         for request in requests:
             self._engine.cancel(request)

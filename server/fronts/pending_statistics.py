@@ -85,7 +85,7 @@ def count(model: Model, body: bytes, who: Any) -> None:
         elif kind == "event":
             model.count_event(str(said[0]), int(said[1]))
         elif kind == "hindered":
-            model.set_blocked(who, hindered=bool(said[0]))
+            model.set_blocked(who, blocked=bool(said[0]))
         elif kind == "first":
             statistics.record_first_response(int(said[0]))
         else:

@@ -163,7 +163,7 @@ class FrontModelTable:
         loading = self._loading.get(key)
         if loading is not None:
             await asyncio.wait((loading,))
-        await self._engine.unheld(model)
+        await self._engine.wait_released(model)
         hooks = self._hooks.get(model)
         if hooks is not None:
             await hooks.close()

@@ -117,9 +117,9 @@ class RemoteEngine:
     def release(self, model: Model) -> None:
         """End a `hold`."""
         model.hold_count -= 1
-        self._held.look(model)
+        self._held.check(model)
 
-    async def unheld(self, model: Model) -> None:
+    async def wait_released(self, model: Model) -> None:
         """Wait until nothing holds a Model."""
         await self._held.wait(model)
 
@@ -210,7 +210,7 @@ class RemoteEngine:
     def _left(self, model: Model) -> None:
         model.inflight -= 1
         if not model.inflight and self._retiring:
-            self._retiring.look(model)
+            self._retiring.check(model)
 
     async def infer(
         self,

@@ -109,7 +109,7 @@ class WorkerReplicas(Replicas):
         if replica.serves:
             self._backoffs[replica].serves(self._loop.time())
             self._broken = None
-            self._model.set_blocked(self, hindered=False)
+            self._model.set_blocked(self, blocked=False)
             self._live.append(replica)
             self.freed(replica)
             self.roomy()
@@ -219,7 +219,7 @@ class WorkerReplicas(Replicas):
         self._broken = error = self._told(error)
         if self._live:
             return
-        self._model.set_blocked(self, hindered=True)
+        self._model.set_blocked(self, blocked=True)
         self._refuse(error)
         line, self._line = self._line, deque()
         for call in line:

@@ -59,7 +59,7 @@ class PythonModels:
         spec = replace(spec, declared_config=_json(completed(message_of(spec.declared_config), spec, PYTHON)))
         return await self._started(spec, interpreter, _instances(spec))
 
-    async def more(self, served: ModelSpec, spec: ModelSpec, places: Sequence[int]) -> OpenedVersion:
+    async def open_more(self, served: ModelSpec, spec: ModelSpec, places: Sequence[int]) -> OpenedVersion:
         """Start workers for some additional Instances of a spec. Raises: InferError."""
         interpreter = await self._interpreter(spec)
         config = message_of(served.declared_config)

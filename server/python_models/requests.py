@@ -144,7 +144,7 @@ class Names:
                 wrong, lacking = f"the answer lacks the requested output '{self.outputs[position]}'", True
         if not wrong and not said:
             return outputs
-        return CustomOutputs(outputs, said, wrong and f"model '{self.model}': {wrong}", lacking=lacking)
+        return CustomOutputs(outputs, said, wrong and f"model '{self.model}': {wrong}", incomplete=lacking)
 
     def _differs(self, name: str, array: Array) -> str:
         """Describe how an output contradicts the configuration; "" if it does not."""

@@ -90,7 +90,7 @@ class Tensors:
         return counted
 
     def _in_order(self, request: InferRequest, found: Mapping[int, Any], parameters: Any) -> list[Any]:
-        """Return a request's wanted outputs; as OwnOutputs if something differs from what was declared."""
+        """Return a request's wanted outputs; as CustomOutputs if something differs from what was declared."""
         outputs, wrong = [], ""
         for position in request.output_positions:
             array, spec = found.get(position), self._outputs[position]

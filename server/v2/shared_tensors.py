@@ -2,7 +2,7 @@
 
 The rules are the same over HTTP and gRPC, whose decoding calls this. Shared device memory is used in place if the
 model's Bindings can (`Model.in_place`). Shared host memory stays in place until the input is gathered, if nothing reads
-it earlier (`Model.reads_late`). Anything else is copied when the request is decoded, and when it is answered
+it earlier (`Model.reads_at_gather`). Anything else is copied when the request is decoded, and when it is answered
 (`finish.py`). Texts are Triton's.
 """
 

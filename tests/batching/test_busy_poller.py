@@ -115,8 +115,8 @@ class Served:
 
     def __init__(self, *batches: int) -> None:
         self.batches = list(batches)
-        self.dirty = self.looped = self.gathers = self.held = False
-        self.choosy = self.detours = self.closing = False
+        self.scheduled = self.ran_on_loop = self.collects_arrivals = self.held = False
+        self.admits_singly = self.intercepts = self.closing = False
         self.scheduler = cast(Any, type("None", (), {"expired": (), "live": 0}))
 
     def dispatch(self, _now_ns: int) -> tuple[list[Batch], bool]:

@@ -136,7 +136,7 @@ def test_a_turn_writes_large_answers_for_as_long_as_it_may_and_the_next_goes_on(
 async def test_a_model_that_runs_a_row_at_a_time_goes_on_in_the_turn_unless_that_has_taken_long(
     rows: int, goes_on_ns: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatcher, "GOES_ON_NS", goes_on_ns)
+    monkeypatch.setattr(dispatcher, "TURN_BUDGET_NS", goes_on_ns)
     async with housed() as house:
         model = await house.load(max_batch_rows=rows, cap_rows=rows)
         came = [house.come(model) for _ in range(20)]

@@ -102,7 +102,7 @@ async def told(house: House, name: str = "chain", *values: float) -> InferError:
 
 class TestTurnsOfTheLoop:
     async def test_small_steps_follow_one_another_in_one_turn(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(dispatcher, "GOES_ON_NS", HOUR_NS)
+        monkeypatch.setattr(dispatcher, "TURN_BUDGET_NS", HOUR_NS)
         async with served(executor="loop") as kept:
             kept.submit("chain", 3)
             await asyncio.sleep(0)
@@ -112,7 +112,7 @@ class TestTurnsOfTheLoop:
     async def test_a_turn_that_has_taken_long_leaves_the_next_step_to_the_next(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(dispatcher, "GOES_ON_NS", -1)
+        monkeypatch.setattr(dispatcher, "TURN_BUDGET_NS", -1)
         async with served(executor="loop") as kept:
             kept.submit("chain", 3)
             await asyncio.sleep(0)
@@ -123,7 +123,7 @@ class TestTurnsOfTheLoop:
     async def test_a_model_that_has_more_to_run_runs_once_a_turn_whatever_its_answers_bring(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(dispatcher, "GOES_ON_NS", HOUR_NS)
+        monkeypatch.setattr(dispatcher, "TURN_BUDGET_NS", HOUR_NS)
         twice = ensemble_spec("twice", "in", "out", step("double", "x=in", "y=mid"), step("double", "x=mid", "y=out"))
         async with served(twice, executor="loop", cap_rows=1) as kept:
             kept.submit("twice", 1)

@@ -163,7 +163,7 @@ class Loads:
 def spec_of(count: int = 1, **more: object) -> ModelSpec:
     policy = BatchPolicy(max_batch_rows=4, cap_rows=4)
     tensors = {"inputs": (TensorSpec("x", "FP32", (1,)),), "outputs": (TensorSpec("y", "FP32", (1,)),)}
-    terms = {"policy": policy, "instances": (InstanceGroup(count),), "declared": "{}", **tensors, **more}
+    terms = {"policy": policy, "instances": (InstanceGroup(count),), "declared_config": "{}", **tensors, **more}
     return ModelSpec("m", 1, Path(), backend="elsewhere", **terms)  # type: ignore[arg-type]
 
 
@@ -277,7 +277,7 @@ def test_each_request_is_delivered_once_whatever_happens(seed: int) -> None:
 def test_a_fault_of_the_servers_own_leaves_nobody_waiting_and_the_next_is_served(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "FAULT_S", 0.0)
+    monkeypatch.setattr(running, "FAULT_RETRY_S", 0.0)
 
     async def scene(engine: Engine, model: Model) -> None:
         original: Callable[..., Any] = getattr(model.scheduler, what)

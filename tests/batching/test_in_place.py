@@ -256,7 +256,7 @@ def test_what_clients_share_of_the_hosts_memory_is_gathered_beside_others(tmp_pa
 
 def test_a_binding_of_a_device_is_not_to_read_the_hosts_memory_itself(tmp_path: Path) -> None:
     model, binding, _, requests = wide(SharedArrays(tmp_path), 2, PlacingBinding)
-    model.in_place = frozenset({0})
+    model.in_place_devices = frozenset({0})
     run(model, binding, *requests)
 
     assert [values(request) for request in requests] == [[[0]], [[1]]]

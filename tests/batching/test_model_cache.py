@@ -114,7 +114,7 @@ async def test_the_hits_of_a_loop_turn_are_handed_out_together() -> None:
 
 
 async def test_where_order_is_kept_large_ones_are_looked_up_in_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_cache, "HERE_BYTES", 0)
+    monkeypatch.setattr(model_cache, "INLINE_HASH_BYTES", 0)
     async with serving(replace(THREAD, preserve_ordering=True)) as s:
         await s.serve(1)
 
@@ -191,7 +191,7 @@ async def test_order_is_kept_where_it_is_to_be() -> None:
 
 
 async def test_a_large_request_is_hashed_on_a_thread_and_served_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_cache, "HERE_BYTES", 0)
+    monkeypatch.setattr(model_cache, "INLINE_HASH_BYTES", 0)
     async with serving() as s:
         first = await s.serve(1)
         again = s.submit(1)
@@ -209,7 +209,7 @@ async def test_a_large_request_is_hashed_on_a_thread_and_served_all_the_same(mon
 async def test_a_large_request_that_is_taken_back_before_it_is_found_or_not_never_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(model_cache, "HERE_BYTES", 0)
+    monkeypatch.setattr(model_cache, "INLINE_HASH_BYTES", 0)
     async with serving() as s:
         gone = s.submit(1)
         s.engine.cancel(gone)
@@ -224,7 +224,7 @@ async def test_a_large_request_that_is_taken_back_before_it_is_found_or_not_neve
 
 
 async def test_a_large_request_that_the_queue_refuses_is_answered_with_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_cache, "HERE_BYTES", 0)
+    monkeypatch.setattr(model_cache, "INLINE_HASH_BYTES", 0)
     async with serving(BatchPolicy(max_batch_rows=1, executor="thread", max_queue_requests=1)) as s:
         s.gate.close()
         s.submit(1)
@@ -244,7 +244,7 @@ async def test_a_large_request_that_has_no_key_is_answered_all_the_same(
     def no_key(*_: Any) -> bytes:
         raise UnicodeError("no text")
 
-    monkeypatch.setattr(model_cache, "HERE_BYTES", 0)
+    monkeypatch.setattr(model_cache, "INLINE_HASH_BYTES", 0)
     async with serving() as s:
         assert s.model.cache is not None
         monkeypatch.setattr(s.model.cache._keys, "of", no_key)
@@ -265,7 +265,7 @@ async def test_nothing_is_answered_when_the_engine_stops() -> None:
 
 
 async def test_a_model_that_goes_takes_its_answers_along(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_cache, "_A_TURN", 2)
+    monkeypatch.setattr(model_cache, "_REMOVED_PER_TURN", 2)
     async with serving() as s:
         for value in range(5):
             await s.serve(value)

@@ -99,7 +99,7 @@ async def test_each_of_several_instances_has_its_session_and_nothing_stays(doubl
 async def test_a_sticky_error_anywhere_answers_every_request_and_is_known_for_the_whole_process(
     doubling: Path, monkeypatch: pytest.MonkeyPatch, call: str, after: int
 ) -> None:
-    monkeypatch.setattr(reload_backoff, "FIRST_RETRY_NS", 0)
+    monkeypatch.setattr(reload_backoff, "MIN_RETRY_NS", 0)
     runtime = FakeRuntime()
     async with served(runtime, doubling) as (engine, model):
         devices: Any = engine.devices
@@ -113,7 +113,7 @@ async def test_a_sticky_error_anywhere_answers_every_request_and_is_known_for_th
         assert later[-1] == [False]
         assert runtime.calls["cudaGetDeviceCount"] == 2  # it was loaded once, and once again
         assert not model.healthy
-        assert "CUDA error 700" in devices.lost
+        assert "CUDA error 700" in devices.lost_reason
         assert model.inflight == 0
 
 

@@ -340,7 +340,7 @@ class TestTwoOnTheDevice:
     def test_what_it_is_told_while_it_waits_for_a_turn_is_not_forgotten_though_nothing_is_to_run(self) -> None:
         device = Waited(1)
         share = device.join(1, 1)
-        device.ask(share, Mock())
+        device.request_turn(share, Mock())
         with opened(Stream(ROWS, list), device=device) as house:
             (waiting,) = house.model.thread_instances
             done = [waiting.run_on_thread(lambda: 1)]
@@ -498,8 +498,8 @@ class TestFaults:
     def test_a_device_that_is_gone_for_good_answers_both_and_one_that_comes_back_serves(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(reload_backoff, "FIRST_RETRY_NS", 0)
-        monkeypatch.setattr(reload_backoff, "LAST_RETRY_NS", 0)
+        monkeypatch.setattr(reload_backoff, "MIN_RETRY_NS", 0)
+        monkeypatch.setattr(reload_backoff, "MAX_RETRY_NS", 0)
         stream = Stream(ROWS, faulty)
         reopen = Reopening(stream, failures=2)
         with opened(stream, reopen) as house:
@@ -519,8 +519,8 @@ class TestFaults:
     def test_a_device_that_is_lost_for_the_process_is_said_to_be_once_and_not_tried_again(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(reload_backoff, "FIRST_RETRY_NS", 0)
-        monkeypatch.setattr(reload_backoff, "LAST_RETRY_NS", 0)
+        monkeypatch.setattr(reload_backoff, "MIN_RETRY_NS", 0)
+        monkeypatch.setattr(reload_backoff, "MAX_RETRY_NS", 0)
         stream = Stream(ROWS, faulty)
         reopen = Reopening(stream, failures=99, error=ProcessLost(Code.NOT_READY, "CUDA failure 700 at load"))
         devices, told = Devices(), threading.Semaphore(0)

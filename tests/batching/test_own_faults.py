@@ -39,8 +39,8 @@ def anyio_backend() -> str:
 
 @pytest.fixture(autouse=True)
 def goes_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instance, "FAULT_S", 0.0)
-    monkeypatch.setattr(external, "FAULT_S", 0.0)
+    monkeypatch.setattr(instance, "FAULT_RETRY_S", 0.0)
+    monkeypatch.setattr(external, "FAULT_RETRY_S", 0.0)
 
 
 class Panic(BaseException):

@@ -344,7 +344,7 @@ class TestOnThreads:
             ended.append("other")
 
         outsides = [SimpleNamespace(close=fail), SimpleNamespace(close=end)]
-        await close_executors(cast(Model, SimpleNamespace(name="m", outsides=outsides)))
+        await close_executors(cast(Model, SimpleNamespace(name="m", executors=outsides)))
 
         assert ended == ["other"]
         assert "its worker is gone" in caplog.text
@@ -403,7 +403,7 @@ class More:
     async def open(self, spec: ModelSpec) -> OpenedVersion:
         return OpenedVersion(complete_external(spec), self._some(len(single_groups(spec))), "elsewhere")
 
-    async def more(self, served: ModelSpec, spec: ModelSpec, places: Sequence[int]) -> OpenedVersion:
+    async def open_more(self, served: ModelSpec, spec: ModelSpec, places: Sequence[int]) -> OpenedVersion:
         return OpenedVersion(replace(served, instances=spec.instances), self._some(len(places)), "elsewhere")
 
 

@@ -340,8 +340,8 @@ class TestALostDevice:
         ]
 
     def test_it_is_tried_again_until_it_goes_well(self, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(reload_backoff, "FIRST_RETRY_NS", 0)
-        monkeypatch.setattr(reload_backoff, "LAST_RETRY_NS", 0)
+        monkeypatch.setattr(reload_backoff, "MIN_RETRY_NS", 0)
+        monkeypatch.setattr(reload_backoff, "MAX_RETRY_NS", 0)
         reopen = Reopening(list, failures=3)
         with opened(Losing(1), device, reopen=reopen) as house:
             house.ended(house.add())

@@ -25,7 +25,7 @@ class Counted(Model):
     """As much of a model as is counted with."""
 
     def __init__(self) -> None:
-        self.told_bytes = 0
+        self.unread_bytes = 0
         self.streams = set[AnswerStream]()
 
 
@@ -173,8 +173,8 @@ def test_who_leaves_a_stream_leaves_nothing_of_it_with_the_model() -> None:
         model = request.model = Counted()
         with stream.open_stream(Engine(), request) as answers:
             await answers.next()
-            assert model.told_bytes == 4 * answer_bytes(told(0))
-        assert model.told_bytes == 0
+            assert model.unread_bytes == 4 * answer_bytes(told(0))
+        assert model.unread_bytes == 0
         assert not model.streams
 
     asyncio.run(scene())
@@ -230,7 +230,7 @@ def test_who_takes_answers_as_they_come_does_not_fail_for_who_takes_none(monkeyp
             for _ in range(3):
                 prompt.send(told(value))
             assert [await prompt.next() is not None for _ in range(3)] == [True] * 3
-            assert model.told_bytes <= 100 * answer_bytes(told(0))
+            assert model.unread_bytes <= 100 * answer_bytes(told(0))
         assert failed == set(slow)
 
     asyncio.run(scene())
@@ -246,7 +246,7 @@ def test_of_all_that_wait_those_fail_for_whom_most_waits_and_it_is_let_go_of(mon
             slow.send(told(1))
         for _ in range(5):
             others.send(told(2))
-        assert model.told_bytes == 5 * answer_bytes(told(0))
+        assert model.unread_bytes == 5 * answer_bytes(told(0))
         with pytest.raises(InferError, match="does not read them"):
             slow.send(told(1))
         with pytest.raises(InferError, match="does not read them"):

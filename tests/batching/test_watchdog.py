@@ -142,7 +142,7 @@ class TestWatchdog:
         monkeypatch.setattr(Runs, "overdue", look)
         clocks = SimpleNamespace(monotonic_ns=lambda: now[0], process_time_ns=lambda: used[0])
         monkeypatch.setattr(watchdog_module, "time", clocks)
-        monkeypatch.setattr(watchdog_module, "LOOK_NS", 1_000_000)
+        monkeypatch.setattr(watchdog_module, "POLL_NS", 1_000_000)
         watchdog, binding = Watchdog(), puppet()
         watchdog.begin(binding, 10_000_000_000, now[0])
         assert looked.acquire(timeout=PATIENCE_S)

@@ -214,7 +214,7 @@ def test_while_it_is_loaded_again_requests_wait_and_the_model_is_ready() -> None
 
 
 def test_one_that_cannot_be_loaded_again_is_not_ready_until_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reload_backoff, "FIRST_RETRY_NS", 100_000_000)
+    monkeypatch.setattr(reload_backoff, "MIN_RETRY_NS", 100_000_000)
 
     async def scene(house: House) -> None:
         options: Any = house.model.spec.options
