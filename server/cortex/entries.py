@@ -11,7 +11,7 @@ from pathlib import Path
 from penstock.backends.errors import InferError
 from penstock.batching.spec import BatchPolicy, HookSpec, InstanceGroup, ModelSpec
 from penstock.server.hooks.plan import LIGHT_REPLICAS
-from penstock.server.hooks.writes import HOOK_NAMES, PICKLES
+from penstock.server.hooks.writes import HOOK_NAMES, PICKLE_SUFFIXES
 from penstock.server.repository.findings import Finding, inside
 from penstock.server.repository.pbtxt import model_config_pb2
 from penstock.server.repository.placing import place
@@ -88,7 +88,7 @@ def _hooks(api: Api, findings: list[Finding]) -> HookSpec | None:
 
 def _names_hooks(path: Path) -> bool:
     """Return whether a handler may have a hook: it contains the name of one, or its names cannot be determined."""
-    if path.suffix in PICKLES:
+    if path.suffix in PICKLE_SUFFIXES:
         return True
     try:
         text = path.read_bytes()

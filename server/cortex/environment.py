@@ -22,7 +22,14 @@ from pathlib import Path
 from penstock.backends.cpus import usable_cpus
 from penstock.backends.errors import Code, InferError
 from penstock.batching.spec import WorkerSpec
-from penstock.server.hooks.writes import MACHINE, PICKLES, PROCESS, GlobalWrite, files_of, written_globals
+from penstock.server.hooks.writes import (
+    MACHINE,
+    PICKLE_SUFFIXES,
+    PROCESS,
+    GlobalWrite,
+    find_global_writes,
+    source_files,
+)
 
 SHARED_WORKERS = 4
 """The most workers of a handler without state: any of them takes any call, and requests enter the model while it runs,
@@ -105,7 +112,7 @@ def roots_of(project: Path, python_path: str) -> tuple[Path, ...]:
 def needs_of(project: Path, handler: Path, roots: Sequence[Path]) -> Needs:
     """Find what a handler depends on. No code is run; loading reports a handler that cannot be read."""
     trees = _trees(handler, roots)
-    imported = set(_imported(trees, roots)) | ({"dill"} if handler.suffix in PICKLES else set())
+    imported = set(_imported(trees, roots)) | ({"dill"} if handler.suffix in PICKLE_SUFFIXES else set())
     writes = _writes(handler, roots)
     requirements = _requirements(project)
     reasons = list(_reasons(project, handler, trees))
@@ -127,17 +134,17 @@ def needs_of(project: Path, handler: Path, roots: Sequence[Path]) -> Needs:
 
 
 def _trees(handler: Path, roots: Sequence[Path]) -> list[ast.Module]:
-    if handler.suffix in PICKLES:
+    if handler.suffix in PICKLE_SUFFIXES:
         return []
     try:
-        return [tree for _, tree in files_of(handler, roots)]
+        return [tree for _, tree in source_files(handler, roots)]
     except (OSError, SyntaxError, ValueError):
         return []  # loading reports what is wrong
 
 
 def _writes(handler: Path, roots: Sequence[Path]) -> list[GlobalWrite]:
     try:
-        return written_globals(handler, roots=roots, strict=True)
+        return find_global_writes(handler, roots=roots, strict=True)
     except (OSError, SyntaxError, ValueError):
         return []
 
@@ -186,7 +193,7 @@ def _reasons(project: Path, handler: Path, trees: Sequence[ast.Module]) -> Itera
     if any(_MENTIONED in content for content in _contents(project)):
         yield "its files name /mnt, where the project is"
     nodes = [node for tree in trees for node in ast.walk(tree)]
-    if handler.suffix not in PICKLES and _opens_files(project, nodes):
+    if handler.suffix not in PICKLE_SUFFIXES and _opens_files(project, nodes):
         yield "it may open files, with the project as its folder"
     calls = {getattr(node.func, "attr", getattr(node.func, "id", "")) for node in nodes if isinstance(node, ast.Call)}
     if settings := sorted(calls & _SETS_LOGGING):

@@ -14,8 +14,8 @@ import numpy as np
 from penstock.backends.backend import Array
 from penstock.backends.datatypes import bf16_to_fp32
 from penstock.backends.signature import TensorSpec
-from penstock.server.hooks.conversions import Described
-from penstock.server.hooks.convert import change_each
+from penstock.server.hooks.conversions import ModelDescription
+from penstock.server.hooks.convert import map_elements
 
 from .casting import CastError, as_array, cast
 from .failing import bare, key, refusal
@@ -61,7 +61,7 @@ class _Input:
         except ValueError as error:
             raise refusal(*prefix, "failed to convert to numpy array", str(error)) from error
         if self._dtype.hasobject:
-            array = change_each(array, _bytes)
+            array = map_elements(array, _bytes)
         return fitted(array, self._spec)
 
     def _typed(self, value: Any) -> Array:
@@ -99,17 +99,17 @@ class OnnxValues:
     - if several axes are free, a value with one axis less is one row.
     """
 
-    def __init__(self, described: Described) -> None:
-        self.signatures: tuple[Any, Any] = (list(described.inputs), list(described.outputs))
-        specs = described.signature.input
-        relaxed = bool(described.settings.get("relaxed_shapes"))
-        self._inputs = [_Input(node, specs.get(str(node.name)), relaxed) for node in described.inputs]
+    def __init__(self, description: ModelDescription) -> None:
+        self.signatures: tuple[Any, Any] = (list(description.inputs), list(description.outputs))
+        specs = description.signature.input
+        relaxed = bool(description.settings.get("relaxed_shapes"))
+        self._inputs = [_Input(node, specs.get(str(node.name)), relaxed) for node in description.inputs]
         names = [each.name for each in self._inputs]
-        self._order = [names.index(spec.name) if spec.name in names else None for spec in described.signature.inputs]
-        nodes = {str(node.name): node for node in described.outputs}
-        self._outputs = [_restored(spec, nodes.get(spec.name)) for spec in described.signature.outputs]
+        self._order = [names.index(spec.name) if spec.name in names else None for spec in description.signature.inputs]
+        nodes = {str(node.name): node for node in description.outputs}
+        self._outputs = [_restored(spec, nodes.get(spec.name)) for spec in description.signature.outputs]
 
-    def inputs(self, value: Any) -> list[Array | None]:
+    def to_inputs(self, value: Any) -> list[Array | None]:
         """Make the model's inputs, in its order. Raises: InferError."""
         if len(self._inputs) == 1:
             only = self._inputs[0]
@@ -124,7 +124,7 @@ class OnnxValues:
             arrays = [each.convert(_member(value, each.name), key(each.name)) for each in self._inputs]
         return [None if at is None else arrays[at] for at in self._order]
 
-    def prediction(self, outputs: Sequence[Any]) -> list[Any]:
+    def to_prediction(self, outputs: Sequence[Any]) -> list[Any]:
         """Return arrays, of `str` if they hold text, and lists of dicts, each as from a run of its own.
 
         Ownership: the list is new, its arrays are the request's own.
@@ -157,7 +157,7 @@ def _restored(spec: TensorSpec, node: Any) -> Callable[[Any], Any]:
         if not isinstance(output, np.ndarray):
             return output
         if spec.datatype == "BYTES":
-            output = change_each(output, _text)
+            output = map_elements(output, _text)
         elif spec.datatype == "BF16":
             output = bf16_to_fp32(output)
         return output.reshape(()) if is_scalar and output.shape == (1,) else output

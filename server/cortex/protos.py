@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
-from penstock.server.hooks.convert import change_each
+from penstock.server.hooks.convert import map_elements
 
 from .casting import CastError, as_array, cast, to_bfloat16
 
@@ -79,7 +79,7 @@ def tensor(value: Any, kind: Kind) -> Array:
         # an element that is a list counts as one in the shape, and is as many strings as it has
         flat = np.empty(array.size, np.object_)
         flat[:] = list(_leaves(value))[: array.size]
-        return change_each(flat.reshape(array.shape), _bytes)
+        return map_elements(flat.reshape(array.shape), _bytes)
     return to_bfloat16(array) if kind.name == "bfloat16" else array
 
 
@@ -88,7 +88,7 @@ def _of_array(array: Array, kind: Kind) -> Array:
     if kind.name == "bfloat16":
         return array if array.dtype == np.uint16 else to_bfloat16(array)
     if kind.name == "string":
-        return change_each(array.astype(np.object_), _bytes)
+        return map_elements(array.astype(np.object_), _bytes)
     return cast(array, kind.dtype)
 
 

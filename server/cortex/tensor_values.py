@@ -18,7 +18,7 @@ import orjson
 from penstock.backends.backend import Array
 from penstock.backends.errors import InferError
 from penstock.backends.signature import TensorSpec
-from penstock.server.hooks.conversions import Described
+from penstock.server.hooks.conversions import ModelDescription
 
 from .casting import CastError
 from .failing import bare, key, refusal
@@ -71,12 +71,12 @@ class TensorValues:
     value of the input's rank has as many rows as its length.
     """
 
-    def __init__(self, described: Described) -> None:
+    def __init__(self, description: ModelDescription) -> None:
         # a copy, since a handler may modify it
-        signatures = copy.deepcopy(dict(described.described["signature_def"]))
+        signatures = copy.deepcopy(dict(description.described["signature_def"]))
         self.signatures: tuple[Any, Any] = (signatures, signatures)
-        said = described.described["signature_def"][described.described["signature_key"]]
-        signature = described.signature
+        said = description.described["signature_def"][description.described["signature_key"]]
+        signature = description.signature
         self._batched = signature.batched
         self._inputs = {
             name: _Input(name, each, signature.input.get(name), signature.batched)
@@ -87,7 +87,7 @@ class TensorValues:
         kinds = {name: str(each.get("dtype", "")) for name, each in said.get("outputs", {}).items()}
         self._outputs = [(spec.name, _flat(kinds.get(spec.name, ""))) for spec in signature.outputs]
 
-    def inputs(self, value: Any) -> list[Array | None]:
+    def to_inputs(self, value: Any) -> list[Array | None]:
         """Make the model's inputs, in its order. Raises: InferError.
 
         A bare list or array is taken for a model's only input, which Cortex documented but did not implement.
@@ -130,7 +130,7 @@ class TensorValues:
             elif len(array) != rows:
                 raise self._inputs[name].refusal(f"got {len(array)} rows where {key(first)} has {rows}")
 
-    def prediction(self, outputs: Sequence[Any]) -> dict[str, Any]:
+    def to_prediction(self, outputs: Sequence[Any]) -> dict[str, Any]:
         """Return the outputs by name, as flat lists of JSON values. Raises: InferError."""
         return {name: flatten(output) for (name, flatten), output in zip(self._outputs, outputs, strict=True)}
 

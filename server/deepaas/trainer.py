@@ -53,7 +53,7 @@ class Trainer:
         except NotBegunError:
             raise WorkerLost(worker.why or f"{self._order.label} has ended") from None
         except WorkerLost as lost:
-            if worker.taken:
+            if worker.killed_externally:
                 raise WorkerLost(f"{lost.message}: by somebody, or for want of memory") from None
             raise
         return answer

@@ -92,7 +92,7 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         status = self._process.wait()
-        self._link.read_rest()
+        self._link.read_remaining()
         self._link.close()
         self.ended(status)
 

@@ -342,7 +342,7 @@ def left(live: Live) -> dict[str, Any]:
             "levels": scheduler.levels._waiting if scheduler.levels is not None else (),
         }  # fmt: skip
         hooks = live.server._models.hooks_of(model)
-        there |= {"hooked": hooks._in_flight, "turns": len(hooks.turns)}
+        there |= {"hooked": hooks._in_flight, "turns": len(hooks.sequence_turns)}
         found |= {f"{model.name} {name}": value for name, value in there.items() if value}
     return found
 

@@ -58,7 +58,7 @@ class HeldHooks:
         async def keep() -> None:
             try:
                 answer = await self.predict(*said)
-            except Exception as error:  # noqa: BLE001 - as a Trip
+            except Exception as error:  # noqa: BLE001 - as a HookedRequest
                 promise.set_exception(error)
             else:
                 promise.set_result(answer)
