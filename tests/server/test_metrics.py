@@ -205,7 +205,7 @@ def test_a_model_on_the_cpu_that_asked_for_a_gpu_is_shown() -> None:
 
 def test_every_event_that_is_counted_has_its_metric() -> None:
     sources = (path.read_text("utf-8") for path in (DOCS.parents[1] / "batching").rglob("*.py"))
-    counted = {event for source in sources for event in re.findall(r'\bmodel\.count\(\s*"(\w+)"', source)}
+    counted = {event for source in sources for event in re.findall(r'\bmodel\.count_event\(\s*"(\w+)"', source)}
 
     assert counted
     assert counted <= {*EVENTS, "elements_real", "elements_padded"}

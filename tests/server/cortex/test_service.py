@@ -272,7 +272,7 @@ class TestPredictions:
             await served.one(asked("/iris/m", b"1", JSON))
             gone, served.engine.loaded = served.engine.loaded, fake_model()
             served.engine.generation += 1
-            served.engine.turn_away = lambda model: InferError(Code.NOT_READY, "gone") if model is gone else None  # type: ignore[method-assign]
+            served.engine.early_rejection = lambda model: InferError(Code.NOT_READY, "gone") if model is gone else None  # type: ignore[method-assign]
 
             assert (await served.one(asked("/iris/m", b"1" + b" " * 100_000, JSON)))[0] == 200
 

@@ -109,7 +109,7 @@ class HeldEngine:
 
     submit_soon = submit
 
-    def turn_away(self, model: Model) -> InferError | None:
+    def early_rejection(self, model: Model) -> InferError | None:
         return self.refusal
 
     def cancel(self, request: InferRequest) -> None:
