@@ -71,7 +71,7 @@ class SeldonSlot(WorkerSlot):
         super().__init__(host)
         self._crew = crew
 
-    def most_ns(self, key: Key) -> int:
+    def max_batch_ns(self, key: Key) -> int:
         """Limit calls that run one after another; those that share a batch are one call, and have no limit."""
         return 0 if key != RAW and self._crew.shares_batches else super().max_batch_ns(key)
 

@@ -389,7 +389,7 @@ async def test_an_answer_that_the_next_step_cannot_take_ends_the_request() -> No
         many.end(second)
 
 
-@pytest.mark.parametrize(("of", "name"), [(Branches, "add"), (Branches, "room"), (branches, "size_of")])
+@pytest.mark.parametrize(("of", "name"), [(Branches, "add"), (Branches, "room"), (branches, "answer_bytes")])
 async def test_an_answer_that_could_not_be_carried_on_ends_its_request_and_no_other(
     of: Any, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -578,7 +578,7 @@ async def test_the_one_answer_may_lack_what_was_wanted() -> None:
 
     made, lacking = outputs
     assert (float(made.flat[0]), lacking) == (10, None)
-    assert outputs.wrong == "in ensemble 'pair', the answer lacks the requested output 'more'"
+    assert outputs.mismatch == "in ensemble 'pair', the answer lacks the requested output 'more'"
 
 
 async def test_each_answer_has_the_whole_time_of_its_request_again() -> None:

@@ -46,7 +46,7 @@ class Watched(RateLimiter):
         super().__init__()
         self.asked = threading.Semaphore(0)
 
-    def ask(self, claim: Claim, waiter: Waiter) -> None:
+    def request_turn(self, claim: Claim, waiter: Waiter) -> None:
         super().request_turn(claim, waiter)
         self.asked.release()
 

@@ -247,7 +247,7 @@ async def test_a_large_request_that_has_no_key_is_answered_all_the_same(
     monkeypatch.setattr(model_cache, "INLINE_HASH_BYTES", 0)
     async with serving() as s:
         assert s.model.cache is not None
-        monkeypatch.setattr(s.model.cache._keys, "of", no_key)
+        monkeypatch.setattr(s.model.cache._keys, "key_for", no_key)
         request = await s.serve(1)
 
         assert request.error.code is Code.INTERNAL
@@ -302,7 +302,7 @@ async def test_without_memory_for_a_copy_it_is_not_kept(monkeypatch: pytest.Monk
         raise MemoryError
 
     async with serving() as s:
-        monkeypatch.setattr(s.cache, "keep", no_memory)
+        monkeypatch.setattr(s.cache, "insert", no_memory)
         assert (await s.serve(1)).outputs is not None
         assert s.counts() == (1, 0, 1)
 

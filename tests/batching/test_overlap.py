@@ -186,11 +186,11 @@ class Waited(Device):
         self.asked = threading.Semaphore(0)
         self.charged = 0
 
-    def begin(self, share: Any, cost_ns: float) -> None:
+    def begin_batch(self, share: Any, cost_ns: float) -> None:
         super().begin_batch(share, cost_ns)
         self.charged += 1
 
-    def ask(self, share: Any, waiter: Any) -> None:
+    def request_turn(self, share: Any, waiter: Any) -> None:
         super().request_turn(share, waiter)
         self.asked.release()
 

@@ -163,7 +163,7 @@ def test_a_batch_that_could_not_be_begun_beside_another_is_run_after_it(monkeypa
 
         def come() -> None:
             following.extend(house.put(2))
-            fails_once(house.model.quarantine, "among", monkeypatch)
+            fails_once(house.model.quarantine, "find_known", monkeypatch)
 
         stream.begins = come
         running = house.put(1)
@@ -174,7 +174,9 @@ def test_a_batch_that_could_not_be_begun_beside_another_is_run_after_it(monkeypa
         assert [request.error for request in (*running, *following)] == [None, None]
 
 
-@pytest.mark.parametrize(("of", "name"), [(ReloadBackoff, "went_well"), (Model, "charge"), (instance, "device_ns")])
+@pytest.mark.parametrize(
+    ("of", "name"), [(ReloadBackoff, "record_success"), (Model, "add_device_time"), (instance, "device_ns")]
+)
 def test_what_of_a_batch_that_has_run_could_not_be_noted_costs_no_answer(
     of: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,7 +239,7 @@ async def test_a_batch_whose_turn_could_not_be_ended_is_told_and_the_next_is_ser
 ) -> None:
     async with housed() as house:
         model = await house.load(executor="thread")
-        fails_once(ReloadBackoff, "went_well", monkeypatch)
+        fails_once(ReloadBackoff, "record_success", monkeypatch)
 
         assert await served(house, model), "it had run by then"
         fails_once(homes, "execute_at", monkeypatch)
@@ -259,7 +261,7 @@ async def test_a_batch_that_could_not_be_searched_is_told_and_the_next_is_served
     async with housed() as house:
         model = await house.load(executor=executor)
         model.quarantine.known[0] = 0
-        fails_once(model.quarantine, "among", monkeypatch)
+        fails_once(model.quarantine, "find_known", monkeypatch)
         before = len(house.sink.requests)
         taken = house.come(model)
         await house.sink.holds(before + 1)
@@ -402,7 +404,7 @@ async def test_a_step_that_could_not_be_followed_ends_its_own_request_and_no_oth
         assert "the next one goes well" in caplog.text
 
 
-@pytest.mark.parametrize(("of", "name"), [(Passage, "stamps"), (ModelStatistics, "record_alone"), (Ensemble, "leave")])
+@pytest.mark.parametrize(("of", "name"), [(Passage, "stamps"), (ModelStatistics, "record_single"), (Ensemble, "leave")])
 async def test_a_request_of_an_ensemble_that_could_not_be_counted_is_answered_all_the_same(
     of: type, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -81,7 +81,7 @@ async def test_the_wait_in_a_socket_counts_for_the_target_and_not_for_the_durati
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with serving() as (engine, model, _):
-        monkeypatch.setattr(engine._dispatcher, "arrived_ns", lambda now_ns: now_ns - 1_000_000_000)
+        monkeypatch.setattr(engine._dispatcher, "earliest_arrival_ns", lambda now_ns: now_ns - 1_000_000_000)
         request = fake_request(model, sink=ListSink())
         engine.submit(request)
 
@@ -120,7 +120,7 @@ async def test_who_would_be_late_is_turned_away_before_its_body_is_decoded() -> 
 
 async def test_a_refusal_that_many_share_holds_no_frames_of_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
     async with backlog() as (engine, model, _):
-        monkeypatch.setattr(engine._dispatcher, "arrived_ns", lambda now_ns: now_ns // TARGET_NS * TARGET_NS)
+        monkeypatch.setattr(engine._dispatcher, "earliest_arrival_ns", lambda now_ns: now_ns // TARGET_NS * TARGET_NS)
         depths = []
         for _ in range(3):
             error = engine.early_rejection(model)

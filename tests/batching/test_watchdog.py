@@ -119,7 +119,7 @@ class TestWatchdog:
         watchdog.stop()
 
     def test_hears_of_a_shorter_limit_while_it_sleeps_for_a_longer_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(watchdog_module, "AGAIN_NS", 3_600_000_000_000)
+        monkeypatch.setattr(watchdog_module, "RESTOP_NS", 3_600_000_000_000)
         watchdog = Watchdog()
         first, second = puppet(), puppet()
         watchdog.begin(first, 1, 0)
@@ -183,7 +183,7 @@ class TestWatchdog:
                 stops.release()
                 raise OSError("its process is gone")
 
-        monkeypatch.setattr(watchdog_module, "AGAIN_NS", 1_000_000)
+        monkeypatch.setattr(watchdog_module, "RESTOP_NS", 1_000_000)
         watchdog, broken = Watchdog(), cast(Binding, Broken())
         for run in (1, 2):
             watchdog.begin(broken, 1, 0)
