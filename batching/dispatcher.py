@@ -14,13 +14,13 @@ from penstock.backends.errors import Code, InferError
 
 from .alarms import Alarms
 from .busy_poller import MIN_SINGLES, BusyPoller
-from .ensembles.passage import count_steps
+from .ensembles.passage import add_step_times
 from .request import InferRequest
 from .running.batch import Batch
 from .running.isolation import fail_queued
-from .scheduling.promise import EXPIRED
-from .sequences.sequences import CUT
-from .sequences.sequences import EXPIRED as SEQUENCE_EXPIRED
+from .scheduling.promise import EXPIRED_TEXT
+from .sequences.sequences import CANCELED_TEXT
+from .sequences.sequences import EXPIRED_TEXT as SEQUENCE_EXPIRED
 from .sinks import deliver_requests, deliver_unordered
 from .statistics import BACKEND, CANCELED, OTHER, REJECTED
 
@@ -165,7 +165,7 @@ class Dispatcher:
             self._busy_poller.consecutive_singles = (
                 self._busy_poller.consecutive_singles + 1 if len(batches) == 1 and len(batches[0].requests) == 1 else 0
             )
-        elif model.scheduler.sizing.holds and model.scheduler.live:
+        elif model.scheduler.sizing.may_hold and model.scheduler.request_count:
             self._set_hold_alarm(model, now_ns)
 
     def _deliver_between(self, model: Model, batches: list[Batch]) -> None:
@@ -224,7 +224,7 @@ class Dispatcher:
                 logger.exception("model %s: the answers of a run could not be delivered in order", model.name)
                 deliver_unordered(requests)
             if requests[0].target_ns:
-                model.scheduler.delivered(requests[0], time.monotonic_ns())
+                model.scheduler.record_delivered(requests[0], time.monotonic_ns())
         if model.scheduler.sequences is not None:
             self.set_alarm(model)
 
@@ -232,7 +232,7 @@ class Dispatcher:
         first = batch.requests[0]
         if model.hold_count:
             # only then can it be a step's model: an ensemble holds the models of its steps
-            count_steps(batch)
+            add_step_times(batch)
         if first.error is not None:
             model.statistics.record_failure(BACKEND, first.start_ns, now_ns)
         elif batch.run_count:
@@ -249,7 +249,7 @@ class Dispatcher:
     def flush(self, model: Model, *, last: bool) -> None:
         """Close the model's held batches: no more requests will join them. `last`: as in `Sequences.hurry`."""
         with model.lock:
-            model.scheduler.hurry(time.monotonic_ns(), last=last)
+            model.scheduler.expedite(time.monotonic_ns(), last=last)
         self._on_alarm(model)
 
     def _set_hold_alarm(self, model: Model, now_ns: int) -> None:
@@ -269,7 +269,7 @@ class Dispatcher:
         self.expire(model)
         if nearest_ns:
             self.alarms.set(model, nearest_ns)
-        if model.scheduler.live and not model.scheduled:
+        if model.scheduler.request_count and not model.scheduled:
             self.schedule(model)
 
     def expire(self, model: Model) -> None:
@@ -277,17 +277,17 @@ class Dispatcher:
         with model.lock:
             expired, model.scheduler.expired = model.scheduler.expired, []
         if expired:
-            text = EXPIRED if model.scheduler.sequences is None else SEQUENCE_EXPIRED
+            text = EXPIRED_TEXT if model.scheduler.sequences is None else SEQUENCE_EXPIRED
             self.fail(model, expired, Code.EXPIRED, text)
 
     def cancel_followers(self, model: Model) -> None:
         """Fail requests queued behind a withdrawn one of their sequence, and serve those that get its place."""
         with model.lock:
-            cancelled, model.scheduler.cut = model.scheduler.cut, []
+            cancelled, model.scheduler.orphaned = model.scheduler.orphaned, []
         if cancelled:
-            self.fail(model, cancelled, Code.CANCELLED, CUT)
+            self.fail(model, cancelled, Code.CANCELLED, CANCELED_TEXT)
         self.set_alarm(model)
-        if model.scheduler.live and not model.scheduled:
+        if model.scheduler.request_count and not model.scheduled:
             self.schedule(model)
 
     def fail(self, model: Model, requests: list[InferRequest], code: Code, text: str) -> None:

@@ -18,17 +18,17 @@ from .dispatcher import Dispatcher
 from .ensembles.ensembles import Ensembles
 from .ensembles.passage import is_step
 from .loading.opening import open_ensemble, open_model
-from .loading.resizing import Change, change_to, close
+from .loading.resizing import Change, close, make_change
 from .model import Model
 from .registry import STOPPING_MESSAGE, CompletionWaiters, ModelRegistry
-from .request import DEFAULT_OPTIONS, InferRequest, RequestOptions
+from .request import DEFAULT_REQUEST_OPTIONS, InferRequest, RequestOptions
 from .running.batch import Batch
 from .running.external_models import ExternalLoader, close_executors, open_external
 from .running.watchdog import Watchdog
-from .scheduling.admission import request_for, values_key
+from .scheduling.admission_control import LATE_EVENT, AdmissionControl
 from .scheduling.arrivals import Arrivals
-from .scheduling.door import LATE, Door
-from .scheduling.together import add_together
+from .scheduling.bulk_enqueue import enqueue_all
+from .scheduling.request_checks import make_request, values_key
 from .shapes.splitting import add_parts
 from .sinks import flush_ordering, remove_from_ordering, submit_and_wait
 from .spec import ModelSpec
@@ -43,8 +43,7 @@ class Engine:
     Invariant: a request that `submit` accepted is delivered to its sink exactly once, unless it is cancelled.
     `cache` is None if no answers are cached; set it before models are opened.
     `generation` changes whenever the result of `model` may change, so callers may cache that result until then.
-    Threads: the event loop's. It wakes once per loop turn for everything submitted, and once per loop turn for
-    everything Instances have finished (dispatcher.py).
+    Threads: the event loop's. It wakes once per loop turn for all that was submitted or has finished (dispatcher.py).
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, loaders: Mapping[str, Loader]) -> None:
@@ -57,8 +56,9 @@ class Engine:
         self.devices = Devices()
         self.external_loaders: dict[str, ExternalLoader] = {}
         self._ensembles = Ensembles(self, self._on_requests_done, self._dispatcher.call_before_dispatch)
-        door = Door(self._dispatcher)
-        self._set_target, self.early_rejection, self.make_room = door.aim, door.turn_away, door.make_room
+        admission = AdmissionControl(self._dispatcher)
+        self._set_target, self.make_room = admission.set_target, admission.make_room
+        self.early_rejection = admission.early_rejection
         self._arrivals = Arrivals(self, self._dispatcher.call_before_dispatch, self._on_requests_done)
         self.submit_soon = self._arrivals.add
         self._release_waiters = CompletionWaiters(lambda model: not model.hold_count)
@@ -85,7 +85,7 @@ class Engine:
         """Load, complete and warm up one version, without publishing it. Raises: InferError."""
         if spec.ensemble is not None:
             model = open_ensemble(spec)
-            self._ensembles.adopt(model)
+            self._ensembles.register(model)
             return self._attach_cache(model)
         loader = self.external_loaders.get(spec.backend)
         if loader is not None:
@@ -106,12 +106,12 @@ class Engine:
 
         Returns: None if the model must be opened anew. Raises: InferError, after undoing everything it did.
         """
-        return await change_to(model, spec, self._loaders, self.external_loaders, self.devices)
+        return await make_change(model, spec, self._loaders, self.external_loaders, self.devices)
 
     def _advance_generation(self) -> None:
         self.generation += 1
         # an ensemble's cached answers are valid as long as its steps are the same (model_cache.py)
-        self._ensembles.forget()
+        self._ensembles.invalidate_links()
 
     def publish(self, name: str, models: Iterable[Model], absent: Iterable[str] = ()) -> list[Model]:
         """Replace all versions of a name with open Models; `absent` lists versions that should exist but cannot.
@@ -125,13 +125,13 @@ class Engine:
     async def retire(self, model: Model) -> None:
         """Close an unpublished Model once nothing holds it and its accepted requests have finished."""
         await self.wait_released(model)
-        self._arrivals.admit()
+        self._arrivals.flush()
         model.closing, model.ran_on_loop, model.collects_arrivals = True, False, False
         self._drain_awaited = True
         await self._retire_waiters.wait(model)
         self._drain_awaited = self.stopping or bool(self._retire_waiters)
         self._dispatcher.alarms.cancel(model)
-        self._ensembles.dismiss(model)
+        self._ensembles.unregister(model)
         if model.cache is not None:
             await model.cache.clear()
         await close(model)
@@ -221,7 +221,7 @@ class Engine:
         except InferError as error:
             model.statistics.record_failure(REJECTED, request.start_ns, now_ns)
             if error.retry_after_ns:
-                model.count_event(LATE)
+                model.count_event(LATE_EVENT)
             raise
         model.inflight += parts
         if request.deadline_ns or scheduler.sequences is not None:
@@ -230,8 +230,8 @@ class Engine:
             self._dispatcher.schedule(model)
 
     def submit_together(self, model: Model, requests: Sequence[InferRequest]) -> bool:
-        """Accept steps of requests accepted earlier (together.py). Returns: False if each must be submitted alone."""
-        if not add_together(model, requests, time.monotonic_ns()):
+        """Accept steps of requests accepted earlier (bulk_enqueue.py). Returns: False to submit each alone."""
+        if not enqueue_all(model, requests, time.monotonic_ns()):
             return False
         model.inflight += len(requests)
         if not model.scheduled:
@@ -244,12 +244,12 @@ class Engine:
         if model.passive:
             model.statistics.record_failure(REJECTED, request.start_ns, request.enqueued_ns)
             raise InferError(Code.INTERNAL, f"Unable to find the payload queue for the model {model.name}")
-        if model.forms is not None and model.forms.valued:
+        if model.forms is not None and model.forms.has_value_keys:
             request.key = values_key(request)
         if model.cache is not None:
             if model.cache.try_answer(request):
                 return True
-            if model.scheduler.full():
+            if model.scheduler.is_full():
                 self.make_room(model)
         if model.ensemble is None:
             return False
@@ -259,7 +259,7 @@ class Engine:
     def cancel(self, request: InferRequest) -> None:
         """Withdraw a waiting request. One that is running finishes and still reaches its sink, which must accept it."""
         model = request.model
-        if self._arrivals.take_back(request) or (model.cache is not None and model.cache.cancel(request)):
+        if self._arrivals.withdraw(request) or (model.cache is not None and model.cache.cancel(request)):
             return
         if model.ensemble is not None:
             self._ensembles.cancel(request)
@@ -281,12 +281,12 @@ class Engine:
         remove_from_ordering(request)
         if model.scheduler.sequences is not None:
             self._dispatcher.cancel_followers(model)
-        elif model.scheduler.sizing.holds and model.scheduler.live and not model.scheduled:
+        elif model.scheduler.sizing.may_hold and model.scheduler.request_count and not model.scheduled:
             self._dispatcher.schedule(model)  # those behind it may now make a batch of a preferred size
 
     async def infer(
         self, model: Model, inputs: list[Array | None], *, output_positions: tuple[int, ...] | None = None,
-        options: RequestOptions = DEFAULT_OPTIONS, id: str = "",  # noqa: A002 - the protocol's word
+        options: RequestOptions = DEFAULT_REQUEST_OPTIONS, id: str = "",  # noqa: A002 - the protocol's word
         parameters: Mapping[str, Any] | None = None,
     ) -> list[Any]:  # fmt: skip
         """Check, submit and await one request; cancelling the awaiting task cancels it.
@@ -295,7 +295,7 @@ class Engine:
         Returns: the outputs at these positions; None means all, including outputs that are not tensors.
         Raises: InferError.
         """
-        request = request_for(model, inputs, output_positions, options, parameters)
+        request = make_request(model, inputs, output_positions, options, parameters)
         request.id = id
         return await submit_and_wait(self, request)
 
@@ -309,7 +309,7 @@ class Engine:
 
         Returns: how many requests were dropped because `grace_s` ran out.
         """
-        self._arrivals.admit()
+        self._arrivals.flush()
         self.stopping = self._drain_awaited = True
         if self.inflight:
             self._idle.clear()

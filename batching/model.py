@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from .devices.memory import usable_bytes
 from .devices.placement import Devices, Placement, Reopen, make_placements, needs_threads
-from .loading.closing import patiently
+from .loading.closing import end_with_timeout
 from .running.in_place import devices_of, has_unread_values
 from .running.instance import ThreadInstance
 from .running.isolation import LostBatch, execute, fail_requests, fail_unanswered
 from .running.loop_guard import LONG_BATCH_NS, LoopGuard
 from .running.quarantine import Quarantine
-from .scheduling.arrivals import is_choosy
+from .scheduling.arrivals import needs_own_checks
 from .scheduling.costs import CostModel
-from .scheduling.room import whole_rows
+from .scheduling.queue_limits import max_split_rows
 from .scheduling.scheduler import Scheduler
 from .scheduling.sizing import fast_ns
-from .scheduling.timeouts import is_timed
-from .sequences.homes import sequences_of
+from .scheduling.timeouts import has_default_timeout
+from .sequences.homes import make_sequences
 from .shapes.forms import forms_of
 from .shapes.padding import Padding
 from .statistics import ModelStatistics
@@ -95,7 +95,8 @@ class Model:
         self.node_inputs, self.node_outputs, self.runtime_description = _runtime_description(backends)
         self.statistics = ModelStatistics(spec.first_response_ms)
         self.max_rows = spec.policy.max_batch_rows or 1
-        self.max_request_rows = max(self.max_rows, whole_rows(spec.policy, self.max_rows) if spec.policy.split else 0)
+        split_rows = max_split_rows(spec.policy, self.max_rows) if spec.policy.split else 0
+        self.max_request_rows = max(self.max_rows, split_rows)
         self.allowed_rows = spec.policy.allowed_rows
         self.padding = Padding(spec, self.signature) if spec.padding else None
         self.all_outputs = tuple(i for i, output in enumerate(self.signature.outputs) if output.is_tensor)
@@ -108,19 +109,18 @@ class Model:
         fast_run_ns = fast_ns("thread" if self._threads_only else spec.policy.executor, count)
         self.costs = CostModel(spec.policy.allowed_rows)
         self.loop_guard, self.quarantine = LoopGuard(), Quarantine()
-        sequences = sequences_of(spec, self.max_rows, count, backends)
+        sequences = make_sequences(spec, self.max_rows, count, backends)
         self.scheduler = Scheduler(spec.policy, self.costs, fast_run_ns, count, sequences, usable_bytes())
-        self.event_counts: dict[str, int] = {}
-        self.device_ns: dict[str, int] = {}
+        self.event_counts, self.device_ns = dict[str, int](), dict[str, int]()
         self.blockers, self.streams = set[Any](), set[Any]()
         self.inflight = self.hold_count = self.unread_bytes = 0
         self.load_s = 0.0
         self.shutdown_tasks: set[asyncio.Task[None]] = set()
         self.closing = self.scheduled = self.ran_on_loop = self.collects_arrivals = False
         self.arrivals: list[InferRequest] = []
-        self.intercepts = self.passive or (self.forms is not None and self.forms.valued)
-        self.has_default_timeout = is_timed(spec.policy)
-        self.admits_singly = sequences is not None or is_choosy(spec.policy)
+        self.intercepts = self.passive or (self.forms is not None and self.forms.has_value_keys)
+        self.has_default_timeout = has_default_timeout(spec.policy)
+        self.admits_singly = sequences is not None or needs_own_checks(spec.policy)
         self.instances: list[ThreadInstance | ExternalInstance] = []
         self.loop_binding: Binding | None = None
         self.lost_loop_binding: Binding | None = None
@@ -142,7 +142,7 @@ class Model:
     @property
     def waiting_requests(self) -> int:
         """Requests in the queue."""
-        return self.scheduler.live
+        return self.scheduler.request_count
 
     @property
     def thread_instances(self) -> list[ThreadInstance]:
@@ -182,7 +182,7 @@ class Model:
         with self.lock:
             for instance in self.instances:
                 instance.stop()
-        patiently(self.name, [placement.name for placement in self.placements], self._shut_down)
+        end_with_timeout(self.name, [placement.name for placement in self.placements], self._shut_down)
 
     def _shut_down(self) -> None:
         for instance in self.instances:
@@ -218,7 +218,7 @@ class Model:
                 self.wake_one()
                 if binding is None or now_ns < stay.off_loop_until_ns:
                     return [], False
-                lane = scheduler.next_lane(now_ns, fast=True)
+                lane = scheduler.next_lane(now_ns, fast_only=True)
                 if lane is None:
                     return [], False
             batch = scheduler.take_from(lane, now_ns)
@@ -236,7 +236,7 @@ class Model:
             message = stay.record_long_batch(held_ns, time.thread_time_ns(), batches[-1].exec_end_ns)
             if message:
                 logger.warning("model %s %s", self.name, message)
-        return batches, scheduler.live > 0
+        return batches, scheduler.request_count > 0
 
     def _on_loop_device_lost(self, binding: Binding, lost: LostBatch) -> list[Batch]:
         """Answer the requests whose device the loop lost, and have the first Instance reload the model there."""
@@ -329,7 +329,7 @@ class Model:
         now_ns = batches[-1].exec_end_ns
         try:
             with self.lock:
-                self.scheduler.finished(taken, now_ns, followed)
+                self.scheduler.record_ended(taken, now_ns, followed)
                 for batch in batches:
                     if batch.requests[0].error is None:
                         ns = batch.exec_end_ns - (batch.device_free_ns or batch.exec_start_ns)

@@ -13,9 +13,9 @@ from penstock.backends.errors import InferError
 
 if TYPE_CHECKING:
     from .caching.model_cache import Miss
-    from .ensembles.course import Passed
+    from .ensembles.course import CourseStep
     from .model import Model
-    from .sequences.under_way import UnderWay
+    from .sequences.active_sequence import ActiveSequence
     from .stream import AnswerSink
 
 Key = tuple[tuple[int, ...] | None, ...]
@@ -49,7 +49,7 @@ class RequestOptions(NamedTuple):
     timeout_us: int = 0
 
 
-DEFAULT_OPTIONS = RequestOptions()
+DEFAULT_REQUEST_OPTIONS = RequestOptions()
 
 
 class Sink(Protocol):
@@ -133,11 +133,11 @@ class InferRequest:
         "waiting",
     )  # fmt: skip
 
-    active_sequence: UnderWay
+    active_sequence: ActiveSequence
     remote_id: int
     parameters: Mapping[str, Any]
     answer_sink: AnswerSink
-    step: Passed
+    step: CourseStep
     caller: InferRequest
     output_targets: Mapping[int, DeviceArray]
     timeout_us: int

@@ -57,7 +57,7 @@ def deliver_requests(requests: list[InferRequest]) -> None:
     ordering = requests[0].model.scheduler.ordering
     if ordering is not None:
         with requests[0].model.lock:  # requests of sequences enter the Ordering from an Instance's thread
-            ready = ordering.leave(requests)
+            ready = ordering.record_ended(requests)
         _deliver_in_order(ready)
         return
     deliver_unordered(requests)
@@ -91,7 +91,7 @@ def remove_from_ordering(request: InferRequest) -> None:
     ordering = request.model.scheduler.ordering
     if ordering is not None:
         with request.model.lock:
-            ready = ordering.drop(request)
+            ready = ordering.discard(request)
         _deliver_in_order(ready)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.backends.backend import Array, Binding
 from penstock.backends.gathering import gather as gather_rows
-from penstock.batching.shapes.forms import complete, rows_of, wrong_rows
+from penstock.batching.shapes.forms import fill_padding_rows, row_count, row_count_error
 from penstock.batching.shapes.padding import smallest_fit
 
 from .batch import Batch
@@ -85,11 +85,11 @@ def scatter(model: Model, batch: Batch, gathered: GatheredRun, outputs: list[Any
         model.forms.scatter(model.name, batch, run_rows, dict(zip(output_positions, outputs, strict=True)))
     elif model.signature.batched:
         for position, output in zip(output_positions, outputs, strict=True):
-            if rows_of(output) != run_rows:
-                raise wrong_rows(model.name, model.signature.outputs[position].name, output, run_rows)
+            if row_count(output) != run_rows:
+                raise row_count_error(model.name, model.signature.outputs[position].name, output, run_rows)
         padding = model.padding
         if padding is not None:
-            padding.check(batch, output_positions, outputs)
+            padding.check_lengths(batch, output_positions, outputs)
         if len(batch.requests) == 1 and run_rows == batch.rows:
             batch.requests[0].outputs = outputs
         else:
@@ -146,7 +146,7 @@ def _gather_formed(
     forms.gather(binding, batch, run_rows)
     if run_rows != rows:
         model.count_event("rows_padded", run_rows - rows)
-    return forms.positions(output_positions), run_rows, None
+    return forms.run_positions(output_positions), run_rows, None
 
 
 def _input_arrays(requests: list[InferRequest], position: int) -> list[Array]:
@@ -160,12 +160,12 @@ def _gather_padded(model: Model, batch: Batch, buffers: Sequence[Array | None], 
     for position, buffer in enumerate(buffers):
         if buffer is None:
             continue
-        if padding is not None and padding.fills(position):
+        if padding is not None and padding.is_padded(position):
             more_real, more_added = padding.fill(position, buffer[:rows], batch.requests)
             real_elements, padded_elements = real_elements + more_real, padded_elements + more_added
         else:
             gather_rows(_input_arrays(batch.requests, position), buffer[:rows])
-        complete(buffer, rows)
+        fill_padding_rows(buffer, rows)
     if run_rows != rows:
         model.count_event("rows_padded", run_rows - rows)
     if real_elements or padded_elements:

@@ -158,13 +158,13 @@ class ExternalInstance:
             self._count_run(batch)
         try:
             with model.lock:
-                model.scheduler.finished(batch, batch.exec_end_ns)
+                model.scheduler.record_ended(batch, batch.exec_end_ns)
                 if all(request.error is None for request in batch.requests):
                     ns = batch.exec_end_ns - batch.exec_start_ns
                     model.scheduler.learn(batch.key, batch.rows, ns, batch.exec_end_ns)
         except Exception:  # as in Model.learn
             logger.exception("model %s: its run times could not be learned from a run", model.name)
-        self._end_turn(more=model.scheduler.live > 0 and not self.stopping)
+        self._end_turn(more=model.scheduler.request_count > 0 and not self.stopping)
         if answered:
             model.pass_to_loop(split_by_result(batch, answered))
         elif model.scheduler.nearest_deadline_ns():
@@ -197,7 +197,7 @@ class ExternalInstance:
         self._busy = False
         self.undelivered -= len(batch.requests)
         self._end_turn(more=False)
-        peers = self._peers() if homes.own_pin(self._model, self) is None else []
+        peers = self._peers() if homes.pin_of(self._model, self) is None else []
         next((each for each in peers if each.free), self).assign(batch)
         self._check_drained()
 
@@ -207,7 +207,7 @@ class ExternalInstance:
     def _take_pending(self) -> Batch | None:
         """Return a Batch taken from the queue earlier: its own, or one of an Instance that cannot run it now."""
         holder = self
-        if self.pending_batch is None and homes.own_pin(self._model, self) is None:
+        if self.pending_batch is None and homes.pin_of(self._model, self) is None:
             holder = next((each for each in self._peers() if each.pending_batch is not None and not each.serving), self)
         batch, holder.pending_batch = holder.pending_batch, None
         holder._check_drained()  # noqa: SLF001 - an object of the same class
@@ -232,7 +232,7 @@ class ExternalInstance:
         """Leave what waits to the others for now; if `hopeless` and they cannot run either, answer it."""
         self.failure, self.permanently_down, self.idle = failure, hopeless, False
         self.home = object()
-        homes.tell(self._model, self, runs=False)
+        homes.report_availability(self._model, self, can_run=False)
         with self._model.lock:
             self._model.wake_one()
         self._loop.call_soon(self._run_step)
@@ -240,7 +240,7 @@ class ExternalInstance:
     def on_up(self) -> None:
         """Resume."""
         self.failure, self.permanently_down = None, False
-        homes.tell(self._model, self, runs=True)
+        homes.report_availability(self._model, self, can_run=True)
         self._run_step()
 
     # -- taking Batches --------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class ExternalInstance:
             return
         if self.failure is not None:
             self._end_turn(more=False)
-            if self.permanently_down and (homes.own_pin(self._model, self) is not None or not self._model.healthy):
+            if self.permanently_down and (homes.pin_of(self._model, self) is not None or not self._model.healthy):
                 self._fail_all(self.failure)
             return
         if not self._acquire_turn():
@@ -273,7 +273,7 @@ class ExternalInstance:
         if batch is None:
             self._end_turn(more=False)
             return
-        runnable, rejected = homes.part(self._model, self, batch)
+        runnable, rejected = homes.split_by_home(self._model, self, batch)
         if rejected:
             self._deliver_rejected(rejected)
         if runnable is None:
@@ -302,7 +302,7 @@ class ExternalInstance:
         now_ns = time.monotonic_ns()
         with self._model.lock:
             for each in rejected:
-                self._model.scheduler.finished(each, now_ns)
+                self._model.scheduler.record_ended(each, now_ns)
         self._model.pass_to_loop(rejected)
 
     def _acquire_turn(self) -> bool:
@@ -325,15 +325,15 @@ class ExternalInstance:
         model = self._model
         with model.lock:
             now_ns = time.monotonic_ns()
-            lane = model.scheduler.next_lane(now_ns, own=homes.own_pin(model, self))
+            lane = model.scheduler.next_lane(now_ns, pin=homes.pin_of(model, self))
             max_ns = self.executor.max_batch_ns(lane.key) if lane is not None else 0
             # a call that never ran may take long: leave everything else that waits to the others
             batch = model.scheduler.take_from(lane, now_ns, max_ns, 1) if lane is not None else None
             self.idle = batch is None
-            has_waiting = model.scheduler.live > 0
+            has_waiting = model.scheduler.request_count > 0
             if has_waiting:
-                homes.wake_next(model, self, took=batch is not None)
-        if batch is None and has_waiting and model.scheduler.sizing.holds:
+                homes.wake_next(model, self, has_taken=batch is not None)
+        if batch is None and has_waiting and model.scheduler.sizing.may_hold:
             model.notify_loop()
         return batch
 
@@ -341,5 +341,5 @@ class ExternalInstance:
         model = self._model
         while (batch := self._take_pending() or self._take()) is not None:
             with model.lock:
-                model.scheduler.finished(batch, time.monotonic_ns())
+                model.scheduler.record_ended(batch, time.monotonic_ns())
             model.pass_to_loop(fail_requests(batch, failure))

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import TensorSpec
 from penstock.batching.devices.placement import Devices, limiter_of
-from penstock.batching.loading.samples import failed, prepare
+from penstock.batching.loading.samples import prepare_sample, sample_error
 from penstock.batching.model import Model
 from penstock.batching.sequences.controls import check_sequence
-from penstock.batching.shapes.bound import bound_signature, said_signature
+from penstock.batching.shapes.bound import bound_signature, configured_signature
 from penstock.batching.spec import InstanceGroup, ModelSpec
 from penstock.batching.stream import AnswerStream
 
@@ -136,7 +136,7 @@ class _SampleRun:
 async def run_samples(model: Model, executors: Sequence[ExternalExecutor]) -> None:
     """Run all samples on each Outside. Raises: InferError (INVALID), naming the sample."""
     for sample in model.spec.samples:
-        prepared = prepare(model, sample)
+        prepared = prepare_sample(model, sample)
         runs = itertools.product(range(1, sample.count + 1), enumerate(executors))
         for iteration, (number, executor) in runs:
             requests = prepared.requests(str(number), iteration)
@@ -155,7 +155,7 @@ async def run_samples(model: Model, executors: Sequence[ExternalExecutor]) -> No
             for request in batch.rerun_requests:
                 executor.abandon(request)
             if error is not None:
-                raise failed(sample, error.message)
+                raise sample_error(sample, error.message)
 
 
 async def check_ready(model: Model) -> bool:
@@ -192,7 +192,7 @@ def complete_external(spec: ModelSpec) -> ModelSpec:
     if not spec.inputs and not spec.outputs:
         where = "declare them in config.pbtxt, or in auto_complete_config of its model.py"
         raise InferError(Code.INVALID, f"model '{spec.name}' has neither inputs nor outputs: {where}")
-    signature = said_signature(spec)
+    signature = configured_signature(spec)
     if max(spec.policy.preferred_rows, default=0) > rows:
         raise InferError(Code.INVALID, spec.preferred_size_error)
     controls = () if spec.sequence is None else spec.sequence.controls
@@ -202,4 +202,6 @@ def complete_external(spec: ModelSpec) -> ModelSpec:
     # the event loop runs none of its batches
     spec = replace(spec, policy=replace(spec.policy, max_batch_rows=rows, executor="thread"))
     check_sequence(spec, graph)
-    return replace(spec, signature=signature, binding_signature=bound_signature(spec, signature, graph, apart=True))
+    return replace(
+        spec, signature=signature, binding_signature=bound_signature(spec, signature, graph, ungathered=True)
+    )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, DeviceLost, DeviceRemoved, InferError, ProcessLost
 from penstock.batching.devices.placement import try_pin_thread
-from penstock.batching.loading.preparing import REST_S, prepare, rest
+from penstock.batching.loading.preparing import IDLE_RELEASE_S, prepare, release_caches
 from penstock.batching.sequences import homes
 
 from .execution import device_ns
@@ -153,9 +153,9 @@ class ThreadInstance:
     def _sleep(self) -> None:
         """Sleep until something is due; after a while, release memory that the Bindings only keep for speed."""
         if self._releases_memory and any(binding.can_trim for binding in self.bindings):  # type: ignore[attr-defined]
-            if self.wakeup.acquire(timeout=REST_S):
+            if self.wakeup.acquire(timeout=IDLE_RELEASE_S):
                 return
-            rest(self._model, self.bindings)
+            release_caches(self._model, self.bindings)
         self.wakeup.acquire()
 
     def _run_pending_call(self) -> None:
@@ -173,12 +173,12 @@ class ThreadInstance:
     def _take(self, max_ns: float) -> Batch | None:
         model = self._model
         with model.lock:
-            batch = model.scheduler.take(time.monotonic_ns(), max_ns, own=homes.own_pin(model, self))
+            batch = model.scheduler.take(time.monotonic_ns(), max_ns, pin=homes.pin_of(model, self))
             self.idle = batch is None and not self.stopping
-            has_waiting = model.scheduler.live > 0
+            has_waiting = model.scheduler.request_count > 0
             if has_waiting:
-                homes.wake_next(model, self, took=batch is not None)
-        if batch is None and has_waiting and model.scheduler.sizing.holds:
+                homes.wake_next(model, self, has_taken=batch is not None)
+        if batch is None and has_waiting and model.scheduler.sizing.may_hold:
             model.notify_loop()
         return batch
 
@@ -229,11 +229,11 @@ class ThreadInstance:
         model = self._model
         lost: LostBatch | None = None
         try:
-            batches = homes.execute_at(self, model, execute, batch, first_error)
+            batches = homes.execute_at_home(self, model, execute, batch, first_error)
         except LostBatch as error:
             lost = error
         if self.has_turn:
-            more = model.scheduler.live > 0 and lost is None
+            more = model.scheduler.request_count > 0 and lost is None
             self.end_turn(batch.cost_ns, time.monotonic_ns() - batch.exec_start_ns, more)
         elif self.arbiter.contended:
             self.arbiter.record_run(self.share, time.monotonic_ns() - batch.exec_start_ns)
@@ -269,7 +269,7 @@ class ThreadInstance:
                 if self._rate_limited and not self._wait_for_turn():
                     break
                 try:
-                    again = homes.execute_at(self, self._model, execute_singly, remaining)
+                    again = homes.execute_at_home(self, self._model, execute_singly, remaining)
                     return finished + self._reload_backoff.reset_if_successful(again)
                 except LostBatch as next_loss:
                     lost = next_loss
@@ -300,7 +300,7 @@ class ThreadInstance:
             self._set_failure(error)
             return False
         self.failure, self.home = None, object()
-        homes.tell(model, self, runs=True)
+        homes.report_availability(model, self, can_run=True)
         model.count_event("instances_replaced")
         return True
 
@@ -328,7 +328,7 @@ class ThreadInstance:
             self._reload_backoff.stop_retrying()
             self.placement.devices.mark_lost(self.failure.message)
             return
-        homes.tell(self._model, self, runs=False)
+        homes.report_availability(self._model, self, can_run=False)
         wait_ns = self._reload_backoff.record_failure(time.monotonic_ns())
         logger.error("%s; it is reloaded in %.0f s", self.failure.message, wait_ns / 1e9)
 
@@ -338,7 +338,7 @@ class ThreadInstance:
         self._release_turn()  # loading takes long, and so may the wait for the next attempt
         if failure is None or (time.monotonic_ns() >= self._reload_backoff.retry_ns and self._reload(failure)):
             return not self._restores_loop or self._restore_loop()
-        if model.healthy and homes.own_pin(model, self) is None:
+        if model.healthy and homes.pin_of(model, self) is None:
             with model.lock:
                 model.wake_one()
         elif (batch := self._take(0)) is not None:

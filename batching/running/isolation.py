@@ -212,7 +212,7 @@ class _FaultSearch:
         self._events = {"batch_retries": 0, "runs_stopped": 0, "out_of_memory": 0}
         self._may_retry = True
         sequences = model.scheduler.sequences
-        self._never_rerun = sequences is not None and sequences.remembers
+        self._never_rerun = sequences is not None and sequences.model_keeps_state
 
     def run(self, error: Exception | None) -> list[Batch]:
         """Run the Batch, which failed with `error`, in parts until every request is settled."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.backends.backend import supports_overlap
 from penstock.backends.errors import DeviceLost, InferError, OutOfMemory, RunStopped
-from penstock.batching.scheduling.caps import RECOVER_NS
+from penstock.batching.scheduling.memory_cap import RECOVERY_NS
 
 from .execution import GatheredRun, gather, scatter
 from .isolation import fail_queued, fail_requests, fail_unanswered, to_exception
@@ -45,7 +45,11 @@ def allocate_bindings(model: Model, placement: Placement) -> list[Binding]:
     """
     first = placement.bind(model.binding_signature, model.max_rows)
     sequences = model.scheduler.sequences
-    if not supports_overlap(first) or placement.limiter is not None or (sequences is not None and sequences.remembers):
+    if (
+        not supports_overlap(first)
+        or placement.limiter is not None
+        or (sequences is not None and sequences.model_keeps_state)
+    ):
         return [first]
     try:
         return [first, placement.bind(model.binding_signature, model.max_rows)]
@@ -185,8 +189,10 @@ class Overlap:
             ended, now_ns = running.ended, time.monotonic_ns()
             with model.lock:
                 scheduler = model.scheduler
-                lacking = scheduler.lacking_rows(now_ns)
-                action = next_action(now_ns, take_ns, ended=ended, waiting=scheduler.live > 0, full=lacking <= 0)
+                lacking = scheduler.free_batch_rows(now_ns)
+                action = next_action(
+                    now_ns, take_ns, ended=ended, waiting=scheduler.request_count > 0, full=lacking <= 0
+                )
                 if action is NextAction.TAKE:
                     return self._take(now_ns, int(running.free_ns))
                 if action is NextAction.END:
@@ -205,7 +211,7 @@ class Overlap:
         """Take a Batch in the current turn. Call with the model's lock held."""
         model, runner = self._model, self._runner
         batch = model.scheduler.take(now_ns, 0, free_ns)
-        if batch is not None and model.scheduler.live:
+        if batch is not None and model.scheduler.request_count:
             model.wake_one()
         if batch is not None and runner.has_turn:
             runner.arbiter.begin_batch(runner.share, batch.cost_ns)
@@ -263,7 +269,7 @@ class Overlap:
         try:
             if runner.has_turn:
                 real_ns = batch.exec_end_ns - (batch.device_free_ns or batch.exec_start_ns)
-                runner.end_turn(batch.cost_ns, real_ns, followed or self._model.scheduler.live > 0)
+                runner.end_turn(batch.cost_ns, real_ns, followed or self._model.scheduler.request_count > 0)
             runner.record_success(batch, run.binding)
         except Exception as error:  # noqa: BLE001 - it has run, and the next is already running
             batches = fail_unanswered(self._model, batch, error)
@@ -294,7 +300,7 @@ class Overlap:
             runner.run_and_deliver(batch, error)
         else:
             if isinstance(error, (OutOfMemory, MemoryError)):
-                self._single_until_ns = time.monotonic_ns() + RECOVER_NS
+                self._single_until_ns = time.monotonic_ns() + RECOVERY_NS
             batch.exec_start_ns = batch.compute_start_ns = batch.compute_end_ns = time.monotonic_ns()
             runner.run_and_deliver(batch)
 

@@ -19,10 +19,10 @@ from penstock.server.hooks.conversions import Conversions, ModelDescription
 
 from . import debugging
 from .encode import to_json
-from .failing import bare, refusal
+from .errors import cortex_error, unexpected_error
 from .onnx_values import OnnxValues
 from .tensor_values import TensorValues
-from .tracking import tracked
+from .tracking import tracked_value
 
 
 class ValueRules(Protocol):
@@ -49,50 +49,50 @@ class CortexConversions:
     def to_inputs(self, value: Any, parameters: Mapping[str, Any]) -> list[Array | None]:
         """See `Conversions`, as for the others."""
         if parameters.get("debug") is True and self._handler:
-            debugging.show("pre_inference", value)
+            debugging.log_value("pre_inference", value)
         return self._values.to_inputs(value)
 
     def to_prediction(self, outputs: Sequence[Any], parameters: Mapping[str, Any]) -> Any:
         """Return a list of all outputs, or a dict of flat lists for TensorFlow."""
-        made = self._values.to_prediction(outputs)
+        prediction = self._values.to_prediction(outputs)
         if parameters.get("debug") is True:
-            debugging.show("inference", made)
-        return made
+            debugging.log_value("inference", prediction)
+        return prediction
 
     def encode_answer(self, result: Any, parameters: Mapping[str, Any]) -> bytes:
         """Return JSON and a newline; if requested in `parameters`, after a line of JSON with what is tracked."""
         if parameters.get("debug") is True and self._handler:
-            debugging.show("post_inference", result)
+            debugging.log_value("post_inference", result)
         body = to_json(result)
         if parameters.get("tracked") is not True:
             return body
-        said = {} if self._tracker is None else tracked(self._tracker, result)
-        return _line(said) + b"\n" + body
+        tracked = {} if self._tracker is None else tracked_value(self._tracker, result)
+        return _encode_line(tracked) + b"\n" + body
 
     def error_for(self, hook: str, error: BaseException) -> InferError | None:
         """Return an error that names the file, the hook, and any exception raised."""
         try:
             text = str(error)
         except Exception as other:  # noqa: BLE001 - of a user's class, whose failure was reported instead
-            return bare(_text_of(other))
-        return refusal(self._handler, f"{hook} request handler", text, "runtime exception")
+            return unexpected_error(_error_text(other))
+        return cortex_error(self._handler, f"{hook} request handler", text, "runtime exception")
 
 
-def _text_of(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - as above
         return type(error).__name__
 
 
-def _line(said: Mapping[str, Any]) -> bytes:
+def _encode_line(tracked: Mapping[str, Any]) -> bytes:
     """Encode what is tracked in one line of JSON."""
-    if "class" in said:
+    if "class" in tracked:
         try:
-            return orjson.dumps(said)  # 0.3 us, where json takes 3
+            return orjson.dumps(tracked)  # 0.3 us, where json takes 3
         except TypeError:  # a lone surrogate
             pass
-    return json.dumps(said).encode()
+    return json.dumps(tracked).encode()
 
 
 def conversions(description: ModelDescription) -> Conversions:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.backends.errors import Code, InferError, without_traceback
 from penstock.batching.registry import LOADING_MESSAGE, STOPPING_MESSAGE, CompletionWaiters, ModelRegistry
-from penstock.batching.request import DEFAULT_OPTIONS, RequestOptions
-from penstock.batching.scheduling.admission import request_for
+from penstock.batching.request import DEFAULT_REQUEST_OPTIONS, RequestOptions
+from penstock.batching.scheduling.request_checks import make_request
 from penstock.batching.sinks import submit_and_wait
 from penstock.batching.statistics import REJECTED
 from penstock.server.ipc.errors import read_error
@@ -60,8 +60,8 @@ class RemoteEngine:
         self._last_template = 0
         self._inflight: dict[int, InferRequest] = {}
         self._last_number = 0
-        self._held = CompletionWaiters(lambda model: not model.hold_count)
-        self._retiring = CompletionWaiters(lambda model: not model.inflight)
+        self._hold_waiters = CompletionWaiters(lambda model: not model.hold_count)
+        self._finish_waiters = CompletionWaiters(lambda model: not model.inflight)
         self.numbers: dict[Model, int] = {}
         self.trace_context_of: Callable[[Any], Mapping[str, str] | None] | None = None
         self.generation = 0
@@ -117,15 +117,15 @@ class RemoteEngine:
     def release(self, model: Model) -> None:
         """End a `hold`."""
         model.hold_count -= 1
-        self._held.check(model)
+        self._hold_waiters.check(model)
 
     async def wait_released(self, model: Model) -> None:
         """Wait until nothing holds a Model."""
-        await self._held.wait(model)
+        await self._hold_waiters.wait(model)
 
     async def retire(self, model: Model) -> None:
         """Wait until no request of a Model is in flight, and forget it."""
-        await self._retiring.wait(model)
+        await self._finish_waiters.wait(model)
         self.numbers.pop(model, None)
         for key in [key for key in self._templates if key[0] is model]:
             del self._templates[key]
@@ -211,8 +211,8 @@ class RemoteEngine:
 
     def _end_request(self, model: Model) -> None:
         model.inflight -= 1
-        if not model.inflight and self._retiring:
-            self._retiring.check(model)
+        if not model.inflight and self._finish_waiters:
+            self._finish_waiters.check(model)
 
     async def infer(
         self,
@@ -220,12 +220,12 @@ class RemoteEngine:
         inputs: list[Array | None],
         *,
         wanted: tuple[int, ...] | None = None,
-        terms: RequestOptions = DEFAULT_OPTIONS,
+        terms: RequestOptions = DEFAULT_REQUEST_OPTIONS,
         id: str = "",  # noqa: A002 - the protocol's word
         parameters: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         """Check, submit and await one request; as `Engine.infer`. Raises: InferError."""
-        request = request_for(model, inputs, wanted, terms, parameters)
+        request = make_request(model, inputs, wanted, terms, parameters)
         request.id = id
         return await submit_and_wait(self, request)
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import InferError
-from penstock.batching.request import DEFAULT_OPTIONS, RequestOptions
-from penstock.batching.scheduling.admission import request_for
+from penstock.batching.request import DEFAULT_REQUEST_OPTIONS, RequestOptions
+from penstock.batching.scheduling.request_checks import make_request
 from penstock.batching.stream import open_stream
 
 from .convert import to_inputs
@@ -26,7 +26,7 @@ class DecoupledRequest(NamedTuple):
 
     inputs: Mapping[str, Array]
     id: str = ""
-    terms: RequestOptions = DEFAULT_OPTIONS
+    terms: RequestOptions = DEFAULT_REQUEST_OPTIONS
     parameters: Mapping[str, Any] | None = None
     requested_outputs: tuple[int, ...] | None = None
 
@@ -39,7 +39,7 @@ async def stream_answers(
     requested_outputs = (
         model.all_outputs if decoupled_request.requested_outputs is None else decoupled_request.requested_outputs
     )
-    request = request_for(model, inputs, requested_outputs, decoupled_request.terms, decoupled_request.parameters)
+    request = make_request(model, inputs, requested_outputs, decoupled_request.terms, decoupled_request.parameters)
     request.id = decoupled_request.id
     start_ns = since_ns = time.monotonic_ns()
     number = 0

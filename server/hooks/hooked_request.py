@@ -17,7 +17,7 @@ import numpy as np
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest, RequestOptions
 from penstock.batching.running.custom_outputs import missing_output_error
-from penstock.batching.scheduling.admission import request_for
+from penstock.batching.scheduling.request_checks import make_request
 from penstock.batching.statistics import OTHER
 
 from .bound_hooks import Converter
@@ -219,7 +219,7 @@ class HookedRequest:
             else self._format.requested_outputs
         )
         try:
-            request = request_for(
+            request = make_request(
                 hooks.model, inputs, output_indices, self._terms, self.parameters if hooks.takes_parameters else None
             )
             request.id = self.request_id

@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
-from penstock.batching.scheduling.room import queue_requests
+from penstock.batching.scheduling.queue_limits import queue_requests
 from penstock.batching.spec import HookSpec
 
 from .call import HookCall

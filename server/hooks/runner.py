@@ -12,7 +12,7 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.batching.answer_statistics import AnswerStatistics
 from penstock.batching.model import Model
-from penstock.batching.request import DEFAULT_OPTIONS, RequestOptions, SoonSubmitter
+from penstock.batching.request import DEFAULT_REQUEST_OPTIONS, RequestOptions, SoonSubmitter
 from penstock.batching.running.custom_outputs import CustomAnswer, CustomOutputs, require_matching
 
 from .call import AnswerFormat, FutureLike
@@ -126,7 +126,7 @@ class Hooks:
             self._placement.enforce_limits(now_ns)
 
     def start(
-        self, promise: FutureLike, sample: Any, request_id: str, terms: RequestOptions = DEFAULT_OPTIONS,
+        self, promise: FutureLike, sample: Any, request_id: str, terms: RequestOptions = DEFAULT_REQUEST_OPTIONS,
         parameters: Parameters = None, *, nbytes: int,
     ) -> HookedRequest:  # fmt: skip
         """Do the same as `predict` without a task, and complete a promise unless it is cancelled. Not if it `yields`.
@@ -139,7 +139,11 @@ class Hooks:
         return request
 
     def predict(
-        self, sample: Any, request_id: str = "", terms: RequestOptions = DEFAULT_OPTIONS, parameters: Parameters = None
+        self,
+        sample: Any,
+        request_id: str = "",
+        terms: RequestOptions = DEFAULT_REQUEST_OPTIONS,
+        parameters: Parameters = None,
     ) -> Coroutine[Any, Any, bytes]:
         """Take any JSON value; return the result of post_inference, or without it the list of outputs, as JSON.
 
@@ -151,7 +155,7 @@ class Hooks:
         self,
         inputs: Mapping[str, Array],
         request_id: str = "",
-        terms: RequestOptions = DEFAULT_OPTIONS,
+        terms: RequestOptions = DEFAULT_REQUEST_OPTIONS,
         parameters: Parameters = None,
     ) -> Coroutine[Any, Any, dict[str, Array]]:
         """Take tensors by name; return the result of post_inference as tensors by name, or without it the outputs.
@@ -162,7 +166,7 @@ class Hooks:
         return self._run(self._tensor_format, dict(inputs), request_id, terms, parameters)
 
     async def stream(
-        self, inputs: Mapping[str, Array], request_id: str = "", terms: RequestOptions = DEFAULT_OPTIONS,
+        self, inputs: Mapping[str, Array], request_id: str = "", terms: RequestOptions = DEFAULT_REQUEST_OPTIONS,
         parameters: Parameters = None, requested_outputs: tuple[int, ...] | None = None,
     ) -> AsyncGenerator[Answer, None]:  # fmt: skip
         """Take tensors by name; yield each answer as it comes: those that post_inference yields, or the single one.

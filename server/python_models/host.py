@@ -253,7 +253,7 @@ class PythonModelHost:
         )
         each.since_ns = now_ns
         try:
-            room = answers.tell(told)
+            room = answers.send(told)
         except InferError as full:
             request.error = without_traceback(full)
             self.abandon(request)

@@ -21,8 +21,8 @@ from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InSequence, RequestOptions
 from penstock.batching.running.external_models import check_ready
-from penstock.batching.scheduling.admission import admit
-from penstock.batching.scheduling.timeouts import due_ns
+from penstock.batching.scheduling.request_checks import check_shapes
+from penstock.batching.scheduling.timeouts import queue_deadline_ns
 from penstock.batching.stream import StreamedAnswer
 from penstock.server.v2.decode import datatype_mismatch, inputs_mismatch
 from penstock.server.v2.requested_outputs import is_hook_output, require_hook_outputs
@@ -237,13 +237,13 @@ def _checked(model: Model, names: Sequence[str], arrays: Sequence[Array | None],
         if array.dtype != known[name].type.dtype:
             raise datatype_mismatch(model, known[name], _DATATYPES.get(array.dtype, str(array.dtype)))
     shapes = [inputs[name].shape if name in inputs else None for name in known]
-    admit(model.name, signature, model.max_request_rows, shapes, model.padding)
+    check_shapes(model.name, signature, model.max_request_rows, shapes, model.padding)
     return inputs
 
 
 def _terms(model: Model, asked: Mapping[str, Any]) -> RequestOptions:
     priority, flags = asked["priority"], asked["flags"]
-    deadline_ns = due_ns(time.monotonic_ns(), asked["timeout_us"], model.spec.policy, 0, priority)
+    deadline_ns = queue_deadline_ns(time.monotonic_ns(), asked["timeout_us"], model.spec.policy, 0, priority)
     sequence = None
     if asked["correlation"] or flags:
         sequence = InSequence(asked["correlation"], bool(flags & START), bool(flags & END))

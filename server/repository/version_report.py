@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from penstock.backends.signature import TensorSpec
 from penstock.batching.devices.fallback import CPU_FALLBACK
-from penstock.batching.loading.completion import UNSAID_ROWS
-from penstock.batching.scheduling.room import queue_rows
+from penstock.batching.loading.completion import UNSET_ROWS_REASON
+from penstock.batching.scheduling.queue_limits import queue_rows
 from penstock.batching.spec import BatchPolicy, ModelSpec, PaddedAxis, SequenceSpec, WorkerSpec
 from penstock.server.hooks.loading import hook_names_in
 from penstock.server.hooks.plan import plan_replicas
@@ -90,7 +90,7 @@ def _batching(spec: ModelSpec, unbatched: str) -> str:
     policy = spec.policy
     if not policy.max_batch_rows:
         if spec.ensemble is not None or spec.backend == PYTHON:
-            unbatched = UNSAID_ROWS
+            unbatched = UNSET_ROWS_REASON
         return f"none: {unbatched or 'the model has no batch axis'}"
     parts = [f"up to {count(policy.max_batch_rows, 'row')}"]
     if spec.ensemble is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InSequence, RequestOptions
-from penstock.batching.scheduling.timeouts import due_ns
+from penstock.batching.scheduling.timeouts import queue_deadline_ns
 
 from .regions import DISABLED_TEXT, Lease
 
@@ -136,13 +136,13 @@ class Options:
 
     def terms(self, now_ns: int, policy: BatchPolicy) -> RequestOptions:
         """Return the queueing terms of a request that passes hooks: its target can only be applied to the queue."""
-        deadline_ns = due_ns(now_ns, self.timeout_us, policy, self.target_us, self.priority)
+        deadline_ns = queue_deadline_ns(now_ns, self.timeout_us, policy, self.target_us, self.priority)
         return RequestOptions(deadline_ns, self.priority, self.sequence, None, self.timeout_us)
 
     def apply_to(self, request: InferRequest) -> None:
         """Apply the options to a request. To be called if `affects_request`, or if its model has a default timeout."""
         now_ns = time.monotonic_ns()
-        request.deadline_ns = due_ns(now_ns, self.timeout_us, request.model.spec.policy, 0, self.priority)
+        request.deadline_ns = queue_deadline_ns(now_ns, self.timeout_us, request.model.spec.policy, 0, self.priority)
         if self.target_us:
             target_ns = now_ns + self.target_us * 1000
             request.target_ns = min(target_ns, request.target_ns) if request.target_ns else target_ns
@@ -153,7 +153,7 @@ class Options:
             request.parameters = self.parameters
 
 
-PLAIN = Options()
+DEFAULT_OPTIONS = Options()
 
 
 class Parameters(NamedTuple):

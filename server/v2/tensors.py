@@ -12,7 +12,7 @@ import orjson
 
 from penstock.backends.datatypes import bytes_tensor
 from penstock.backends.errors import Code, InferError
-from penstock.batching.scheduling.admission import dims_text
+from penstock.batching.scheduling.request_checks import format_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,17 +45,21 @@ _SAMPLE_ELEMENTS = 64
 def overflow(spec: TensorSpec, shape: list[int], count: int) -> InferError | None:
     """Return an error if the element count or byte size of a shape overflows, None otherwise."""
     if count > _MAX_SIZE:
-        text = f"shape {dims_text(shape)} of input '{spec.name}' causes total element count to exceed maximum size of"
+        text = (
+            f"shape {format_shape(shape)} of input '{spec.name}' causes total element count to exceed maximum size of"
+        )
         return InferError(Code.INVALID, f"{text} {_MAX_SIZE}")
     if count * spec.type.size_bytes > _MAX_SIZE:
-        return InferError(Code.INVALID, f"byte size overflow for input '{spec.name}', its shape is {dims_text(shape)}")
+        return InferError(
+            Code.INVALID, f"byte size overflow for input '{spec.name}', its shape is {format_shape(shape)}"
+        )
     return None
 
 
-def size_mismatch(model: str, spec: TensorSpec, shape: list[int], count: int, got_bytes: int) -> InferError:
+def size_mismatch(model: str, spec: TensorSpec, shape: list[int], count: int, actual_bytes: int) -> InferError:
     """Return the error for a tensor whose byte size does not match its shape."""
     text = f"input byte size mismatch for input '{spec.name}' for model '{model}'."
-    text = f"{text} Expected {count * spec.type.size_bytes}, got {got_bytes}"
+    text = f"{text} Expected {count * spec.type.size_bytes}, got {actual_bytes}"
     return overflow(spec, shape, count) or InferError(Code.INVALID, text)
 
 
@@ -67,8 +71,8 @@ def _shape_mismatch() -> InferError:
     return InferError(Code.INVALID, "Unable to parse 'data': Shape does not match true shape of 'data' field")
 
 
-def _json_unsupported(operation: str, datatype: str, place: str) -> InferError:
-    text = f"{operation} {datatype} data via JSON is not supported. Please use the binary data format for {place}"
+def _json_unsupported(operation: str, datatype: str, location: str) -> InferError:
+    text = f"{operation} {datatype} data via JSON is not supported. Please use the binary data format for {location}"
     return InferError(Code.INVALID, text)
 
 
@@ -186,7 +190,7 @@ def from_binary(model: str, spec: TensorSpec, shape: list[int], count: int, raw:
     try:
         return array.reshape(shape)
     except (ValueError, OverflowError):
-        text = f"unexpected shape for input '{spec.name}' for model '{model}': {dims_text(shape)}"
+        text = f"unexpected shape for input '{spec.name}' for model '{model}': {format_shape(shape)}"
         raise InferError(Code.INVALID, text) from None
 
 
@@ -281,7 +285,7 @@ def _strings_to_json(name: str, array: Array) -> bytes:
     try:
         texts = [e.decode() if type(e) is bytes else str(e) for e in array.ravel().tolist()]
     except UnicodeDecodeError:
-        text = f"output '{name}' holds bytes that are no UTF-8. Please use the binary data format"
+        text = f"output '{name}' holds bytes that are not UTF-8. Please use the binary data format"
         raise InferError(Code.INVALID, text) from None
     return orjson.dumps(texts)
 

@@ -108,7 +108,7 @@ class GraphMapping:
     def plain(self, key: str) -> Any:
         """Return a value as plain data, without line numbers."""
         found = self.values.get(key)
-        return found.plain if found is not None else None
+        return found.unwrapped if found is not None else None
 
     def warn_unknown(self, keys: Iterable[str]) -> None:
         """Warn of unknown keys."""

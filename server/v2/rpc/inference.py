@@ -94,7 +94,7 @@ class RpcInference:
         if route is None:
             return None
         model = route.model
-        if (not model.collects_arrivals and model.scheduler.full()) or model.scheduler.target_ns:
+        if (not model.collects_arrivals and model.scheduler.is_full()) or model.scheduler.target_ns:
             self._check_admission(model)
         found = route.layouts.find(model, message, start, request_id, sink)
         return None if found is None else (route, found[0], found[1])
@@ -186,9 +186,9 @@ class RpcInference:
 
     def _check_admission(self, model: Model) -> None:
         """Reject a request that need not be decoded at all. Raises: InferError (OVERLOADED)."""
-        refusal = self.engine.early_rejection(model)
-        if refusal is not None:
-            raise refusal
+        error = self.engine.early_rejection(model)
+        if error is not None:
+            raise error
 
     def _clear_routes(self) -> None:
         self._routes.clear()

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.cortex import debugging
-from penstock.server.cortex.debugging import shown
+from penstock.server.cortex.debugging import format_value
 from penstock.server.hooks.conversions import DIALECTS, make_conversions
 from tests.server.cortex.values import NONE, flowers, model_m
 
@@ -146,7 +146,7 @@ class TestDebug:
     ) -> None:
         monkeypatch.setattr(logging.Logger, "hasHandlers", lambda _: False)
 
-        debugging.show("inference", [1])
+        debugging.log_value("inference", [1])
 
         assert capsys.readouterr().out == "inference: [1]\n"
 
@@ -168,7 +168,7 @@ class TestDebug:
         ],
     )
     def test_f34_values_are_cut_short(self, value: Any, text: str) -> None:
-        assert shown(value) == text
+        assert format_value(value) == text
 
     def test_a_value_that_cannot_be_shown_changes_nothing(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO, "penstock.hooks")
@@ -177,7 +177,7 @@ class TestDebug:
             def __repr__(self) -> str:
                 raise ValueError
 
-        debugging.show("pre_inference", [Odd()])
+        debugging.log_value("pre_inference", [Odd()])
 
         assert [record.getMessage() for record in caplog.records] == [
             "pre_inference: list that cannot be shown: ValueError"

@@ -1,4 +1,4 @@
-"""Door: admission decisions on arrival: whether the queue has room, and the request's target. Used by the Engine."""
+"""AdmissionControl: decisions on arrival: whether the queue has room, and the request's target. Used by the Engine."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
     from penstock.batching.model import Model
     from penstock.batching.request import InferRequest
 
-LATE = "late_refusals"
+LATE_EVENT = "late_refusals"
 """The event counted when a request is rejected on arrival because it would be late."""
 
 
-class Door:
+class AdmissionControl:
     """Checks queues for arriving requests. Threads: the event loop's."""
 
     def __init__(self, turns: Dispatcher) -> None:
         self._turns = turns
         self._making_room = False
 
-    def aim(self, request: InferRequest, target_ns: int, now_ns: int) -> None:
+    def set_target(self, request: InferRequest, target_ns: int, now_ns: int) -> None:
         """Apply the model's latency target to a request, counted from when the request may have arrived."""
         request.arrived_ns = min(request.start_ns, self._turns.earliest_arrival_ns(now_ns))
         if not 0 < request.target_ns < request.arrived_ns + target_ns:
             request.target_ns = request.arrived_ns + target_ns
 
-    def turn_away(self, model: Model) -> InferError | None:
+    def early_rejection(self, model: Model) -> InferError | None:
         """Return the error of a request that is rejected whatever its body holds, before decoding it; None to accept.
 
         The queue is full, or a request arriving now would be answered after the model's target. Always None if the
@@ -39,7 +39,7 @@ class Door:
         if model.cache is not None:
             return None
         scheduler = model.scheduler
-        if scheduler.full():
+        if scheduler.is_full():
             try:
                 self.make_room(model)
             except InferError as error:
@@ -48,13 +48,13 @@ class Door:
             return None
         now_ns = time.monotonic_ns()
         with model.lock:
-            late = scheduler.late(now_ns, self._turns.earliest_arrival_ns(now_ns))
-        if late is None:
+            late_error = scheduler.late_error(now_ns, self._turns.earliest_arrival_ns(now_ns))
+        if late_error is None:
             return None
         model.statistics.record_failure(REJECTED, now_ns, now_ns)
-        model.count_event(LATE)
+        model.count_event(LATE_EVENT)
         # the error is shared: each raise would add its frames to the earlier ones, and frames hold bodies
-        return late.with_traceback(None)
+        return late_error.with_traceback(None)
 
     def make_room(self, model: Model) -> None:
         """Run a batch of a full queue here and now if it is fast; otherwise reject the request.
@@ -64,20 +64,20 @@ class Door:
         Raises: InferError (OVERLOADED).
         """
         if self._making_room:
-            _refuse_full(model)
+            _reject_full(model)
         self._making_room = True
         try:
-            ran, _ = model.dispatch(time.monotonic_ns())
+            results, _ = model.dispatch(time.monotonic_ns())
             if model.scheduler.expired:
                 self._turns.expire(model)
-            self._turns.deliver(model, ran)
+            self._turns.deliver(model, results)
         finally:
             self._making_room = False
-        if model.scheduler.full():
-            _refuse_full(model)
+        if model.scheduler.is_full():
+            _reject_full(model)
 
 
-def _refuse_full(model: Model) -> NoReturn:
+def _reject_full(model: Model) -> NoReturn:
     """Reject a request before its body is decoded because the queue is full."""
     now_ns = time.monotonic_ns()
     model.statistics.record_failure(REJECTED, now_ns, now_ns)

@@ -1,4 +1,4 @@
-"""Rehearsal: what a run needs before there are requests: inputs of zeros, gathered as a batch would be.
+"""Dummy inputs: what a run needs before there are requests: inputs of zeros, gathered as a batch would be.
 
 Used by the modules that measure a model before it is ready: warmup.py and counting.py.
 """
@@ -41,7 +41,7 @@ def smallest_tails(spec: ModelSpec) -> list[tuple[int, ...]]:
     return [tuple(1 if dim < 0 else dim for dim in each.shape[first:]) for each in signature.inputs]
 
 
-def rehearsed_key(spec: ModelSpec, tails: Tails) -> Key:
+def dummy_key(spec: ModelSpec, tails: Tails) -> Key:
     """Return the Key of requests with these tails. The values of a shape tensor are taken as 1."""
     signature = spec.signature
     if signature is None or not signature.batched:
@@ -52,7 +52,7 @@ def rehearsed_key(spec: ModelSpec, tails: Tails) -> Key:
     )
 
 
-def rehearsal(spec: ModelSpec, binding: Binding, rows: int, tails: Tails) -> Callable[[], None]:
+def dummy_fill(spec: ModelSpec, binding: Binding, rows: int, tails: Tails) -> Callable[[], None]:
     """Make a function that borrows a Binding's buffers for a batch of `rows` rows and fills them with zeros."""
     signature, forms = spec.signature, forms_of(spec)
     if signature is None:
@@ -74,10 +74,10 @@ def rehearsal(spec: ModelSpec, binding: Binding, rows: int, tails: Tails) -> Cal
 def _batch(spec: ModelSpec, rows: int, tails: Tails) -> Batch:
     """Make a batch of requests of one row each."""
     batched, specs = spec.signature.batched, spec.signature.inputs  # type: ignore[union-attr]
-    key, nobody, model = rehearsed_key(spec, tails), _NoSink(), _no_model()
+    key, sink, model = dummy_key(spec, tails), _NoSink(), _no_model()
     shapes = [(1, *tail) if batched else tail for tail in tails]
     inputs: list[Array | None] = [_zeros(each, shape) for each, shape in zip(specs, shapes, strict=True)]
-    requests = [InferRequest(model, inputs, 1, key, (), nobody) for _ in range(rows)]
+    requests = [InferRequest(model, inputs, 1, key, (), sink) for _ in range(rows)]
     return Batch(requests, rows, key, 0)
 
 

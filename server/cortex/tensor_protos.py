@@ -20,76 +20,78 @@ from .casting import CastError, as_array, cast, to_bfloat16
 
 _INTEGERS = (int, np.integer, numbers.Integral)  # checked in this order, since checks of an abstract class are slow
 _REALS = (float, int, np.integer, np.floating, numbers.Real)
-_OF_NUMPY = (np.ndarray, np.generic)
+_NUMPY_TYPES = (np.ndarray, np.generic)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class TensorType:
     """One type: TensorFlow's name, numpy's, and the types allowed for elements of a list."""
 
     name: str
     dtype: np.dtype[Any]
-    taken: tuple[type, ...]
+    accepted_types: tuple[type, ...]
 
 
-def _kinds() -> Iterator[tuple[str, Kind]]:
+def _tensor_types() -> Iterator[tuple[str, TensorType]]:
     for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"):
-        yield f"DT_{name.upper()}", Kind(name, np.dtype(name), _INTEGERS)
-    for word, name in (("HALF", "float16"), ("FLOAT", "float32"), ("DOUBLE", "float64")):
-        yield f"DT_{word}", Kind(name, np.dtype(name), _REALS)
-    yield "DT_BFLOAT16", Kind("bfloat16", np.dtype("float32"), _REALS)
-    yield "DT_BOOL", Kind("bool", np.dtype("bool"), (bool,))
-    yield "DT_STRING", Kind("string", np.dtype("object"), (str, bytes))
+        yield f"DT_{name.upper()}", TensorType(name, np.dtype(name), _INTEGERS)
+    for type_name, name in (("HALF", "float16"), ("FLOAT", "float32"), ("DOUBLE", "float64")):
+        yield f"DT_{type_name}", TensorType(name, np.dtype(name), _REALS)
+    yield "DT_BFLOAT16", TensorType("bfloat16", np.dtype("float32"), _REALS)
+    yield "DT_BOOL", TensorType("bool", np.dtype("bool"), (bool,))
+    yield "DT_STRING", TensorType("string", np.dtype("object"), (str, bytes))
 
 
-KINDS: Mapping[str, Kind] = dict(_kinds())
+TENSOR_TYPES: Mapping[str, TensorType] = dict(_tensor_types())
 
 
-def kind_of(word: str) -> Kind:
+def tensor_type_of(type_name: str) -> TensorType:
     """Return the type that a signature names. Raises: InferError (UNSUPPORTED)."""
     try:
-        return KINDS[word.removesuffix("_REF")]  # of a variable in TensorFlow 1
+        return TENSOR_TYPES[type_name.removesuffix("_REF")]  # of a variable in TensorFlow 1
     except KeyError:
         raise InferError(
-            Code.UNSUPPORTED, f"an input is {word or 'of no type'}, which nothing can be made of"
+            Code.UNSUPPORTED, f"an input is {type_name or 'of no type'}, which nothing can be made of"
         ) from None
 
 
-def tensor(value: Any, kind: Kind) -> Array:
+def make_array(value: Any, tensor_type: TensorType) -> Array:
     """Make an array of a value. Shapes: the value's own. BYTES are `bytes`, BF16 its bits. Raises: CastError."""
-    if isinstance(value, _OF_NUMPY):
-        if kind.name == "string" and not isinstance(value, np.ndarray):
+    if isinstance(value, _NUMPY_TYPES):
+        if tensor_type.name == "string" and not isinstance(value, np.ndarray):
             raise CastError(f"'{type(value.item()).__name__}' object has no attribute 'dtype'")
-        return _of_array(np.asarray(value), kind)
+        return _cast_array(np.asarray(value), tensor_type)
     if hasattr(value, "__array__"):
         # pandas' and similar types, which make_tensor_proto intended to accept but failed on
-        return _of_array(as_array(value, np.dtype("object")), kind)
+        return _cast_array(as_array(value, np.dtype("object")), tensor_type)
     if value is None:
         raise CastError("None values not supported.")
-    mismatch = _mismatch(value, kind.taken)
+    mismatch = _mismatch(value, tensor_type.accepted_types)
     if mismatch:
         (found,) = mismatch
-        raise CastError(f"Expected {kind.name}, got {_written(found)} of type '{_type_name(found)}' instead.")
-    array = as_array(value, kind.dtype)
-    wanted = _dense(value)
-    if list(array.shape) != wanted:
-        text = f"Argument must be a dense tensor: {value} - got shape {list(array.shape)}, but wanted {wanted}."
+        raise CastError(
+            f"Expected {tensor_type.name}, got {_format_value(found)} of type '{_type_name(found)}' instead."
+        )
+    array = as_array(value, tensor_type.dtype)
+    expected = _dense_shape(value)
+    if list(array.shape) != expected:
+        text = f"Argument must be a dense tensor: {value} - got shape {list(array.shape)}, but wanted {expected}."
         raise CastError(text)
-    if kind.name == "string":
+    if tensor_type.name == "string":
         # an element that is a list counts as one in the shape, and is as many strings as it has
         flat = np.empty(array.size, np.object_)
         flat[:] = list(_leaves(value))[: array.size]
         return map_elements(flat.reshape(array.shape), _bytes)
-    return to_bfloat16(array) if kind.name == "bfloat16" else array
+    return to_bfloat16(array) if tensor_type.name == "bfloat16" else array
 
 
-def _of_array(array: Array, kind: Kind) -> Array:
+def _cast_array(array: Array, tensor_type: TensorType) -> Array:
     """Cast an array. All its numbers are cast, while those of a list may be rejected."""
-    if kind.name == "bfloat16":
+    if tensor_type.name == "bfloat16":
         return array if array.dtype == np.uint16 else to_bfloat16(array)
-    if kind.name == "string":
+    if tensor_type.name == "string":
         return map_elements(array.astype(np.object_), _bytes)
-    return cast(array, kind.dtype)
+    return cast(array, tensor_type.dtype)
 
 
 def _bytes(element: Any) -> bytes:
@@ -100,19 +102,19 @@ def _bytes(element: Any) -> bytes:
             raise CastError(str(error)) from error
     if isinstance(element, bytes | bytearray):
         return bytes(element)
-    raise CastError(f"Expected binary or unicode string, got {_written(element)}")
+    raise CastError(f"Expected binary or unicode string, got {_format_value(element)}")
 
 
-def _mismatch(value: Any, taken: tuple[type, ...]) -> tuple[Any] | None:
+def _mismatch(value: Any, accepted_types: tuple[type, ...]) -> tuple[Any] | None:
     """Return the first element of none of these types."""
     if not isinstance(value, list | tuple):
-        return None if isinstance(value, taken) else (value,)
-    if all(issubclass(each, taken) for each in set(map(type, value))):
+        return None if isinstance(value, accepted_types) else (value,)
+    if all(issubclass(each, accepted_types) for each in set(map(type, value))):
         return None
-    return next((found for each in value if (found := _mismatch(each, taken))), None)
+    return next((found for each in value if (found := _mismatch(each, accepted_types))), None)
 
 
-def _dense(value: Any) -> list[int]:
+def _dense_shape(value: Any) -> list[int]:
     """Return the shape of nested lists along their first elements."""
     shape: list[int] = []
     while isinstance(value, list | tuple):
@@ -138,7 +140,7 @@ def _type_name(value: Any) -> str:
     return "_Message" if value is None else type(value).__name__
 
 
-def _written(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Return a value as the numpy of that time formatted it."""
     if isinstance(value, np.generic):
         return repr(value.item()) if value.dtype.kind in "US" else str(value)

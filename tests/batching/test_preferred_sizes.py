@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.batching.scheduling.preferred import walk
+from penstock.batching.scheduling.preferred_sizes import find_prefix
 
 
 def goes(rows: list[int], sizes: set[int], max_rows: int, *, over: bool = False) -> int:
     """Give how many rows go now; 0 for none. `over`: the oldest has waited for the delay, which there is."""
-    seen = walk(rows, sizes, max_rows)
-    if seen.marked and not over:
-        return seen.marked
-    return seen.walked if over or seen.complete else 0
+    seen = find_prefix(rows, sizes, max_rows)
+    if seen.preferred_rows and not over:
+        return seen.preferred_rows
+    return seen.fitting_rows if over or seen.complete else 0
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_when_the_delay_is_over_all_that_fits_goes(rows: list[int], now: int) ->
 
 
 def test_a_request_without_rows_counts_for_one() -> None:
-    assert walk([0] * 100, {4}, 8) == (4, 8, True)
+    assert find_prefix([0] * 100, {4}, 8) == (4, 8, True)
 
 
 def tritons(rows: list[int], sizes: set[int], max_rows: int, *, delay: bool, over: bool) -> int:
@@ -78,5 +78,5 @@ def test_it_sends_what_triton_sends(case: tuple[int, list[int], set[int]], over:
     most, rows, sizes = case
 
     assert goes(rows, sizes, most, over=over) == tritons(rows, sizes, most, delay=True, over=over)
-    seen = walk(rows, sizes, most)
-    assert (seen.marked or seen.walked) == tritons(rows, sizes, most, delay=False, over=False)
+    seen = find_prefix(rows, sizes, most)
+    assert (seen.preferred_rows or seen.fitting_rows) == tritons(rows, sizes, most, delay=False, over=False)

@@ -1,4 +1,4 @@
-"""UnderWay: one sequence, first request to last. InstanceRows: the rows of one Instance. Used by sequences.py."""
+"""ActiveSequence: one sequence, first request to last. InstanceRows: the rows of one Instance. Used by sequences.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
 
 
-class UnderWay:
+class ActiveSequence:
     """One sequence, from its first request to its last.
 
     Invariants: `current` is the one request that is in a Lane or in a Batch, `waiting` are those behind it. `row` is
@@ -21,8 +21,8 @@ class UnderWay:
 
     __slots__ = ("current", "home", "id", "instance", "open", "row", "states", "waiting")
 
-    def __init__(self, identity: int | str) -> None:
-        self.id = identity
+    def __init__(self, sequence_id: int | str) -> None:
+        self.id = sequence_id
         self.home: object = None
         self.open = True
         self.instance = 0
@@ -35,13 +35,13 @@ class UnderWay:
 class InstanceRows:
     """The rows of one Instance, direct strategy: it runs one batch of its sequences at a time.
 
-    `heads` are the sequences with a request that may go next. `issued` counts those in a Lane, `running` those in a
+    `heads` are the sequences with a request that may go next. `queued` counts those in a Lane, `running` those in a
     Batch.
     """
 
-    __slots__ = ("heads", "issued", "running")
+    __slots__ = ("heads", "queued", "running")
 
     def __init__(self) -> None:
-        self.heads: dict[UnderWay, None] = {}
-        self.issued = 0
+        self.heads: dict[ActiveSequence, None] = {}
+        self.queued = 0
         self.running = 0

@@ -1,4 +1,4 @@
-"""Admission: checks a request's shapes against the Signature before it is queued.
+"""Request checks: checks a request's shapes against the Signature before it is queued.
 
 Called by every dialect and by `Engine.infer`. The texts are Triton's (core, `InferenceRequest::Normalize`), since its
 clients and tests look for them; a dialect adds its own prefix, such as the request id.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.request import DEFAULT_OPTIONS, InferRequest, Key, RequestOptions, input_bytes
+from penstock.batching.request import DEFAULT_REQUEST_OPTIONS, InferRequest, Key, RequestOptions, input_bytes
 from penstock.batching.shapes.ragged import RAGGED
 from penstock.batching.sinks import FutureSink
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 
-_KEPT_SHAPES = 256
-_NOWHERE = FutureSink()
+_MAX_CACHED_SHAPES = 256
+_NO_SINK = FutureSink()
 MAX_EMPTY_DIM = 1 << 20
 """The largest dim allowed beside a zero: the request carries no bytes for it, yet a model may allocate an output of
 that size."""
@@ -35,7 +35,7 @@ _BATCH_NOTE = (
 )
 
 
-def admit(
+def check_shapes(
     name: str, signature: Signature, max_rows: int, shapes: Sequence[Shape | None], padding: Padding | None = None
 ) -> tuple[int, Key]:
     """Check one request's input shapes and return its rows and its Key.
@@ -47,58 +47,60 @@ def admit(
     """
     for spec, shape in zip(signature.inputs, shapes, strict=True):
         if shape and 0 in shape and max(shape) > MAX_EMPTY_DIM:
-            raise _unexpected(name, spec, shape, batched=signature.batched)
+            raise _shape_error(name, spec, shape, batched=signature.batched)
     if not signature.batched:
         for spec, shape in zip(signature.inputs, shapes, strict=True):
-            if shape is not None and not _fits(shape, spec.shape):
-                raise _unexpected(name, spec, shape, batched=False)
+            if shape is not None and not _matches(shape, spec.shape):
+                raise _shape_error(name, spec, shape, batched=False)
         return 1, tuple(shapes)
-    rows = _rows(name, signature, shapes)
+    rows = _common_rows(name, signature, shapes)
     key: list[Shape | None] = []
     for spec, shape in zip(signature.inputs, shapes, strict=True):
-        if shape is not None and not (_holds(spec, shape) if spec.is_shape else _fits(shape[1:], spec.shape[1:])):
-            raise _unexpected(name, spec, shape, batched=True)
+        if shape is not None and not (
+            _has_declared_length(spec, shape) if spec.is_shape else _matches(shape[1:], spec.shape[1:])
+        ):
+            raise _shape_error(name, spec, shape, batched=True)
         key.append(None if shape is None else RAGGED if spec.ragged else shape if spec.is_shape else shape[1:])
     if rows > max_rows:
-        raise _too_many(name, max_rows)
+        raise _too_many_rows(name, max_rows)
     return rows, tuple(key) if padding is None else padding.key(name, key)
 
 
-def check_alone(model: Model, spec: TensorSpec, shape: Shape) -> None:
-    """Check the shape of a single input before reading it, since it may be large. `admit` checks all of them.
+def check_input_shape(model: Model, spec: TensorSpec, shape: Shape) -> None:
+    """Check the shape of a single input before reading it, since it may be large. `check_shapes` checks all of them.
 
     Raises: InferError (INVALID).
     """
     batched = model.signature.batched and not spec.is_shape
-    if not (_fits(shape[1:], spec.shape[1:]) if batched else spec.is_shape or _fits(shape, spec.shape)):
-        raise _unexpected(model.name, spec, shape, batched=batched)
+    if not (_matches(shape[1:], spec.shape[1:]) if batched else spec.is_shape or _matches(shape, spec.shape)):
+        raise _shape_error(model.name, spec, shape, batched=batched)
     if batched and shape and shape[0] > model.max_request_rows:
-        raise _too_many(model.name, model.max_request_rows)
+        raise _too_many_rows(model.name, model.max_request_rows)
 
 
-def admitted(model: Model, shapes: tuple[Shape | None, ...]) -> tuple[int, Key]:
-    """Check a request's shapes, as `admit` does; caches shapes that passed. Raises: InferError (INVALID)."""
-    known = model.admitted_shapes.get(shapes)
-    if known is None:
-        known = admit(model.name, model.signature, model.max_request_rows, shapes, model.padding)
-        if len(model.admitted_shapes) >= _KEPT_SHAPES:
+def check_shapes_cached(model: Model, shapes: tuple[Shape | None, ...]) -> tuple[int, Key]:
+    """Check a request's shapes, as `check_shapes` does; caches shapes that passed. Raises: InferError (INVALID)."""
+    checked = model.admitted_shapes.get(shapes)
+    if checked is None:
+        checked = check_shapes(model.name, model.signature, model.max_request_rows, shapes, model.padding)
+        if len(model.admitted_shapes) >= _MAX_CACHED_SHAPES:
             model.admitted_shapes.clear()
-        model.admitted_shapes[shapes] = known
-    return known
+        model.admitted_shapes[shapes] = checked
+    return checked
 
 
-def request_for(
-    model: Model, inputs: list[Array | None], wanted: tuple[int, ...] | None = None,
-    terms: RequestOptions = DEFAULT_OPTIONS, parameters: Mapping[str, Any] | None = None,
+def make_request(
+    model: Model, inputs: list[Array | None], requested_outputs: tuple[int, ...] | None = None,
+    terms: RequestOptions = DEFAULT_REQUEST_OPTIONS, parameters: Mapping[str, Any] | None = None,
 ) -> InferRequest:  # fmt: skip
     """Make a checked request that no dialect has decoded; the caller sets its sink.
 
-    `wanted` None: all outputs, including those that are not tensors. Raises: InferError (INVALID).
+    `requested_outputs` None: all outputs, including those that are not tensors. Raises: InferError (INVALID).
     """
-    rows, key = admitted(model, tuple([None if array is None else array.shape for array in inputs]))
-    positions = tuple(range(len(model.signature.outputs))) if wanted is None else wanted
-    request = InferRequest(model, inputs, rows, key, positions, _NOWHERE)
-    if terms is not DEFAULT_OPTIONS:
+    rows, key = check_shapes_cached(model, tuple([None if array is None else array.shape for array in inputs]))
+    positions = tuple(range(len(model.signature.outputs))) if requested_outputs is None else requested_outputs
+    request = InferRequest(model, inputs, rows, key, positions, _NO_SINK)
+    if terms is not DEFAULT_REQUEST_OPTIONS:
         request.deadline_ns, request.priority, request.sequence, caller, timeout_us = terms
         if caller is not None:
             request.caller = caller
@@ -110,7 +112,7 @@ def request_for(
     return request
 
 
-def _rows(name: str, signature: Signature, shapes: Sequence[Shape | None]) -> int:
+def _common_rows(name: str, signature: Signature, shapes: Sequence[Shape | None]) -> int:
     rows = None
     for spec, shape in zip(signature.inputs, shapes, strict=True):
         if shape is None or spec.is_shape:
@@ -126,7 +128,7 @@ def _rows(name: str, signature: Signature, shapes: Sequence[Shape | None]) -> in
     return rows or 0
 
 
-def _holds(spec: TensorSpec, shape: Shape) -> bool:
+def _has_declared_length(spec: TensorSpec, shape: Shape) -> bool:
     """Whether a shape tensor has the right length: the declared dims omit its first value, the request's rows."""
     return len(shape) == 1 and (shape[0] == spec.shape[1] + 1 or (spec.shape[1] < 0 < shape[0]))
 
@@ -148,22 +150,22 @@ def values_key(request: InferRequest) -> Key:
     return tuple(key)
 
 
-def _fits(shape: Shape, wanted: Shape) -> bool:
-    return len(shape) == len(wanted) and all(w in (-1, s) for s, w in zip(shape, wanted, strict=True))
+def _matches(shape: Shape, expected: Shape) -> bool:
+    return len(shape) == len(expected) and all(w in (-1, s) for s, w in zip(shape, expected, strict=True))
 
 
-def _too_many(name: str, max_rows: int) -> InferError:
+def _too_many_rows(name: str, max_rows: int) -> InferError:
     return InferError(Code.INVALID, f"inference request batch-size must be <= {max_rows} for '{name}'")
 
 
-def _unexpected(name: str, spec: TensorSpec, shape: Shape, *, batched: bool) -> InferError:
+def _shape_error(name: str, spec: TensorSpec, shape: Shape, *, batched: bool) -> InferError:
     text = (
-        f"unexpected shape for input '{spec.name}' for model '{name}'. Expected {dims_text(spec.shape)}, "
-        f"got {dims_text(shape)}. {_BATCH_NOTE if batched else ''}"
+        f"unexpected shape for input '{spec.name}' for model '{name}'. Expected {format_shape(spec.shape)}, "
+        f"got {format_shape(shape)}. {_BATCH_NOTE if batched else ''}"
     )
     return InferError(Code.INVALID, text)
 
 
-def dims_text(shape: Sequence[int]) -> str:
+def format_shape(shape: Sequence[int]) -> str:
     """Format a shape as Triton does: `[-1,4]`."""
     return "[" + ",".join(map(str, shape)) + "]"

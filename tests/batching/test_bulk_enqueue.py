@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
-from penstock.batching.scheduling.together import add_together
+from penstock.batching.scheduling.bulk_enqueue import enqueue_all
 from penstock.batching.spec import BatchPolicy, ModelSpec
 from tests.batching.ensembles import House, ensemble_spec, house, step, values_of
 from tests.fakes import PATIENCE_S, FakeBackend, fake_request
@@ -53,7 +53,7 @@ def requests_of(model: Model, *rows: int) -> list[InferRequest]:
 
 
 def waiting(model: Model) -> tuple[int, int, int]:
-    return model.scheduler.live, model.scheduler.rows, model.scheduler.nbytes
+    return model.scheduler.request_count, model.scheduler.rows, model.scheduler.nbytes
 
 
 def test_all_wait_in_their_order_as_those_that_came_one_by_one() -> None:
@@ -63,7 +63,7 @@ def test_all_wait_in_their_order_as_those_that_came_one_by_one() -> None:
         request.enqueued_ns = NOW_NS
         alone.scheduler.add(request)
 
-    assert add_together(together, come, NOW_NS)
+    assert enqueue_all(together, come, NOW_NS)
 
     assert waiting(together) == waiting(alone) == (3, 6, 96)
     assert [(each.waiting, each.enqueued_ns, each.start_ns) for each in come] == [(True, NOW_NS, NOW_NS)] * 3
@@ -78,7 +78,7 @@ def test_none_waits_where_there_is_no_room_for_all(room: dict[str, int]) -> None
     model = model_of(**room)
     come = requests_of(model, 2, 1, 3)
 
-    assert not add_together(model, come, NOW_NS)
+    assert not enqueue_all(model, come, NOW_NS)
     assert waiting(model) == (0, 0, 0)
     assert not any(request.waiting for request in come)
 
@@ -100,7 +100,7 @@ SAYS = [{"deadline_ns": 9}, {"target_ns": 9}, {"key": ((5,),)}]
 def test_each_comes_for_itself_where_the_model_looks_at_each(policy: dict[str, Any]) -> None:
     model = model_of(**policy)
 
-    assert not add_together(model, requests_of(model, 1, 1), NOW_NS)
+    assert not enqueue_all(model, requests_of(model, 1, 1), NOW_NS)
     assert waiting(model) == (0, 0, 0)
 
 
@@ -113,16 +113,16 @@ def test_each_comes_for_itself_where_one_says_more_than_the_others(said: dict[st
     for name, value in said.items():
         setattr(come[1], name, value)
 
-    assert not add_together(model, come, NOW_NS)
+    assert not enqueue_all(model, come, NOW_NS)
     assert waiting(model) == (0, 0, 0)
 
 
 def test_one_alone_waits_like_many_and_none_at_all_does_not() -> None:
     model = model_of()
 
-    assert add_together(model, requests_of(model, 1), NOW_NS)
+    assert enqueue_all(model, requests_of(model, 1), NOW_NS)
     assert waiting(model)[1] == 1
-    assert not add_together(model, [], NOW_NS)
+    assert not enqueue_all(model, [], NOW_NS)
 
 
 @given(st.lists(st.lists(st.integers(1, 4), min_size=2, max_size=6), max_size=8), st.integers(8, 40))
@@ -130,8 +130,8 @@ def test_what_waits_never_passes_the_queue_s_room(groups: list[list[int]], room:
     model = model_of(max_queue_rows=room)
     entered = 0
     for rows in groups:
-        fits = entered + sum(rows) <= model.scheduler.room.rows
-        assert add_together(model, requests_of(model, *rows), NOW_NS) == fits
+        fits = entered + sum(rows) <= model.scheduler.limits.max_rows
+        assert enqueue_all(model, requests_of(model, *rows), NOW_NS) == fits
         entered += sum(rows) if fits else 0
 
     assert model.scheduler.rows == entered
@@ -211,13 +211,13 @@ class TestThroughAnEnsemble:
         async with house() as kept:
             await self._served(kept)
             scheduler, come = kept.engine.model("first").scheduler, list[InferRequest]()
-            add = scheduler.add_together
+            add = scheduler.add_all
 
             def keep(requests: Sequence[InferRequest], rows: int, nbytes: int) -> bool:
                 come.extend(requests)
                 return add(requests, rows, nbytes)
 
-            monkeypatch.setattr(scheduler, "add_together", keep)
+            monkeypatch.setattr(scheduler, "add_all", keep)
             sent = [kept.submit("pair", value) for value in range(3)]
             answered = await kept.sink.holds(3)
 
@@ -235,7 +235,7 @@ class TestThroughAnEnsemble:
             await kept.gates["second"].entered()
             kept.submit("pair", 1)
             async with asyncio.timeout(PATIENCE_S):
-                while not kept.engine.model("second").scheduler.live:  # noqa: ASYNC110 - nobody tells
+                while not kept.engine.model("second").scheduler.request_count:  # noqa: ASYNC110 - nobody tells
                     await asyncio.sleep(0)
             for value in (2, 3):
                 kept.submit("lone", value)

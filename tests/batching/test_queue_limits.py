@@ -11,7 +11,14 @@ from penstock.backends.errors import InferError
 from penstock.batching.devices.memory import limit_bytes, usable_bytes
 from penstock.batching.request import InferRequest
 from penstock.batching.scheduling.costs import CostModel
-from penstock.batching.scheduling.room import FULL_BATCHES, LEAST_BYTES, LEAST_ROWS, SHARE, Room, queue_rows
+from penstock.batching.scheduling.queue_limits import (
+    FULL_BATCHES,
+    MEMORY_FRACTION,
+    MIN_BYTES,
+    MIN_ROWS,
+    QueueLimits,
+    queue_rows,
+)
 from penstock.batching.scheduling.scheduler import Scheduler
 from penstock.batching.spec import BatchPolicy
 from tests.fakes import fake_model, fake_request
@@ -55,18 +62,18 @@ class TestNothingSaid:
         assert taken_in(scheduler_of(max_batch_rows=64, **kind), rows=64, row_bytes=16) == 64
 
     def test_so_many_small_requests_are_one(self, kind: dict[str, Any]) -> None:
-        assert taken_in(scheduler_of(max_batch_rows=64, **kind), row_bytes=16) == LEAST_ROWS
+        assert taken_in(scheduler_of(max_batch_rows=64, **kind), row_bytes=16) == MIN_ROWS
 
     def test_one_model_takes_its_share_of_the_memory_and_no_more(self, kind: dict[str, Any]) -> None:
-        assert taken_in(scheduler_of(8 * GIB, **kind)) == 8 * GIB // SHARE // IMAGE
+        assert taken_in(scheduler_of(8 * GIB, **kind)) == 8 * GIB // MEMORY_FRACTION // IMAGE
 
     @pytest.mark.parametrize("memory_bytes", [0, GIB])
     def test_little_memory_leaves_the_least(self, kind: dict[str, Any], memory_bytes: int) -> None:
-        assert taken_in(scheduler_of(memory_bytes, **kind)) == LEAST_BYTES // IMAGE
+        assert taken_in(scheduler_of(memory_bytes, **kind)) == MIN_BYTES // IMAGE
 
     def test_small_batches_leave_the_least(self, kind: dict[str, Any]) -> None:
-        assert taken_in(scheduler_of(max_batch_rows=1, **kind)) == LEAST_BYTES // IMAGE
-        assert taken_in(scheduler_of(max_batch_rows=1, **kind), row_bytes=16) == LEAST_ROWS
+        assert taken_in(scheduler_of(max_batch_rows=1, **kind)) == MIN_BYTES // IMAGE
+        assert taken_in(scheduler_of(max_batch_rows=1, **kind), row_bytes=16) == MIN_ROWS
 
     def test_rows_count_as_large_as_the_largest_that_have_come(self, kind: dict[str, Any]) -> None:
         scheduler = scheduler_of(**kind)
@@ -74,14 +81,14 @@ class TestNothingSaid:
         large = taken_in(scheduler, 400)
         small = taken_in(scheduler, row_bytes=16)
 
-        assert (large, small) == (400, LEAST_ROWS - 1 - 400)
+        assert (large, small) == (400, MIN_ROWS - 1 - 400)
 
     def test_one_that_is_larger_than_the_least_leaves_room_for_others(self, kind: dict[str, Any]) -> None:
         scheduler = scheduler_of(max_batch_rows=2, **kind)
-        scheduler.add(image(2, LEAST_BYTES))
+        scheduler.add(image(2, MIN_BYTES))
 
-        assert not scheduler.full()
-        assert taken_in(scheduler, row_bytes=LEAST_BYTES) == 2 * FULL_BATCHES - 2
+        assert not scheduler.is_full()
+        assert taken_in(scheduler, row_bytes=MIN_BYTES) == 2 * FULL_BATCHES - 2
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=["a line", "levels"])
@@ -91,15 +98,15 @@ class TestNothingSaid:
 )
 def test_what_is_said_stands(kind: dict[str, Any], said: dict[str, int], waiting: int) -> None:
     scheduler = scheduler_of(**kind, **said)
-    scheduler.room.bytes_for(image(1, GIB))
+    scheduler.limits.adapt_max_nbytes(image(1, GIB))
 
     assert taken_in(scheduler, row_bytes=IMAGE if "max_queue_bytes" in said else 16) == waiting
 
 
 def test_requests_without_rows_and_models_without_batches_have_room() -> None:
-    room = Room(BatchPolicy(max_batch_rows=0), 128 * GIB)
+    room = QueueLimits(BatchPolicy(max_batch_rows=0), 128 * GIB)
 
-    assert (room.rows, room.bytes_for(image(0))) == (LEAST_ROWS, LEAST_BYTES)
+    assert (room.max_rows, room.adapt_max_nbytes(image(0))) == (MIN_ROWS, MIN_BYTES)
     assert queue_rows(BatchPolicy(max_batch_rows=0, max_queue_requests=5000)) == 5000
 
 
