@@ -225,7 +225,7 @@ def test_the_alarm_is_silent_while_nothing_can_be_sent_and_once_all_is(monkeypat
 
 
 def test_halting_sends_nothing_more_and_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_loop, "HALT_WITHIN_S", 0)
+    monkeypatch.setattr(open_loop, "HALT_LIMIT_S", 0)
 
     async def case(wires: Wires) -> None:
         given = means(wires)

@@ -128,7 +128,7 @@ def test_connections_are_made_without_a_pause_until_trouble_lasts(
 
 
 def test_a_connection_that_takes_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reopening, "_CONNECT_WITHIN_S", 0)
+    monkeypatch.setattr(reopening, "_CONNECT_LIMIT_S", 0)
 
     class Silent(Wires):
         async def open(self, lost: Any) -> Any:
