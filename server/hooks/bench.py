@@ -208,7 +208,7 @@ class Bench:
         limit_ns, since_ns = running.replica.limit_of(running), running.since_ns
         left_ns: int = since_ns + limit_ns - now_ns
         if left_ns <= 0:
-            left_ns = math.ceil(seat.doubt.more_s(since_ns, -left_ns / 1e9, limit_ns / 1e9) * 1e9)
+            left_ns = math.ceil(seat.doubt.extra_s(since_ns, -left_ns / 1e9, limit_ns / 1e9) * 1e9)
         if left_ns > 0:
             if shared and now_ns - since_ns > SLOW_NS:
                 self._make_way(seat)

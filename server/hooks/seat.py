@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from penstock.server.workers.watch import Doubt
+from penstock.server.workers.watch import LimitExtension
 
 from .call import HookCall
 
@@ -27,7 +27,7 @@ class Seat:
     def __init__(self, run: Callable[[Seat], None], name: str) -> None:
         self.asleep = self.ended = self.slow = False
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.doubt = Doubt()
+        self.doubt = LimitExtension()
         self.guilty: Replica | None = None
         self.lock = threading.Lock()
         self.nudge: Callable[[], Any] | None = None
@@ -37,7 +37,7 @@ class Seat:
     def looked(self, late_s: float) -> None:
         """Record that a check came this late."""
         running = self.running
-        self.doubt.looked(0 if running is None else running.since_ns, late_s)
+        self.doubt.record_check(0 if running is None else running.since_ns, late_s)
 
     def interrupted(self) -> bool:
         """End the hook of an abandoned thread if it spins, which would hold the GIL half of the time.

@@ -14,8 +14,8 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec
 from penstock.server.ipc.errors import read_error
-from penstock.server.workers.order import NotBegunError, Order
-from penstock.server.workers.watch import Doubt
+from penstock.server.workers.order import NotStartedError, Order
+from penstock.server.workers.watch import LimitExtension
 from penstock.server.workers.worker import Worker
 
 from .call import STATISTICS_NAMES, HookCall, MovedError, ReplicaOwner, about_of, blame, log, log_lines
@@ -67,7 +67,7 @@ class WorkerReplica:
         self.room = self._most = 2
         self._timer: asyncio.TimerHandle | None = None
         self._leaving = self._stopping = False
-        self._doubt = Doubt(0.001)
+        self._doubt = LimitExtension(0.001)
         self._due_ns = 0
         self._takes: tuple[bool, ...] = (False, False)
         self.has_pre = self.has_post = self.yields = self.keeps = False
@@ -91,7 +91,7 @@ class WorkerReplica:
     @property
     def serves(self) -> bool:
         """Whether a call given to it will run."""
-        return self._worker.serves and not self._stopping
+        return self._worker.serving and not self._stopping
 
     def holds(self, pull: WorkerPull) -> bool:
         """Return whether the generator is active in the process."""
@@ -121,7 +121,7 @@ class WorkerReplica:
 
     def tell(self, kind: int, number: int) -> None:
         """Send the worker a notification."""
-        self._worker.tell(kind, number)
+        self._worker.send_message(kind, number)
 
     def leave(self) -> None:
         """Give the replica back to its owner, once none of its hooks is running."""
@@ -155,7 +155,7 @@ class WorkerReplica:
         if left_ns > 0:
             return left_ns
         limit_s = self._limit_ns / 1e9
-        if more_s := self._doubt.more_s(running.since_ns, -left_ns / 1e9, limit_s):
+        if more_s := self._doubt.extra_s(running.since_ns, -left_ns / 1e9, limit_s):
             return int(more_s * 1e9)
         text = f"{running.hook} of model '{self._model.name}' took longer than its limit of {limit_s:g} s"
         log(text, about_of(self._model, running))
@@ -178,7 +178,7 @@ class WorkerReplica:
         else:
             try:
                 self._put(call, now_ns)
-            except NotBegunError:
+            except NotStartedError:
                 error = MovedError()
             except Exception as problem:  # noqa: BLE001 - cannot be encoded, or is nested too deeply
                 error = InferError(Code.INTERNAL, str(problem))
@@ -197,7 +197,7 @@ class WorkerReplica:
             pull.turn = self._turns
             pull.most = AHEAD if self.waiting == 1 else 1
         kind, body, arrays = call.written(self._takes)
-        self._worker.ask(self._answered, kind, body, arrays)
+        self._worker.send_call(self._answered, kind, body, arrays)
         if pull is not None:
             self._turns_sent += 1
             self._generators[pull.number] = pull
@@ -248,7 +248,7 @@ class WorkerReplica:
                 logger.exception("%s", text)
                 error = InferError(Code.INTERNAL, f"{text}: {wrong!r}")
                 self._worker.kill(text)
-        elif isinstance(error, NotBegunError):
+        elif isinstance(error, NotStartedError):
             error = MovedError()
         if error is not None and not call.future.done():
             call.future.set_exception(error)
@@ -323,7 +323,7 @@ class WorkerReplica:
         self._timer = None
         now_ns = time.monotonic_ns()
         if self._sent:
-            self._doubt.looked(self._sent[0].since_ns, (now_ns - self._due_ns) / 1e9)
+            self._doubt.record_check(self._sent[0].since_ns, (now_ns - self._due_ns) / 1e9)
         left_ns = self.watch(now_ns)
         if left_ns:
             self._look_in(left_ns)

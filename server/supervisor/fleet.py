@@ -117,7 +117,7 @@ class Fleet:
             return
         member.state = state
         if state == READY:
-            self._backoff(member).serves(now_s)
+            self._backoff(member).record_serving(now_s)
             self._go_on()
 
     def ended(self, number: int, now_s: float) -> None:
@@ -131,9 +131,9 @@ class Fleet:
             self._give_up()
         elif member.generation in {self.generation, self.following}:
             backoff = self._backoff(member)
-            after_s = backoff.ended(now_s)
+            after_s = backoff.next_delay_s(now_s)
             if member.asked:
-                backoff.forget()
+                backoff.reset()
                 after_s = 0.0
             self._due.append(_Due(now_s + after_s, member.role, member.place, member.generation))
             self.tick(now_s)
