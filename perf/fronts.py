@@ -27,7 +27,7 @@ from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy, ModelSpec
 from penstock.server.environments.environments import Environments
 from penstock.server.fronts.engine_service import EngineService
-from penstock.server.fronts.placing import FrontModelTable
+from penstock.server.fronts.model_table import FrontModelTable
 from penstock.server.fronts.published_engine import PublishedEngine
 from penstock.server.fronts.remote_engine import RemoteEngine
 from penstock.server.ipc.link import Link
@@ -114,26 +114,26 @@ async def print_bare(path: Path) -> None:
     published = PublishedEngine(engine)
     model = await published.open(ModelSpec("iris", 1, path, policy=BatchPolicy(executor="loop")))
     await published.publish("iris", [model])
-    published.began()
+    published.complete_load()
     here, there = socket.socketpair()
     remote = RemoteEngine()
     placed = asyncio.Event()
 
     def to_front(messages: list[Message]) -> None:
-        for _, number, body, _, _ in remote.take(messages):
-            placing.take(number, body)
+        for _, number, body, _, _ in remote.receive(messages):
+            placing.receive(number, body)
 
     front = Link(there, to_front, lambda _: None)
     placing = FrontModelTable(remote, front, Environments().interpreter, placed.set)
-    remote.joined(front)
+    remote.attach(front)
 
     def to_engine(messages: list[Message]) -> None:
-        for kind, number, body, _, _ in service.take(messages):
-            published.take(link, kind, number, body)
+        for kind, number, body, _, _ in service.receive(messages):
+            published.receive(link, kind, number, body)
 
     link = Link(here, to_engine, print)
     service = EngineService(engine, link, published.models)
-    published.joined(link)
+    published.attach(link)
     await placed.wait()
     sink = Counting()
     called = min([await sink.round(engine.submit, model) for _ in range(BARE_ROUNDS)]) / IN_FLIGHT / 1000

@@ -33,7 +33,7 @@ between two Batches is then negligible, while a Batch waiting at one worker cann
 class Crew:
     """All workers of one model, and their shared state. Units: `limit_s` of a call, seconds, 0 for none.
 
-    `on_message` is called with each worker's answer to OPEN. `slow`: calls take long. `max_calls` returns how many
+    `on_opened` is called with each worker's answer to OPEN. `slow`: calls take long. `max_calls` returns how many
     calls a worker may serve, 0 for any number.
     """
 

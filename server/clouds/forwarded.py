@@ -53,7 +53,7 @@ class Forwarded:
             inner.header[JSON_BYTES] = b"%d" % length
         claim = self._inference.claim(inner)
         if claim is not None and (at > 0 or length < 0):
-            claim.plain, claim.refusal = False, self._wrong(content_type, head.length, misplaced=at > 0)
+            claim.is_plain, claim.error = False, self._wrong(content_type, head.length, misplaced=at > 0)
         return claim
 
     def _wrong(self, content_type: bytes, body_bytes: int, *, misplaced: bool) -> InferError:

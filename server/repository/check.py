@@ -14,9 +14,9 @@ from typing import Any
 from penstock.backends.backend import Backend, Loader
 from penstock.backends.errors import Code, InferError
 from penstock.batching.devices.fallback import falls_back, moved
-from penstock.batching.ensembles.steps import link
-from penstock.batching.loading.completion import complete, why_unbatched
-from penstock.batching.loading.invariance import Probed, probe
+from penstock.batching.ensembles.steps import link_steps
+from penstock.batching.loading.completion import complete, unbatched_reason
+from penstock.batching.loading.invariance import ProbeResult, probe
 from penstock.batching.loading.opening import complete_ensemble
 from penstock.batching.loading.samples import check_samples
 from penstock.batching.model import Model
@@ -142,7 +142,7 @@ def _linked(spec: ModelSpec, others: list[ModelSpec]) -> ModelSpec:
     steps = () if done.ensemble is None else done.ensemble.steps
     # the tensors that a Python model would report are unknown here
     if done.signature is not None and not any(step.model in known for step in steps):
-        done = replace(done, decoupled=link(done, done.bound or done.signature, find).decoupled)
+        done = replace(done, decoupled=link_steps(done, done.bound or done.signature, find).decoupled)
     return done
 
 
@@ -177,13 +177,13 @@ def _completed(spec: ModelSpec, loaders: Mapping[str, Loader], invariance: bool)
     try:
         done = complete(spec, backend.graph)
         check_samples(Model(done, [backend], lambda *_: None))
-        why = "" if done.policy.max_batch_rows else why_unbatched(spec, backend.graph)
+        why = "" if done.policy.max_batch_rows else unbatched_reason(spec, backend.graph)
         return done, _invariance(done, backend, probe(done, backend) if invariance else None), why
     finally:
         backend.close()
 
 
-def _invariance(done: ModelSpec, backend: Backend, probed: Probed | None) -> str:
+def _invariance(done: ModelSpec, backend: Backend, probed: ProbeResult | None) -> str:
     """Describe how rows of a batch affect each other: as probed, or as known without a run."""
     operator = getattr(backend, "shared_scale", "")
     shared = operator and not done.policy.invariant and (done.policy.max_batch_rows or 0) > 1

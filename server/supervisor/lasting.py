@@ -43,7 +43,7 @@ class Lasting:
     def watch(self, server: EngineServer) -> None:
         """Keep changes from now on."""
         regions, traces = server.server.shared_memory.regions, server.server.observing.traces
-        added, dropped = regions.added, regions.dropped
+        added, dropped = regions.on_add, regions.on_drop
 
         def add(region: Region) -> None:
             added(region)
@@ -53,8 +53,8 @@ class Lasting:
             dropped(kind, name)
             self._drop({region.name for region in regions})
 
-        regions.added, regions.dropped = add, drop
-        traces.changed = self._trace
+        regions.on_add, regions.on_drop = add, drop
+        traces.on_change = self._trace
         server.server.control.asked = self._model
 
     def logs(self, apply: Callable[[LogLevels], None]) -> Callable[[LogLevels], None]:
@@ -71,7 +71,7 @@ class Lasting:
     # -- changes -----------------------------------------------------------------------------------------------
 
     def _add(self, region: Region) -> None:
-        said, descriptors = region.shared()
+        said, descriptors = region.export()
         self._regions.add(region.name)
         self._told.keep(_REGION + region.name, {"kind": region.kind, "region": said}, descriptors)
 

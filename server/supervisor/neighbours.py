@@ -1,7 +1,7 @@
 """Neighbours: what front ends need to hand connections to each other. Created by `supervisor.py`.
 
-Shared memory in which each publishes its number of connections (fronts/spreading.py), and a mailbox for each, to which
-the others send.
+Shared memory in which each publishes its number of connections (fronts/connection_spread.py), and a mailbox for each,
+to which the others send.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.server.fronts.spreading import Board, board_bytes
+from penstock.server.fronts.connection_spread import Board, board_bytes
 
 from .kinds import BOARD, NEIGHBOUR
 

@@ -67,8 +67,8 @@ class FrontProcess:
     """A front end."""
 
     def __init__(self, settings: Settings, told: SupervisorLink, assigned: Mapping[str, Any]) -> None:
+        from penstock.server.fronts.connection_spread import ConnectionSpread
         from penstock.server.fronts.front import FrontServer
-        from penstock.server.fronts.spreading import ConnectionSpread
 
         self._told = told
         self._spread = ConnectionSpread.of(*told.board) if told.board else None
@@ -82,7 +82,7 @@ class FrontProcess:
         await self._server.open()
 
     async def load(self) -> dict[str, Any]:
-        while not await self._server.placed(60.0):
+        while not await self._server.wait_ready(60.0):
             pass
         return {}
 
@@ -93,7 +93,7 @@ class FrontProcess:
         if self._spread is None:
             sock.close()
         else:
-            self._spread.meet(place, sock)
+            self._spread.add_neighbor(place, sock)
 
     def counted(self, counts: Mapping[str, Any]) -> None:
         """Do nothing: not sent to a front end."""
@@ -105,7 +105,7 @@ class FrontProcess:
         """Do nothing: not sent to a front end."""
 
     async def drain(self, *, last: bool) -> int:
-        return await self._server.drain(last=last)
+        return await self._server.drain(server_stopping=last)
 
     async def close(self) -> None:
         await self._server.close()
@@ -130,7 +130,9 @@ class EngineProcess:
         self._alone = asyncio.Event()
         self._alone.set()
         self._lasting = Lasting(told, told.kept)
-        self._server = EngineServer(settings, lost=self._lost, apply=self._lasting.logs(told.logs.apply))
+        self._server = EngineServer(
+            settings, on_front_lost=self._lost, apply_log_levels=self._lasting.logs(told.logs.apply)
+        )
         self._lasting.watch(self._server)
         self._server.server.spent = told.end
         self._loaded = False

@@ -28,39 +28,39 @@ class Members:
 
     def __init__(self, model: Model, request_id: str) -> None:
         self._model = model
-        self._said = {"model_name": orjson.dumps(model.name), "model_version": orjson.dumps(model.version)}
+        self._fixed_members = {"model_name": orjson.dumps(model.name), "model_version": orjson.dumps(model.version)}
         if request_id:
-            self._said["id"] = orjson.dumps(request_id)
+            self._fixed_members["id"] = orjson.dumps(request_id)
         self._names: list[str] | None = None
-        self._told = b""
+        self._parameters_json = b""
         self._members: list[_Member] = []
         self._pieces: list[bytes] = []
 
     def write(self, outputs: Mapping[str, Array], parameters: Mapping[str, Any] | None = None) -> bytes:
         """Write an answer, and what its model has said with it. Raises: InferError (INVALID)."""
         names = list(outputs)
-        told = orjson.dumps(parameters) if parameters else b""  # not as they are: 1 == True
-        if names != self._names or told != self._told:
-            self._told = told
+        parameters_json = orjson.dumps(parameters) if parameters else b""  # not as they are: 1 == True
+        if names != self._names or parameters_json != self._parameters_json:
+            self._parameters_json = parameters_json
             self._arrange(names, parameters)
         pieces = self._pieces.copy()
         for member in self._members:
             array = outputs[member.name]
             if array.shape != member.shape or array.dtype != member.dtype:
-                member.suit(array, self._datatype(member.name, array))
+                member.prepare_for(array, self._datatype(member.name, array))
             text = member.write(array)
-            pieces[member.at] = text[1:-1] if member.single else text
+            pieces[member.piece_index] = text[1:-1] if member.single else text
         return b"".join(pieces)
 
     def _arrange(self, names: list[str], parameters: Mapping[str, Any] | None) -> None:
         self._names, self._pieces = names, []
-        said = {name: orjson.dumps(value) for name, value in (parameters or {}).items()} | self._said
-        places: dict[str, int] = {}
-        for name in sorted({*names, *said}):
-            self._pieces += (b"," if self._pieces else b"{", orjson.dumps(name), b":", said.get(name, b""))
-            places[name] = len(self._pieces) - 1
+        fixed = {name: orjson.dumps(value) for name, value in (parameters or {}).items()} | self._fixed_members
+        piece_indices: dict[str, int] = {}
+        for name in sorted({*names, *fixed}):
+            self._pieces += (b"," if self._pieces else b"{", orjson.dumps(name), b":", fixed.get(name, b""))
+            piece_indices[name] = len(self._pieces) - 1
         self._pieces.append(b"}")
-        self._members = [_Member(name, places[name]) for name in names if name not in said]
+        self._members = [_Member(name, piece_indices[name]) for name in names if name not in fixed]
 
     def _datatype(self, name: str, array: Array) -> str:
         spec = self._model.signature.output.get(name)
@@ -70,19 +70,19 @@ class Members:
 
 
 class _Member:
-    """One output. `at` is the place of its values; `write` writes them as long as dtype and shape stay the same."""
+    """One output. `piece_index` is that of its values, which `write` writes while dtype and shape stay the same."""
 
-    __slots__ = ("at", "dtype", "name", "shape", "single", "write")
+    __slots__ = ("dtype", "name", "piece_index", "shape", "single", "write")
 
-    def __init__(self, name: str, at: int) -> None:
+    def __init__(self, name: str, piece_index: int) -> None:
         self.name = name
-        self.at = at
+        self.piece_index = piece_index
         self.dtype: Any = None
         self.shape: tuple[int, ...] | None = None
         self.single = False
         self.write: Callable[[Array], bytes] = bytes
 
-    def suit(self, array: Array, datatype: str) -> None:
+    def prepare_for(self, array: Array, datatype: str) -> None:
         """Prepare to write arrays like this one."""
         self.dtype, self.shape, self.single = array.dtype, array.shape, array.size == 1
         self.write = json_writer(datatype, self.name, array.shape)

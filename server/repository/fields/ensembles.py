@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.backends.errors import InferError
-from penstock.batching.ensembles.steps import check_flow
+from penstock.batching.ensembles.steps import check_dataflow
 from penstock.batching.spec import EnsembleSpec, Step
 
 from .notes import Notes
@@ -55,7 +55,7 @@ def _read_ensemble(notes: Notes, field: str) -> None:
     _check_others(notes)
     steps = tuple(_step(notes, number, step) for number, step in enumerate(config.ensemble_scheduling.step))
     try:
-        check_flow(name, [each.name for each in config.input], [each.name for each in config.output], steps)
+        check_dataflow(name, [each.name for each in config.input], [each.name for each in config.output], steps)
     except InferError as error:
         notes.mistake(field, error.message)
     notes.say("ensemble", EnsembleSpec(steps, config.ensemble_scheduling.max_inflight_requests), field)

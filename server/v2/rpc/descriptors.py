@@ -83,10 +83,10 @@ def _health() -> Any:
         name="status", number=1, label=_OPTIONAL, type=_ENUM,
         type_name=".grpc.health.v1.HealthCheckResponse.ServingStatus",
     )  # fmt: skip
-    asked, answered = ".grpc.health.v1.HealthCheckRequest", ".grpc.health.v1.HealthCheckResponse"
+    request_type, answer_type = ".grpc.health.v1.HealthCheckRequest", ".grpc.health.v1.HealthCheckResponse"
     service = file.service.add(name="Health")
-    service.method.add(name="Check", input_type=asked, output_type=answered)
-    service.method.add(name="Watch", input_type=asked, output_type=answered, server_streaming=True)
+    service.method.add(name="Check", input_type=request_type, output_type=answer_type)
+    service.method.add(name="Watch", input_type=request_type, output_type=answer_type, server_streaming=True)
     return file
 
 

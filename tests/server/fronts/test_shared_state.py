@@ -111,7 +111,7 @@ def test_a_new_engine_has_no_regions_and_so_has_its_front_end(tmp_path: Path, ke
             async with engine_of(tmp_path / "other", allow_client_shm=True) as other:
                 state, (again,) = fronts_of(other, 0), (FrontEnd(other.app(), {}, None),)
                 again.copy = front.copy
-                state[0].joined(again.engine_link)
+                state[0].attach(again.engine_link)
                 await turns(lambda: len(front.memory.regions) == 0)
                 again.close()
             front.close()
@@ -175,7 +175,7 @@ class Runtime:
         self.refuses = False
         self.opened = 0
 
-    def count(self) -> int:
+    def device_count(self) -> int:
         return 1
 
     def open_handle(self, handle: bytes, device: int) -> int:
@@ -187,7 +187,7 @@ class Runtime:
     def close_handle(self, pointer: int, device: int) -> None:
         self.opened -= 1
 
-    def size(self, pointer: int, device: int) -> int:
+    def bytes_to_end(self, pointer: int, device: int) -> int:
         return 100
 
     def read(self, pointer: int, device: int, into: memoryview) -> None:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from penstock.server.fronts.spreading import ConnectionSpread
+from penstock.server.fronts.connection_spread import ConnectionSpread
 from penstock.server.ipc.link import Link
 from penstock.server.ipc.wire import Message
 from penstock.server.listening.listener import Port
@@ -82,7 +82,7 @@ class Front:
         self.placed = asyncio.Event()
         assert told.board is not None
         self.spread = ConnectionSpread.of(*told.board)
-        self.spread.join((self.port, None))
+        self.spread.balance((self.port, None))
 
     def ask(self, connection: Line, line: bytes) -> None:
         if self.link is None or not self.placed.is_set():
@@ -118,7 +118,7 @@ class Front:
     def hurry(self) -> None: ...
 
     def meet(self, place: int, sock: socket.socket) -> None:
-        self.spread.meet(place, sock)
+        self.spread.add_neighbor(place, sock)
 
     async def answer(self) -> None:
         await self.port.open()
@@ -129,7 +129,7 @@ class Front:
         return {}
 
     async def drain(self, *, last: bool) -> int:
-        self.spread.leave()
+        self.spread.stop_accepting()
         await self.port.stop_accepting()
         self.spread.finish()
         return await self.port.drain(asyncio.get_running_loop().time() + 5)

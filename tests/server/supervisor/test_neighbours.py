@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from penstock.server.fronts.spreading import Board, ConnectionSpread
+from penstock.server.fronts.connection_spread import Board, ConnectionSpread
 from penstock.server.supervisor.children import Child
 from penstock.server.supervisor.kinds import BOARD
 from penstock.server.supervisor.neighbours import Neighbours
@@ -30,10 +30,10 @@ class Introduced:
         if kind == BOARD:
             said = json.loads(body)
             self.spread, self.place = ConnectionSpread.of(said, own), said["places"][0]
-            self.spread.join((None, None))
+            self.spread.balance((None, None))
             self.spread.open()
         elif self.spread is not None:
-            self.spread.meet(number, socket.socket(fileno=own[0]))
+            self.spread.add_neighbor(number, socket.socket(fileno=own[0]))
 
     def reaches(self) -> set[int]:
         """Give the places that it would hand connections to."""

@@ -16,10 +16,10 @@ from starlette.requests import Request
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
-from penstock.server.hooks.pull import Answer
+from penstock.server.hooks.generator_call import Answer
 from penstock.server.http.limits import Limits
 from penstock.server.http.parts import PARTS
-from penstock.server.v2.generate import _LARGE_BYTES, _TOGETHER_BYTES, Generate, read
+from penstock.server.v2.generate import _LARGE_BYTES, _MAX_GROUP_BYTES, Generate, parse_generate
 from penstock.server.v2.members import Members
 from tests.clients import models
 from tests.fakes import fake_model
@@ -34,7 +34,7 @@ MODEL = fake_model(signature=WORDS)
 
 
 def asked(**members: Any) -> Any:
-    return read(MODEL, json.dumps(members).encode(), 100)
+    return parse_generate(MODEL, json.dumps(members).encode(), 100)
 
 
 def refused(**members: Any) -> str:
@@ -75,12 +75,12 @@ class TestReading:
             '"n": [1, 2], "text": "a", "n": [1, 2]',
         ):
             with pytest.raises(InferError, match=r"input '(text|n)' already exists in request"):
-                read(MODEL, f"{{{members}}}".encode(), 100)
-        assert read(MODEL, b'{"text": "a\\n"}\0', 100)[1]["text"].tolist() == [[b"a\n"]]
+                parse_generate(MODEL, f"{{{members}}}".encode(), 100)
+        assert parse_generate(MODEL, b'{"text": "a\\n"}\0', 100)[1]["text"].tolist() == [[b"a\n"]]
         assert refused(text="a", parameters=[1]) == "Expected JSON object for keyword: 'parameters'"
         assert refused(text="a", triton_x=1).startswith("parameter keys starting with 'triton_'")
         with pytest.raises(InferError, match="must be a JSON object"):
-            read(MODEL, b"[]", 100)
+            parse_generate(MODEL, b"[]", 100)
 
 
 def test_an_answer_has_its_members_by_name_and_single_values_bare() -> None:
@@ -220,7 +220,7 @@ class TestTogether:
         writes = asyncio.run(Told(*[y(1, more=True, count=4000)] * 20, y(1)).asked())
 
         assert sum(map(len, writes)) == 21
-        assert max(sum(map(len, texts)) for texts in writes) < 2 * _TOGETHER_BYTES
+        assert max(sum(map(len, texts)) for texts in writes) < 2 * _MAX_GROUP_BYTES
 
     def test_a_large_one_keeps_none_before_it_back(self) -> None:
         large = y(2, more=True, count=_LARGE_BYTES)

@@ -179,7 +179,7 @@ def test_classification_becomes_a_plan() -> None:
 
     plan = decode(fake_model(), message, NoSink(), None)[1].plan
     assert isinstance(plan, PerOutputPlan)
-    assert plan.ways == (Classes(2, not BINARY),)
+    assert plan.modes == (Classes(2, not BINARY),)
 
 
 def param(**members: Any) -> Any:
