@@ -121,10 +121,10 @@ async def print_bare(path: Path) -> None:
 
     def to_front(messages: list[Message]) -> None:
         for _, number, body, _, _ in remote.receive(messages):
-            placing.receive(number, body)
+            model_table.receive(number, body)
 
     front = Link(there, to_front, lambda _: None)
-    placing = FrontModelTable(remote, front, Environments().interpreter, placed.set)
+    model_table = FrontModelTable(remote, front, Environments().interpreter, placed.set)
     remote.attach(front)
 
     def to_engine(messages: list[Message]) -> None:
@@ -144,7 +144,7 @@ async def print_bare(path: Path) -> None:
     print(f"the hop alone: {more:.1f} us, budget {BUDGET_US:.0f}: {kept}", flush=True)
     front.close()
     link.close()
-    await placing.close()
+    await model_table.close()
     await engine.stop(1)
 
 

@@ -59,9 +59,9 @@ class HealthService:
         claim = self._others.claim(head)
         return claim if claim is not None or self._is_own(head.path.decode("latin-1")) else _UNKNOWN_PATH
 
-    def check_admission(self, head: Head) -> Any:
+    def early_rejection(self, head: Head) -> Any:
         """Turn away what `others` would."""
-        return None if isinstance(head.route, Probe) else self._others.check_admission(head)
+        return None if isinstance(head.route, Probe) else self._others.early_rejection(head)
 
     def answer_error(self, connection: FastLane, error: Any) -> None:
         """Answer a request that was turned away."""

@@ -53,7 +53,7 @@ class Forwarded:
             inner.header[JSON_BYTES] = b"%d" % length
         claim = self._inference.claim(inner)
         if claim is not None and (at > 0 or length < 0):
-            claim.is_plain, claim.error = False, self._wrong(content_type, head.length, misplaced=at > 0)
+            claim.is_simple, claim.error = False, self._wrong(content_type, head.length, misplaced=at > 0)
         return claim
 
     def _wrong(self, content_type: bytes, body_bytes: int, *, misplaced: bool) -> InferError:
@@ -65,9 +65,9 @@ class Forwarded:
             text = f"inference header size should be in range (0, {max(0, body_bytes)}), got: {got}"
         return InferError(Code.INVALID, text)
 
-    def check_admission(self, head: Head) -> Any:
+    def early_rejection(self, head: Head) -> Any:
         """Reject what Inference rejects."""
-        return self._inference.check_admission(head)
+        return self._inference.early_rejection(head)
 
     def answer_error(self, connection: FastLane, error: Any) -> None:
         """Answer a rejected request."""

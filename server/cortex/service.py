@@ -28,7 +28,7 @@ from penstock.server.errors import retry_after_line
 from penstock.server.http.head import HttpError
 from penstock.server.http.target import path_in
 from penstock.server.restricted import Restricted
-from penstock.server.v2.call_parameters import PLAIN
+from penstock.server.v2.call_parameters import DEFAULT_OPTIONS
 
 from . import debugging, pages
 from .bodies import MalformedError, parse_sample
@@ -92,11 +92,11 @@ class CortexService:
             self.restricted.demand("inference", head.header)
         return CortexClaim(head, path)
 
-    def check_admission(self, head: Head) -> Any:
+    def early_rejection(self, head: Head) -> Any:
         """Return the error of a prediction that is rejected whatever it contains, so that its body need not be kept."""
         claim = head.route
         if type(claim) is not CortexClaim:
-            return self._others.check_admission(head)
+            return self._others.early_rejection(head)
         self._resolve(claim)
         served_api = claim.served_api
         if served_api is None or served_api.generation != self._engine.generation:
@@ -267,7 +267,7 @@ def _hook_arguments(
     if claim.parameters:
         debugging.log_value("sample", sample)
         parameters = {**parameters, **claim.parameters}
-    return sample, claim.request_id, PLAIN.terms(time.monotonic_ns(), model.spec.policy), parameters
+    return sample, claim.request_id, DEFAULT_OPTIONS.terms(time.monotonic_ns(), model.spec.policy), parameters
 
 
 def _signature(api: Api, model: Model) -> pages.Document:

@@ -2,7 +2,7 @@
 
 Each publishes its number of connections in shared memory. One that accepts a connection while another has fewer hands
 the socket to that one, before reading from it. Created by `roles.py`; the supervisor provides memory and mailboxes
-(supervisor/neighbours.py).
+(supervisor/neighbors.py).
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class ConnectionSpread:
 
     @classmethod
     def of(cls, layout: Mapping[str, list[int]], descriptors: list[int]) -> ConnectionSpread:
-        """Create it from the supervisor's message (`Neighbours.enter`) and its descriptors."""
+        """Create it from the supervisor's message (`Neighbors.add`) and its descriptors."""
         memory, mailbox, *others = descriptors
         try:
             board = Board(memory, layout["places"][1])

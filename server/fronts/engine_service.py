@@ -94,12 +94,12 @@ class EngineService:
             if kind == SUBMIT:
                 self._submit(number, body, arrays)
                 continue
-            take = self._receivers.get(kind)
-            if take is None:
+            receiver = self._receivers.get(kind)
+            if receiver is None:
                 others.append(message)
                 continue
             try:
-                take(number, body)
+                receiver(number, body)
             except Exception:
                 logger.exception("a front end sent an invalid message (kind %d)", kind)
         return others
@@ -153,7 +153,7 @@ class EngineService:
             add_statistics(model, body, self)
 
     def discard_templates(self, model: Model) -> None:
-        """Forget a Model that is retired."""
+        """Remove the templates of a Model that is retired."""
         for number in [number for number, (known, _) in self._templates.items() if known is model]:
             del self._templates[number]
 
@@ -184,7 +184,7 @@ class EngineService:
             self._link.send(FAILED, number, write_error(InferError(Code.INTERNAL, str(error))))
 
     def close(self) -> None:
-        """Cancel the requests in flight: their front end has gone."""
+        """Cancel the requests in flight: their front end has disconnected."""
         requests = list(self._inflight.values())
         self._inflight.clear()
         self._templates.clear()

@@ -317,8 +317,8 @@ class FrontApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request (called by uvicorn)."""
-        generates = scope["type"] == "http" and scope["method"] == "POST" and _GENERATE.fullmatch(scope["path"])
-        await (self._generate if generates else self._control)(scope, receive, send)
+        is_generate = scope["type"] == "http" and scope["method"] == "POST" and _GENERATE.fullmatch(scope["path"])
+        await (self._generate if is_generate else self._control)(scope, receive, send)
 
 
 class _FrontRepository:

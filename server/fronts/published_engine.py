@@ -146,7 +146,7 @@ class PublishedEngine:
         return not any(message_number in front.unacknowledged for front in self._fronts.values())
 
     async def wait_applied(self) -> bool:
-        """Wait until everything sent is in place, at most PLACED_WITHIN_S. Returns: whether it is."""
+        """Wait until everything sent is in place, at most APPLIED_WITHIN_S. Returns: whether it is."""
         return await self._wait_until(
             lambda: not any(front.unacknowledged for front in self._fronts.values()), APPLIED_WITHIN_S
         )
@@ -210,9 +210,9 @@ class PublishedEngine:
 
     async def _retire(self, models: tuple[Model, ...], message_number: int) -> None:
         if not await self._wait_until(lambda: self._is_acknowledged(message_number), APPLIED_WITHIN_S):
-            late = sum(message_number in front.unacknowledged for front in self._fronts.values())
+            late_count = sum(message_number in front.unacknowledged for front in self._fronts.values())
             logger.warning(
-                "%d front ends did not respond within %g s: they serve an outdated state", late, APPLIED_WITHIN_S
+                "%d front ends did not respond within %g s: they serve an outdated state", late_count, APPLIED_WITHIN_S
             )
         await asyncio.gather(*map(self._retire_one, models))
 

@@ -60,8 +60,8 @@ class RemoteEngine:
         self._last_template = 0
         self._inflight: dict[int, InferRequest] = {}
         self._last_number = 0
-        self._held = Leaving(lambda model: not model.holds)
-        self._retiring = Leaving(lambda model: not model.inflight)
+        self._hold_waiters = Leaving(lambda model: not model.holds)
+        self._finish_waiters = Leaving(lambda model: not model.inflight)
         self.numbers: dict[Model, int] = {}
         self.trace_context_of: Callable[[Any], Mapping[str, str] | None] | None = None
         self.generation = 0
@@ -117,15 +117,15 @@ class RemoteEngine:
     def release(self, model: Model) -> None:
         """End a `hold`."""
         model.holds -= 1
-        self._held.look(model)
+        self._hold_waiters.look(model)
 
     async def wait_unheld(self, model: Model) -> None:
         """Wait until nothing holds a Model."""
-        await self._held.wait(model)
+        await self._hold_waiters.wait(model)
 
     async def retire(self, model: Model) -> None:
         """Wait until no request of a Model is in flight, and forget it."""
-        await self._retiring.wait(model)
+        await self._finish_waiters.wait(model)
         self.numbers.pop(model, None)
         for key in [key for key in self._templates if key[0] is model]:
             del self._templates[key]
@@ -209,8 +209,8 @@ class RemoteEngine:
 
     def _end_request(self, model: Model) -> None:
         model.inflight -= 1
-        if not model.inflight and self._retiring:
-            self._retiring.look(model)
+        if not model.inflight and self._finish_waiters:
+            self._finish_waiters.look(model)
 
     async def infer(
         self,

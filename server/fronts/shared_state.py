@@ -92,8 +92,8 @@ class SharedState:
                 for change in changes:
                     await change.done.wait()
         except TimeoutError:
-            late = len({link for change in changes for link in change.pending})
-            logger.warning("%d front ends did not respond to a change within %g s", late, self._timeout_s)
+            late_count = len({link for change in changes for link in change.pending})
+            logger.warning("%d front ends did not respond to a change within %g s", late_count, self._timeout_s)
         for change in changes:
             if change.error:
                 raise InferError(Code.INVALID, change.error)

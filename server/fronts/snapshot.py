@@ -49,13 +49,13 @@ def _codec(hint: Hashable) -> _Codec:
     """Return the codec of a type hint. Raises: TypeError if there is none."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
-        return _of_dataclass(typing.cast("type[Any]", hint))
+        return _dataclass_codec(typing.cast("type[Any]", hint))
     if origin in {types.UnionType, typing.Union}:
-        return _of_union(args)
+        return _union_codec(args)
     if origin is tuple:
-        return _of_tuple(args)
+        return _tuple_codec(args)
     if origin is Mapping:
-        return _of_mapping(*args)
+        return _mapping_codec(*args)
     if hint is Any:
         return _Codec(_write_any, _read_any, lambda _: True)
     if hint is Path:
@@ -75,7 +75,7 @@ def _codec(hint: Hashable) -> _Codec:
     raise TypeError(f"no snapshot of {hint}")
 
 
-def _of_dataclass(kind: type[Any]) -> _Codec:
+def _dataclass_codec(kind: type[Any]) -> _Codec:
     hints = typing.get_type_hints(kind)
     codecs = {field.name: _codec(hints[field.name]) for field in dataclasses.fields(kind)}
 
@@ -92,38 +92,38 @@ def _of_dataclass(kind: type[Any]) -> _Codec:
     return _Codec(write_fields, read_fields, _instance_check(kind))
 
 
-def _of_union(hints: tuple[Any, ...]) -> _Codec:
+def _union_codec(hints: tuple[Any, ...]) -> _Codec:
     """Encode a value with the position of its type, except None, and a value of an optional's only type."""
     codecs = [_codec(hint) for hint in hints if hint is not type(None)]
     optional = len(codecs) < len(hints)
 
     def position_of(value: Any) -> int:
-        return next((at for at, codec in enumerate(codecs) if codec.fits(value)), -1)
+        return next((index for index, codec in enumerate(codecs) if codec.fits(value)), -1)
 
     def write_one(value: Any) -> Any:
         if value is None and optional:
             return None
         if len(codecs) == 1:
             return codecs[0].write(value)
-        at = position_of(value)
-        if at < 0:
+        index = position_of(value)
+        if index < 0:
             raise TypeError(f"{value!r} is not one of {hints}")
-        return [at, codecs[at].write(value)]
+        return [index, codecs[index].write(value)]
 
     def read_one(written: Any) -> Any:
         if written is None and optional:
             return None
         if len(codecs) == 1:
             return codecs[0].read(written)
-        at, value = _checked(written, list)
-        if not 0 <= _checked(at, int) < len(codecs):
-            raise ValueError(f"a snapshot of one of {hints}, the number {at}")
-        return codecs[at].read(value)
+        index, value = _checked(written, list)
+        if not 0 <= _checked(index, int) < len(codecs):
+            raise ValueError(f"a snapshot of one of {hints}, the number {index}")
+        return codecs[index].read(value)
 
     return _Codec(write_one, read_one, lambda value: (value is None and optional) or position_of(value) >= 0)
 
 
-def _of_tuple(hints: tuple[Any, ...]) -> _Codec:
+def _tuple_codec(hints: tuple[Any, ...]) -> _Codec:
     if len(hints) == 2 and hints[1] is Ellipsis:
         one = _codec(hints[0])
         return _Codec(
@@ -139,7 +139,7 @@ def _of_tuple(hints: tuple[Any, ...]) -> _Codec:
     )
 
 
-def _of_mapping(key: Any, value: Any) -> _Codec:
+def _mapping_codec(key: Any, value: Any) -> _Codec:
     """Encode as pairs, since JSON's own keys are strings."""
     keys, values = _codec(key), _codec(value)
 
@@ -170,8 +170,8 @@ def _read_any(written: Any) -> Any:
     if not isinstance(written, dict):
         return written
     if written.keys() == {_DATETIME_KEY}:
-        at, text = written[_DATETIME_KEY]
-        return _DATETIME_TYPES[at].fromisoformat(text)
+        type_index, text = written[_DATETIME_KEY]
+        return _DATETIME_TYPES[type_index].fromisoformat(text)
     return {name: _read_any(each) for name, each in written.items()}
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock.server.grpc.tls import TlsError, context_for
 from penstock.server.repository.control import EVERY
-from penstock.server.supervisor.ports import wanted
+from penstock.server.supervisor.reserved_ports import served_ports
 from penstock.server.tracing.config import TRITON, parse
 
 from .cloud_settings import parse_range
@@ -72,7 +72,7 @@ def _unwritable(file: Path) -> int:
 
 
 def _of_ports(settings: Settings) -> Iterator[str]:
-    for (one, (here, port)), (other, (there, number)) in itertools.combinations(wanted(settings).items(), 2):
+    for (one, (here, port)), (other, (there, number)) in itertools.combinations(served_ports(settings).items(), 2):
         if port and port == number and (here == there or {here, there} & {*_EVERYWHERE}):
             yield f"{one} and {other} cannot both be served on port {port}"
 
@@ -80,7 +80,7 @@ def _of_ports(settings: Settings) -> Iterator[str]:
 def _of_clouds(settings: Settings) -> Iterator[str]:
     """Use Triton's error texts. Source: command_line_parser.cc, and vertex_ai_server.cc, including its typo."""
     safe = parse_range(settings.sagemaker_safe_port_range) if settings.allow_sagemaker else None
-    for name, (_, port) in wanted(settings).items():
+    for name, (_, port) in served_ports(settings).items():
         if safe is not None and name != "SageMaker" and not safe[0] <= port <= safe[1]:
             said, allowed = name.replace("gRPC", "GRPC"), f"[{safe[0]}, {safe[1]}]"
             yield f"The server cannot listen to {said} requests at port {port}, allowed port range is {allowed}"

@@ -3,9 +3,9 @@
 Made by loading.py. The server decodes a body that may share a batch as the worker would, with the same functions. A
 body that it cannot decode, or must not, travels unread. inside/rows.py is the worker's side.
 
-A message of kind ROWS: JSON, {"form", "kind", "names", "rows": [of each request], "rests": [bytes of each]}, a line
-feed, the rests, and the requests' rows: small ones already in one array. Its answer: TOGETHER, the length of each
-answer, and the answers, each as that of a CALL; or APART, or NEVER.
+A message of kind ROWS: JSON, {"payload_kind", "kind", "names", "rows": [of each request], "envelopes": [bytes of
+each]}, a line feed, the envelopes, and the requests' rows: small ones already in one array. Its answer: TOGETHER, the
+length of each answer, and the answers, each as that of a CALL; or APART, or NEVER.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class Sharing:
         """Encode calls of one Key. Ownership: larger arrays remain the calls' own."""
         _, (payload_kind, kind, _), names = calls[0].key  # type: ignore[misc]
         head = {
-            "form": payload_kind, "kind": ENCODINGS[kind], "names": names, "rows": [call.rows for call in calls],
-            "rests": [len(call.envelope) for call in calls],
+            "payload_kind": payload_kind, "kind": ENCODINGS[kind], "names": names,
+            "rows": [call.rows for call in calls], "envelopes": [len(call.envelope) for call in calls],
         }  # fmt: skip
         body = b"".join((orjson.dumps(head), b"\n", *(call.envelope for call in calls)))
         arrays: list[Any] = [call.inputs[0] for call in calls]
@@ -109,7 +109,7 @@ class Sharing:
         return False
 
     @staticmethod
-    def take(calls: Sequence[SeldonCall], body: bytes) -> None:
+    def distribute(calls: Sequence[SeldonCall], body: bytes) -> None:
         """Give each call its reply, from the bytes after TOGETHER."""
         sizes = struct.unpack_from(f"<{len(calls)}I", body)
         offset = _LENGTH.size * len(calls)

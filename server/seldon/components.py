@@ -124,7 +124,7 @@ class Components:
         environment = image_variables(self.path, self._environ) if self.path.is_dir() else {}
         return spec_of(self.settings, self.name, NodeClass(self.folder, self.component), self.parameters, environment)
 
-    def print(self) -> bytes:
+    def fingerprint(self) -> bytes:
         """Return a value that changes when a file of the component changes; blocks."""
         if self.settings.model_control_mode == "none":
             return b"-"  # the files are not polled, and a folder may be large
@@ -172,7 +172,7 @@ def _log_level(settings: Settings) -> str:
 class ComponentRepository(CarriedRepository):
     """The component as the only model of a repository, named after its class."""
 
-    unconfigurable = "its class says it"
+    unconfigurable = "its class defines it"
 
     def __init__(self, components: Components, defaults: Defaults) -> None:
         super().__init__(components.path, defaults)
@@ -188,4 +188,4 @@ class ComponentRepository(CarriedRepository):
 
     def fingerprint(self, name: str) -> bytes:
         """Return a value that changes when a file of the component changes, b"" for another name; blocks."""
-        return self._components.print() if name == self._components.name else b""
+        return self._components.fingerprint() if name == self._components.name else b""

@@ -143,11 +143,11 @@ class SeldonSlot(WorkerSlot):
     def _distribute(self, requests: Sequence[Any], body: bytes, arrays: list[Array | None]) -> None:
         """Distribute the results of requests that ran together. Raises: any exception that decoding them causes."""
         if type(requests[0]) is SeldonCall:
-            self._sharing.take(requests, body)
+            self._sharing.distribute(requests, body)
             for call in requests:
                 call.outputs = []
             return
-        for metrics in self._tensors.take(requests, body, arrays):
+        for metrics in self._tensors.distribute(requests, body, arrays):
             if metrics:
                 self._crew.count_metrics(Endpoint.PREDICT, metrics.encode())
 

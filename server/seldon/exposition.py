@@ -25,7 +25,7 @@ logger = logging.getLogger("penstock.seldon")
 
 COUNTER, GAUGE, TIMER = "COUNTER", "GAUGE", "TIMER"
 _KINDS = {COUNTER: "counter", GAUGE: "gauge", TIMER: "histogram"}
-WORKER = "0"
+WORKER_ID = "0"
 """The value of `worker_id`: a component's copies are summed, whereas each process of the original had its own series.
 """
 EDGES = (  # seconds: fifty points from 0.001 to 30 with a constant ratio, as the original wrote them
@@ -67,7 +67,7 @@ def labels_of(environ: Mapping[str, str]) -> dict[str, str]:
         "seldon_deployment_name": deployment,
         "image_name": image,
         "image_version": version,
-        "worker_id": WORKER,
+        "worker_id": WORKER_ID,
     }
 
 

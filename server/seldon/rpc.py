@@ -89,7 +89,7 @@ class SeldonRpcs:
         # the message is parsed here, so first reject a call that would be rejected whatever it contains
         refusal = self._engine.turn_away(model)
         if refusal is not None:
-            self._refuse(call, refusal)
+            self._abort(call, refusal)
         elif len(message) < LARGE_BYTES:
             self._submit(call, sharing.make_call(model, endpoint, PayloadKind.PROTO, message, self))
         else:
@@ -117,7 +117,7 @@ class SeldonRpcs:
             self._engine.submit(request)
         except InferError as error:
             call.on_cancel = None
-            self._refuse(call, error)
+            self._abort(call, error)
 
     async def _share_off_loop(self, model: Model, sharing: Sharing, call: Call, message: bytes) -> None:
         """Decode on a thread what would block the event loop."""
@@ -136,7 +136,7 @@ class SeldonRpcs:
             call.on_cancel = None
             try:
                 if request.error is not None:
-                    self._refuse(call, request.error)
+                    self._abort(call, request.error)
                     continue
                 # only SeldonCalls are submitted here
                 reply: bytes = request.reply  # type: ignore[attr-defined]
@@ -151,7 +151,7 @@ class SeldonRpcs:
                 abort(call, client_error(error, "component"))
 
     @staticmethod
-    def _refuse(call: Call, error: InferError) -> None:
+    def _abort(call: Call, error: InferError) -> None:
         if error.code is Code.EXPIRED:
             # its only deadline was the client's
             call.abort(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")

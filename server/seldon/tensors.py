@@ -35,10 +35,10 @@ def signature_of(metadata: Mapping[str, Any] | None, *, batched: bool) -> Signat
     missing shape is one free axis after the rows; an empty one is rows alone.
     """
     declared = metadata or {}
-    return Signature(_side(declared, "input"), _side(declared, "output"), batched=batched)
+    return Signature(_tensor_specs(declared, "input"), _tensor_specs(declared, "output"), batched=batched)
 
 
-def _side(metadata: Mapping[str, Any], side: str) -> tuple[TensorSpec, ...]:
+def _tensor_specs(metadata: Mapping[str, Any], side: str) -> tuple[TensorSpec, ...]:
     entries = metadata.get(f"{side}s") or []
     found = []
     for number, entry in enumerate(entries):
@@ -71,7 +71,7 @@ class TensorCodec:
         arrays = [array for request in requests for array in request.inputs]
         return self._message_start + b',"rows":' + rows + b"}", arrays
 
-    def take(self, requests: Sequence[InferRequest], body: bytes, arrays: Sequence[Array | None]) -> list[Any]:
+    def distribute(self, requests: Sequence[InferRequest], body: bytes, arrays: Sequence[Array | None]) -> list[Any]:
         """Give each request its outputs, or its error, from the bytes after TOGETHER.
 
         Returns: the metrics of each, None for none.
@@ -84,9 +84,9 @@ class TensorCodec:
                 request.error = InferError(Code[result["code"]], result["message"])
                 continue
             positions = result["outputs"]
-            found = dict(zip(positions, arrays[offset : offset + len(positions)], strict=True))
+            arrays_by_position = dict(zip(positions, arrays[offset : offset + len(positions)], strict=True))
             offset += len(positions)
-            request.outputs = self._wanted_outputs(request, found, result.get("parameters"))
+            request.outputs = self._wanted_outputs(request, arrays_by_position, result.get("parameters"))
         return metrics
 
     def _wanted_outputs(self, request: InferRequest, found: Mapping[int, Any], parameters: Any) -> list[Any]:

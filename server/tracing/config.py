@@ -74,9 +74,9 @@ def parse(entries: Iterable[str]) -> TraceConfig:
     """
     builder = _ConfigBuilder()
     for entry in entries:
-        mode, comma, rest = entry.partition(",")
+        mode, comma, setting = entry.partition(",")
         if comma and "=" not in mode:
-            name, value = _split_pair(entry, rest)
+            name, value = _split_pair(entry, setting)
             builder.set_mode_setting(mode.lower(), name, value)
         else:
             builder.set_common(*_split_pair(entry, entry))

@@ -286,5 +286,5 @@ def _write(sink: TraceSink, traces: Sequence[Trace], failed: int) -> int:
         logger.exception("%d traces were not written", len(traces))
         return failed
     if failed:
-        logger.warning("traces are written again; %d were not", failed)
+        logger.warning("traces are written again; %d were lost", failed)
     return 0

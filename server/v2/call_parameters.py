@@ -153,7 +153,7 @@ class Options:
             request.parameters = self.parameters
 
 
-PLAIN = Options()
+DEFAULT_OPTIONS = Options()
 
 
 class Parameters(NamedTuple):

@@ -73,7 +73,7 @@ class InferenceClaim:
     """
 
     __slots__ = (
-        "answer_coding", "coding", "error", "forwarded", "header_bytes", "header_text", "is_plain", "is_predict",
+        "answer_coding", "coding", "error", "forwarded", "header_bytes", "header_text", "is_predict", "is_simple",
         "request_id", "route",
     )  # fmt: skip
 
@@ -92,7 +92,7 @@ class InferenceClaim:
         self.request_id = head.header.get(b"x-request-id", b"").decode("latin-1")[:128]
         self.header_text = head.header.get(b"inference-header-content-length", b"").strip().decode("latin-1")
         self.header_bytes = int(self.header_text) if _NUMBER.fullmatch(self.header_text) else -1
-        self.is_plain = (
+        self.is_simple = (
             not (self.coding or predict or self.forwarded or self.error)
             and (not self.header_text or self.header_bytes > 0)
         )  # fmt: skip

@@ -96,7 +96,7 @@ class CudaRegions:
 
         Raises: InferError (UNSUPPORTED: disabled, or no CUDA here; ALREADY_EXISTS, INVALID, OVERLOADED).
         """
-        self._regions.check_new(name)
+        self._regions.check_name(name)
         runtime = self._require_runtime(name)
         if len(raw_handle) != HANDLE_BYTES:
             raise InferError(Code.INVALID, "'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")

@@ -18,7 +18,16 @@ from penstock.batching.request import InferRequest
 from penstock.batching.scheduling.request_checks import check_input_shape, check_shapes_cached
 
 from . import call_parameters
-from .call_parameters import BINARY, NOT_UNSIGNED, PLAIN, Options, PerOutputPlan, invalid, make_options, prefix_with_id
+from .call_parameters import (
+    BINARY,
+    DEFAULT_OPTIONS,
+    NOT_UNSIGNED,
+    Options,
+    PerOutputPlan,
+    invalid,
+    make_options,
+    prefix_with_id,
+)
 from .parsing import NOT_AN_OBJECT, parse
 from .requested_outputs import parse_outputs
 from .shared_tensors import copied_bytes, set_output_targets, shared_input
@@ -75,7 +84,7 @@ def decode(
         inputs, rows, key = _decode_inputs(model, document.get("inputs"), body, json_bytes, regions)
         parameters, outputs = document.get("parameters"), document.get("outputs")
         if parameters is None and outputs is None:
-            wanted, options = model.all_outputs, PLAIN
+            wanted, options = model.all_outputs, DEFAULT_OPTIONS
         else:
             wanted, options = _parse_options(model, parameters, outputs, regions)
     except InferError as error:
@@ -190,24 +199,24 @@ def _parse_name(entry: Any) -> str:
     return name
 
 
-def inputs_mismatch(model: Model, names_given: list[str]) -> InferError:
+def inputs_mismatch(model: Model, given: list[str]) -> InferError:
     """Return the error for wrong input names or a wrong number of inputs; the number is checked first, as in Triton.
 
     Called by gRPC's decoding too.
     """
-    known = model.signature.input
-    required = sum(not spec.optional for spec in known.values())
-    if required <= len(names_given) <= len(known):
-        for name in names_given:
-            if name not in known:
+    specs = model.signature.input
+    required = sum(not spec.optional for spec in specs.values())
+    if required <= len(given) <= len(specs):
+        for name in given:
+            if name not in specs:
                 return invalid(f"unexpected inference input '{name}' for model '{model.name}'")
-    missing = ",".join(f"'{name}'" for name, spec in known.items() if not spec.optional and name not in names_given)
-    names = ",".join(f"'{name}'" for name in names_given)
+    missing = ",".join(f"'{name}'" for name, spec in specs.items() if not spec.optional and name not in given)
+    names = ",".join(f"'{name}'" for name in given)
     expected = (
-        f"{len(known)} inputs" if required == len(known) else f"number of inputs between {required} and {len(known)}"
+        f"{len(specs)} inputs" if required == len(specs) else f"number of inputs between {required} and {len(specs)}"
     )
     return invalid(
-        f"expected {expected} but got {len(names_given)} inputs for model '{model.name}'. Got input(s) [{names}], "
+        f"expected {expected} but got {len(given)} inputs for model '{model.name}'. Got input(s) [{names}], "
         f"but missing required input(s) [{missing}]. Please provide all required input(s)."
     )
 

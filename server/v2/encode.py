@@ -14,7 +14,7 @@ from penstock.server.hooks.convert import datatype_of
 from penstock.server.listening.mapped_buffer import MappedBuffer
 
 from .call_parameters import BINARY, PerOutputPlan
-from .finish import Finished, finish, finish_all, finish_own, store_all
+from .finish import Finished, finish, finish_all, finish_own_outputs, store_all
 from .tensors import json_pieces, json_writer, to_binary, to_json
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def encode_large(encoder: Encoder, request: InferRequest, plan: Plan) -> tuple[B
     outputs: Any = request.outputs or []
     if type(outputs) is OwnOutputs:
         return encoder.encode_mapped(
-            request.id, finish_own(request.model, request.wanted, plan, outputs), outputs.parameters
+            request.id, finish_own_outputs(request.model, request.wanted, plan, outputs), outputs.parameters
         )
     if type(plan) is PerOutputPlan and plan.all_shared:
         return encoder.store_and_encode(request, plan), 0
@@ -237,7 +237,7 @@ def encode_own_outputs(encoder: Encoder, request: InferRequest, plan: Plan) -> t
     """Encode an answer of user code that differs from its signature. Returns, and raises: as `encode_mixed`."""
     outputs: Any = request.outputs
     return encoder.encode_finished(
-        request.id, finish_own(request.model, request.wanted, plan, outputs), outputs.parameters
+        request.id, finish_own_outputs(request.model, request.wanted, plan, outputs), outputs.parameters
     )
 
 

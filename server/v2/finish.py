@@ -83,7 +83,7 @@ def store_all(request: InferRequest, plan: PerOutputPlan) -> tuple[tuple[int, ..
     return tuple([array.shape for array in outputs])
 
 
-def finish_own(model: Model, wanted: Sequence[int], plan: Plan, outputs: OwnOutputs) -> list[Finished]:
+def finish_own_outputs(model: Model, wanted: Sequence[int], plan: Plan, outputs: OwnOutputs) -> list[Finished]:
     """Finish the outputs that user code returned, as `finish_all` does; each keeps its own datatype."""
     try:
         specs = [model.signature.outputs[position] for position in wanted]
@@ -118,7 +118,7 @@ def store(name: str, datatype: str, array: Array, lease: Lease) -> None:
     Raises: InferError (INVALID), AbandonedError.
     """
     raw = to_binary(datatype, array)
-    raise_if_abandoned()  # who was told that its call is over may have other use for its memory
+    raise_if_abandoned()  # a client whose call has ended may be reusing its memory
     if len(raw) > lease.byte_size:
         text = (
             f"shared memory size specified with the request for output '{name}' ({lease.byte_size} bytes) should be at "

@@ -45,7 +45,7 @@ class Forwarding:
         return self._select({name.decode("latin-1"): value.decode("latin-1") for name, value in header.items()})
 
     def from_metadata(self, metadata: Mapping[str, str]) -> dict[str, str]:
-        """Return the parameters made from gRPC metadata. Raises: as `parameters`."""
+        """Return the parameters made from gRPC metadata. Raises: as `from_header`."""
         return self._select({name: value for name, value in metadata.items() if name not in _GRPC_INTERNAL})
 
     def _select(self, header: Mapping[str, str]) -> dict[str, str]:

@@ -30,7 +30,7 @@ from penstock.server.http.parts import PARTS
 
 from . import call_parameters
 from .decode import inputs_mismatch
-from .members import Members
+from .generate_encoder import GenerateEncoder
 from .parsing import NOT_AN_OBJECT, parse
 from .routes import JSON, Route, model_and_version, read_body, wait_disconnect
 from .tensors import from_json
@@ -158,12 +158,12 @@ class Generate:
 
     async def _answer(self, model: Model, parsed: GenerateRequest) -> bytes:
         outputs = await self._hooks_of(model).infer(*parsed)
-        write, parameters = Members(model, parsed.request_id).write, getattr(outputs, "parameters", None)
+        write, parameters = GenerateEncoder(model, parsed.request_id).write, getattr(outputs, "parameters", None)
         return await _on_thread(write, outputs, parameters) if _is_large(outputs) else write(outputs, parameters)
 
     async def _answers(self, model: Model, parsed: GenerateRequest) -> AsyncGenerator[Events, None]:
         """Yield the events as they come, grouping those available together. Raises: InferError, after those."""
-        stream, write = self._hooks_of(model).stream(*parsed), Members(model, parsed.request_id).write
+        stream, write = self._hooks_of(model).stream(*parsed), GenerateEncoder(model, parsed.request_id).write
         texts: list[bytes] = []
         status = nbytes = 0
         try:
@@ -283,35 +283,35 @@ def parse_generate(
     document = parse(body, max_depth, simd=False)
     if type(document) is not dict:
         raise call_parameters.invalid(NOT_AN_OBJECT)
-    known = model.signature.input
-    _reject_repeated(known, body)
+    specs = model.signature.input
+    _reject_repeated(specs, body)
     nested = document.pop(_PARAMETERS, {})
-    if _PARAMETERS in known and nested:
+    if _PARAMETERS in specs and nested:
         raise call_parameters.invalid(f"Keyword '{_PARAMETERS}' for nested schema also given as input tensor name")
     if type(nested) is not dict:
         raise call_parameters.invalid(f"Expected JSON object for keyword: '{_PARAMETERS}'")
-    request_id = "" if "id" in known else document.pop("id", "")
+    request_id = "" if "id" in specs else document.pop("id", "")
     if type(request_id) is not str:
         raise call_parameters.invalid(call_parameters.NO_ID)
     inputs: dict[str, Array] = {}
     parameters: dict[str, Any] = {}
-    _sort_members(known, document, inputs, parameters)
+    _sort_members(specs, document, inputs, parameters)
     try:
-        _sort_members(known, nested, inputs, parameters)
+        _sort_members(specs, nested, inputs, parameters)
     except InferError as error:
         raise call_parameters.invalid(f"Converting keyword: '{_PARAMETERS}': {error.message}") from error
     parsed_parameters = call_parameters.parse_parameters(parameters)
-    if any(name not in inputs and not spec.optional for name, spec in known.items()):
+    if any(name not in inputs and not spec.optional for name, spec in specs.items()):
         raise inputs_mismatch(model, list(inputs))
     return request_id, inputs, parsed_parameters
 
 
 def _sort_members(
-    known: Mapping[str, TensorSpec], members: Mapping[str, Any], inputs: dict[str, Array], parameters: dict[str, Any]
+    specs: Mapping[str, TensorSpec], members: Mapping[str, Any], inputs: dict[str, Array], parameters: dict[str, Any]
 ) -> None:
     """Sort members into inputs and parameters. Raises: InferError (INVALID)."""
     for name, value in members.items():
-        spec = known.get(name)
+        spec = specs.get(name)
         if spec is None:
             call_parameters.check_type(name, value)
             parameters[name] = value
@@ -321,13 +321,13 @@ def _sort_members(
             inputs[name] = _tensor(spec, value)
 
 
-def _reject_repeated(known: Collection[str], body: bytes) -> None:
+def _reject_repeated(input_names: Collection[str], body: bytes) -> None:
     """Reject a repeated member if it names an input; of repeated parameters the last one counts. Raises: InferError."""
-    if b"\\" not in body and all(body.count(orjson.dumps(name)) < 2 for name in known):
+    if b"\\" not in body and all(body.count(orjson.dumps(name)) < 2 for name in input_names):
         return
     seen: set[str] = set()
     for name, _ in json.loads(body.rstrip(b"\0"), object_pairs_hook=tuple):
-        if name in known and name in seen:
+        if name in input_names and name in seen:
             raise call_parameters.invalid(f"input '{name}' already exists in request")
         seen.add(name)
 

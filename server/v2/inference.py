@@ -1,4 +1,4 @@
-"""Inference: the Service that answers `infer` and `is_predict` on the fast lane, and the sink of their requests.
+"""Inference: the Service that answers `infer` and `predict` on the fast lane, and the sink of their requests.
 
 `claim` finds the route once per head, `begin` decodes and submits, `deliver` encodes and writes all answers of a batch.
 For a plain request nothing here logs, starts a task or touches a metric.
@@ -106,7 +106,7 @@ class Inference:
         route = self._routes.get((name, version)) or ModelRoute(name, version)
         return InferenceClaim(route, head, self._forwarding, predict=match[3] == b"predict")
 
-    def check_admission(self, head: Head) -> InferError | None:
+    def early_rejection(self, head: Head) -> InferError | None:
         """Return the error of a request that would be rejected whatever its body, which then need not be kept."""
         route = head.route.route
         # another model may have the name by now, and its queue is the one that matters
@@ -125,7 +125,7 @@ class Inference:
                 rejection = self._engine.turn_away(model)
                 if rejection is not None:
                     raise rejection
-            if not claim.is_plain or route.needs_task or (len(body) >= LARGE_BYTES and is_slow_to_read(claim, body)):
+            if not claim.is_simple or route.needs_task or (len(body) >= LARGE_BYTES and is_slow_to_read(claim, body)):
                 self._begin_task(connection, claim, model, body)
                 return
             decoded = route.layouts.find(model, body, claim.header_bytes, self)

@@ -87,8 +87,8 @@ def requested_models(engine: KnowsModels, name: str, version: str = "") -> list[
 def run_times(model: Model) -> list[dict[str, Any]]:
     """Return the learned run times of a model: Penstock's own member of its statistics, over HTTP only."""
     with model.lock:
-        known = model.costs.run_times(MAX_REPORTED_KEYS)
-    return [_run_time(one) for one in known]
+        entries = model.costs.run_times(MAX_REPORTED_KEYS)
+    return [_run_time(each) for each in entries]
 
 
 def _tensors(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:

@@ -88,8 +88,8 @@ def _openapi_document(routes: Iterable[Route]) -> dict[str, Any]:
             app.add_api_route(
                 path, route.endpoint, methods=[route.method], summary=route.summary, response_model=None,
                 response_class=Response,
-                openapi_extra=openapi.described(path, route.body, binary=path.endswith("/infer")),
-                responses=openapi.answers(
+                openapi_extra=openapi.describe_request(path, route.body, binary=path.endswith("/infer")),
+                responses=openapi.describe_answers(
                     route.answer, route.content_type, {status: STATUS_DESCRIPTIONS[status] for status in route.errors}
                 ),
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Predictions: `is_predict` on the fast lane, which passes any JSON through a model's hooks. Called by `inference.py`.
+"""Predictions: `predict` on the fast lane, which passes any JSON through a model's hooks. Called by `inference.py`.
 
 Small samples need no task: a HookedRequest reports its result to a Promise.
 """
@@ -14,7 +14,7 @@ from penstock.backends.errors import InferError
 from penstock.batching.request import NO_TERMS, Terms
 from penstock.server.answering import LARGE_BYTES, LargeTexts, Promise, internal, unpacked
 
-from .call_parameters import PLAIN
+from .call_parameters import DEFAULT_OPTIONS
 from .parsing import parse
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ WriteError = Callable[["FastLane", InferError], None]
 
 
 class Predictions:
-    """Answers `is_predict` for one server. `write` and `refuse` answer a connection."""
+    """Answers `predict` for one server. `write` and `answer_error` answer a connection."""
 
     def __init__(
         self,
@@ -39,13 +39,13 @@ class Predictions:
         hooks_of: Callable[[Model], Hooks],
         texts: LargeTexts,
         write: WriteAnswer,
-        refuse: WriteError,
+        answer_error: WriteError,
     ) -> None:
         self._limits = limits
         self._hooks_of = hooks_of
         self._texts = texts
         self._write = write
-        self._answer_error = refuse
+        self._answer_error = answer_error
 
     def begin(self, connection: FastLane, claim: InferenceClaim, model: Model, body: bytes) -> bool:
         """Start a prediction, to be answered later. Returns: False if it needs a task. Raises: InferError."""
@@ -84,4 +84,4 @@ class Predictions:
 
 
 def _terms(model: Model) -> Terms:
-    return PLAIN.terms(time.monotonic_ns(), model.spec.policy) if model.timed else NO_TERMS
+    return DEFAULT_OPTIONS.terms(time.monotonic_ns(), model.spec.policy) if model.timed else NO_TERMS

@@ -91,7 +91,7 @@ class Lease:
     def write(self, raw: bytes | memoryview) -> None:
         """Write from the lease's first byte; `raw` must not be longer than the lease. Raises: as `read`."""
         if len(raw) > self.byte_size:
-            raise InferError(Code.INTERNAL, "more bytes than the lease has")
+            raise InferError(Code.INTERNAL, "the data is larger than the lease")
         if len(raw):
             self._leased_region().write(self.offset, raw)
 
@@ -119,7 +119,7 @@ class Lease:
 
     def _leased_region(self) -> Region:
         if self._region is None:
-            raise InferError(Code.INTERNAL, "a lease is used after its release")
+            raise InferError(Code.INTERNAL, "a lease was used after its release")
         return self._region
 
 
@@ -154,20 +154,20 @@ class Regions:
         if not self._allowed:
             raise InferError(Code.UNSUPPORTED, DISABLED_TEXT)
 
-    def check_new(self, name: str) -> None:
+    def check_name(self, name: str) -> None:
         """Check the name of a new region. Raises: InferError."""
         self.check()
         if not name or len(name.encode("utf-8", "replace")) > MAX_NAME_BYTES or "\0" in name:
-            raise InferError(Code.INVALID, f"the name of a shared memory region has 1 to {MAX_NAME_BYTES} bytes")
+            raise InferError(Code.INVALID, f"the name of a shared memory region must have 1 to {MAX_NAME_BYTES} bytes")
         if name.startswith(RESERVED_PREFIXES):
             raise InferError(Code.INVALID, f"cannot register shared memory region '{name}', its name is reserved")
         if name in self._by_name:
             raise InferError(Code.ALREADY_EXISTS, f"shared memory region '{name}' already in manager")
         if len(self._by_name) >= MAX_REGIONS:
-            raise InferError(Code.OVERLOADED, f"{MAX_REGIONS} shared memory regions are registered, no more are taken")
+            raise InferError(Code.OVERLOADED, f"the maximum of {MAX_REGIONS} shared memory regions is registered")
 
     def add(self, region: Region) -> None:
-        """Add a region that `check_new` has accepted."""
+        """Add a region that `check_name` has accepted."""
         self._by_name[region.name] = region
         self.on_add(region)
 
@@ -221,7 +221,7 @@ class Regions:
 
 
 class InlineRegions(Regions):
-    """The same table for use on the event loop: more than `most` bytes must be read on a thread."""
+    """The same table for use on the event loop: more than `max_copy_bytes` must be read on a thread."""
 
     def __init__(self, regions: Regions, max_copy_bytes: int = INLINE_BYTES) -> None:
         super().__init__(allowed=regions._allowed)  # noqa: SLF001 - same class

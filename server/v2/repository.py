@@ -34,7 +34,7 @@ class LoadsModels(Protocol):
 
 
 class RepositoryEndpoints:
-    """The endpoints. `most_bytes` is the largest body of a load request, which carries files in base64."""
+    """The endpoints. `max_bytes` is the largest body of a load request, which carries files in base64."""
 
     def __init__(self, control: LoadsModels, max_bytes: int) -> None:
         self._control = control
@@ -49,10 +49,10 @@ class RepositoryEndpoints:
         return (
             Route(
                 "POST", ("/v2/repository/index", "/v2/repository/{repository}/index"), self.index,
-                "What the repository holds, and the state of each", openapi.INDEX, openapi.INDEX_REQUEST, (400,),
+                "The models in the repository, and their states", openapi.INDEX, openapi.INDEX_REQUEST, (400,),
             ),
             Route(
-                "POST", (model + "load",), self.load, "Load a model, or load it anew", body=openapi.LOAD_REQUEST,
+                "POST", (model + "load",), self.load, "Load or reload a model", body=openapi.LOAD_REQUEST,
                 errors=errors,
             ),
             Route(

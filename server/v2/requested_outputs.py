@@ -85,7 +85,7 @@ def unexpected_output(model: Model, name: str) -> InferError:
     spec = model.signature.output.get(name)
     if spec is not None:
         advice = f". It is {spec.advice}" if spec.advice else ""
-        text = f"output '{name}' of model '{model.name}' is no tensor; only hooks see it{advice}"
+        text = f"output '{name}' of model '{model.name}' is not a tensor, only hooks receive it{advice}"
         return InferError(Code.UNSUPPORTED, text)
     return invalid(f"unexpected inference output '{name}' for model '{model.name}'")
 
@@ -101,7 +101,7 @@ def _parse_mode(items: Mapping[str, Any], name: str, regions: Regions | None) ->
         return require_regions(regions).lease(region, offset, byte_size)
     count = parse_unsigned(items, "classification", "set")
     if count > MAX_CLASSES:
-        raise invalid(f"classification of output '{name}' asks for {count} classes, the maximum is {MAX_CLASSES}")
+        raise invalid(f"classification of output '{name}' requests {count} classes, the maximum is {MAX_CLASSES}")
     return Classes(count, binary) if count else binary
 
 

@@ -25,11 +25,11 @@ MAX_BODY_BYTES = 64 << 10
 MAX_JSON_DEPTH = 100
 JSON = "application/json"
 STATUS_DESCRIPTIONS = {
-    400: "the request is wrong, or what it asks about is not ready",
+    400: "the request is invalid, or the requested model is not ready",
     404: "no such model or version",
     500: "the server failed",
     501: "not supported",
-    503: "the server cannot take this now",
+    503: "the server cannot accept the request now",
 }
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -69,7 +69,7 @@ async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
                 text = f"request body exceeds the maximum of {max_bytes} bytes for '{request.url.path}'"
                 raise InferError(Code.INVALID, text)
     except ClientDisconnect:
-        raise InferError(Code.CANCELLED, "the client has gone") from None
+        raise InferError(Code.CANCELLED, "the client has disconnected") from None
     return bytes(body)
 
 

@@ -59,7 +59,7 @@ class SharedMemory:
             ),
             Route(
                 "POST", ("/v2/systemsharedmemory/register", "/v2/cudasharedmemory/register"), self.nameless,
-                "Refused: a region has a name", errors=(400,),
+                "Rejected: a region needs a name", errors=(400,),
             ),
         )  # fmt: skip
 

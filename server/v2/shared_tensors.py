@@ -57,7 +57,7 @@ class SharedInput(NamedTuple):
         if is_direct and model.in_place and region.device in model.in_place:
             return cast("Array", DeviceArray(region, offset, shape, spec.type.dtype))
         if byte_size > (max_bytes := model.scheduler.limits.nbytes_ceiling):
-            text = f"input '{spec.name}' for model '{model.name}' has {byte_size} bytes, its queue takes {max_bytes}"
+            text = f"input '{spec.name}' for model '{model.name}' has {byte_size} bytes, its queue accepts {max_bytes}"
             raise invalid(text)
         if is_direct and byte_size >= MIN_LATE_READ_BYTES and model.reads_late and region.device == HOST:
             region.check(offset + byte_size)

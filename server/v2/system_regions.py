@@ -141,7 +141,7 @@ class SystemRegions:
         """
         self._regions.check()
         component = self._parse_key(name, key)
-        self._regions.check_new(name)
+        self._regions.check_name(name)
         file = self._open(component, key)
         end = offset + byte_size
         if offset < 0 or byte_size <= 0 or end > os.fstat(file.descriptor).st_size:

@@ -56,10 +56,10 @@ def overflow(spec: TensorSpec, shape: list[int], count: int) -> InferError | Non
     return None
 
 
-def size_mismatch(model: str, spec: TensorSpec, shape: list[int], count: int, got_bytes: int) -> InferError:
+def size_mismatch(model: str, spec: TensorSpec, shape: list[int], count: int, actual_bytes: int) -> InferError:
     """Return the error for a tensor whose byte size does not match its shape."""
     text = f"input byte size mismatch for input '{spec.name}' for model '{model}'."
-    text = f"{text} Expected {count * spec.type.size_bytes}, got {got_bytes}"
+    text = f"{text} Expected {count * spec.type.size_bytes}, got {actual_bytes}"
     return overflow(spec, shape, count) or InferError(Code.INVALID, text)
 
 
@@ -71,8 +71,8 @@ def _shape_mismatch() -> InferError:
     return InferError(Code.INVALID, "Unable to parse 'data': Shape does not match true shape of 'data' field")
 
 
-def _json_unsupported(operation: str, datatype: str, place: str) -> InferError:
-    text = f"{operation} {datatype} data via JSON is not supported. Please use the binary data format for {place}"
+def _json_unsupported(operation: str, datatype: str, location: str) -> InferError:
+    text = f"{operation} {datatype} data via JSON is not supported. Please use the binary data format for {location}"
     return InferError(Code.INVALID, text)
 
 
@@ -285,7 +285,7 @@ def _strings_to_json(name: str, array: Array) -> bytes:
     try:
         texts = [e.decode() if type(e) is bytes else str(e) for e in array.ravel().tolist()]
     except UnicodeDecodeError:
-        text = f"output '{name}' holds bytes that are no UTF-8. Please use the binary data format"
+        text = f"output '{name}' holds bytes that are not UTF-8. Please use the binary data format"
         raise InferError(Code.INVALID, text) from None
     return orjson.dumps(texts)
 

@@ -161,7 +161,7 @@ def _lists(settings: Mapping[str, Any]) -> dict[str, list[str] | None]:
         elif isinstance(values, list) and all(isinstance(each, str) for each in values):
             lists[name] = values
         else:
-            expected = "an array of texts" if name == "trace_level" else "a text"
+            expected = "an array of strings" if name == "trace_level" else "a string"
             raise InferError(Code.INVALID, f"'{name}' must be {expected}, or null")
     return lists
 

@@ -156,7 +156,7 @@ def test_an_output_that_is_no_tensor_may_be_named_where_a_hook_makes_it_one(live
 
 def test_an_output_that_is_no_tensor_is_refused_where_nobody_makes_it_one(live: Live, over: str) -> None:
     for model, parameters in (("only-maps", {}), ("mapped", {"hooks": False})):
-        text = f"output 'maps' of model '{model}' is no tensor; only hooks see it. It is {ZIPMAP}"
+        text = f"output 'maps' of model '{model}' is not a tensor, only hooks receive it. It is {ZIPMAP}"
         assert refused(live, over, model, ["maps"], parameters=parameters) == text
 
 

@@ -315,7 +315,7 @@ def test_a_full_disk_is_told_once_and_how_many_traces_it_cost_when_it_is_not_any
         assert taken.acquire(timeout=10)
     tracer.stop()
 
-    assert caplog.messages == ["traces cannot be written: the disk is full", "traces are written again; 3 were not"]
+    assert caplog.messages == ["traces cannot be written: the disk is full", "traces are written again; 3 were lost"]
 
 
 def test_who_does_not_take_traces_is_told_of_at_the_end_and_not_waited_for_longer(

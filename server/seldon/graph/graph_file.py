@@ -124,10 +124,10 @@ def _read_predictor(mapping: GraphMapping, reader: NodeReader, name: str, *, is_
     graph = reader.read(mapping.section("graph", "graph"), "" if is_only else f"{name}.")
     if graph is None:
         return None
-    for name_of_several, count in Counter(node.name for node in graph.all()).items():
+    for duplicate, count in Counter(node.name for node in graph.all()).items():
         if count > 1:
             mapping.mistake(
-                f"{count} nodes are named '{name_of_several}': feedback and metrics cannot distinguish them", "graph"
+                f"{count} nodes are named '{duplicate}': feedback and metrics cannot distinguish them", "graph"
             )
     return Predictor(
         name, graph, mapping.integer("traffic", 100 if is_only else 0), mapping.flag("shadow"),

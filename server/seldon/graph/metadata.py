@@ -27,7 +27,7 @@ class NoMetadataError(Exception):
 
 
 def metadata_of(node: GraphNode, descriptions: Mapping[str, ComponentDescription]) -> Dict:
-    """Return the metadata of one node. Raises: NotDescribedError."""
+    """Return the metadata of one node. Raises: NoMetadataError."""
     if node.implementation in BUILT_IN:
         return {"name": node.name, "platform": "", "versions": [], "inputs": [], "outputs": []}
     found = descriptions.get(node.model)
@@ -37,13 +37,13 @@ def metadata_of(node: GraphNode, descriptions: Mapping[str, ComponentDescription
 
 
 def page_of(node: GraphNode, descriptions: Mapping[str, ComponentDescription]) -> bytes:
-    """Return the same, encoded. Raises: NotDescribedError."""
+    """Return the same, encoded. Raises: NoMetadataError."""
     metadata, found = metadata_of(node, descriptions), descriptions.get(node.model)
     return found.page.encode() if found is not None and found.page else encode_json(metadata)
 
 
 def graph_metadata(predictor: Predictor, descriptions: Mapping[str, ComponentDescription]) -> Dict:
-    """Return the metadata of a graph. Raises: NotDescribedError."""
+    """Return the metadata of a graph. Raises: NoMetadataError."""
     models = {node.name: metadata_of(node, descriptions) for node in predictor.graph.all() if node.code is not None}
     described_models = {
         name: {key: models[name][key] for key in _KEYS if _is_written(models[name].get(key))} for name in sorted(models)

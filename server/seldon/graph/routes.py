@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 PREDICTIONS, FEEDBACK, STATUS, METADATA, GRAPH = "predictions", "feedback", "status", "metadata", "graph"
 READY, LIVE, PING = "ready", "live", "ping"
-CALLED = (PREDICTIONS, FEEDBACK, STATUS, METADATA)
+NODE_CALLS = (PREDICTIONS, FEEDBACK, STATUS, METADATA)
 """The purposes that call nodes. Metrics use these words for the service; GRAPH counts as metadata."""
 _POST, _GET, _ANY = (b"POST", b"OPTIONS"), (b"GET", b"OPTIONS"), ()
 _VERSIONS = (b"v1.0", b"v0.1")

@@ -118,7 +118,7 @@ class GraphService(CarryingService):
             connection.answer(405, b"", TEXT)
         elif claim.method == b"OPTIONS":
             _send_answer(connection, claim, claim.puid, 200, Message(b"", TEXT))
-        elif route.purpose in routes.CALLED:
+        elif route.purpose in routes.NODE_CALLS:
             connection.task = connection.loop.create_task(self._run(connection, claim, route, body))
         else:
             _send_answer(connection, claim, claim.puid or new_puid(), *self._page(route))

@@ -65,10 +65,10 @@ def make_message(component: Component, request: Any, result: Any, meta: Any, met
     response["meta"] = answer_meta = component.meta(meta, metrics, tags)
     puid = request.get("meta", {}).get("puid", None)
     if puid:
-        path = answer_meta.pop("requestPath", None)
+        request_path = answer_meta.pop("requestPath", None)
         answer_meta["puid"] = puid
-        if path:  # after puid, as the original has it if keys are not sorted
-            answer_meta["requestPath"] = path
+        if request_path:  # after puid, as the original has it if keys are not sorted
+            answer_meta["requestPath"] = request_path
     return response
 
 

@@ -21,7 +21,7 @@ from penstock.server.seldon.messages import Endpoint
 
 from .metrics import are_valid
 from .seldon_core_classes import SeldonComponent, SeldonMicroserviceException, SeldonNotImplementedError, SeldonResponse
-from .signatures import UNSURE, refuses_meta, takes_meta
+from .signatures import UNSURE, rejects_meta, takes_meta
 
 logger = logging.getLogger("seldon_core")
 
@@ -298,7 +298,7 @@ class Component:
             try:
                 return method(features, names, meta=meta)
             except TypeError as error:
-                if not refuses_meta(error):
+                if not rejects_meta(error):
                     raise
             self._signatures[endpoint] = (function, False)
         elif cached[1]:

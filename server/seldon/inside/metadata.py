@@ -17,7 +17,7 @@ DATATYPES = frozenset((
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BYTES",
 ))  # fmt: skip
 _ARRAYS = frozenset(("tensor", "ndarray", "tftensor"))
-_PLAIN = frozenset(("strData", "binData"))
+_SCALARS = frozenset(("strData", "binData"))
 
 
 def metadata_of(user: Any, environ: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
@@ -98,7 +98,7 @@ def _is_tensor(entry: Any) -> bool:
     if "schema" not in entry:
         return True
     schema = entry["schema"]
-    if kind in _PLAIN or not isinstance(schema, dict):
+    if kind in _SCALARS or not isinstance(schema, dict):
         return False
     if kind in _ARRAYS:
         return (

@@ -62,7 +62,7 @@ class RowRunner:
         line, _, envelopes = body.partition(b"\n")
         head = json.loads(line)
         requests = list(_requests(head, envelopes))
-        proto = head["form"] == PayloadKind.PROTO
+        proto = head["payload_kind"] == PayloadKind.PROTO
         names: Any = list(requests[0].data.names) if proto else head["names"]
         meta: Any = {} if proto else None
         try:
@@ -164,9 +164,9 @@ def _has_call_metadata(tags: Any, metrics: Any) -> bool:
 
 def _requests(head: Any, envelopes: bytes) -> Any:
     """Yield the requests of a batch, without their rows."""
-    for begin, end in pairwise(accumulate(head["rests"], initial=0)):
+    for begin, end in pairwise(accumulate(head["envelopes"], initial=0)):
         envelope = envelopes[begin:end]
-        if head["form"] == PayloadKind.PROTO:
+        if head["payload_kind"] == PayloadKind.PROTO:
             yield pb.SeldonMessage.FromString(envelope)
         else:
             yield {"data": {head["kind"]: None}, **({"meta": loads(envelope)} if envelope else {})}

@@ -29,7 +29,7 @@ def takes_meta(method: Any) -> bool | None:
     )
 
 
-def refuses_meta(error: TypeError) -> bool:
+def rejects_meta(error: TypeError) -> bool:
     """Return whether a callable was not entered, because it takes no `meta`."""
     text = str(error)
     if "argument 'meta'" in text:  # unexpected, or a second value for the second positional one

@@ -57,7 +57,7 @@ def parse_tensors(message_class: Any, message: bytes) -> Any:
     _check_fields(message_class, message)  # first, because it ends early if there are too many
     if len(message) > _MAX_ELEMENTS and has_more_elements(message, _MAX_ELEMENTS):
         text = f"the tensors of {message_class.DESCRIPTOR.name} have more dims, parameters and elements in 'contents'"
-        raise InferError(Code.INVALID, f"{text} than are parsed, send them in 'raw_input_contents'")
+        raise InferError(Code.INVALID, f"{text} than can be parsed, send them in 'raw_input_contents'")
     return parse_message(message_class, message)
 
 
@@ -67,7 +67,7 @@ def _check_fields(message_class: Any, message: bytes) -> None:
 
 
 def unary_method(path: str, message_class: Any, work: Callable[[Any], Any]) -> Method:
-    """Make a Method that answers at once: `work` takes a small message of type `kind` and returns the answer's."""
+    """Make a Method that answers at once: `work` takes a small `message_class` message and returns the answer's."""
 
     def begin(call: Call, message: bytes) -> None:
         call.answer(work(parse_small(message_class, message)).SerializeToString())
@@ -99,14 +99,14 @@ class Tasks:
 
         return Method(path, begin)
 
-    def start(self, call: Call, work: Callable[[], Awaitable[None]], what: str) -> asyncio.Task[None]:
+    def start(self, call: Call, work: Callable[[], Awaitable[None]], rpc_name: str) -> asyncio.Task[None]:
         """Run `work`, which must end `call`; an exception from it ends the call too, and the call's end cancels it."""
-        task = self._run(call, work, what)
+        task = self._run(call, work, rpc_name)
         call.on_cancel = partial(self._cancel, task)
         return task
 
-    def _run(self, call: Call, work: Callable[[], Awaitable[None]], what: str) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(self._run_guarded(call, work, what))
+    def _run(self, call: Call, work: Callable[[], Awaitable[None]], rpc_name: str) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(self._run_guarded(call, work, rpc_name))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return task
@@ -115,11 +115,11 @@ class Tasks:
     def _cancel(task: asyncio.Task[None]) -> None:
         task.cancel()
 
-    async def _run_guarded(self, call: Call, work: Callable[[], Awaitable[None]], what: str) -> None:
+    async def _run_guarded(self, call: Call, work: Callable[[], Awaitable[None]], rpc_name: str) -> None:
         try:
             await work()
         except Exception as error:  # noqa: BLE001 - logged under an id, and the client always gets an answer
-            abort(call, client_error(error, what))
+            abort(call, client_error(error, rpc_name))
 
 
 def abort(call: Call, error: InferError) -> None:
@@ -135,7 +135,7 @@ def shorten(text: str) -> str:
     return f"{text[:half]} ... {text[-half:]}"
 
 
-def client_error(error: Exception, what: str, request_id: str = "") -> InferError:
+def client_error(error: Exception, rpc_name: str, request_id: str = "") -> InferError:
     """Return the error for the client: an internal one is logged and replaced by its id.
 
     The result may be kept with the call, so it holds no frames, which would hold the call and its message.
@@ -143,5 +143,5 @@ def client_error(error: Exception, what: str, request_id: str = "") -> InferErro
     if isinstance(error, InferError):
         return without_traceback(error)
     request_id = request_id or secrets.token_hex(4)
-    logger.error("%s failed", what, exc_info=error, extra={"request_id": request_id})
+    logger.error("%s failed", rpc_name, exc_info=error, extra={"request_id": request_id})
     return InferError(Code.INTERNAL, f"internal error, request id {request_id}")

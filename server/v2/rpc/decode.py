@@ -17,7 +17,7 @@ from penstock.backends.errors import InferError
 from penstock.batching.request import InferRequest
 from penstock.batching.scheduling.request_checks import check_input_shape, check_shapes_cached
 from penstock.server.v2 import call_parameters
-from penstock.server.v2.call_parameters import PLAIN, Options, PerOutputPlan, invalid, prefix_with_id
+from penstock.server.v2.call_parameters import DEFAULT_OPTIONS, Options, PerOutputPlan, invalid, prefix_with_id
 from penstock.server.v2.decode import MAX_RANK, datatype_mismatch, inputs_mismatch, too_many_dims
 from penstock.server.v2.requested_outputs import parse_outputs
 from penstock.server.v2.shared_tensors import copied_bytes, set_output_targets, shared_input
@@ -73,7 +73,7 @@ def decode(model: Model, message: Any, sink: Sink, regions: Regions | None) -> t
             wanted, plan = parse_outputs(model, entries, regions, hooks=hooks)
     except InferError as error:
         raise prefix_with_id(message.id, error) from None
-    options = PLAIN
+    options = DEFAULT_OPTIONS
     if parameters is not None or plan is not None:
         parsed = parameters or call_parameters.Parameters()
         options = call_parameters.make_options(parsed, plan)
@@ -128,12 +128,12 @@ def tensor_parameters(tensor: Any) -> dict[str, Any]:
 
 def _decode_inputs(model: Model, message: Any, regions: Regions | None) -> tuple[list[Array | None], int, Key]:
     tensors, raws = message.inputs, message.raw_input_contents
-    known = model.signature.input
+    specs = model.signature.input
     by_name: dict[str, Array] = {}
     raw_index = 0
     for tensor in tensors:
         name = tensor.name
-        spec = known.get(name)
+        spec = specs.get(name)
         if spec is None:
             raise inputs_mismatch(model, [each.name for each in tensors])
         if name in by_name:
@@ -147,7 +147,7 @@ def _decode_inputs(model: Model, message: Any, regions: Regions | None) -> tuple
             raw_index += 1
         by_name[name] = array
     if raw_index != len(raws):
-        text = f"got {len(raws)} raw_input_contents, but only {raw_index} of the inputs take theirs from there"
+        text = f"got {len(raws)} raw_input_contents, but only {raw_index} of the inputs use them"
         raise invalid(f"unexpected additional input data for model '{model.name}': {text}")
     inputs: list[Array | None] = [by_name.get(spec.name) for spec in model.signature.inputs]
     if any(array is None and not spec.optional for spec, array in zip(model.signature.inputs, inputs, strict=True)):

@@ -52,7 +52,7 @@ _REFLECTION: dict[str, tuple[str, tuple[_Field, ...]]] = {
 
 
 @cache
-def own_files() -> tuple[Any, ...]:
+def builtin_files() -> tuple[Any, ...]:
     """Return the FileDescriptorProtos of health and reflection."""
     return _health(), *(_reflection(package) for package in REFLECTIONS)
 
@@ -65,7 +65,7 @@ def message_class(full_name: str) -> Any:
 @cache
 def _pool() -> Any:
     pool = descriptor_pool.DescriptorPool()
-    for file in own_files():
+    for file in builtin_files():
         pool.Add(file)
     return pool
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.backends.datatypes import DATATYPES
 from penstock.server.listening.mapped_buffer import LARGE_BYTES, join_mapped
 from penstock.server.protobuf import service_pb2
-from penstock.server.v2.finish import finish_own, store_all
+from penstock.server.v2.finish import finish_own_outputs, store_all
 from penstock.server.v2.tensors import to_binary
 
 from .outputs import is_large
@@ -59,10 +59,10 @@ class RpcEncoder:
     `has_own_outputs`: outputs may come from user code, possibly in a step.
     """
 
-    def __init__(self, model: str, version: str, signature: Signature, *, own: bool = False) -> None:
+    def __init__(self, model: str, version: str, signature: Signature, *, has_own_outputs: bool = False) -> None:
         self._names = field(_NAME, model.encode()) + field(_VERSION, version.encode())
         self._outputs = [(output.name.encode(), output.datatype) for output in signature.outputs]
-        self.has_own_outputs = own
+        self.has_own_outputs = has_own_outputs
         self._singles: dict[tuple[int, tuple[int, ...]], tuple[bytes, bytes]] = {}
         self._heads: dict[tuple[Any, ...], tuple[bytes, ...]] = {}
         self._descriptions: dict[tuple[Any, ...], bytes] = {}
@@ -72,7 +72,7 @@ class RpcEncoder:
         return self._names + id_and_mark
 
     def encode_plain(self, wanted: tuple[int, ...], outputs: list[Any], id_and_mark: bytes = b"") -> Body:
-        """Encode outputs as they are; `between` precedes them, as returned by `encode_id_and_mark`.
+        """Encode outputs as they are; `id_and_mark` precedes them, as returned by `encode_id_and_mark`.
 
         Raises: LargeAnswer.
         """
@@ -204,7 +204,7 @@ def encode_parameters(parameters: Mapping[str, Any] | None) -> bytes:
 def encode_own_outputs(encoder: RpcEncoder, plan: Plan, request: InferRequest, id_and_mark: bytes) -> Body:
     """Encode the answer of user code that differs from its signature. Raises: InferError (INVALID)."""
     outputs: Any = request.outputs
-    finished = finish_own(request.model, request.wanted, plan, outputs)
+    finished = finish_own_outputs(request.model, request.wanted, plan, outputs)
     return encoder.encode_finished(finished, id_and_mark + encode_parameters(outputs.parameters))
 
 

@@ -49,7 +49,7 @@ class HealthRpcs:
         return self._health.draining
 
     def status(self, service: str, *, refresh: bool) -> tuple[int, bytes]:
-        """Return a service's status, as a number and an encoded answer; unless `anew`, cached for the current beat."""
+        """Return a service's status, as a number and an encoded answer, from this tick's cache unless `refresh`."""
         if refresh or self._cached_tick != self._ticker.tick_count:
             self._cached_tick = self._ticker.tick_count
             self._cached.clear()

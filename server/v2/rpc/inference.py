@@ -186,9 +186,9 @@ class RpcInference:
 
     def _check_admission(self, model: Model) -> None:
         """Reject a request that need not be decoded at all. Raises: InferError (OVERLOADED)."""
-        refusal = self.engine.turn_away(model)
-        if refusal is not None:
-            raise refusal
+        error = self.engine.turn_away(model)
+        if error is not None:
+            raise error
 
     def _clear_routes(self) -> None:
         self._routes.clear()

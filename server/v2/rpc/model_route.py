@@ -26,7 +26,9 @@ class RpcModelRoute:
 
     def __init__(self, model: Model, regions: InlineRegions, *, hooked: bool, forwards: bool) -> None:
         self.model = model
-        self.encoder = RpcEncoder(model.name, model.version, model.signature, own=model.spec.takes_parameters)
+        self.encoder = RpcEncoder(
+            model.name, model.version, model.signature, has_own_outputs=model.spec.takes_parameters
+        )
         self.layouts = RpcLayouts(regions)
         self.hooked = hooked
         self.uses_stream = model.spec.streams

@@ -16,7 +16,7 @@ from penstock.server.health import Health
 from penstock.server.protobuf import model_config_pb2, service_pb2
 
 from .calls import parse_small
-from .descriptors import REFLECTIONS, message_class, own_files
+from .descriptors import REFLECTIONS, builtin_files, message_class
 from .ticker import Ticker
 
 _MAX_UNSENT = 64
@@ -33,7 +33,7 @@ class Reflection:
         self._symbols: dict[str, str] = {}
         self._services: list[str] = []
         generated = [_file_proto(module.DESCRIPTOR) for module in (model_config_pb2(), service_pb2())]
-        for file in (*generated, *own_files(), *files):
+        for file in (*generated, *builtin_files(), *files):
             self._files[file.name] = file
             self._services += [f"{file.package}.{service.name}" for service in file.service]
             self._symbols |= dict.fromkeys(_symbols(file), file.name)
@@ -98,7 +98,7 @@ class _ReflectionStream:
         self._unsent = 0 if self._call.writable else self._unsent + 1
         if self._unsent > _MAX_UNSENT:
             self._end()
-            self._call.abort(Status.RESOURCE_EXHAUSTED, "answers are not read")
+            self._call.abort(Status.RESOURCE_EXHAUSTED, "the client does not read its answers")
             return
         answer = self._answer(valid_host=request.host, original_request=request)
         self._reflection.answer(request, answer)

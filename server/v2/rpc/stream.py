@@ -166,7 +166,7 @@ class InferStream:
         self._nbytes += slot.nbytes
         try:
             if self._owner.health.leaving:
-                # the stream is not told in any other way: GOAWAY only concerns new streams
+                # nothing else notifies the stream: GOAWAY only concerns new streams
                 raise InferError(Code.NOT_READY, SHUTTING_DOWN)
             count = len(self._slots) + len(self._unordered)
             if count > MAX_IN_FLIGHT or (self._nbytes > MAX_IN_FLIGHT_BYTES and count > 1):

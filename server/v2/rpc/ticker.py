@@ -14,7 +14,7 @@ _MAX_CALLS_PER_TURN = 512
 class Ticker:
     """Calls every listener each 0.2 s. Without listeners there is no timer.
 
-    `tick` is what the timer calls; tests call it too. `tick_count` counts the beats.
+    `tick` is what the timer calls; tests call it too. `tick_count` counts the ticks.
     """
 
     def __init__(self) -> None:

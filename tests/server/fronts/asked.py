@@ -54,9 +54,9 @@ class FrontEnd:
         most_body_bytes: int = 1 << 20, restricted: Restricted | None = None,
     ) -> None:  # fmt: skip
         mine, other = socket.socketpair()
-        self.asking = ControlCalls()
-        self.app = ControlApp(self.asking, most_body_bytes, restricted)
-        self.methods = control_methods(self.asking)
+        self.control = ControlCalls()
+        self.app = ControlApp(self.control, most_body_bytes, restricted)
+        self.methods = control_methods(self.control)
         self.memory = SharedMemory(allowed=True)
         self.levels: list[LogLevels] = []
         self.copy = StateCopy(self.memory, self.levels.append)
@@ -69,12 +69,12 @@ class FrontEnd:
         self.answers = ControlService(self.engine_link, app, methods, state or unchanged)
         if state is not None:
             state.attach(self.engine_link)
-        self.asking.attach(self.link)
+        self.control.attach(self.link)
 
     def _take(self, messages: list[Message]) -> None:
         for kind, number, body, arrays, descriptors in messages:
             if kind != STATE:
-                self.asking.receive(kind, number, body, arrays)
+                self.control.receive(kind, number, body, arrays)
             elif not self.mute:
                 self.copy.receive(self.link, number, body, descriptors)
 
@@ -87,7 +87,7 @@ class FrontEnd:
 
     def _lost(self, why: str) -> None:
         self.lost.append(why)
-        self.asking.detach()
+        self.control.detach()
 
     def _lost_there(self, why: str) -> None:
         self.answers.close()
@@ -99,11 +99,11 @@ class FrontEnd:
         self.engine_link.close()
         self._lost_there("closed")
         self.link.close()
-        self.asking.detach()
+        self.control.detach()
 
     async def settled(self) -> None:
         """Wait until nothing is under way on either side."""
-        await turns(lambda: not len(self.asking) and not len(self.answers))
+        await turns(lambda: not len(self.control) and not len(self.answers))
 
 
 async def turns(true: Any) -> None:

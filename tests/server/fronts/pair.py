@@ -74,16 +74,16 @@ class FrontSide:
         self.engine = RemoteEngine()
         self.placed = asyncio.Event()
         self.link: Link | None = None
-        self.placing: FrontModelTable | None = None
+        self.model_table: FrontModelTable | None = None
 
     def join(self, sock: socket.socket) -> None:
         def take(messages: list[Message]) -> None:
             for kind, number, body, _, _ in self.engine.receive(messages):
                 assert kind == MODELS
-                placing.receive(number, body)
+                model_table.receive(number, body)
 
         link = self.link = Link(sock, take, lambda _: self.part())
-        placing = self.placing = FrontModelTable(self.engine, link, Environments().interpreter, self.placed.set)
+        model_table = self.model_table = FrontModelTable(self.engine, link, Environments().interpreter, self.placed.set)
         self.engine.attach(link)
 
     def part(self) -> None:
@@ -96,8 +96,8 @@ class FrontSide:
 
     async def stop(self) -> None:
         self.part()
-        if self.placing is not None:
-            await self.placing.close()
+        if self.model_table is not None:
+            await self.model_table.close()
 
 
 async def joined(engine: EngineSide, front: FrontSide) -> Link:

@@ -146,12 +146,12 @@ def test_an_answer_streams_as_it_is_made() -> None:
     async def main() -> None:
         async with asked(app) as front:
             client = Client("POST", "/events?a=%20", b"question", [(b"x", b"\xff")])
-            asking = asyncio.ensure_future(client.ask(front.app))
+            control = asyncio.ensure_future(client.ask(front.app))
             for number in range(3):
                 await turns(lambda number=number: client.answer.endswith(b"event %d" % number))
                 assert not client.whole
                 step.set()
-            await asking
+            await control
             assert client.status == 207
             assert client.whole
 
@@ -173,13 +173,13 @@ def test_an_engine_does_not_run_far_ahead_of_a_client_that_does_not_read() -> No
         async with asked(app) as front:
             client = Client()
             client.reads.clear()
-            asking = asyncio.ensure_future(client.ask(front.app))
+            control = asyncio.ensure_future(client.ask(front.app))
             await turns(lambda: client.sent)
             for _ in range(200):
                 await asyncio.sleep(0)
             assert made <= MAX_UNCONFIRMED_PARTS + 1
             client.reads.set()
-            await asking
+            await control
             assert len(client.answer) == 5_000_000
 
     uvloop.run(main())
@@ -200,21 +200,21 @@ def test_a_client_that_goes_away_is_gone_for_the_engine_too() -> None:
         async with asked(app) as front:
             for _ in range(2):
                 client = Client()
-                asking = asyncio.ensure_future(client.ask(front.app))
+                control = asyncio.ensure_future(client.ask(front.app))
                 await turns(lambda client=client: client.sent)
                 client.gone.set()
-                await asking
+                await control
                 assert not client.whole
             await front.settled()
             assert ended == [True, True]
 
             client = Client()
-            asking = asyncio.ensure_future(client.ask(front.app))
+            control = asyncio.ensure_future(client.ask(front.app))
             await turns(lambda: client.sent)
             front.link.close()  # a front end that dies
             await turns(lambda: len(ended) == 3)
-            front.asking.detach()
-            await asking
+            front.control.detach()
+            await control
 
     uvloop.run(main())
 
@@ -281,8 +281,8 @@ def test_an_application_that_fails_is_answered_or_cut_off(begun: bool, caplog: p
 
 def test_without_an_engine_a_front_end_is_live_not_ready_and_says_so_at_once() -> None:
     async def main() -> None:
-        asking = ControlCalls()
-        app = ControlApp(asking, 1000)
+        control = ControlCalls()
+        app = ControlApp(control, 1000)
         assert (await Client(path="/v2/health/live").ask(app)).status == 200
         assert (await Client(path="/v2/health/ready").ask(app)).status == 400
         client = await Client("POST", "/v2/repository/index", b"{}").ask(app)
@@ -290,7 +290,7 @@ def test_without_an_engine_a_front_end_is_live_not_ready_and_says_so_at_once() -
         assert json.loads(client.answer) == {"error": NO_ENGINE}
         assert client.header[b"retry-after"] == b"1"
 
-        methods = control_methods(asking)
+        methods = control_methods(control)
         live, ready, check, index = FakeCall(), FakeCall(), FakeCall(), FakeCall()
         methods[SERVICE + "ServerLive"].unary(live, b"")  # type: ignore[misc]
         methods[SERVICE + "ServerReady"].unary(ready, b"")  # type: ignore[misc]
@@ -308,7 +308,7 @@ def test_without_an_engine_a_front_end_is_live_not_ready_and_says_so_at_once() -
 def test_a_front_end_that_drains_says_so_as_a_server_does() -> None:
     async def main() -> None:
         async with asked(nothing) as front:
-            front.asking.drain()
+            front.control.drain()
             for path in ("/v2/health/live", "/v2/health/ready"):
                 client = await Client(path=path).ask(front.app)
                 assert (client.status, json.loads(client.answer)) == (503, {"error": "Server exiting"})
@@ -328,7 +328,7 @@ def test_a_front_end_that_gives_way_says_what_its_engine_says() -> None:
         async with asked(ready, live=lambda call, _: call.answer(b"\x08\x01"), watch=lambda *_: None) as front:
             watched, late, live = FakeCall(), FakeCall(), FakeCall()
             front.methods[WATCH].unary(watched, b"")  # type: ignore[misc]
-            front.asking.drain(server_stopping=False)
+            front.control.drain(server_stopping=False)
             front.methods[WATCH].unary(late, b"")  # type: ignore[misc]
             for call in (watched, late):
                 assert (call.sent, call.status, call.text) == ([], Status.UNAVAILABLE, SHUTTING_DOWN)
@@ -365,17 +365,17 @@ def test_an_engine_that_dies_ends_what_is_under_way_at_once() -> None:
     async def main() -> None:
         async with asked(app, load=never) as front:
             begun, waiting, call = Client(path="/begun"), Client(), FakeCall()
-            asking = [asyncio.ensure_future(client.ask(front.app)) for client in (begun, waiting)]
+            control = [asyncio.ensure_future(client.ask(front.app)) for client in (begun, waiting)]
             front.methods[SERVICE + "RepositoryModelLoad"].unary(call, b"")  # type: ignore[misc]
             await turns(lambda: begun.sent and len(front.answers._calls) == 3)
             front.engine_link.close()
-            await asyncio.gather(*asking)
+            await asyncio.gather(*control)
             assert waiting.status == 503
             assert json.loads(waiting.answer) == {"error": NO_ENGINE}
             assert not begun.whole
             assert (call.status, call.text) == (Status.UNAVAILABLE, NO_ENGINE)
             assert front.lost == ["the process is gone"]
-            assert not front.asking.connected
+            assert not front.control.connected
 
     uvloop.run(main())
 
@@ -425,12 +425,12 @@ def test_a_call_that_ends_by_itself_is_cancelled_in_the_engine() -> None:
             await turns(lambda: len(front.answers._calls) == 2)
             lost.lose()
             await turns(lambda: cancelled == [b"m"])
-            front.asking.drain()
+            front.control.drain()
             await turns(lambda: cancelled == [b"m", b"m"])
             assert drained.sent == [b"\x08\x02"]  # NOT_SERVING
             assert (drained.status, drained.text) == (Status.UNAVAILABLE, SHUTTING_DOWN)
             await front.settled()
-            assert not front.asking.watches
+            assert not front.control.watches
 
     uvloop.run(main())
 

@@ -30,15 +30,15 @@ def _of_a_front_end(engine: EngineServer, number: int) -> list[weakref.ref[objec
 
 
 def _of_an_engine(front: FrontServer) -> list[weakref.ref[object]]:
-    placing = front._model_table
-    assert placing is not None
-    return [weakref.ref(placing), weakref.ref(placing._link)]
+    model_table = front._model_table
+    assert model_table is not None
+    return [weakref.ref(model_table), weakref.ref(model_table._link)]
 
 
 def _of_its_models(front: FrontServer) -> list[weakref.ref[object]]:
-    placing = front._model_table
-    assert placing is not None
-    return [weakref.ref(each) for each in (*placing._models.values(), *placing._hooks.values())]
+    model_table = front._model_table
+    assert model_table is not None
+    return [weakref.ref(each) for each in (*model_table._models.values(), *model_table._hooks.values())]
 
 
 def test_a_front_end_that_goes_leaves_no_object_in_the_engine() -> None:

@@ -83,15 +83,15 @@ def test_a_front_end_serves_each_model_as_soon_as_it_can(tmp_path: Path, gate: t
 def _told(front: FrontSide, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Give what a front end is told from now on, as it comes."""
     told: list[dict[str, Any]] = []
-    placing = front.placing
-    assert placing is not None
-    take = placing.receive
+    model_table = front.model_table
+    assert model_table is not None
+    take = model_table.receive
 
     def noted(number: int, body: bytes) -> None:
         told.append(json.loads(body))
         take(number, body)
 
-    monkeypatch.setattr(placing, "receive", noted)
+    monkeypatch.setattr(model_table, "receive", noted)
     return told
 
 

@@ -364,15 +364,15 @@ async def test_hooks_that_a_front_end_cannot_load_fail_the_load(tmp_path: Any) -
 async def test_a_model_without_hooks_is_told_of_once_when_it_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pair() as (engine, front):
         told: list[int] = []
-        placing = front.placing
-        assert placing is not None
-        take = placing.receive
+        model_table = front.model_table
+        assert model_table is not None
+        take = model_table.receive
 
         def counted(number: int, body: bytes) -> None:
             told.append(number)
             take(number, body)
 
-        monkeypatch.setattr(placing, "receive", counted)
+        monkeypatch.setattr(model_table, "receive", counted)
         model = await engine.published.open(replace(SPEC, name="more"))
         await engine.published.publish("more", [model])
 

@@ -143,12 +143,12 @@ def test_a_change_waits_for_a_front_end_that_is_silent_until_it_has_gone(tmp_pat
             _, (one, silent) = fronts_of(server, 2)
             await turns(lambda: not one.state._changes)  # type: ignore[union-attr]
             silent.mute = True
-            asking = asyncio.ensure_future(register(one, key))
+            control = asyncio.ensure_future(register(one, key))
             await turns(lambda: len(one.memory.regions) == 1)
             assert (await Client(path="/v2").ask(one.app)).status == 200  # others do not wait
-            assert not asking.done()
+            assert not control.done()
             silent.link.close()
-            assert (await asking).status == 200
+            assert (await control).status == 200
             one.close()
             silent.close()
 

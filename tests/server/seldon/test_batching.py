@@ -268,11 +268,11 @@ def test_a_component_that_no_batch_leaves_alive_gets_no_more_of_them(monkeypatch
     requests = [json_request(data={"ndarray": [[number]]}) for number in range(4)]
 
     found, service, _ = answers(
-        Doubling(), requests, monkeypatch, shares=True, deadly=b'"rests"', rounds=MAX_FAILURES + 4
+        Doubling(), requests, monkeypatch, shares=True, deadly=b'"envelopes"', rounds=MAX_FAILURES + 4
     )
 
     assert all(b'"ndarray":[[' in reply for reply in found)
-    assert sum(b'"rests"' in ran for ran in service.ran) == MAX_FAILURES
+    assert sum(b'"envelopes"' in ran for ran in service.ran) == MAX_FAILURES
 
 
 class Telling(Doubling):

@@ -275,7 +275,7 @@ def test_a_component_takes_no_configuration(folder: Path) -> None:
     entry, _ = repository_of(folder).read("Ident", config=object())
 
     assert entry is not None
-    assert [finding.message for finding in entry.findings] == ["takes no configuration: its class says it"]
+    assert [finding.message for finding in entry.findings] == ["takes no configuration: its class defines it"]
 
 
 @pytest.mark.parametrize("path", ["", "Ident.py"])

@@ -520,7 +520,7 @@ class TestTexts:
         code, message = refused({"inputs": entries, "outputs": [{"name": "z"}]}, bytes(4), MANY)
 
         assert code is Code.UNSUPPORTED
-        assert message.startswith("output 'z' of model 'm' is no tensor; only hooks see it. It is a ZipMap: ")
+        assert message.startswith("output 'z' of model 'm' is not a tensor, only hooks receive it. It is a ZipMap: ")
         assert "options={'zipmap': False}" in message
 
 

@@ -404,6 +404,6 @@ def test_dims_and_texts_without_end_are_not_parsed(inside: bytes) -> None:
         await settled()
 
         assert call.status is Status.INVALID_ARGUMENT
-        assert "more dims, parameters and elements in 'contents' than are parsed" in call.text
+        assert "more dims, parameters and elements in 'contents' than can be parsed" in call.text
 
     asyncio.run(main())

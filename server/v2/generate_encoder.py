@@ -1,4 +1,4 @@
-"""Members: the answers of the generate extension, tensors as plain members of a JSON object. Used by generate.py."""
+"""GenerateEncoder: answers of the generate extension, with tensors as JSON members. Used by `generate.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.batching.model import Model
 
 
-class Members:
+class GenerateEncoder:
     """Writes the answers to one request: members by name, a single value without its list.
 
     What all answers share is kept: `_members` are the outputs, in their own order, and `_pieces` is an answer without

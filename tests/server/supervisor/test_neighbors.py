@@ -12,20 +12,20 @@ from typing import cast
 import pytest
 
 from penstock.server.fronts.connection_spread import Board, ConnectionSpread
-from penstock.server.supervisor.children import Child
+from penstock.server.supervisor.child_process import Child
 from penstock.server.supervisor.kinds import BOARD
-from penstock.server.supervisor.neighbours import Neighbours
+from penstock.server.supervisor.neighbors import Neighbors
 from tests.processes import descriptors
 
 
 class Introduced:
-    """A process that is told of its neighbours: it makes a ConnectionSpread of that, as a front end does."""
+    """A process that is told of its neighbors: it makes a ConnectionSpread of that, as a front end does."""
 
     def __init__(self) -> None:
         self.spread: ConnectionSpread | None = None
         self.place = -1
 
-    def tell(self, kind: int, number: int = 0, body: bytes = b"", descriptors: Sequence[int] = ()) -> None:
+    def send(self, kind: int, number: int = 0, body: bytes = b"", descriptors: Sequence[int] = ()) -> None:
         own = [os.dup(each) for each in descriptors]
         if kind == BOARD:
             said = json.loads(body)
@@ -46,29 +46,29 @@ class Introduced:
             self.spread.close()
 
 
-def enter(neighbours: Neighbours, number: int) -> Introduced:
+def add(neighbors: Neighbors, number: int) -> Introduced:
     introduced = Introduced()
-    neighbours.enter(number, cast("Child", introduced))
+    neighbors.add(number, cast("Child", introduced))
     return introduced
 
 
 def test_front_ends_reach_each_other_whichever_was_started_first() -> None:
     async def main() -> None:
         before = descriptors()
-        neighbours = Neighbours(2)
-        fronts = [enter(neighbours, number) for number in range(3)]
+        neighbors = Neighbors(2)
+        fronts = [add(neighbors, number) for number in range(3)]
 
         assert [front.reaches() for front in fronts] == [{1, 2}, {0, 2}, {0, 1}]
 
         fronts[1].close()
-        neighbours.leave(1)
+        neighbors.remove(1)
         assert [front.reaches() for front in (fronts[0], fronts[2])] == [{2}, {0}]
-        again = enter(neighbours, 3)
+        again = add(neighbors, 3)
         assert again.reaches() == {0, 2}
         assert fronts[0].reaches() == {2, again.place}
         for front in (*fronts, again):
             front.close()
-        neighbours.close()
+        neighbors.close()
         assert descriptors() == before
 
     asyncio.run(main())
@@ -76,26 +76,26 @@ def test_front_ends_reach_each_other_whichever_was_started_first() -> None:
 
 def test_a_front_end_that_finds_no_place_is_not_introduced_until_one_has_left() -> None:
     async def main() -> None:
-        neighbours = Neighbours(1)
-        fronts = [enter(neighbours, number) for number in range(5)]
+        neighbors = Neighbors(1)
+        fronts = [add(neighbors, number) for number in range(5)]
         assert [front.spread is None for front in fronts] == [False] * 4 + [True]
 
-        neighbours.leave(4)
-        neighbours.leave(0)
+        neighbors.remove(4)
+        neighbors.remove(0)
         fronts[0].close()
-        last = enter(neighbours, 5)
+        last = add(neighbors, 5)
 
         assert last.place == fronts[0].place
         for front in (*fronts, last):
             front.close()
-        neighbours.close()
+        neighbors.close()
 
     asyncio.run(main())
 
 
 def test_the_memory_that_front_ends_share_cannot_be_cut_under_them() -> None:
-    neighbours = Neighbours(1)
+    neighbors = Neighbors(1)
     with pytest.raises(PermissionError):
-        os.ftruncate(neighbours._memory, 0)
-    Board(neighbours._memory, 4).close()
-    neighbours.close()
+        os.ftruncate(neighbors._memory, 0)
+    Board(neighbors._memory, 4).close()
+    neighbors.close()

@@ -12,7 +12,7 @@ import pytest
 from penstock.server.listening.sockets import ListenError, bind_one
 from penstock.server.options.starting import obstacles
 from penstock.server.settings import Settings
-from penstock.server.supervisor.ports import Ports
+from penstock.server.supervisor.reserved_ports import ReservedPorts
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -22,9 +22,9 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(whole())
 
 
-async def held(port: int = 0, address: str = "127.0.0.1") -> tuple[Ports, int]:
-    ports = Ports()
-    numbers = await ports.hold({"HTTP": (address, port)})
+async def held(port: int = 0, address: str = "127.0.0.1") -> tuple[ReservedPorts, int]:
+    ports = ReservedPorts()
+    numbers = await ports.reserve({"HTTP": (address, port)})
     return ports, numbers["HTTP"]
 
 
