@@ -306,7 +306,7 @@ class WorkerReplicaLease(ReplicaLease):
         )
 
     def _replica_gone_error(self) -> InferError:
-        text = f"the hooks of model '{self._model.name}' ended, and what this request had left there with them"
+        text = f"the hooks of model '{self._model.name}' ended, and the state that this request had left there is lost"
         return InferError(Code.NOT_READY, text)
 
     def end(self) -> None:
