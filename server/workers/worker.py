@@ -117,13 +117,9 @@ class Worker:
             self._process = Process(order, (sock, begun_fd, write_fd), self._on_exit)
             undo.pop_all()
         self._output = Output(
-            read_fd,
-            order.label,
-            order.log_fields,
-            order.harmless_lines,
-            always_logged=order.always_logged,
+            read_fd, order.label, order.log_fields, order.harmless_lines, always_logged=order.always_logged,
             on_line=order.on_line,
-        )
+        )  # fmt: skip
         self._link = Link(own_socket, self._on_messages, self._on_disconnect)
 
     @property
@@ -271,9 +267,8 @@ class Worker:
             return remaining_s
         if extra_s := self._extension.extra_s(number, -remaining_s, limit_s):
             return extra_s
-        activity = (
-            "opening" if number == _OPEN_NUMBER else "closing" if self._stopping and len(self._calls) < 2 else "a call"
-        )
+        closing = self._stopping and len(self._calls) < 2
+        activity = "opening" if number == _OPEN_NUMBER else "closing" if closing else "a call"
         self.kill(f"{self.order.label}: {activity} took longer than its limit of {limit_s:g} s", Code.EXPIRED, "time")
         return CHECK_INTERVAL_S
 
@@ -313,12 +308,8 @@ class Worker:
         if not orderly:
             # if opening failed or was cancelled, the caller reports it
             is_reported = self.end_reason == "open" or (opening and self.end_reason == "killed")
-            logger.log(
-                logging.DEBUG if is_reported else logging.WARNING,
-                "%s",
-                self.end_message,
-                extra=dict(self.order.log_fields),
-            )
+            level = logging.DEBUG if is_reported else logging.WARNING
+            logger.log(level, "%s", self.end_message, extra=dict(self.order.log_fields))
         self._settle()
         self._begun_memory.close()
         if not self.ended.done():
@@ -330,7 +321,7 @@ class Worker:
             on_lost(self)
 
     def _settle(self) -> None:
-        """Answer all calls: when the worker has ended, or END_S after it was killed: large processes exit slowly."""
+        """Answer all calls: when the worker has ended, or EXIT_GRACE_S after a kill: large processes exit slowly."""
         (begun_number,) = _NUMBER.unpack_from(self._begun_memory)
         calls, self._calls = self._calls, deque()
         for number, on_reply, _ in calls:
