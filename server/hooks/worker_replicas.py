@@ -47,7 +47,7 @@ def order_of(model: Model, spec: HookSpec, interpreter: str) -> Order:
         "model": model.name,
         "dialect": spec.dialect,
         "dialect_settings": dict(spec.dialect_settings),
-        "described": dict(model.described),
+        "runtime_metadata": dict(model.described),
         "signature": write_signature(model.signature),
         "inputs": [Node.from_runtime(node).to_json() for node in model.node_inputs],
         "outputs": [Node.from_runtime(node).to_json() for node in model.node_outputs],

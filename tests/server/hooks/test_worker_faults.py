@@ -295,7 +295,7 @@ def test_what_pre_left_in_globals_is_not_looked_for_in_another_worker(act: Calla
         while serving(hooks):  # noqa: ASYNC110 - by the death of a process
             await asyncio.sleep(0.005)
         engine.run()
-        with pytest.raises(InferError, match="ended, and the state that this request had left there with them") as why:
+        with pytest.raises(InferError, match="ended, and the state that this request had left there is lost") as why:
             await asked
         assert why.value.code is Code.NOT_READY
 
