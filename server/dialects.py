@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from .errors import error_body
 from .options.dialect_settings import DIALECTS
-from .repository.mirrors import Mirrors, defaults_of
+from .repository.mirrors import Mirrors, make_defaults
 
 if TYPE_CHECKING:
     from penstock.batching.engine import Engine
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class Sources(Protocol):
     """The PATHs: model repositories and their local copies (Mirrors), or projects."""
 
-    def wrong(self) -> Finding | None:
+    def invalid_path(self) -> Finding | None:
         """Return a Finding for a path that is not valid; None if all are."""
 
     def repository(self, defaults: Defaults) -> Repository:
@@ -88,7 +88,7 @@ class Dialect:
 
     def sources(self) -> Sources:
         """Return the PATHs."""
-        return Mirrors.of(self.settings.model_repository)
+        return Mirrors.from_paths(self.settings.model_repository)
 
     def check(self, *, invariance: bool) -> tuple[str, int]:
         """Report what would be served, and every mistake. Blocks.
@@ -101,15 +101,15 @@ class Dialect:
         from .isolated.loader import with_isolated
         from .repository.check import check
 
-        settings, mirrors = self.settings, Mirrors.of(self.settings.model_repository)
+        settings, mirrors = self.settings, Mirrors.from_paths(self.settings.model_repository)
         try:
             mirrors.open()
             failures, stray = mirrors.refresh_all()
             loaders = with_isolated(LOADERS, Environments.of(settings).interpreter)
-            report = check(mirrors.paths, loaders, defaults_of(settings), invariance=invariance)
-            hint = mirrors.project()
+            report = check(mirrors.paths, loaders, make_defaults(settings), invariance=invariance)
+            hint = mirrors.foreign_project()
             report.findings += [*failures.values(), *stray, *([hint] if hint else ())]
-            return mirrors.spelled(str(report)), report.status
+            return mirrors.with_urls(str(report)), report.exit_status
         finally:
             mirrors.close()
 

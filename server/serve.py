@@ -37,15 +37,15 @@ from .options.starting import obstacles
 from .python_models.loading import PythonModels
 from .python_models.metrics import CustomMetrics
 from .python_models.upcalls import ServerSide
-from .repository.choices import Choices
 from .repository.control import ModelControl
+from .repository.control_options import ControlOptions
 from .repository.fields.batching import hold_requests
 from .repository.fields.identity import PYTHON
-from .repository.fields.sequences import HOLD_BACKLOG
+from .repository.fields.sequences import HOLD_BACKLOG_VARIABLE
 from .repository.findings import MistakesError
-from .repository.mirrors import defaults_of
+from .repository.mirrors import make_defaults
 from .repository.remote import RemoteError
-from .repository.transitions import Opens
+from .repository.transitions import OpensModels
 from .settings import Settings
 from .telemetry.observing import Observing, made_metrics
 from .telemetry.page import create_metrics_app
@@ -77,7 +77,7 @@ METRICS_GRACE_S = 1.0
 """How long the metrics port may take to finish a scrape after everything else has ended."""
 
 
-class HookedModels(Opens, Protocol):
+class HookedModels(OpensModels, Protocol):
     """What opens and publishes models, and provides their Hooks."""
 
     def hooks_of(self, model: Model) -> Hooks: ...
@@ -111,10 +111,12 @@ class Server:
         self._models = models(self.engine, self.environments)
         self._dialect = dialect_of(settings)
         self._sources = self._dialect.sources()
-        held, backlog = hold_requests(os.environ), hold_requests(os.environ, HOLD_BACKLOG)
-        defaults = replace(defaults_of(settings), hold_requests=held, hold_backlog=backlog, linked=self.clouds.linked)
+        held, backlog = hold_requests(os.environ), hold_requests(os.environ, HOLD_BACKLOG_VARIABLE)
+        defaults = replace(
+            make_defaults(settings), hold_requests=held, hold_backlog=backlog, links_folder=self.clouds.linked
+        )
         self.repository = self._sources.repository(defaults)
-        self.control = ModelControl(self.repository, self._models, Choices.of(settings))
+        self.control = ModelControl(self.repository, self._models, ControlOptions.from_settings(settings))
         self.health = Health(self.repository, self.engine, strict=settings.strict_readiness)
         self.observing = Observing(settings, self.engine)
         self.shared_memory = SharedMemory(allowed=settings.allow_client_shm)
@@ -260,7 +262,7 @@ class Server:
         # numpy's error state is part of the context that connections inherit: a number that float32 cannot hold becomes
         # infinity, which is not worth a warning per request
         np.seterr(all="ignore")
-        if wrong := self._sources.wrong():
+        if wrong := self._sources.invalid_path():
             raise StartError(str(wrong))
         if found := obstacles(self._settings):
             raise StartError("\n".join(found))

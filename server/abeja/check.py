@@ -32,14 +32,14 @@ GIVEN = 2
 def check_handler(settings: Settings) -> CheckReport:
     """Check the folder of a command line; blocks."""
     folder = AbejaFolder(settings)
-    if wrong := folder.wrong():
+    if wrong := folder.invalid_path():
         return CheckReport(findings=[wrong])
     spec = folder.spec()
     findings = [*_settings_mistakes(spec, settings), *_requirements_mistakes(spec), *_handler_mistakes(spec)]
-    if any(finding.mistake for finding in findings):
+    if any(finding.is_mistake for finding in findings):
         return CheckReport(findings=findings)
     notes = {spec.name: described(spec, "handler", spec.options["handler"])}
-    return CheckReport(specs=[replace(spec, options={})], findings=findings, notes=notes)
+    return CheckReport(specs=[replace(spec, options={})], findings=findings, extra_lines=notes)
 
 
 def _settings_mistakes(spec: ModelSpec, settings: Settings) -> Iterator[Finding]:
@@ -75,7 +75,7 @@ def _handler_mistakes(spec: ModelSpec) -> Iterator[Finding]:
         path = file_of(module, [str(spec.path), *(sys.path if own else ())])
     except ModuleNotFoundError as error:
         text = f"handler '{handler}': there is no module '{error.name}'"
-        yield Finding(spec.path, text, mistake=own or "." not in module)
+        yield Finding(spec.path, text, is_mistake=own or "." not in module)
         return
     if path is None or path.suffix != ".py":
         return

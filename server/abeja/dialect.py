@@ -37,7 +37,7 @@ class Abeja(Dialect):
         from .check import check_handler
 
         report = check_handler(self.settings)
-        return str(report), report.status
+        return str(report), report.exit_status
 
     def refusal(self, error: HttpError) -> tuple[int, bytes, bytes]:
         """Return the answer to a malformed request."""

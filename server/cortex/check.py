@@ -8,7 +8,7 @@ from penstock.server.environments.environments import Environments
 from penstock.server.isolated.loader import with_isolated
 from penstock.server.repository.check import CheckReport, check_entries
 from penstock.server.repository.findings import Finding
-from penstock.server.repository.mirrors import defaults_of
+from penstock.server.repository.mirrors import make_defaults
 from penstock.server.settings import Settings
 
 from .api import Api
@@ -24,8 +24,8 @@ def check_projects(settings: Settings, *, invariance: bool = False) -> CheckRepo
     """
     projects = Projects(settings.model_repository, settings.s3_root)
     mistakes: list[Finding] = []
-    repository = projects.repository(defaults_of(settings), mistakes.extend)
-    if wrong := projects.wrong():
+    repository = projects.repository(make_defaults(settings), mistakes.extend)
+    if wrong := projects.invalid_path():
         return CheckReport(findings=[wrong])
     try:
         entries, findings, _ = repository.scan()
@@ -35,7 +35,7 @@ def check_projects(settings: Settings, *, invariance: bool = False) -> CheckRepo
         projects.close()
     report.findings = [_placed(found, repository.apis.get(found.model)) for found in report.findings]
     hooks = {entry.name: spec.hooks for entry in entries for spec in entry.specs}
-    report.notes = {name: _described(api, hooks.get(name)) for name, api in repository.apis.items()}
+    report.extra_lines = {name: _described(api, hooks.get(name)) for name, api in repository.apis.items()}
     return report
 
 

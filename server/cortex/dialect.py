@@ -27,7 +27,7 @@ class Cortex(Dialect):
     def check(self, *, invariance: bool) -> tuple[str, int]:
         """Report what would be served."""
         report = check_projects(self.settings, invariance=invariance)
-        return str(report), report.status
+        return str(report), report.exit_status
 
     def service(self, parts: DialectParts) -> CortexService:
         """Make the Service of the HTTP port."""

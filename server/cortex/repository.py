@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.server.repository.changes import fingerprint
-from penstock.server.repository.findings import Finding, log_all
+from penstock.server.repository.changes import fingerprint_files
+from penstock.server.repository.findings import Finding, log_findings
 from penstock.server.repository.pbtxt import model_config_pb2
 from penstock.server.repository.repository import Repository
-from penstock.server.repository.scan import Defaults, Entry
+from penstock.server.repository.scan import Defaults, ModelEntry
 
 from .api import Api
 from .entries import entry_of
@@ -38,7 +38,7 @@ class CortexRepository(Repository):
 
     def __init__(
         self, paths: Iterable[Path], defaults: Defaults, models: ModelFinder,
-        tell: Callable[[Iterable[Finding]], None] = log_all,
+        tell: Callable[[Iterable[Finding]], None] = log_findings,
     ) -> None:  # fmt: skip
         """`tell` is called once with the findings of an invalid project."""
         super().__init__(paths, defaults)
@@ -50,7 +50,7 @@ class CortexRepository(Repository):
         self._turn = threading.Lock()
         self.apis: Mapping[str, Api] = {}
 
-    def scan(self) -> tuple[list[Entry], list[Finding], dict[str, bytes]]:
+    def scan(self) -> tuple[list[ModelEntry], list[Finding], dict[str, bytes]]:
         """Read everything, and fetch remote models; blocks."""
         projects, apis = self._projects()
         prints = {name: self._print(api) for name, api in apis.items()}
@@ -70,7 +70,7 @@ class CortexRepository(Repository):
         api = self._projects()[1].get(name)
         return b"" if api is None else self._print(api)
 
-    def read(self, name: str, config: Any = None) -> tuple[Entry | None, bytes]:
+    def read(self, name: str, config: Any = None) -> tuple[ModelEntry | None, bytes]:
         """Read one API, and fetch its model if it is remote and has changed; blocks."""
         projects, apis = self._projects()
         api = apis.get(name)
@@ -79,7 +79,7 @@ class CortexRepository(Repository):
         print_ = self._print(api)
         if config is not None:
             finding = Finding(api.project / CONFIG, "takes no configuration: the project says it", api.line, model=name)
-            return Entry(name, api.project, findings=(finding,)), print_
+            return ModelEntry(name, api.project, findings=(finding,)), print_
         return self._entry(name, projects), print_
 
     def names(self) -> list[str]:
@@ -106,7 +106,7 @@ class CortexRepository(Repository):
 
     def _read(self, path: Path) -> None:
         """Read one file, unless it is unchanged."""
-        print_ = fingerprint([project_file(path)])
+        print_ = fingerprint_files([project_file(path)])
         if print_ and self._prints.get(path) == print_:
             return
         project = read_project(path)
@@ -120,16 +120,16 @@ class CortexRepository(Repository):
             self._wrong[path] = project.findings
             self._tell(project.findings)
 
-    def _entry(self, name: str, projects: list[Project]) -> Entry:
+    def _entry(self, name: str, projects: list[Project]) -> ModelEntry:
         found = [api for project in projects for api in project.apis if api.name == name]
         said = [finding for project in projects for finding in project.findings if finding.model == name]
         if len(found) > 1:
             places = " and ".join(f"{api.project.name}/{CONFIG}" for api in found)
             text = f'api: {name}: name "{name}" must be unique across apis (defined in {places})'
             twice = [Finding(api.project / CONFIG, text, api.line, model=name) for api in found]
-            return Entry(name, found[0].project, findings=(*said, *twice))
+            return ModelEntry(name, found[0].project, findings=(*said, *twice))
         if taken := self._taken(found[0], projects):
-            return Entry(name, found[0].project, findings=(*said, taken))
+            return ModelEntry(name, found[0].project, findings=(*said, taken))
         entry = entry_of(found[0], self._models, self._defaults)
         return replace(entry, findings=(*said, *entry.findings))
 
@@ -159,4 +159,4 @@ class CortexRepository(Repository):
         if model is not None and not model.is_relative_to(api.project):
             places.append(model)
         told = f"{api.endpoint} {self._models.stamp(api)}".encode("utf-8", "surrogateescape")
-        return hashlib.blake2b(fingerprint(places) + told, digest_size=16).digest()
+        return hashlib.blake2b(fingerprint_files(places) + told, digest_size=16).digest()

@@ -29,7 +29,7 @@ class Deepaas(Dialect):
     def check(self, *, invariance: bool) -> tuple[str, int]:
         """Report what would be served."""
         report = check_entries(self.settings)
-        return str(report), report.status
+        return str(report), report.exit_status
 
     def service(self, parts: DialectParts) -> DeepaasService:
         """Make the Service of the HTTP port."""

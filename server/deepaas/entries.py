@@ -71,7 +71,7 @@ class Entries:
         """Return the Repository of the models."""
         return EntryRepository(self, defaults)
 
-    def wrong(self) -> Finding | None:
+    def invalid_path(self) -> Finding | None:
         """Return the finding for a PATH or base path that is invalid, None if all are valid."""
         seen: set[str] = set()
         for path in self.settings.model_repository:

@@ -130,15 +130,15 @@ def models() -> Mapping[str, Any]:
     from penstock.server.environments.environments import Environments
     from penstock.server.isolated.loader import with_isolated
     from penstock.server.repository.check import check_entries
-    from penstock.server.repository.mirrors import Mirrors, defaults_of
+    from penstock.server.repository.mirrors import Mirrors, make_defaults
     from penstock.server.repository.remote import RemoteError
     from penstock.server.repository.scan import scan
 
-    mirrors = Mirrors.of(settings.model_repository)
+    mirrors = Mirrors.from_paths(settings.model_repository)
     try:
         mirrors.open()
         mirrors.refresh_all()
-        entries, findings = scan(mirrors.paths, defaults_of(settings))
+        entries, findings = scan(mirrors.paths, make_defaults(settings))
         report = check_entries(entries, findings, with_isolated(LOADERS, Environments.of(settings).interpreter))
         asked: dict[str, set[str]] = {}
         served = {(spec.name, spec.version): spec for spec in report.specs}
@@ -147,9 +147,11 @@ def models() -> Mapping[str, Any]:
                 asked.setdefault(device, set()).add(spec.name)
         return {
             "versions": len(report.specs),
-            "mistakes": [mirrors.spelled(str(each)) for each in report.findings if each.mistake],
+            "mistakes": [mirrors.with_urls(str(each)) for each in report.findings if each.is_mistake],
             "warnings": [
-                mirrors.spelled(str(replace(each, mistake=True))) for each in report.findings if not each.mistake
+                mirrors.with_urls(str(replace(each, is_mistake=True)))
+                for each in report.findings
+                if not each.is_mistake
             ],
             "devices": {device: sorted(names) for device, names in sorted(asked.items())},
         }

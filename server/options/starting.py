@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.server.grpc.tls import TlsError, context_for
-from penstock.server.repository.control import EVERY
+from penstock.server.repository.control import ALL_MODELS
 from penstock.server.supervisor.ports import wanted
 from penstock.server.tracing.config import TRITON, parse
 
@@ -43,8 +43,8 @@ def obstacles(settings: Settings) -> list[str]:
 def _of_models(settings: Settings) -> Iterator[str]:
     if settings.load_model and settings.model_control_mode != "explicit":
         yield "--load-model requires --model-control-mode explicit"
-    if EVERY in settings.load_model and len(settings.load_model) > 1:
-        yield f"--load-model {EVERY} loads every model and cannot be combined with another --load-model"
+    if ALL_MODELS in settings.load_model and len(settings.load_model) > 1:
+        yield f"--load-model {ALL_MODELS} loads every model and cannot be combined with another --load-model"
 
 
 def _of_traces(settings: Settings) -> Iterator[str]:

@@ -24,7 +24,7 @@ from .modules import lacks_methods
 def check_components(settings: Settings) -> CheckReport:
     """Check the PATH."""
     components = Components(settings)
-    if wrong := components.wrong():
+    if wrong := components.invalid_path():
         return CheckReport(findings=[wrong])
     if components.graph:
         from .graph.check import check_graph
@@ -34,9 +34,9 @@ def check_components(settings: Settings) -> CheckReport:
         return CheckReport(findings=mistakes)
     spec = components.spec()
     findings = mistakes_of(spec)
-    if any(finding.mistake for finding in findings):
+    if any(finding.is_mistake for finding in findings):
         return CheckReport(findings=findings)
-    return CheckReport(specs=[replace(spec, options={})], findings=findings, notes={spec.name: described(spec)})
+    return CheckReport(specs=[replace(spec, options={})], findings=findings, extra_lines={spec.name: described(spec)})
 
 
 def mistakes_of(spec: ModelSpec) -> list[Finding]:
@@ -56,7 +56,7 @@ def _module_mistakes(folder: Path, component: str) -> list[Finding]:
     module = next((path for path in (place / "__init__.py", place.with_suffix(".py")) if path.is_file()), None)
     if module is None:
         text = f"no module {'.'.join(parts or [name])} here: if it is not installed, '{component}' cannot be imported"
-        return [Finding(folder, text, mistake=not parts)]
+        return [Finding(folder, text, is_mistake=not parts)]
     try:
         names = names_of(module)
     except (OSError, SyntaxError, ValueError) as error:
@@ -65,7 +65,7 @@ def _module_mistakes(folder: Path, component: str) -> list[Finding]:
         return [Finding(module, f"has no class {name}")]
     if lacks_methods(module, name):
         text = f"{name} has none of a component's methods: calls of predict are answered with an empty array"
-        return [Finding(module, text, mistake=False)]
+        return [Finding(module, text, is_mistake=False)]
     return []
 
 

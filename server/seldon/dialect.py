@@ -48,7 +48,7 @@ class Seldon(Dialect):
     def check(self, *, invariance: bool) -> tuple[str, int]:
         """Report what would be served."""
         report = check_components(self.settings)
-        return str(report), report.status
+        return str(report), report.exit_status
 
     def failure(self, text: str) -> bytes:
         """Encode the body of the answer to a malformed request."""

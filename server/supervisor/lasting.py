@@ -55,7 +55,7 @@ class Lasting:
 
         regions.added, regions.dropped = add, drop
         traces.changed = self._trace
-        server.server.control.asked = self._model
+        server.server.control.on_request = self._model
 
     def logs(self, apply: Callable[[LogLevels], None]) -> Callable[[LogLevels], None]:
         """Return a function that applies log settings, and keeps them."""

@@ -44,7 +44,7 @@ class ReadsRepository(Protocol):
     """The part of the Repository used here."""
 
     @property
-    def loaded(self) -> bool: ...
+    def startup_finished(self) -> bool: ...
     def config_json(self, model: Model) -> Mapping[str, Any]: ...
     def index(self, ready: bool) -> list[dict[str, Any]]: ...
 
@@ -132,7 +132,7 @@ class _Control:
         try:
             model = self._engine.model(name, version)
         except InferError:
-            if not self._repository.loaded or any(
+            if not self._repository.startup_finished or any(
                 entry["name"] == name and version in {"", str(entry.get("version", version))}
                 for entry in self._repository.index(False)
             ):

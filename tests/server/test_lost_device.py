@@ -35,7 +35,7 @@ def runtime() -> FakeRuntime:
 
 @pytest.fixture
 def live(tmp_path: Path, runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
-    monkeypatch.setattr(mirrors, "Gpus", lambda *_: Gpus.told((0, 1)))
+    monkeypatch.setattr(mirrors, "Gpus", lambda *_: Gpus.from_numbers((0, 1)))
     tensors: tuple[models.Tensors, models.Tensors] = ({"x": (1, ["N", 4])}, {"y": (1, ["N", 4])})
     for name, kind in KINDS.items():
         config = f"max_batch_size: 4 instance_group {{ kind: {kind} }}"
