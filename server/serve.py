@@ -99,8 +99,7 @@ class Server:
         self.clouds = Clouds(settings)
         self._settings = settings = self.clouds.settings
         self._loop = asyncio.get_running_loop()
-        self._stopped = False
-        self._listens = False
+        self._stopped = self._listens = False
         self.faults = Faults(settings, {"worker": own_workers})
         self.environments = Environments.of(settings)
         self.engine = self.faults.engine(self._loop, with_isolated(loaders, self.environments.interpreter))
@@ -112,9 +111,8 @@ class Server:
         self._dialect = dialect_of(settings)
         self._sources = self._dialect.sources()
         held, backlog = hold_requests(os.environ), hold_requests(os.environ, HOLD_BACKLOG_VARIABLE)
-        defaults = replace(
-            make_defaults(settings), hold_requests=held, hold_backlog=backlog, links_folder=self.clouds.linked
-        )
+        defaults = replace(make_defaults(settings), hold_requests=held, hold_backlog=backlog)
+        defaults = replace(defaults, links_folder=self.clouds.linked)
         self.repository = self._sources.repository(defaults)
         self.control = ModelControl(self.repository, self._models, ControlOptions.from_settings(settings))
         self.health = Health(self.repository, self.engine, strict=settings.strict_readiness)

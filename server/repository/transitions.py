@@ -37,7 +37,7 @@ class OpensModels(Protocol):
 
 
 class LoadFailedError(Exception):
-    """A model was not loaded. `invalid_config`: its files or its configuration are at fault; otherwise a version failed."""
+    """A model was not loaded. `invalid_config`: its files or configuration are at fault; otherwise a version failed."""
 
     def __init__(self, name: str, failures: Mapping[int, str], *, invalid_config: bool) -> None:
         if invalid_config:

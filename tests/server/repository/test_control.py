@@ -485,7 +485,7 @@ class TestStarting:
         make(tmp_path, "a/1/model.onnx")
         async with house(tmp_path) as it:
             await it.control.load("a")
-            monkeypatch.setattr("penstock.server.repository.overrides.write", write)
+            monkeypatch.setattr("penstock.server.repository.overrides.write_files", write)
             why = "the files could not be written: No space left on device"
             text = f"failed to load 'a', failed to poll from model repository: {why}"
             assert await refusal(it.control.load("a", "{}", {"1/model.onnx": b"x"})) == (Code.INTERNAL, text)
